@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardscope.analytic import communication as comm
+
+SIZES = st.integers(0, 10**7)
+RANKS = st.integers(1, 64)
+
+
+@given(SIZES, RANKS, st.sampled_from([2, 4, 8]), st.sampled_from([1, 2]))
+def test_a_ring_all_reduce_sends_what_no_algorithm_can_undercut(
+    n: int, world: int, itemsize: int, ways: int
+) -> None:
+    sent = comm.ring_all_reduce_bytes(n, itemsize, world, directions=ways)
+    assert sent.sum() == comm.all_reduce_bytes(n * itemsize, world)
+    assert sent.max() - sent.min() <= 4 * itemsize
+
+
+@given(SIZES, RANKS)
+def test_chunks_cover_the_tensor(n: int, world: int) -> None:
+    sizes = comm.chunk_sizes(n, world)
+    assert sizes.sum() == n
+    assert sizes.max() - sizes.min() <= 1
+
+
+@pytest.mark.parametrize(("world", "expected"), [(2, 1.0), (4, 1.5), (8, 1.75)])
+def test_equal_chunks_give_the_textbook_formula(world: int, expected: float) -> None:
+    assert comm.ring_all_reduce_bytes(800, 4, world) == pytest.approx(800 * 4 * expected)

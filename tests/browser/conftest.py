@@ -1,0 +1,77 @@
+"""Real-browser tests: JupyterLab on loopback, Playwright, the system's Chromium.
+
+One server and one browser serve the session; each test gets a fresh page, notebook and kernel. A request that
+leaves loopback is aborted and fails the test, and so does an error in the browser's console or a process that
+stays behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+
+import pytest
+
+from browser.lab_server import jupyter_server
+from browser.notebook_page import NotebookPage
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM_ARGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage",
+]  # fmt: skip
+VIEWPORT = {"width": 1360, "height": 1100}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "browser" in item.path.parts:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    if not CHROMIUM:
+        pytest.skip("no chromium on PATH (apt-get install chromium) and no $CHROMIUM")
+    with jupyter_server(tmp_path_factory.mktemp("jupyter")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def browser_context(tmp_path_factory):
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (pip install playwright)"
+    )
+    if not CHROMIUM:
+        pytest.skip("no chromium on PATH (apt-get install chromium) and no $CHROMIUM")
+    with api.sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            str(tmp_path_factory.mktemp("profile")), executable_path=CHROMIUM, headless=True,
+            args=CHROMIUM_ARGS,
+            viewport=VIEWPORT,
+        )  # fmt: skip
+        yield context
+        context.close()
+
+
+@pytest.fixture
+def notebook(server, browser_context, tmp_path, request):
+    opened = NotebookPage(browser_context.new_page(), server)
+    try:
+        yield opened
+        assert opened.left_loopback == [], "the page asked for something outside loopback"
+        assert opened.console_errors == []
+    finally:
+        opened.page.screenshot(path=str(tmp_path / f"{request.node.name}.png"))
+        opened.shut_down()
+    assert _left_behind(server) == []
+
+
+def _left_behind(server, timeout_s=20):
+    """Names of processes that still work on the runs of this session, once they have had time to end."""
+    end = time.monotonic() + timeout_s
+    while (left := server.working_on_runs()) and time.monotonic() < end:
+        time.sleep(0.2)
+    return left

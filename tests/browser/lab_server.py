@@ -1,0 +1,105 @@
+"""A JupyterLab on loopback that shares no setting, kernel, file or run with the developer's own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+SETTINGS = {"@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False}}
+FOLDERS = {
+    "JUPYTER_CONFIG_DIR": "config",
+    "JUPYTER_DATA_DIR": "data",
+    "JUPYTER_RUNTIME_DIR": "runtime",
+    "JUPYTERLAB_SETTINGS_DIR": "settings",
+    "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+    "IPYTHONDIR": "ipython",
+    "SHARDSCOPE_RUNS": "runs",
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    base: str
+    token: str
+    root: Path
+    runs: Path
+    process: subprocess.Popen[bytes]
+
+    def working_on_runs(self) -> list[str]:
+        """Kernels, agents and ranks of this session that are still there, wherever their parents are."""
+        return [text for pid in psutil.pids() if pid != self.process.pid and (text := self._belongs(pid))]
+
+    def _belongs(self, pid: int) -> str:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.environ().get("SHARDSCOPE_RUNS") == str(self.runs):
+                return f"{pid}: {' '.join(process.cmdline())}"
+        return ""
+
+
+@contextlib.contextmanager
+def jupyter_server(folder: Path) -> Iterator[Server]:
+    root, log = folder / "root", folder / "server.log"
+    root.mkdir(parents=True)
+    _write_settings(folder / "settings")
+    port, token = _free_port(), secrets.token_hex(16)
+    env = os.environ | {name: str(folder / sub) for name, sub in FOLDERS.items()} | {"OMP_NUM_THREADS": "1"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(_command(port, token, root), stdout=out, stderr=subprocess.STDOUT, env=env)
+    server = Server(f"http://127.0.0.1:{port}", token, root, folder / "runs", process)
+    try:
+        _wait_until_up(server, log)
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _write_settings(folder: Path) -> None:
+    for plugin, value in SETTINGS.items():
+        target = folder / f"{plugin}.jupyterlab-settings"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(value))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _command(port: int, token: str, root: Path) -> list[str]:
+    return [
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}",
+        f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True",
+        "--LabApp.extension_manager=readonly",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]  # fmt: skip
+
+
+def _wait_until_up(server: Server, log: Path, timeout_s: float = 60) -> None:
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if server.process.poll() is not None:
+            break
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{server.base}/api/status?token={server.token}", timeout=2).read()
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()}")

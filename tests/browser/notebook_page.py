@@ -1,0 +1,112 @@
+"""One notebook open in one browser page, driven by Playwright."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+from browser.lab_server import Server
+
+KERNEL_IDLE = "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+CELL_ERRORS = """() => jupyterapp.shell.currentWidget.content.widgets.flatMap(
+    (c, i) => c.model.type !== 'code' ? [] : c.model.sharedModel.outputs
+        .filter(o => o.output_type === 'error').map(o => `cell ${i}: ${o.ename}: ${o.evalue}`))"""
+RUN_UNTIL = """async (text) => {
+    const notebook = jupyterapp.shell.currentWidget.content;
+    const last = notebook.widgets.findIndex(
+        c => c.model.type === 'code' && c.model.sharedModel.getSource().includes(text));
+    for (let i = 0; i <= last; i++) {
+        notebook.deselectAll();
+        notebook.activeCellIndex = i;
+        await jupyterapp.commands.execute('notebook:run-cell');
+    }
+}"""
+EVALUATE = """async (code) => {
+    const future = jupyterapp.shell.currentWidget.sessionContext.session.kernel
+        .requestExecute({code, store_history: false});
+    let text = '', error = '';
+    future.onIOPub = m => {
+        if (m.header.msg_type === 'stream' && m.content.name === 'stdout') text += m.content.text;
+        if (m.header.msg_type === 'error') error = m.content.traceback.join('\\n');
+    };
+    await future.done;
+    if (error) throw new Error(error);
+    return text;
+}"""
+NO_SPLASH = "() => !document.getElementById('jupyterlab-splash')"
+SHUT_DOWN = (
+    "async () => { const k = jupyterapp?.shell.currentWidget?.sessionContext; if (k) await k.shutdown(); }"
+)
+
+
+class NotebookPage:
+    def __init__(self, page: Any, server: Server) -> None:
+        self.page, self._server = page, server
+        self.left_loopback: list[str] = []
+        self.console_errors: list[str] = []
+        page.route(lambda url: not url.startswith((server.base, "data:", "blob:")), self._abort)
+        page.on("console", self._note)
+        page.on("pageerror", lambda e: self.console_errors.append(e.stack or str(e)))
+
+    def _note(self, message: Any) -> None:
+        if message.type == "error":
+            self.console_errors.append(
+                f"{message.text} {[str(arg) for arg in message.args]} {message.location}"
+            )
+
+    def _abort(self, route: Any) -> None:
+        self.left_loopback.append(route.request.url)
+        route.abort()
+
+    def open(self, notebook: Path, *, timeout_ms: int = 60_000) -> NotebookPage:
+        name = f"{notebook.stem}-{secrets.token_hex(4)}.ipynb"
+        shutil.copy(notebook, self._server.root / name)
+        self.page.goto(f"{self._server.base}/lab/tree/{name}?token={self._server.token}&reset")
+        self._wait_for_kernel(timeout_ms)
+        self.page.evaluate("() => jupyterapp.shell.collapseLeft?.()")
+        return self
+
+    def _wait_for_kernel(self, timeout_ms: int) -> None:
+        self.page.wait_for_selector(".jp-Notebook", timeout=timeout_ms)
+        self.page.wait_for_function(KERNEL_IDLE, timeout=timeout_ms)
+
+    def reload(self, *, timeout_ms: int = 60_000) -> None:
+        self.page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
+        self.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
+        self.page.reload()
+        self._wait_for_kernel(timeout_ms)
+
+    def use_theme(self, theme: str) -> None:
+        """Change the theme, once JupyterLab's own splash screen is gone: it trips over a second one."""
+        self.page.wait_for_function(NO_SPLASH)
+        self.page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
+        light = str("Light" in theme).lower()
+        self.page.wait_for_function(f"() => document.body.dataset.jpThemeLight === '{light}'")
+        self.page.wait_for_timeout(500)  # the splash fades for 200 ms after it was let go
+        self.page.wait_for_function(NO_SPLASH)
+
+    def run_all(self) -> None:
+        """Run every cell and raise the first error that a cell shows."""
+        self.page.evaluate("() => jupyterapp.commands.execute('notebook:run-all-cells')")
+        errors = self.page.evaluate(CELL_ERRORS)
+        assert not errors, errors
+
+    def run_until(self, text: str) -> None:
+        """Run the cells from the top to the first code cell that contains `text`; raise the first error
+        shown.
+        """
+        self.page.evaluate(RUN_UNTIL, text)
+        errors = self.page.evaluate(CELL_ERRORS)
+        assert not errors, errors
+
+    def kernel(self, expression: str) -> Any:
+        """Evaluate a Python expression in the notebook's kernel and return it, by way of JSON."""
+        text = self.page.evaluate(EVALUATE, f"import json as _json; print(_json.dumps({expression}))")
+        return json.loads(text.strip().splitlines()[-1])
+
+    def shut_down(self) -> None:
+        self.page.evaluate(SHUT_DOWN)
+        self.page.close()

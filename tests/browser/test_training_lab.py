@@ -1,0 +1,122 @@
+"""A person at work: opens the tour, starts a run from the widget, sees it learn, stops it, starts another,
+reloads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+TOUR = Path(__file__).parents[2] / "notebooks" / "tour.ipynb"
+LAB = ".jp-OutputArea-output .ss-lab"
+PLOT = f"document.querySelector('{LAB} .js-plotly-plot')"
+POINTS = f"""(label) => {{
+    const lines = {PLOT}?.data?.filter(t => t.visible !== false && t.name === label && (t.xaxis ?? 'x') === 'x') ?? [];
+    return Math.max(0, ...lines.map(t => t.y?.length ?? 0));
+}}"""
+CONTRAST = """(selector) => {
+    const light = (colour) => {
+        const [r, g, b] = colour.match(/[\\d.]+/g).map(Number)
+            .map(v => (v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const ground = light(getComputedStyle(document.body).getPropertyValue('--jp-layout-color0').trim()
+        .replace(/^#(.)(.)(.)$/, '#$1$1$2$2$3$3').replace(/^#(..)(..)(..)$/, (_, ...c) =>
+            'rgb(' + c.slice(0, 3).map(x => parseInt(x, 16)).join(',') + ')').replace(/^white$/,
+            'rgb(255,255,255)'));
+    return [...document.querySelectorAll(selector)].map(node => {
+        const style = getComputedStyle(node);
+        const ink = light(node instanceof SVGElement ? style.fill : style.color);
+        return (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
+    });
+}"""
+
+
+def wait_for_points(notebook, label, count, timeout_ms=60_000):
+    notebook.page.wait_for_function(
+        f"([label, count]) => ({POINTS})(label) > count", arg=[label, count], timeout=timeout_ms
+    )
+
+
+def choose(notebook, label, value):
+    notebook.page.locator(f"{LAB} .ss-controls").get_by_label(label, exact=True).select_option(value)
+
+
+def press(notebook, name):
+    notebook.page.locator(f"{LAB} .ss-buttons button", has_text=name).click()
+
+
+def status(notebook, text, timeout_ms=30_000):
+    notebook.page.locator(f"{LAB} .ss-status", has_text=text).wait_for(timeout=timeout_ms)
+
+
+@pytest.mark.timeout(180)
+def test_start_watch_stop_start_again_and_reload(notebook):
+    notebook.open(TOUR).run_until("TrainingLab(")
+    notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
+    notebook.kernel("[setattr(lab, 'steps', 100_000), lab.run.stop().id][1]")
+
+    choose(notebook, "Strategy", "ring")
+    press(notebook, "Start")
+    first = notebook.kernel("lab.run.id")
+    label = notebook.kernel("lab._focus_trace().label")
+    wait_for_points(notebook, label, 5, 20_000)
+    wait_for_points(notebook, label, notebook.page.evaluate(POINTS, label) + 3)  # the curve moves
+    press(notebook, "Stop")
+    status(notebook, "was stopped")
+
+    choose(notebook, "Strategy", "all-reduce")
+    press(notebook, "Start")
+    status(notebook, "all-reduce-gpt-nano is running")
+    second = notebook.kernel("lab.run.id")
+    wait_for_points(notebook, "all-reduce-gpt-nano", 3)
+
+    notebook.reload()
+    notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
+    wait_for_points(notebook, label, 8)
+    wait_for_points(notebook, "all-reduce-gpt-nano", 5)
+    rows = notebook.page.locator(f"{LAB} .ss-run").all_inner_texts()
+    assert any(label in row and "stopped" in row for row in rows)
+    assert any("all-reduce-gpt-nano" in row and "running" in row for row in rows)
+    assert first != second
+    press(notebook, "Stop")
+    status(notebook, "was stopped")
+    assert notebook.kernel("[lab.problem, [run.is_alive for run in lab.runs]]") == ["", [False] * 3]
+
+
+@pytest.mark.timeout(180)
+def test_it_can_be_read_in_both_themes_and_follows_the_ring(notebook):
+    notebook.open(TOUR).run_until("TrainingLab(")
+    notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
+    notebook.kernel("lab.run.wait(60).id")
+    notebook.page.wait_for_function(
+        f"() => document.querySelectorAll('{LAB} .js-plotly-plot')[1].data[1].x?.length > 0"
+    )
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+        notebook.use_theme(theme)
+        ratios = notebook.page.evaluate(CONTRAST, f"{LAB} .js-plotly-plot .xtick text, {LAB} .ss-words")
+        assert min(ratios) >= 4.5, f"{theme}: {min(ratios):.2f}"
+    notebook.page.locator(LAB).get_by_role("tab", name="Ring").click()
+    notebook.page.locator(LAB).get_by_role("button", name="Next round").click()
+    notebook.page.locator(f"{LAB} .shardscope-ring h4", has_text="All-gather, round 1 of 1").wait_for(
+        timeout=10_000
+    )
+    notebook.page.locator(LAB).get_by_role("button", name="Play").click()
+    notebook.page.locator(LAB).get_by_role("button", name="Play").wait_for(
+        timeout=15_000
+    )  # it came to its end
+    assert notebook.kernel("lab.ring.position") == 2.0
+
+
+@pytest.mark.timeout(120)
+def test_an_error_shows_in_place_and_names_the_rank(notebook):
+    notebook.open(TOUR).run_until("TrainingLab(")
+    notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
+    notebook.kernel("[lab.run.stop().id, exec('def broken():\\n    raise ValueError(\"no such layer\")')][0]")
+    notebook.kernel("[setattr(lab, 'model', broken), setattr(lab, 'data', 'digits')][0]")
+    press(notebook, "Start")
+    problem = notebook.page.locator(f"{LAB} .ss-problem")
+    problem.wait_for(timeout=30_000)
+    assert "failed" in problem.inner_text()
+    assert "no such layer" in problem.inner_text()

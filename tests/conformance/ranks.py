@@ -1,0 +1,114 @@
+"""Real ranks for tests: a pool of processes that stays up and runs functions on all of them at once.
+
+    pool = RankPool(4)
+    pool.run(lambda rank: ...)        one result a rank
+
+The ranks are joined by a metered gloo group over loopback, on a port that the system picks. A function that takes too
+long, or raises, ends the pool: no test hangs, and no process is left.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from shardscope.training.collectives import process_group
+from shardscope.training.context import RankContext
+from shardscope.training.events import EventWriter
+from shardscope.training.meter import Meter
+
+TIMEOUT_S = 100.0
+
+
+def _serve(rank: int, world_size: int, port: int, requests: Connection) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+    meter = Meter()
+    group = process_group.init(
+        meter, backend="gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30), store=store
+    )
+    while True:
+        try:
+            message = requests.recv_bytes()
+        except EOFError:
+            os._exit(0)
+        function, folder = cloudpickle.loads(message)
+        events = EventWriter(Path(folder) / f"rank-{rank}.jsonl", rank)
+        context = RankContext(rank, world_size, torch.device("cpu"), meter, events, group, "gloo")
+        meter.drain()
+        try:
+            reply = (True, function(context))
+        except BaseException:
+            reply = (False, traceback.format_exc())
+        events.close()
+        requests.send_bytes(cloudpickle.dumps(reply))
+
+
+@dataclass
+class RankPool:
+    """`world_size` processes in one group."""
+
+    world_size: int
+
+    def __post_init__(self) -> None:
+        processes = multiprocessing.get_context("forkserver")
+        processes.set_forkserver_preload(["torch", "torch._dynamo", "shardscope.training.trainer"])
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        self._store = dist.TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(self.world_size):
+            ours, theirs = processes.Pipe()
+            process = processes.Process(
+                target=_serve, args=(rank, self.world_size, port, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, function: Callable[[RankContext], Any], folder: Path) -> list[Any]:
+        """The results of `function` on every rank, by rank. Events go to `folder`."""
+        message = cloudpickle.dumps((function, str(folder)))
+        for pipe in self._pipes:
+            pipe.send_bytes(message)
+        replies = [self._reply(rank) for rank in range(self.world_size)]
+        failed = [text for done, text in replies if not done]
+        if failed:
+            self.close()
+            raise AssertionError("a rank failed:\n" + failed[0])
+        return [result for _, result in replies]
+
+    def _reply(self, rank: int) -> tuple[bool, Any]:
+        if not self._pipes[rank].poll(TIMEOUT_S):
+            self.close()
+            raise AssertionError(f"rank {rank} did not answer within {TIMEOUT_S:g} s")
+        return cloudpickle.loads(self._pipes[rank].recv_bytes())
+
+    @property
+    def closed(self) -> bool:
+        return not self._processes
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._processes:
+            process.kill()
+            process.join(10)
+        self._processes, self._pipes = [], []

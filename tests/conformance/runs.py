@@ -1,0 +1,80 @@
+"""Runs for tests: small jobs, and a look at what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+import shardscope as ss
+
+
+def small_job(**changes: Any) -> ss.Job:
+    """A job that is over in a second."""
+    fields: dict[str, Any] = {
+        "model": "mlp",
+        "data": "digits",
+        "strategy": "ring",
+        "world_size": 2,
+        "steps": 10,
+    }
+    return ss.Job(**{**fields, **changes})
+
+
+def endless_job(**changes: Any) -> ss.Job:
+    """A job that goes on until it is stopped."""
+    return small_job(steps=1_000_000, **changes)
+
+
+def rank_pids(run: ss.Run, at_least: int | None = None) -> dict[int, int]:
+    """Process of each rank, once all have taken a step."""
+    wait_for(lambda: len({e["rank"] for e in run.events("step")}) >= (at_least or run.job.world_size), run)
+    return {event["rank"]: event["pid"] for event in run.events("start")}
+
+
+def wait_for(condition: Callable[[], Any], run: ss.Run | None = None, timeout: float = 60.0) -> None:
+    """Wait until `condition` holds; fail with the run's own words if it does not."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline or (run is not None and not run.is_alive and not condition()):
+            pytest.fail(f"waited in vain; {run!r}: {run.error if run else ''}\n{run.logs() if run else ''}")
+        time.sleep(0.02)
+
+
+def agent_pid(run: ss.Run) -> int:
+    """The process that looks after the run."""
+    status = run._dir.read_status()
+    assert status is not None
+    return status.pid
+
+
+def all_gone(pids: list[int], timeout: float = 10.0) -> bool:
+    """Whether none of these processes runs any more."""
+    deadline = time.monotonic() + timeout
+    while any(_runs(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def family(run: ss.Run) -> list[int]:
+    """The agent and everything below it."""
+    agent = agent_pid(run)
+    return [agent, *(child.pid for child in psutil.Process(agent).children(recursive=True))]
+
+
+def open_files(pid: int | None = None) -> int:
+    """Open file descriptors of a process."""
+    return len(os.listdir(f"/proc/{pid or os.getpid()}/fd"))

@@ -1,0 +1,87 @@
+"""What holds for every test: runs of its own, one compute thread a process, no process left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conformance.ranks import RankPool
+
+MARK = "SHARDSCOPE_TEST_SESSION"
+"""Set for this session and inherited by every process it starts, however detached."""
+GRACE_S = 8.0
+BOOKKEEPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # end with pytest itself
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _session_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    settings = {
+        MARK: uuid.uuid4().hex,
+        "OMP_NUM_THREADS": "1",
+        "SHARDSCOPE_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "SHARDSCOPE_RUNS": str(tmp_path_factory.mktemp("runs")),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        yield
+        if "shardscope.runtime.driver" in sys.modules:
+            sys.modules["shardscope.runtime.driver"].shut_down()
+        leftover = _wait_for_no_survivors(settings[MARK])
+    assert not leftover, "processes outlived the tests:\n" + "\n".join(leftover)
+
+
+@pytest.fixture(autouse=True)
+def runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this test's runs; nothing of another test is in it."""
+    root = tmp_path / "runs"
+    monkeypatch.setenv("SHARDSCOPE_RUNS", str(root))
+    return root
+
+
+def _wait_for_no_survivors(mark: str) -> list[str]:
+    deadline = time.monotonic() + GRACE_S
+    while (survivors := _survivors(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return survivors
+
+
+def _survivors(mark: str) -> list[str]:
+    """Living processes with this session's mark, other than pytest and multiprocessing's own bookkeeper."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get(MARK) != mark:
+                continue
+            command = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if not any(helper in command for helper in BOOKKEEPERS):
+            found.append(f"{process.pid} {command}")
+    return found
+
+
+@pytest.fixture(scope="session", params=[2, 3, 4], ids="{0} ranks".format)
+def pools(request: pytest.FixtureRequest) -> Iterator[dict[str, RankPool]]:
+    """Holds the pool of this world size; a pool that a failing test has ended is made anew."""
+    made: dict[str, RankPool] = {"size": request.param}
+    yield made
+    if "pool" in made:
+        made["pool"].close()
+
+
+@pytest.fixture
+def pool(pools: dict[str, RankPool]) -> RankPool:
+    """Two, three and four real ranks in one group."""
+    if "pool" not in pools or pools["pool"].closed:
+        pools["pool"] = RankPool(pools["size"])
+    return pools["pool"]

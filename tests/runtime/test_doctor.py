@@ -1,0 +1,146 @@
+"""The doctor: reads limits rightly, says what each missing thing costs, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardscope.runtime import doctor, machine
+from shardscope.runtime.doctor import Finding, Report, diagnose
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return diagnose()
+
+
+def finding(name: str, *, ok: bool = True, required: bool = False) -> Finding:
+    return Finding(group="G", name=name, ok=ok, text=name, required=required, cost="" if ok else "It costs.")
+
+
+def test_it_looks_for_all_that_a_run_depends_on(report: Report) -> None:
+    names = {each.name for each in report.findings}
+    assert names >= {"python", "torch", "jupyterlab", "ipywidgets", "plotly", "anywidget", "optuna"}
+    assert names >= {
+        "cores",
+        "memory",
+        "shared memory",
+        "disk",
+        "GPUs",
+        "NCCL",
+        "loopback",
+        "gloo",
+        "namespaces",
+    }
+    assert names >= {"RAPL", "NVML", "Chromium"}
+
+
+def test_this_machine_can_run_jobs(report: Report) -> None:
+    assert report.ok, report.to_text()
+    assert report["gloo"].ok
+
+
+def test_whatever_is_missing_says_what_it_costs_and_only_that(report: Report) -> None:
+    for each in report.findings:
+        assert each.ok == (not each.cost), each
+        assert each.ok or each.cost.endswith("."), each
+
+
+def test_json_reads_back_as_plain_values(report: Report) -> None:
+    values = json.loads(report.to_json())
+    cores = next(each for each in values["findings"] if each["name"] == "cores")
+    assert values["ok"] is report.ok
+    assert cores["value"] == report["cores"].value > 0
+
+
+def test_text_columns_are_aligned() -> None:
+    text = Report((finding("a"), finding("a longer name", ok=False))).to_text()
+    assert text.splitlines()[:4] == [
+        "G",
+        "  ✓ a              a",
+        "  – a longer name  a longer name",
+        "                   It costs.",
+    ]
+
+
+def test_only_a_missing_required_thing_makes_runs_impossible() -> None:
+    assert Report((finding("a", ok=False),)).ok
+    broken = Report((finding("a", ok=False, required=True),))
+    assert not broken.ok
+    assert "✗ a" in broken.to_text()
+    assert "not possible" in broken.to_text()
+
+
+def test_the_notebook_form_is_escaped() -> None:
+    assert "&lt;b&gt;" in Report((finding("<b>"),))._repr_html_()
+
+
+def test_a_torch_that_cannot_be_imported_is_reported_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_TORCH_PROBE", "raise ImportError('libcudart.so.12: cannot open')")
+    report = diagnose()
+    assert not report.ok
+    assert "libcudart.so.12" in report["torch"].text
+    assert not report["gloo"].ok
+
+
+def test_a_torch_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_TORCH_PROBE", "import time; time.sleep(60)")
+    assert "more than 1 s" in machine.probe_torch(timeout_s=1.0)["error"]
+
+
+def test_a_missing_package_names_the_way_to_get_it() -> None:
+    missing = doctor._package("no-such-package-here")
+    assert not missing.ok
+    assert missing.remedy == "pip install no-such-package-here"
+
+
+def test_few_cores_and_little_memory_are_told() -> None:
+    assert "1 of 8 usable" in doctor._cores(1.0, 8).text
+    assert not doctor._cores(1.0, 8).ok
+    assert doctor._cores(8.0, 8).cost == ""
+    assert not doctor._memory(10**9).ok
+    assert not doctor._shared_memory(64 * 2**20).ok
+    assert doctor._shared_memory(None).ok
+    assert not doctor._disk(0).ok
+
+
+def test_version_two_control_group_limits_are_read(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "memory.max").write_text("1073741824\n")
+    assert machine.cgroup_cores(tmp_path) == 1.5
+    assert machine.cgroup_memory_bytes(tmp_path) == 2**30
+
+
+def test_version_one_control_group_limits_are_read(tmp_path: Path) -> None:
+    for name, text in (("cpu/cpu.cfs_quota_us", "50000"), ("cpu/cpu.cfs_period_us", "100000")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory/memory.limit_in_bytes").write_text("2147483648")
+    assert machine.cgroup_cores(tmp_path) == 0.5
+    assert machine.cgroup_memory_bytes(tmp_path) == 2**31
+
+
+@pytest.mark.parametrize("text", ["max 100000", "", "max"])
+def test_no_limit_is_infinite(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    (tmp_path / "memory.max").write_text("max")
+    assert machine.cgroup_cores(tmp_path) == math.inf
+    assert machine.cgroup_memory_bytes(tmp_path) == math.inf
+
+
+def test_free_disk_of_a_folder_that_does_not_exist_yet_is_that_of_its_parent(tmp_path: Path) -> None:
+    assert machine.free_disk_bytes(tmp_path / "a/b/c") > 0
+
+
+def test_asking_loads_no_torch_into_the_caller() -> None:
+    code = "import sys, shardscope; shardscope.doctor(); print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "False"

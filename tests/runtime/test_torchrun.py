@@ -1,0 +1,76 @@
+"""The same worker under `torchrun`: two agents, as on two machines, meet over loopback and train one job."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shardscope as ss
+from conformance.runs import small_job
+
+
+def start_agent(node: int, port: int, job: Path, run_dir: Path) -> subprocess.Popen[str]:
+    """The README's command, once for each machine."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", f"--node-rank={node}",
+        "--master-addr=127.0.0.1", f"--master-port={port}",
+        "-m", "shardscope.runtime.worker", "--job", str(job), "--run-dir", str(run_dir),
+    ]  # fmt: skip
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_two_agents_train_one_job(tmp_path: Path, *, shared: bool) -> None:
+    """With one shared run directory, and with one on each machine."""
+    job = small_job(world_size=4, steps=15, name="two machines")
+    (tmp_path / "job.json").write_text(job.to_json())
+    folders = [tmp_path / "run"] * 2 if shared else [tmp_path / "run-0", tmp_path / "run-1"]
+    port = free_port()
+    agents = [start_agent(node, port, tmp_path / "job.json", folder) for node, folder in enumerate(folders)]
+    outputs = [agent.communicate(timeout=100)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
+    here = ss.launch(job).wait(60)
+    run = ss.Run.attach(folders[0])
+    assert run.state == "completed"
+    assert {event["rank"] for event in run.events("step")} == ({0, 1, 2, 3} if shared else {0, 1})
+    assert [e["loss"] for e in run.events("step", rank=1)] == pytest.approx(
+        [e["loss"] for e in here.events("step", rank=1)], rel=1e-6
+    )
+
+
+def test_a_rank_that_fails_under_torchrun_leaves_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(
+        small_job(data="/no/such/file.npz", model="mlp", world_size=4).to_json()
+    )
+    port = free_port()
+    agents = [start_agent(node, port, tmp_path / "job.json", tmp_path / "run") for node in range(2)]
+    for agent in agents:
+        agent.communicate(timeout=100)
+    assert all(agent.returncode for agent in agents)
+    run = ss.Run.attach(tmp_path / "run")
+    assert run.state == "failed"
+    with pytest.raises(ss.RunFailed, match="/no/such/file.npz"):
+        run.wait(10)
+
+
+def test_a_run_directory_that_is_taken_is_refused(tmp_path: Path) -> None:
+    done = ss.launch(small_job()).wait(60)
+    (tmp_path / "job.json").write_text(small_job(world_size=4).to_json())
+    port = free_port()
+    agents = [start_agent(node, port, tmp_path / "job.json", done.path) for node in range(2)]
+    outputs = [agent.communicate(timeout=100)[0] for agent in agents]
+    assert "already holds a run" in "".join(outputs)
+    assert all(agent.returncode for agent in agents)
+    assert ss.Run.attach(done.path).state == "completed"

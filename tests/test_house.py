@@ -1,0 +1,216 @@
+"""The rules of the house: who may import whom, what lies at the top, what a committed notebook holds."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import shardscope
+from shardscope.cli import build_parser
+
+ROOT = Path(__file__).parents[1]
+GROUND = {"errors", "_compat"}
+FIRST = GROUND | {"spec"}
+SECOND = FIRST | {"training", "analytic", "export"}
+THIRD = SECOND | {"runtime", "simulate"}
+MAY_IMPORT = {
+    "errors": set(),
+    "_compat": set(),
+    "spec": GROUND,
+    "training": FIRST,
+    "analytic": FIRST,
+    "export": FIRST,
+    "runtime": SECOND,
+    "simulate": SECOND,
+    "tuning": THIRD,
+    "measure": THIRD,
+    "commands": THIRD | {"tuning", "measure"},
+    "cli": THIRD | {"tuning", "measure", "commands"},
+}
+WITHOUT_TORCH = ("errors", "_compat", "spec", "analytic", "simulate", "export")
+TOP_FOLDERS = {"toolkit", "notebooks", "widgets", "tests", "binder"}
+LONGEST_FILE = 500
+
+
+@cache
+def tracked() -> tuple[Path, ...]:
+    """Every file that is in the repository or would be added to it."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs a git checkout")
+    return tuple(path for name in listed.splitlines() if (path := ROOT / name).is_file())
+
+
+def python_files() -> list[Path]:
+    return [path for path in tracked() if path.suffix == ".py"]
+
+
+def floor_of(path: Path) -> str:
+    return path.relative_to(ROOT / "toolkit/shardscope").parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of all that a file imports, inside functions and for type checkers included."""
+    package = path.relative_to(ROOT).with_suffix("").parts[1:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            home = ".".join([*above, *filter(None, [node.module])])
+            yield from (f"{home}.{alias.name}" for alias in node.names)
+
+
+def toolkit_files() -> list[Path]:
+    """The toolkit's files; its own lazy `__init__` reaches every floor by design."""
+    top = ROOT / "toolkit/shardscope"
+    return [path for path in python_files() if top in path.parents and path != top / "__init__.py"]
+
+
+def test_a_floor_imports_only_floors_below_it() -> None:
+    floors = set(MAY_IMPORT)
+    offences = []
+    for path in toolkit_files():
+        floor = floor_of(path)
+        assert floor in floors, f"{path} is on no floor; give {floor!r} its place in MAY_IMPORT"
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "shardscope_widgets" or (
+                parts[0] == "shardscope" and parts[1] in floors - MAY_IMPORT[floor] - {floor}
+            ):
+                offences.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not offences
+
+
+def test_the_floors_for_calculators_import_no_torch() -> None:
+    offences = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in toolkit_files()
+        if floor_of(path) in WITHOUT_TORCH
+        for name in imports(path)
+        if name.split(".")[0] == "torch"
+    ]
+    assert not offences
+
+
+@pytest.mark.parametrize("code", ["import shardscope", "import shardscope.cli", "import shardscope.spec"])
+def test_importing_loads_nothing_heavy(code: str) -> None:
+    heavy = ["torch", "plotly", "ipywidgets", "optuna", "sklearn"]
+    check = f"{code}, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_importing_shardscope_takes_less_than_three_tenths_of_a_second() -> None:
+    clock = "import time; t = time.perf_counter(); import shardscope; print(time.perf_counter() - t)"
+    times = [
+        float(
+            subprocess.run([sys.executable, "-c", clock], capture_output=True, check=True, timeout=60).stdout
+        )
+        for _ in range(3)
+    ]
+    assert min(times) < 0.3
+
+
+def test_every_public_name_is_listed_once_and_found() -> None:
+    promised = {*shardscope._HOME_OF, "__version__"}
+    assert promised == set(shardscope.__all__)
+    assert {name for name in promised if not hasattr(shardscope, name)} == set()
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = shardscope.nothing
+
+
+def test_only_the_agreed_folders_lie_at_the_top() -> None:
+    folders = {path.relative_to(ROOT).parts[0] for path in tracked() if path.parent != ROOT}
+    assert {folder for folder in folders if not folder.startswith(".")} <= TOP_FOLDERS
+
+
+def test_no_source_file_is_longer_than_a_reader_can_hold() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in python_files()}
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_notebooks_are_committed_without_results() -> None:
+    for path in (path for path in tracked() if path.suffix == ".ipynb"):
+        notebook = json.loads(path.read_text())
+        assert "widgets" not in notebook["metadata"], f"{path.name} stores widget state"
+        assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+        for cell in notebook["cells"]:
+            assert cell.get("id"), f"{path.name} has a cell without an id"
+            if cell["cell_type"] == "code":
+                assert not cell["outputs"], f"{path.name} stores outputs; clear them"
+                assert cell["execution_count"] is None, f"{path.name} stores execution counts; clear them"
+
+
+def test_the_licence_is_apache() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert project()["license"] == "Apache-2.0"
+
+
+def test_versions_agree() -> None:
+    assert project()["version"] == shardscope.__version__
+    assert f"## [{shardscope.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_direct_dependency_is_pinned_within_its_range() -> None:
+    pins = dict(
+        re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "binder/constraints.txt").read_text(), re.MULTILINE)
+    )
+    pins = {name.lower().replace("_", "-"): version for name, version in pins.items()}
+    for line in [*project()["dependencies"], *project()["optional-dependencies"]["dev"]]:
+        wanted = Requirement(line)
+        pin = pins.get(wanted.name.lower().replace("_", "-"))
+        assert pin is not None, f"{wanted.name} is not in binder/constraints.txt; run make pins"
+        assert wanted.specifier.contains(pin), f"{wanted} is pinned to {pin}"
+
+
+def test_torch_has_one_pin() -> None:
+    pins = {
+        re.search(r"^torch==(\S+)$", (ROOT / "binder" / name).read_text(), re.MULTILINE)[1]  # type: ignore[index]
+        for name in ("torch-cpu.txt", "constraints.txt")
+    }
+    assert len(pins) == 1
+
+
+def test_only_binder_names_a_package_index() -> None:
+    index = re.compile("index" + r"-url|find" + r"-links|whl/" + "cpu")
+    offenders = [
+        str(path.relative_to(ROOT))
+        for path in tracked()
+        if path.suffix in {"", ".toml", ".txt", ".cfg", ".yml", ".yaml", ".md", ".py"}
+        and ROOT / "binder" not in path.parents
+        and ROOT / "tests" not in path.parents
+        and index.search(path.read_text(errors="replace"))
+    ]
+    assert offenders == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_every_command_and_file_in_the_pages_exists(page: str) -> None:
+    text = (ROOT / page).read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE)) <= targets
+    commands = set(build_parser()._subparsers._group_actions[0].choices)  # type: ignore[union-attr]
+    assert set(re.findall(r"(?:^|`)shardscope ([a-z]+)", text, re.MULTILINE)) <= commands
+    links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", text)
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -1,0 +1,90 @@
+"""LAMB and LARS on shards: the same step as unsharded, for one reduction of one vector."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from shardscope.training.optim import Lamb, Lars
+from training.optim.problems import gradients, parameters, run, worst_difference
+
+SHAPES = ((7,), (3, 5), (40, 13), (1,))
+OPTIMIZERS = {
+    "lamb": Lamb,
+    "lars": Lars,
+    "lars post": lambda params, **hooks: Lars(params, momentum_form="post", nesterov=True, **hooks),
+    "lamb clipped": lambda params, **hooks: Lamb(params, max_grad_norm=0.5, **hooks),
+}
+
+
+class ThreadedSum:
+    """An all-reduce between threads, one a rank, that counts its calls."""
+
+    def __init__(self, world_size):
+        self.calls = 0
+        self._parts = []
+        self._lock = threading.Lock()
+        self._barrier = threading.Barrier(world_size, timeout=30)
+
+    def __call__(self, squares):
+        with self._lock:
+            self.calls += 1
+            self._parts.append(squares)
+        self._barrier.wait()
+        total = torch.stack(self._parts).sum(dim=0)
+        if self._barrier.wait() == 0:
+            self._parts.clear()
+        self._barrier.wait()
+        return total
+
+
+def shard(tensor, rank, world_size):
+    return tensor.detach().reshape(-1).tensor_split(world_size)[rank].clone()
+
+
+def run_on_shards(make, world_size, steps):
+    full = parameters(torch.float64, SHAPES)
+    reduce = ThreadedSum(world_size)
+
+    def rank_main(rank):
+        params = [nn.Parameter(shard(param, rank, world_size)) for param in full]
+        optimizer = make(params, reduce_squares=reduce)
+        for grads in gradients(full, steps):
+            for param, grad in zip(params, grads, strict=True):
+                param.grad = shard(grad, rank, world_size)
+            optimizer.step()
+        return params, optimizer.trust_ratios()
+
+    with ThreadPoolExecutor(world_size) as pool:
+        ranks = list(pool.map(rank_main, range(world_size)))
+    pieces = zip(*(params for params, _ in ranks), strict=True)
+    return [torch.cat(piece).detach() for piece in pieces], [ratios for _, ratios in ranks], reduce.calls
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_shards_move_as_the_whole_does(make, world_size):
+    whole = parameters(torch.float64, SHAPES)
+    unsharded = make(whole)
+    expected = [tensor.reshape(-1) for tensor in run(unsharded, whole, 8)]
+    weights, ratios, calls = run_on_shards(make, world_size, 8)
+    assert worst_difference(weights, expected) < 1e-12
+    assert all(each == pytest.approx(unsharded.trust_ratios(), rel=1e-12) for each in ratios)
+    is_clipped = getattr(unsharded, "max_grad_norm", None) is not None
+    assert calls == 8 * world_size * (2 if is_clipped else 1)
+
+
+def test_without_the_reduction_shards_go_wrong():
+    whole = parameters(torch.float64, SHAPES)
+    expected = run(Lamb(whole), whole, 8)[1].reshape(-1)
+    halves = [nn.Parameter(shard(parameters(torch.float64, SHAPES)[1], rank, 2)) for rank in range(2)]
+    optimizers = [Lamb([half]) for half in halves]
+    for grads in gradients(whole, 8):
+        for rank, (half, optimizer) in enumerate(zip(halves, optimizers, strict=True)):
+            half.grad = shard(grads[1], rank, 2)
+            optimizer.step()
+    assert worst_difference([torch.cat(halves).detach()], [expected]) > 1e-4

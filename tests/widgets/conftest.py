@@ -1,0 +1,49 @@
+"""A Training Lab over runs that never ran: `shardscope.runtime` answers from memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from widgets.fake_runs import FakeRun, start_event
+
+
+class FakeRuntime:
+    def __init__(self) -> None:
+        self.known: list[FakeRun] = []
+
+    def runs(self, root=None):
+        return list(reversed(self.known))
+
+    def launch(self, job, root=None):
+        ranks = [start_event(job.strategy.kind, job.world_size, rank) for rank in range(job.world_size)]
+        run_id = f"{len(self.known):03d}-{job.label}"
+        self.known.append(FakeRun(run_id, job, ranks, state="running", title=job.label))
+        return self.known[-1]
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    fake = FakeRuntime()
+    monkeypatch.setattr("shardscope.runtime.runs", fake.runs)
+    monkeypatch.setattr("shardscope.runtime.launch", fake.launch)
+    return fake
+
+
+@pytest.fixture
+def make_lab(runtime):
+    from shardscope_widgets import TrainingLab
+
+    labs = []
+
+    def make(**choices):
+        labs.append(TrainingLab(**choices))
+        return labs[-1]
+
+    yield make
+    for lab in labs:
+        lab.close()
+
+
+@pytest.fixture
+def lab(make_lab):
+    return make_lab()

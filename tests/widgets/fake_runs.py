@@ -1,0 +1,165 @@
+"""Runs that never ran: events as a rank writes them, with made-up but plausible times, for tests of the
+interface.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from shardscope.errors import RunFailed
+
+START = 1_800_000_000.0
+
+
+@dataclass
+class FakeTail:
+    pending: list[dict[str, Any]]
+
+    def poll(self) -> list[dict[str, Any]]:
+        events, self.pending = self.pending, []
+        return events
+
+
+@dataclass
+class FakeRun:
+    """Looks like `shardscope.Run` to everything that only reads."""
+
+    id: str
+    job: Any
+    all_events: list[dict[str, Any]]
+    state: str = "completed"
+    error: RunFailed | None = None
+    stopped: bool = False
+    title: str = ""
+    tails: list[FakeTail] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.title or self.id
+
+    @property
+    def is_alive(self) -> bool:
+        return self.state in {"starting", "running"}
+
+    def events(self, kind: str | None = None, rank: int | None = None) -> list[dict[str, Any]]:
+        keep = lambda event: kind in {None, event["event"]} and rank in {None, event["rank"]}
+        return [event for event in self.all_events if keep(event)]
+
+    def tail(self) -> FakeTail:
+        self.tails.append(FakeTail(list(self.all_events)))
+        return self.tails[-1]
+
+    def write(self, events: list[dict[str, Any]]) -> None:
+        self.all_events.extend(events)
+        for tail in self.tails:
+            tail.pending.extend(events)
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        self.stopped = True
+        self.state = "stopped"
+
+
+def fake_job(strategy: str = "ring", world_size: int = 2, *, model: str = "gpt-nano", steps: int = 60) -> Any:
+    return SimpleNamespace(
+        model=model, data="python-source", strategy=SimpleNamespace(kind=strategy, label=strategy),
+        world_size=world_size, steps=steps, label=f"{strategy}-{model}",
+    )  # fmt: skip
+
+
+def fake_run(
+    strategy: str = "ring",
+    world_size: int = 2,
+    *,
+    steps: int = 60,
+    chunks: bool = False,
+    run_id: str = "",
+    seed: int = 0,
+) -> FakeRun:
+    world_size = 1 if strategy == "single" else world_size
+    events = [
+        event
+        for step in range(1, steps + 1)
+        for event in step_events(strategy, world_size, step, chunks, seed)
+    ]
+    starts = [start_event(strategy, world_size, rank) for rank in range(world_size)]
+    return FakeRun(
+        run_id or f"{strategy}-gpt-nano", fake_job(strategy, world_size, steps=steps), starts + events
+    )
+
+
+def start_event(strategy: str, world_size: int, rank: int) -> dict[str, Any]:
+    return {
+        "event": "start", "t": START, "rank": rank, "world_size": world_size, "pid": 100 + rank,
+        "host": "localhost",
+        "device": "cpu", "backend": "gloo", "strategy": strategy, "model": "gpt-nano", "num_params": 200_000,
+        "optimizer": "adamw",
+    }  # fmt: skip
+
+
+def step_events(
+    strategy: str, world_size: int, step: int, chunks: bool = False, seed: int = 0
+) -> list[dict[str, Any]]:
+    dice = random.Random(f"{strategy}-{step}-{seed}")
+    duration = 0.09 if strategy == "single" else 0.055 + 0.01 * (strategy == "ring") + 0.004 * dice.random()
+    begin = START + 1 + step * 0.094
+    events = []
+    for rank in range(world_size):
+        spans, sent = _spans(strategy, world_size, rank, begin, duration, dice)
+        events.append({
+            "event": "step", "t": begin + duration, "rank": rank, "step": step,
+            "loss": 5.6 * math.exp(-step / 40) + 2.4 + dice.gauss(0, 0.06), "samples": 16, "tokens": 1024,
+            "step_time_s": duration, "lr": 1e-3, "grad_norm": 1.0, "loss_scale": None,
+            "memory_bytes": 180_000_000 + rank * 4_000_000,
+            "peak_memory_bytes": 185_000_000 + rank * 4_000_000 + (60_000_000 if strategy == "single" else 0),
+            "traffic": {
+                name: {"payload_bytes": 800_000, "sent_bytes": size, "received_bytes": size, "calls": 1}
+                for name, size in sent.items()
+            },
+            "spans": spans,
+        })  # fmt: skip
+        if chunks:
+            events += _chunks(world_size, rank, step, begin + 0.6 * duration, duration * 0.3)
+    return events
+
+
+def _spans(strategy, world_size, rank, begin, duration, dice):
+    jitter = 0.02 * duration * dice.random()
+    at = lambda part: begin + part * duration + jitter
+    spans = [
+        ["compute", "data", at(0), at(0.04), 0],
+        ["compute", "forward", at(0.05), at(0.3), 0],
+        ["compute", "backward", at(0.3), at(0.62), 0],
+        ["compute", "optimizer", at(0.9), at(0.97), 0],
+    ]
+    size = 2 * (world_size - 1) * 800_000 // world_size
+    if strategy == "all-reduce":
+        spans += [["communication", "all_reduce", at(0.45), at(0.6), size // 2]]
+        spans += [["communication", "all_reduce", at(0.62), at(0.86), size // 2]]
+        return spans, {"all_reduce": size}
+    if strategy == "ring":
+        spans += [["communication", "ring_reduce_scatter", at(0.62), at(0.75), size // 2]]
+        spans += [["communication", "ring_all_gather", at(0.75), at(0.87), size // 2]]
+        return spans, {"ring_reduce_scatter": size // 2, "ring_all_gather": size // 2}
+    return spans, {}
+
+
+def _chunks(world_size, rank, step, begin, length):
+    events = []
+    rounds = world_size - 1
+    each = length / (2 * rounds)
+    for number, phase in enumerate(("reduce_scatter", "all_gather")):
+        for turn in range(rounds):
+            start = begin + (number * rounds + turn) * each + 0.0003 * rank
+            chunk = (rank - turn + number) % world_size
+            events.append({
+                "event": "chunk", "t": start, "rank": rank, "step": step, "bucket": 0, "phase": phase,
+                "direction": 1,
+                "round": turn, "chunk": chunk, "peer": (rank + 1) % world_size,
+                "bytes": 800_000 // world_size,
+                "start": start, "end": start + each * 0.9,
+            })  # fmt: skip
+    return events

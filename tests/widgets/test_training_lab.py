@@ -1,0 +1,219 @@
+"""The lab without a browser: set traits, click, and look at what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from shardscope.errors import RunFailed, SpecError
+from shardscope_widgets.training_lab._live_figure import LiveFigure
+from widgets.fake_runs import fake_run, step_events
+
+
+def finish_steps(lab, run, *steps):
+    for step in steps:
+        run.write(step_events(run.job.strategy.kind, run.job.world_size, step))
+    lab.refresh()
+
+
+class TestChoosing:
+    def test_a_trait_moves_its_control_and_the_other_way_round(self, lab):
+        lab.strategy = "all-reduce"
+        assert lab.controls["strategy"].value == "all-reduce"
+        lab.controls["world_size"].value = 4
+        assert lab.job().world_size == 4
+
+    def test_every_control_has_a_description_and_a_tooltip(self, lab):
+        assert all(control.description and control.tooltip for control in lab.controls.values())
+
+    def test_an_unknown_name_is_refused_with_the_nearest(self, lab):
+        with pytest.raises(SpecError, match="did you mean 'ring'"):
+            lab.strategy = "rnig"
+        assert lab.strategy == "ring"
+
+    def test_choosing_a_model_brings_data_that_it_can_read(self, lab):
+        lab.model = "cnn"
+        assert lab.data == "digits"
+        lab.data = "python-source"
+        assert lab.model.startswith("gpt")
+
+    def test_choosing_an_optimizer_brings_its_learning_rate(self, lab):
+        lab.optimizer = "sgd"
+        assert lab.lr == 0.1
+
+    def test_a_single_process_takes_one_rank_and_gives_the_others_back(self, lab):
+        lab.world_size = 4
+        lab.strategy = "single"
+        assert lab.job().world_size == 1
+        lab.strategy = "ring"
+        assert lab.job().world_size == 4
+
+    def test_a_job_that_cannot_exist_cannot_be_started(self, lab):
+        lab.global_batch = 31
+        assert lab.start_button.disabled
+        assert "batch.global_size=31 does not divide over world_size=2" in lab._plan.value
+        lab.global_batch = 32
+        assert not lab.start_button.disabled
+
+    def test_a_function_of_the_users_is_one_more_option(self, make_lab):
+        def my_model():
+            raise NotImplementedError
+
+        lab = make_lab(model=my_model, data="digits")
+        assert ("my_model", my_model) in lab.controls["model"].options
+        assert lab.job().model.name == "my_model"
+
+    def test_an_unknown_choice_is_an_error(self, make_lab):
+        with pytest.raises(TypeError, match="no choice 'modle'"):
+            make_lab(modle="mlp")
+
+    def test_it_tells_beforehand_what_starting_would_take(self, lab):
+        assert "Roughly 3" in lab._plan.value
+        assert "memory" in lab._plan.value
+
+
+class TestRunning:
+    def test_constructing_starts_nothing(self, lab, runtime):
+        assert runtime.known == []
+        assert lab.run is None
+        assert lab.status == "Ready. Choose a job and press Start."
+
+    def test_start_shows_the_run_as_it_goes(self, lab):
+        lab.steps = 50
+        lab.start_button.click()
+        assert lab.status.startswith("ring-gpt-nano is ")
+        finish_steps(lab, lab.run, 1, 2, 3)
+        assert "step 3 of 50" in lab.status
+        bold = lab.live.overview.traces[1]
+        assert (bold["name"], tuple(bold["x"]), len(bold["y"])) == ("ring-gpt-nano", (1, 2, 3), 3)
+        assert "ring-gpt-nano, steps 2 to 3" in lab.live.words.value
+
+    def test_stop_returns_at_once_and_says_so_when_it_is_done(self, lab):
+        run = lab.start()
+        done = threading.Event()
+        stop = run.stop
+        run.stop = lambda: (stop(), done.set())
+        lab.stop_button.click()
+        assert done.wait(5)
+        lab.refresh()
+        assert "was stopped" in lab.status
+        assert lab.stop_button.disabled
+
+    def test_a_failed_run_names_the_rank_and_hides_nothing(self, lab):
+        run = lab.start()
+        run.state = "failed"
+        run.error = RunFailed("boom <b>", rank=1, step=3, strategy="ring", traceback="Traceback: line <1>")
+        lab.refresh()
+        assert "rank 1 failed at step 3" in lab.problem
+        assert "boom &lt;b&gt;" in lab.problem
+        assert "line &lt;1&gt;" in lab.problem
+        assert lab._problem_box.value == lab.problem
+
+    def test_an_error_in_a_callback_shows_in_the_lab(self, lab, monkeypatch):
+        monkeypatch.setattr("shardscope.runtime.launch", lambda *_, **__: 1 / 0)
+        lab.start_button.click()
+        assert "ZeroDivisionError" in lab.problem
+
+    def test_an_error_while_stopping_shows_in_the_lab(self, lab):
+        run = lab.start()
+        run.stop = lambda: 1 / 0
+        lab.stop_button.click()
+        for thread in threading.enumerate():
+            if thread.name == "shardscope-stop":
+                thread.join(5)
+        assert "ZeroDivisionError" in lab.problem
+
+    def test_two_runs_of_one_name_are_told_apart(self, lab):
+        lab.start()
+        lab.start()
+        assert [row.label for row in (lab._book.entries[run.id].trace for run in lab.runs)] == [
+            "ring-gpt-nano 2",
+            "ring-gpt-nano",
+        ]
+
+    def test_the_driver_sees_news_by_itself(self, lab):
+        run = lab.start()
+        run.write(step_events("ring", 2, 1))
+        for _ in range(100):
+            if "step 1 of" in lab.status:
+                break
+            threading.Event().wait(0.05)
+        assert "step 1 of" in lab.status
+
+
+class TestHistory:
+    def test_a_new_lab_finds_all_runs_and_follows_those_that_run(self, make_lab):
+        first = make_lab()
+        run = first.start()
+        finish_steps(first, run, 1, 2)
+        again = make_lab()
+        assert again.run is run
+        assert "step 2 of" in again.status
+        finish_steps(again, run, 3)
+        assert "step 3 of" in again.status
+
+    def test_ticking_lays_runs_over_each_other(self, make_lab, runtime):
+        runtime.known = [fake_run("ring", 2, steps=3, run_id=f"run-{n}") for n in range(6)]
+        lab = make_lab()
+        assert lab.shown == ["run-2", "run-3", "run-4", "run-5"]
+        lab.history._rows["run-0"].tick.value = True
+        assert lab.shown[-1] == "run-0"
+        lab.history._rows["run-3"].tick.value = False
+        assert "run-3" not in lab.shown
+        assert [trace["name"] for trace in lab.live.overview.traces[1::6]] == [
+            "run-2",
+            "run-4",
+            "run-5",
+            "run-0",
+        ]
+
+    def test_the_focus_can_be_chosen(self, make_lab, runtime):
+        runtime.known = [fake_run("ring", 2, steps=3, run_id=f"run-{n}") for n in range(2)]
+        lab = make_lab()
+        lab.live.focus.value = "run-0"
+        assert lab.run.id == "run-0"
+        assert lab.live.words.value.startswith('<div class="ss-words">run-0')
+
+    def test_side_by_side_escapes_what_users_wrote(self, make_lab, runtime):
+        runtime.known = [fake_run("ring", 2, steps=3, run_id="<script>alert(1)</script>")]
+        html = make_lab()._summary.value
+        assert "<script>" not in html
+        assert "&lt;script&gt;" in html
+
+
+class TestLiveFigure:
+    def test_what_is_put_lies_over_the_template_and_nothing_of_before_stays(self):
+        import plotly.graph_objects as go
+
+        figure = LiveFigure(go.Figure([go.Scatter(xaxis="x2"), go.Scatter()], {"yaxis": {"range": [0, 1]}}))
+        figure.put([{"y": (1,)}, {"y": (2,)}], {"annotations": [{"text": "a"}, {"text": "b"}]})
+        figure.put([{"y": (3,), "name": "now"}], {"annotations": [], "yaxis": {"tickvals": [1]}})
+        assert figure.traces == [{"type": "scatter", "xaxis": "x2", "y": (3,), "name": "now"}]
+        assert figure.figure["layout"]["annotations"] == []
+        assert figure.figure["layout"]["yaxis"] == {"range": [0, 1], "tickvals": [1]}
+        assert figure.snapshot().data[0].name == "now"
+
+    def test_a_page_that_opens_now_gets_what_is_shown_now(self):
+        import plotly.graph_objects as go
+
+        figure = LiveFigure(go.Figure([go.Scatter()]))
+        figure.put([{"y": (1,)}], {})
+        assert figure.get_state()["figure"]["data"][0]["y"] == (1,)
+
+    def test_all_figures_share_one_library(self):
+        import plotly.graph_objects as go
+
+        assert LiveFigure(go.Figure()).library is LiveFigure(go.Figure()).library
+        assert len(LiveFigure._esm) < 5_000
+
+
+def test_importing_the_package_loads_neither_plotly_nor_ipywidgets():
+    heavy = "('plotly', 'ipywidgets', 'torch')"
+    code = f"import sys, shardscope_widgets; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,106 @@
+"""Describe a distributed training job once; get it predicted, simulated and run, side by side.
+
+    import shardscope as ss
+
+    job = ss.Job(model="gpt-nano", data="python-source", strategy="ring", world_size=4, steps=50)
+    run = ss.launch(job)     # returns at once; real ranks train in processes of their own
+    run.wait().metrics()     # one row a step
+
+Names are imported when first used (PEP 562), so `import shardscope` costs milliseconds and loads neither
+torch nor plotly: a notebook kernel that only starts and watches runs never needs torch at all.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardscope.errors import (
+        CheckpointError,
+        DataError,
+        LaunchError,
+        RunFailed,
+        RunNotFound,
+        ShardscopeError,
+        SpecError,
+    )
+    from shardscope.runtime import Run, launch, runs
+    from shardscope.runtime.doctor import diagnose as doctor
+    from shardscope.spec import (
+        AllReduce,
+        Batch,
+        Checkpoint,
+        Job,
+        Optimizer,
+        Record,
+        Ring,
+        Schedule,
+        Single,
+    )
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "shardscope.errors": (
+        "CheckpointError",
+        "DataError",
+        "LaunchError",
+        "RunFailed",
+        "RunNotFound",
+        "ShardscopeError",
+        "SpecError",
+    ),
+    "shardscope.runtime": ("Run", "launch", "runs"),
+    "shardscope.runtime.doctor": ("doctor",),
+    "shardscope.spec": (
+        "AllReduce",
+        "Batch",
+        "Checkpoint",
+        "Job",
+        "Optimizer",
+        "Record",
+        "Ring",
+        "Schedule",
+        "Single",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_NAME_AT_HOME = {"doctor": "diagnose"}
+
+__all__ = [
+    "AllReduce",
+    "Batch",
+    "Checkpoint",
+    "CheckpointError",
+    "DataError",
+    "Job",
+    "LaunchError",
+    "Optimizer",
+    "Record",
+    "Ring",
+    "Run",
+    "RunFailed",
+    "RunNotFound",
+    "Schedule",
+    "ShardscopeError",
+    "Single",
+    "SpecError",
+    "__version__",
+    "doctor",
+    "launch",
+    "runs",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), _NAME_AT_HOME.get(name, name))
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

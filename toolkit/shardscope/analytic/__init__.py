@@ -1,0 +1,1 @@
+"""The closed forms: what formulas say of a job before it runs. NumPy only, no torch."""

@@ -1,0 +1,60 @@
+"""The command line: `shardscope lab | run | demo | runs | stop | doctor`.
+
+Exit status:
+    0    done
+    1    a rank failed, or this machine cannot run jobs (`doctor`)
+    2    the command or the job as described cannot be carried out; one line on stderr says why
+    130  stopped by Ctrl-C (143 by SIGTERM); the run was stopped with it
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from shardscope import __version__
+from shardscope.commands import demo, doctor, lab, run, runs, stop
+from shardscope.errors import RunFailed, ShardscopeError
+
+COMMANDS = (lab, run, demo, runs, stop, doctor)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out one command; returns its exit status."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        status: int = arguments.carry_out(arguments)
+    except RunFailed as error:
+        print(f"shardscope: {error}", file=sys.stderr)
+        return 1
+    except ShardscopeError as error:
+        print(f"shardscope: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.stderr.close()
+        return 0
+    return status
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command and option."""
+    parser = argparse.ArgumentParser(
+        prog="shardscope", description="A laboratory for distributed training.", epilog=_exit_statuses()
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--version", action="version", version=f"shardscope {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_to(commands)
+    return parser
+
+
+def _exit_statuses() -> str:
+    return (__doc__ or "").partition("\n\n")[2].replace("Exit status:", "exit status:").strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""One line of progress while a run goes on, and a table at its end. Knows events and figures, but no run."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+from shardscope.commands._table import aligned, human_bytes
+
+if TYPE_CHECKING:
+    from shardscope.runtime import Summary
+
+BAR_WIDTH = 24
+
+
+class Progress:
+    """The latest step that every rank has finished: rewritten in place, or a line every tenth of the way."""
+
+    def __init__(
+        self, steps: int, world_size: int, *, quiet: bool = False, stream: TextIO | None = None
+    ) -> None:
+        self.step = 0
+        self.loss = math.nan
+        self.step_time_s = math.nan
+        self.samples_per_s = math.nan
+        self._steps, self._world_size, self._quiet = steps, world_size, quiet
+        self._stream = stream or sys.stderr
+        self._rewrite = self._stream.isatty()
+        self._open: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+        self._printed_tenth = -1
+
+    def feed(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take new events; draw if a step was completed by them."""
+        before = self.step
+        for event in events:
+            if event["event"] == "step":
+                self._take(event)
+        if self.step > before and not self._quiet:
+            self._draw()
+
+    def line(self) -> str:
+        """The line as it stands."""
+        filled = round(BAR_WIDTH * self.step / self._steps)
+        bar = "█" * filled + "░" * (BAR_WIDTH - filled)
+        figures = (
+            f"loss {self.loss:.4f}  {self.step_time_s * 1e3:.1f} ms/step  {self.samples_per_s:,.0f} samples/s"
+        )
+        return f"{bar} {self.step}/{self._steps}  {figures}"
+
+    def close(self) -> None:
+        """Leave the line standing."""
+        if self._rewrite and not self._quiet and self.step:
+            self._stream.write("\n")
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        step = int(event["step"])
+        ranks = self._open[step]
+        ranks.append(event)
+        if len(ranks) < self._world_size:
+            return
+        del self._open[step]
+        self.step = max(self.step, step)
+        self.loss = sum(float(rank["loss"]) for rank in ranks) / len(ranks)
+        self.step_time_s = max(float(rank["step_time_s"]) for rank in ranks)
+        self.samples_per_s = sum(float(rank["samples"]) for rank in ranks) / self.step_time_s
+
+    def _draw(self) -> None:
+        tenth = 10 * self.step // self._steps
+        if self._rewrite:
+            self._stream.write(f"\r\x1b[K{self.line()}")
+        elif tenth > self._printed_tenth:
+            self._printed_tenth = tenth
+            self._stream.write(f"{self.line()}\n")
+        self._stream.flush()
+
+
+def table(summary: Summary) -> str:
+    """What a run came to: a header and one row."""
+    tokens = summary.tokens_per_s is not None
+    rate = summary.tokens_per_s if tokens else summary.samples_per_s
+    columns = {
+        "strategy": summary.strategy or "?",
+        "ranks": str(summary.world_size),
+        "steps": str(summary.steps),
+        "loss": _shown(summary.loss, ".4f"),
+        "test loss": _shown(summary.test_loss, ".4f"),
+        "accuracy": _shown(summary.test_accuracy, ".1%"),
+        "step time": _shown(summary.step_time_s, ".4f", " s"),
+        "tokens/s" if tokens else "samples/s": _shown(rate, ",.0f"),
+        "sent a step": human_bytes(summary.bytes_per_step),
+        "peak memory": human_bytes(summary.peak_memory_bytes),
+    }
+    return aligned(list(columns), [list(columns.values())])
+
+
+def _shown(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"

@@ -1,0 +1,93 @@
+"""`shardscope lab`: JupyterLab on the tour, from a checkout or from an installed package."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from shardscope.errors import LaunchError
+
+CHECKOUT = Path(__file__).parents[3]
+TOUR = "tour.ipynb"
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the parser's commands."""
+    parser = commands.add_parser("lab", help="open JupyterLab on the tour")
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        help="where the notebooks are copied to; none of yours is overwritten "
+        "(default: a checkout's own notebooks/, else ./shardscope-notebooks)",
+    )
+    parser.add_argument("--port", type=int, help="port on 127.0.0.1 (default: 8888, or the next free one)")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.set_defaults(carry_out=carry_out)
+
+
+def carry_out(arguments: argparse.Namespace) -> int:
+    """Become JupyterLab, so that signals reach it and nothing stays behind when it ends."""
+    folder = prepare(arguments.folder)
+    command = lab_command(folder, port=arguments.port, browser=not arguments.no_browser)
+    sys.stdout.flush()
+    os.execv(command[0], command)  # noqa: S606 (our own interpreter, no shell)
+
+
+def prepare(folder: Path | None) -> Path:
+    """The folder to open: a checkout's own, or one that the packaged notebooks were copied to.
+
+    Raises:
+        LaunchError: The notebooks are not installed, or the folder cannot be written.
+    """
+    own = CHECKOUT / "notebooks"
+    if folder is None and (own / TOUR).is_file():
+        return own
+    target = (folder or Path("shardscope-notebooks")).absolute()
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for notebook in _packaged():
+            if not (target / notebook.name).exists():
+                shutil.copyfile(notebook, target / notebook.name)
+    except OSError as error:
+        raise LaunchError(
+            f"folder={str(target)!r} cannot be written ({error.strerror}); name another one"
+        ) from None
+    return target
+
+
+def lab_command(folder: Path, *, port: int | None, browser: bool) -> list[str]:
+    """The command that serves `folder` on this machine only, opened on the tour."""
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.root_dir={folder}",
+    ]
+    command += [f"--LabApp.default_url=/lab/tree/{TOUR}"]
+    if port is not None:
+        command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+    if not browser:
+        command += ["--no-browser"]
+    if _is_root():
+        command += ["--allow-root"]  # as in a container; the server listens on loopback only
+    return command
+
+
+def _packaged() -> list[Path]:
+    for folder in (Path(str(files("shardscope_widgets"))) / "notebooks", CHECKOUT / "notebooks"):
+        if (folder / TOUR).is_file():
+            return sorted(folder.glob("*.ipynb"))
+    raise LaunchError(
+        "the notebooks are not installed; install shardscope anew: pip install --force-reinstall shardscope"
+    )
+
+
+def _is_root() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0

@@ -1,0 +1,27 @@
+"""`shardscope stop`: end a run that was started anywhere on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the parser's commands."""
+    parser = commands.add_parser("stop", help="stop a run at its next step; what it recorded stays")
+    parser.add_argument("run", help="a run's id, as `shardscope runs` lists it, or its path")
+    parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
+    parser.add_argument("--grace-s", type=float, default=5.0, help="seconds until it is killed (default: 5)")
+    parser.set_defaults(carry_out=carry_out)
+
+
+def carry_out(arguments: argparse.Namespace) -> int:
+    """Stop the run; also fine when it has ended already."""
+    from shardscope.runtime import Run
+
+    run = Run.attach(arguments.run, arguments.root)
+    if run.is_alive:
+        run.stop(grace_s=arguments.grace_s)
+    print(f"{run.id}: {run.state}")
+    return 0

@@ -1,0 +1,268 @@
+"""What this machine can do, and what each missing thing costs: `shardscope doctor`, or `ss.doctor()`.
+
+`diagnose` asks `shardscope.runtime.machine`, judges the answers one by one, and returns a `Report` of plain
+values. Nothing is changed or downloaded. Only what no run can do without makes the report not `ok`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from shardscope.runtime import machine
+
+GIB = 2**30
+PACKAGES = ("jupyterlab", "ipywidgets", "plotly", "anywidget", "optuna")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was looked for."""
+
+    group: str
+    name: str
+    ok: bool
+    text: str
+    """What was found, for people."""
+    value: Any = None
+    """What was found, for programs: a number, a version, a list; None if nothing."""
+    cost: str = ""
+    """What its absence costs, one sentence; empty when nothing is lost."""
+    remedy: str = ""
+    """What to do about it; empty when nothing can or need be done."""
+    required: bool = False
+    """Whether no run is possible without it."""
+
+    @property
+    def mark(self) -> str:
+        """✓ found, – missing but bearable, ✗ missing and required."""
+        return "✓" if self.ok else "✗" if self.required else "–"
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings, in the order in which they are best read."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether runs are possible on this machine."""
+        return all(finding.ok or not finding.required for finding in self.findings)
+
+    def __getitem__(self, name: str) -> Finding:
+        """The finding of that name, for example ``report["cores"].value``."""
+        return next(finding for finding in self.findings if finding.name == name)
+
+    def to_text(self) -> str:
+        """Aligned lines, a group at a time; under each missing thing what it costs and what to do."""
+        width = max(len(finding.name) for finding in self.findings)
+        lines: list[str] = []
+        for group in dict.fromkeys(finding.group for finding in self.findings):
+            lines += ["", group]
+            for finding in (each for each in self.findings if each.group == group):
+                lines.append(f"  {finding.mark} {finding.name:<{width}}  {finding.text}")
+                lines += [f"    {'':<{width}}  {note}" for note in (finding.cost, finding.remedy) if note]
+        return "\n".join([*lines, "", self._verdict()]).lstrip("\n")
+
+    def to_json(self) -> str:
+        """The findings as indented JSON."""
+        return json.dumps({"ok": self.ok, "findings": [asdict(each) for each in self.findings]}, indent=2)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        return f"Report(ok={self.ok}, {len(self.findings)} findings, {len(self._missing())} missing)"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.to_text())}</pre>"
+
+    def _missing(self) -> list[Finding]:
+        return [finding for finding in self.findings if not finding.ok]
+
+    def _verdict(self) -> str:
+        if not self.ok:
+            return "Runs are not possible here until what is marked ✗ is mended."
+        missing = len(self._missing())
+        return (
+            f"Ready to run; {missing} optional thing{'s' if missing != 1 else ''} missing."
+            if missing
+            else "Ready."
+        )
+
+
+def diagnose() -> Report:
+    """Look at this machine; takes a few seconds, most of them for torch, which a second process imports."""
+    torch = machine.probe_torch()
+    return Report((*_software(torch), *_machine(), *_accelerators(torch), *_network(torch), *_extras()))
+
+
+def _judge(
+    group: str, name: str, text: str, *, ok: bool, cost: str = "", remedy: str = "", **rest: Any
+) -> Finding:
+    """A finding that speaks of cost and remedy only where something is missing."""
+    cost, remedy = ("", "") if ok else (cost, remedy)
+    return Finding(group=group, name=name, text=text, ok=ok, cost=cost, remedy=remedy, **rest)
+
+
+def _software(torch: dict[str, Any]) -> Iterator[Finding]:
+    python = platform.python_version()
+    yield _judge("Software", "python", python, ok=True, value=python)
+    yield _judge(
+        "Software",
+        "torch",
+        torch.get("error") or torch["version"],
+        ok="error" not in torch,
+        value=torch.get("version"),
+        required=True,
+        cost="No job can run; only what needs no torch works.",
+        remedy="Install it anew: pip install 'torch>=2.11,<2.14'",
+    )
+    yield from map(_package, PACKAGES)
+
+
+def _package(name: str) -> Finding:
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        cost, remedy = "The notebooks or their widgets do not work.", f"pip install {name}"
+        return _judge("Software", name, "not installed", ok=False, cost=cost, remedy=remedy)
+    return _judge("Software", name, found, ok=True, value=found)
+
+
+def _machine() -> Iterator[Finding]:
+    yield _judge("Machine", "system", platform.platform(), ok=True, value=platform.platform())
+    yield _cores(machine.usable_cores(), os.cpu_count() or 1)
+    yield _memory(machine.usable_memory_bytes())
+    yield _shared_memory(machine.shared_memory_bytes())
+    yield _disk(machine.free_disk_bytes(Path(os.environ.get("SHARDSCOPE_RUNS", "runs"))))
+
+
+def _cores(usable: float, present: int) -> Finding:
+    return _judge(
+        "Machine",
+        "cores",
+        f"{usable:g} of {present} usable" if usable < present else f"{usable:g}",
+        ok=usable >= 4,
+        value=usable,
+        cost="With more ranks than cores, ranks take turns: a step lasts longer than it would on a cluster.",
+        remedy="Results are the same; for speed use no more ranks than cores.",
+    )
+
+
+def _memory(usable: int) -> Finding:
+    return _judge(
+        "Machine",
+        "memory",
+        f"{usable / GIB:.1f} GiB usable",
+        ok=usable >= 2 * GIB,
+        value=usable,
+        cost="The notebook and more than 2 ranks of a small model may not fit.",
+        remedy="Stay at 2 ranks and the smallest models.",
+    )
+
+
+def _shared_memory(size: int | None) -> Finding:
+    return _judge(
+        "Machine",
+        "shared memory",
+        "not on this system" if size is None else f"{size / GIB:.1f} GiB",
+        ok=size is None or size >= GIB // 2,
+        value=size,
+        cost="NCCL between the GPUs of this machine may fail to start.",
+        remedy="In a container: start it with --shm-size=1g or --ipc=host.",
+    )
+
+
+def _disk(free: int) -> Finding:
+    return _judge(
+        "Machine",
+        "disk",
+        f"{free / GIB:.1f} GiB free for runs",
+        ok=free >= GIB,
+        value=free,
+        cost="Checkpoints of a larger model may not fit, and a run fails where the disk is full.",
+        remedy="Free some, or set SHARDSCOPE_RUNS to a folder on a larger disk.",
+    )
+
+
+def _accelerators(torch: dict[str, Any]) -> Iterator[Finding]:
+    gpus, nccl = torch.get("gpus", []), torch.get("nccl")
+    named = ", ".join(f"{gpu['name']} ({gpu['memory_bytes'] / GIB:.0f} GiB)" for gpu in gpus)
+    yield _judge(
+        "Accelerators",
+        "GPUs",
+        named or "none that torch can use",
+        ok=bool(gpus),
+        value=gpus,
+        cost="Ranks run on CPU cores: the same results, in reasonable time for small models only.",
+        remedy="With an NVIDIA GPU: install its driver and torch's CUDA build.",
+    )
+    yield _judge(
+        "Accelerators",
+        "NCCL",
+        nccl or "not in use",
+        ok=bool(nccl),
+        value=nccl,
+        cost="Ranks talk through gloo, over the CPU.",
+        remedy="Install torch's CUDA build, which brings NCCL." if gpus else "",
+    )
+
+
+def _network(torch: dict[str, Any]) -> Iterator[Finding]:
+    loopback, gloo, namespaces = machine.loopback_works(), bool(torch.get("gloo")), machine.namespaces_work()
+    yield _needed("loopback", ok=loopback, remedy="Bring up lo and allow connections to 127.0.0.1.")
+    yield _needed("gloo", ok=gloo, remedy="Install a build of torch with torch.distributed and gloo.")
+    yield _judge(
+        "Network",
+        "namespaces",
+        "usable without root" if namespaces else "not usable",
+        ok=namespaces,
+        value=namespaces,
+        cost="Nodes with links of a given speed cannot be emulated on this machine.",
+        remedy="On Linux: install util-linux and allow unprivileged user namespaces.",
+    )
+
+
+def _needed(name: str, *, ok: bool, remedy: str) -> Finding:
+    cost = "Ranks cannot talk to each other, so no job runs."
+    text = "works" if ok else "does not work"
+    return _judge("Network", name, text, ok=ok, value=ok, required=True, cost=cost, remedy=remedy)
+
+
+def _extras() -> Iterator[Finding]:
+    rapl, nvml, chromium = machine.rapl_readable(), machine.nvml_works(), machine.chromium_path()
+    yield _judge(
+        "Extras",
+        "RAPL",
+        "readable" if rapl else "not readable",
+        ok=rapl,
+        value=rapl,
+        cost="The processor's energy cannot be measured here.",
+        remedy="On bare metal: sudo chmod a+r /sys/class/powercap/*/energy_uj",
+    )
+    yield _judge(
+        "Extras",
+        "NVML",
+        "answers" if nvml else "not there",
+        ok=nvml,
+        value=nvml,
+        cost="A GPU's energy cannot be measured here.",
+    )
+    yield _judge(
+        "Extras",
+        "Chromium",
+        chromium or "not installed",
+        ok=bool(chromium),
+        value=chromium,
+        cost="Only for developers: the browser tests are skipped.",
+        remedy="On Debian: apt-get install chromium",
+    )

@@ -1,0 +1,134 @@
+"""Launching a job: a run directory, and one line to the launch server."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from shardscope.errors import LaunchError
+from shardscope.runtime.processes import process_started
+from shardscope.runtime.run import Run
+from shardscope.runtime.rundir import RunDir, find, runs_root
+from shardscope.spec import Job
+
+_PATIENCE_S = 3.0
+_START_SERVER = "from shardscope.runtime.server import main; main()"
+
+
+class _Driver:
+    """This process's launch server; started on first use, and again should it be gone."""
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._lock = threading.Lock()
+
+    def server(self, log: Path | None = None) -> subprocess.Popen[bytes]:
+        """The running server; what a new one has to complain about goes to `log`."""
+        with self._lock:
+            if self._server is None or self._owner != os.getpid() or self._server.poll() is not None:
+                self._server = _start_server(log)
+                self._owner = os.getpid()
+            return self._server
+
+    def request(self, line: bytes) -> None:
+        """Send one request, whole."""
+        server = self.server()
+        assert server.stdin is not None
+        with self._lock:
+            server.stdin.write(line + b"\n")
+            server.stdin.flush()
+
+    def close(self) -> None:
+        """Let the server end, and with it the runs that belong to this process; wait a little until it has.
+
+        A server with detached runs goes on until they are over.
+        """
+        with self._lock:
+            if self._server is None or self._owner != os.getpid():
+                return
+            server, self._server = self._server, None
+        assert server.stdin is not None
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            server.stdin.close()
+            server.wait(timeout=_PATIENCE_S)
+
+
+def _start_server(log: Path | None) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with open(log or os.devnull, "ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", _START_SERVER], stdin=subprocess.PIPE, stdout=output, stderr=output,
+            start_new_session=True, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+
+
+_driver = _Driver()
+atexit.register(_driver.close)
+
+
+def warm_up() -> None:
+    """Start the launch server now, so that the first launch is as quick as the others."""
+    _driver.server()
+
+
+def shut_down() -> None:
+    """End the launch server and all runs of this process that were not launched with `detach`."""
+    _driver.close()
+
+
+def launch(
+    job: Job, *, root: str | Path | None = None, resume: Run | str | Path | None = None, detach: bool = False
+) -> Run:
+    """Start a job on real ranks of this machine. Returns at once.
+
+    Args:
+        job: What to train.
+        root: Folder for the run directory; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        resume: A run, or its name or path, whose newest checkpoint to go on from.
+        detach: Let the run outlive this process. Otherwise it is stopped when this process ends.
+
+    Raises:
+        LaunchError: The run directory cannot be written, or the user's code cannot be sent to the ranks.
+        RunNotFound: There is no run to resume.
+
+    Example:
+        >>> import shardscope as ss
+        >>> run = ss.launch(ss.Job(model="mlp", data="digits", strategy="ring", steps=20))  # doctest: +SKIP
+        >>> run.wait().summary().test_accuracy  # doctest: +SKIP
+    """
+    if not isinstance(job, Job):
+        raise LaunchError(f"launch takes a Job, got {type(job).__name__}; write ss.launch(ss.Job(...))")
+    earlier = (
+        None if resume is None else str(resume.path if isinstance(resume, Run) else find(resume, root).path)
+    )
+    run = RunDir.create(job, runs_root(root))
+    try:
+        server = _driver.server(run.path / "logs" / "server.log")
+        run.write_status(
+            "starting", pid=server.pid, process_started=process_started(server.pid), detached=detach
+        )
+        _driver.request(json.dumps(_request(run, earlier, detach=detach)).encode())
+    except BaseException as error:  # an interrupt too: no run stays behind that nobody starts
+        details = {"message": f"the launch was cut short ({type(error).__name__}: {error}); launch it again"}
+        run.write_status("failed", pid=os.getpid(), process_started=process_started(), error=details)
+        raise
+    return Run(run)
+
+
+def _request(run: RunDir, resume: str | None, *, detach: bool) -> dict[str, object]:
+    here = str(Path(__file__).parents[2])
+    return {
+        "run": str(run.path),
+        "resume": resume,
+        "detach": detach,
+        "cwd": str(Path.cwd()),
+        "env": dict(os.environ),
+        "sys_path": [*(str(Path(entry or ".").absolute()) for entry in sys.path), here],
+    }

@@ -1,0 +1,85 @@
+"""Which rank failed first, and why: one dead rank takes its peers along, and only the first one has the cause."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.tail import read_events
+from shardscope.spec import Job
+
+_CONSEQUENCES = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "timed out",
+    "recv",
+    "Connection",
+)
+
+
+def describe_failure(
+    run: RunDir, job: Job, failed: ChildFailedError, exit_codes: dict[int, int]
+) -> dict[str, Any]:
+    """The cause of a failed run, in the form that `status.json` carries and `RunFailed` takes.
+
+    Args:
+        run: Whose events to read.
+        job: What ran.
+        failed: What elastic saw: the ranks that had failed when it first looked.
+        exit_codes: Exit code of each process by pid, as far as known.
+    """
+    errors = sorted(read_events(run, kind="error"), key=lambda event: event["t"])
+    causes = [event for event in errors if not _is_consequence(event)]
+    ranks = {event["pid"]: event["rank"] for event in read_events(run, kind="start")}
+    codes = {ranks[pid]: code for pid, code in exit_codes.items() if code and pid in ranks}
+    codes |= {rank: failure.exitcode for rank, failure in failed.failures.items()}
+    said_why = {event["rank"] for event in errors}
+    by_elastic = -signal.SIGTERM
+    silent = {rank: code for rank, code in codes.items() if rank not in said_why and code != by_elastic}
+    if causes:
+        return _from_event(causes[0], job)
+    if silent:
+        rank = min(silent, key=lambda rank: (silent[rank] >= 0, rank))
+        return _from_exit(run, job, rank, silent[rank])
+    if errors:
+        return _from_event(errors[0], job)
+    rank, first = failed.get_first_failure()
+    return _from_exit(run, job, rank, first.exitcode)
+
+
+def _who(rank: int, job: Job) -> str:
+    return f"rank {rank} of strategy {job.strategy.label!r}"
+
+
+def _is_consequence(event: dict[str, Any]) -> bool:
+    return event["type"] in {"RuntimeError", "DistBackendError", "DistNetworkError"} and any(
+        sign in event["message"] for sign in _CONSEQUENCES
+    )
+
+
+def _from_event(event: dict[str, Any], job: Job) -> dict[str, Any]:
+    where = f"at step {event['step']}" if event["step"] else "before its first step"
+    message = f"{_who(event['rank'], job)} failed {where}: {event['type']}: {event['message']}"
+    keep = {key: event[key] for key in ("rank", "step", "traceback")}
+    return {"message": message, "strategy": job.strategy.label, "type": event["type"], **keep}
+
+
+def _from_exit(run: RunDir, job: Job, rank: int, exitcode: int) -> dict[str, Any]:
+    step = _last_step(run, rank)
+    where = f"after step {step}" if step else "before its first step"
+    if exitcode == -signal.SIGKILL:
+        how = f"was killed by SIGKILL {where} (by hand, or by the system because memory ran out)"
+    elif exitcode < 0:
+        how = f"was killed by {signal.Signals(-exitcode).name} {where}; see run.logs({rank})"
+    else:
+        how = f"ended with exit code {exitcode} {where}; see run.logs({rank})"
+    return {"message": f"{_who(rank, job)} {how}", "rank": rank, "step": step, "strategy": job.strategy.label}
+
+
+def _last_step(run: RunDir, rank: int) -> int:
+    return max((event["step"] for event in read_events(run, kind="step", rank=rank)), default=0)

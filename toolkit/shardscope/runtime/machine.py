@@ -1,0 +1,199 @@
+"""What this process may use of the machine: cores, memory, disk, devices. Pure reads; imports no torch.
+
+`os.cpu_count()` and total memory are what the hardware has. In a container or on Binder the scheduler grants
+less, and a run planned for more is slow or killed, so every number here is the smaller of the two.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (measured, never written)
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def usable_cores() -> float:
+    """Cores this process may use: its affinity mask, or the control group's quota where that is smaller."""
+    return min(float(_affinity()), cgroup_cores())
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def usable_memory_bytes() -> int:
+    """Memory this process may use: the machine's, or the control group's limit where that is smaller."""
+    return int(min(float(psutil.virtual_memory().total), cgroup_memory_bytes()))
+
+
+def cgroup_cores(root: Path = CGROUP_ROOT) -> float:
+    """The control group's quota in cores (versions 1 and 2); infinite where there is none."""
+    quotas = [_quota_v2(_words(folder / "cpu.max")) for folder in _cgroup_folders(root)]
+    return min([*quotas, _quota_v1(root)])
+
+
+def cgroup_memory_bytes(root: Path = CGROUP_ROOT) -> float:
+    """The control group's memory limit (versions 1 and 2); infinite where there is none."""
+    limits = [_words(folder / "memory.max") for folder in _cgroup_folders(root)]
+    limits.append(_words(root / "memory" / "memory.limit_in_bytes"))
+    numbers = [float(limit[0]) for limit in limits if limit and limit[0].isdigit()]
+    return min(numbers, default=math.inf)
+
+
+def shared_memory_bytes(path: Path = SHARED_MEMORY) -> int | None:
+    """Size of the shared-memory file system; None where there is none, as on macOS."""
+    return shutil.disk_usage(path).total if path.is_dir() else None
+
+
+def free_disk_bytes(path: Path) -> int:
+    """Free space on the file system that holds `path`, or would hold it once created."""
+    existing = next(folder for folder in [path.absolute(), *path.absolute().parents] if folder.is_dir())
+    return shutil.disk_usage(existing).free
+
+
+def loopback_works() -> bool:
+    """Whether a connection from this machine to itself goes through."""
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), 2),
+        ):
+            return True
+    except OSError:
+        return False
+
+
+def namespaces_work() -> bool:
+    """Whether an unprivileged process may open network namespaces (Linux only)."""
+    return sys.platform == "linux" and _succeeds(["unshare", "-Urnm", "true"])
+
+
+def rapl_readable(root: Path = Path("/sys/class/powercap")) -> bool:
+    """Whether the processor's energy counters can be read; most systems keep them for root."""
+    return any(os.access(counter, os.R_OK) for counter in root.glob("*rapl:*/energy_uj"))
+
+
+def nvml_works() -> bool:
+    """Whether NVIDIA's management library, the source of a GPU's energy, answers."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    if library.nvmlInit_v2() != 0:
+        return False
+    library.nvmlShutdown()
+    return True
+
+
+def chromium_path() -> str | None:
+    """The system's Chromium, by the names distributions give it."""
+    return next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
+
+
+def probe_torch(timeout_s: float = 120.0) -> dict[str, Any]:
+    """What torch can do here: version, gloo, NCCL version, GPUs. Asked of a process of its own.
+
+    So the caller never loads torch (200 MB), never opens a CUDA context, and outlives a torch that crashes.
+
+    Returns:
+        ``version``, ``gloo`` (whether a group could be formed), ``nccl`` (version or None) and ``gpus`` (each
+        with name and memory_bytes), or only ``error``: the last line of what went wrong.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TORCH_PROBE],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"importing torch took more than {timeout_s:.0f} s"}
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        return {"error": lines[-1] if lines else f"torch ended its process with status {done.returncode}"}
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+_TORCH_PROBE = """
+import json, os, sys
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+import torch
+import torch.distributed as dist
+
+def gloo():
+    if not (dist.is_available() and dist.is_gloo_available()):
+        return False
+    try:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+    except Exception:
+        return False
+    return True
+
+def nccl():
+    if not (dist.is_available() and dist.is_nccl_available() and torch.cuda.is_available()):
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))
+
+def gpus():
+    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [{"name": gpu.name, "memory_bytes": gpu.total_memory} for gpu in found]
+
+print(json.dumps({"version": torch.__version__, "gloo": gloo(), "nccl": nccl(), "gpus": gpus()}))
+"""
+
+
+def _cgroup_folders(root: Path) -> Iterator[Path]:
+    """The version 2 group of this process and the groups above it: each of them may set a limit."""
+    lines = _lines(Path("/proc/self/cgroup"))
+    relative = next((line.removeprefix("0::").lstrip("/") for line in lines if line.startswith("0::")), "")
+    folder = root / relative
+    while folder != root and root in folder.parents:
+        yield folder
+        folder = folder.parent
+    yield root
+
+
+def _quota_v2(words: list[str]) -> float:
+    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() else math.inf
+
+
+def _quota_v1(root: Path) -> float:
+    quota, period = (_words(root / "cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    return int(quota[0]) / int(period[0]) if quota and period and quota[0].isdigit() else math.inf
+
+
+def _words(path: Path) -> list[str]:
+    return " ".join(_lines(path)).split()
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _succeeds(command: list[str]) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, timeout=5, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

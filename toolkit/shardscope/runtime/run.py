@@ -1,0 +1,266 @@
+"""A run, seen from the driver: everything it can tell is read from its directory.
+
+So a `Run` needs nothing of the process that launched it. After a page reload, in another kernel, or years later,
+`Run.attach` gives the same object with the whole history, and `stop` works from anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from shardscope.errors import RunFailed
+from shardscope.runtime.processes import is_alive, kill_descendants
+from shardscope.runtime.rundir import FINAL_STATES, RunDir, Status, find, this_host
+from shardscope.runtime.summary import Summary, summarise
+from shardscope.runtime.tail import Event, Tail, select
+from shardscope.spec import Job
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_POLL_S = 0.02
+_START_S = 120.0  # the longest start that a stop waits for
+_KILL_AFTER_S = 10.0  # how long an agent may take to write its last word once its grace has run out
+
+
+class Run:
+    """One run of a job. Made by `launch`, `runs` or `Run.attach`."""
+
+    def __init__(self, directory: RunDir) -> None:
+        self._dir = directory
+        self._tail = Tail(directory)
+        self._events: list[Event] = []
+        self._job: Job | None = None
+
+    @classmethod
+    def attach(cls, id_or_path: str | Path, root: str | Path | None = None) -> Self:
+        """The run in this directory, or of this name below the runs' root, whether it is over or not.
+
+        Raises:
+            RunNotFound: There is none.
+        """
+        return cls(find(id_or_path, root))
+
+    # Who it is and how it stands.
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self._dir.path
+
+    @property
+    def id(self) -> str:
+        """The name of the run directory: a time and the run's name."""
+        return self.path.name
+
+    @property
+    def name(self) -> str:
+        """The job's name, or strategy and model."""
+        return self.job.label
+
+    @property
+    def job(self) -> Job:
+        """What was asked. Code of the user's is known by its name."""
+        if self._job is None:
+            self._job = self._dir.read_job()
+        return self._job
+
+    @property
+    def state(self) -> str:
+        """``starting``, ``running``, ``completed``, ``stopped`` or ``failed``."""
+        return self._status().state
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.state not in FINAL_STATES
+
+    @property
+    def error(self) -> RunFailed | None:
+        """Why it failed; None if it did not."""
+        details = self._status().error
+        if details is None:
+            return None
+        return RunFailed(
+            details["message"], rank=details.get("rank"), step=details.get("step"),
+            strategy=details.get("strategy"), traceback=details.get("traceback", ""),
+        )  # fmt: skip
+
+    @property
+    def reason(self) -> str | None:
+        """Why it ended before its last step, if it was not a failure."""
+        return self._status().reason
+
+    def _status(self) -> Status:
+        status = self._dir.read_status()
+        if status is None:
+            return self._without_status()
+        elsewhere = status.host != this_host()
+        if status.state in FINAL_STATES or elsewhere or is_alive(status.pid, status.process_started):
+            return status
+        status = self._dir.read_status() or status  # it may have written its last word just before it ended
+        return status if status.state in FINAL_STATES else self._record_lost_agent(status)
+
+    def _without_status(self) -> Status:
+        """A run whose ranks wrote no status; their events tell how it stands."""
+        error = self._first_error()
+        if error is not None:
+            return Status("failed", 0, 0.0, t=time.time(), error=error)
+        ends = {event["state"] for event in self.events("end")}
+        return Status(ends.pop() if len(ends) == 1 else "running", 0, 0.0, t=time.time())
+
+    def _first_error(self) -> dict[str, Any] | None:
+        errors = self.events("error")
+        if not errors:
+            return None
+        first = errors[0]
+        return {**first, "message": f"rank {first['rank']} failed: {first['type']}: {first['message']}"}
+
+    def _record_lost_agent(self, status: Status) -> Status:
+        message = (
+            f"the agent of run {self.id} (process {status.pid}) was killed before the run ended; "
+            "its ranks ended with it, and what they had written is all there"
+        )
+        if status.state == "starting":
+            message = f"run {self.id} could not be started: the launch server (process {status.pid}) ended"
+        error = self._first_error() or {
+            "message": message, "rank": None, "step": self._last_step(), "strategy": self.job.strategy.label,
+            "traceback": self._server_log(),
+        }  # fmt: skip
+        lost = replace(status, state="failed", error=error)
+        with contextlib.suppress(OSError):  # a directory that can only be read still tells how the run ended
+            self._dir.write_json("status.json", asdict(lost))
+        return lost
+
+    def _server_log(self) -> str:
+        log = self.path / "logs" / "server.log"
+        return log.read_text(errors="replace")[-4000:] if log.is_file() else ""
+
+    def _last_step(self) -> int:
+        return max((event["step"] for event in self.events("step")), default=0)
+
+    # Waiting and stopping.
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Wait until the run has ended.
+
+        Args:
+            timeout: Seconds; None waits for ever.
+
+        Raises:
+            RunFailed: A rank failed; names the rank, the step and the strategy, with the rank's traceback.
+            TimeoutError: It has not ended in time; the run goes on.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.is_alive:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"run {self.id} has not ended within {timeout:g} s; it goes on, run.stop() ends it"
+                )
+            time.sleep(_POLL_S)
+        error = self.error
+        if error is not None:
+            raise error
+        return self
+
+    def stop(self, grace_s: float = 5.0) -> Self:
+        """Stop the run: at the end of the step it is in, or by force once `grace_s` seconds have passed.
+
+        Returns when it has ended. A run that has ended already is left as it is.
+        """
+        if not self.is_alive:
+            return self
+        self._dir.request_stop(grace_s)
+        deadline = time.monotonic() + grace_s + _KILL_AFTER_S
+        while self.is_alive and (time.monotonic() < deadline + _START_S * (self.state == "starting")):
+            time.sleep(
+                _POLL_S
+            )  # while it is starting there is no agent yet; the one to come finds the request
+        if self.is_alive:
+            self._kill()
+        return self
+
+    def _kill(self) -> None:
+        """The last rung: the agent itself does not answer."""
+        status = self._dir.read_status()
+        if status is None or status.state == "starting" or status.host != this_host():
+            return  # no agent of this run is here; while it is starting, the process on record is the server
+        if is_alive(status.pid, status.process_started):
+            import psutil
+
+            kill_descendants(status.pid)
+            agent = psutil.Process(status.pid)
+            agent.kill()
+            psutil.wait_procs([agent], timeout=5.0)
+
+    # What it has to tell.
+
+    def events(self, kind: str | None = None, rank: int | None = None) -> list[Event]:
+        """All events so far by time; of one kind (``"step"``, ``"eval"``, ...) or one rank if asked."""
+        self._events.extend(self._tail.poll())
+        return select(self._events, kind, rank)
+
+    def tail(self) -> Tail:
+        """A new incremental reader: its first `poll` gives all events so far, later ones what is new."""
+        return Tail(self._dir)
+
+    def metrics(self) -> pd.DataFrame:
+        """One row for each step that all ranks have finished.
+
+        Columns: step, t (unix seconds), loss (mean over ranks), step_time_s (slowest rank), samples_per_s,
+        tokens_per_s, lr, grad_norm, bytes_sent (all ranks), memory_bytes and max_memory_bytes (the rank with most).
+        """
+        from shardscope.runtime.frames import metrics_frame
+
+        return metrics_frame(self.events())
+
+    def timeline(self) -> pd.DataFrame:
+        """One row for each span: rank, step, lane, name, start_s and end_s (from the first span), bytes."""
+        from shardscope.runtime.frames import timeline_frame
+
+        return timeline_frame(self.events("step"))
+
+    def summary(self) -> Summary:
+        """The figures of the run so far."""
+        return summarise(self.events(), self.state)
+
+    def logs(self, rank: int | None = None) -> str:
+        """What a rank printed; without a rank, what the agent printed."""
+        if rank is None:
+            files = [self.path / "logs" / "agent.log"]
+        else:
+            files = sorted((self.path / "logs").glob(f"*/attempt_*/{rank}/std*.log"))
+        return "".join(file.read_text(errors="replace") for file in files if file.is_file())
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id} {self.state}>"
+
+    def _repr_html_(self) -> str:
+        from shardscope.runtime.frames import run_html
+
+        return run_html(self)
+
+    def _repr_json_(self) -> Any:
+        return json.loads((self.path / "job.json").read_text())
+
+
+def runs(root: str | Path | None = None) -> list[Run]:
+    """All runs below the runs' root (``$SHARDSCOPE_RUNS`` or ``./runs``), newest first."""
+    from shardscope.runtime.rundir import runs_root
+
+    return [Run(directory) for directory in sorted(_found(runs_root(root)), key=_age, reverse=True)]
+
+
+def _found(folder: Path) -> Iterator[RunDir]:
+    if folder.is_dir():
+        yield from (RunDir(path) for path in folder.iterdir() if (path / "job.json").is_file())
+
+
+def _age(directory: RunDir) -> tuple[float, str]:
+    return ((directory.path / "job.json").stat().st_mtime, directory.path.name)

@@ -1,0 +1,144 @@
+"""The launch server: one warm process behind a notebook, from which every run's agent is forked.
+
+Importing torch takes seconds; forking a process that has imported it takes milliseconds. So the first launch of a
+driver (a notebook's kernel, a script, the command line) starts this server in a session of its own, and each run is a
+request to it, one line of JSON on its standard input:
+
+    driver ── stdin ──▶ server ── fork ──▶ agent of a run ── forkserver ──▶ ranks
+
+The server itself starts no thread and trains nothing. When the driver is gone, by whatever end, its standard input
+closes; the server then ends the runs that were not launched to outlive their driver, waits for the others, and exits.
+An agent holds one end of a pipe whose other end only the server has: if the server dies, the agents notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_NEEDED = ("numpy.ma", "torch._dynamo", "shardscope.runtime.agent", "shardscope.runtime.worker")
+_LATER = ("shardscope.training.checkpoint",)
+"""Imported when there is nothing else to do: most runs never need it, and the first launch does not wait for it."""
+
+
+@dataclass
+class Server:
+    """The loop, and what it knows: the agents that live, with the pipe that holds each."""
+
+    driver: int
+    lifelines: dict[int, int] = field(default_factory=dict)
+    detached: set[int] = field(default_factory=set)
+    later: list[str] = field(default_factory=lambda: list(_LATER))
+    _pending: bytes = b""
+
+    def serve(self) -> None:
+        """Take requests until the driver is gone, then see the remaining runs out."""
+        while self._driver_lives():
+            self._reap()
+        for pid in set(self.lifelines) - self.detached:
+            os.close(self.lifelines.pop(pid))
+        while self.lifelines or self._has_children():
+            signal.sigtimedwait([signal.SIGCHLD], 0.2) if hasattr(signal, "sigtimedwait") else select.select(
+                [], [], [], 0.2
+            )
+            self._reap()
+
+    def _driver_lives(self) -> bool:
+        ready, _, _ = select.select([0], [], [], 0.25)
+        if not ready:
+            self._import_next()
+            return os.getppid() == self.driver
+        chunk = os.read(0, 1 << 20)
+        *lines, self._pending = (self._pending + chunk).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(
+                ValueError
+            ):  # a request cut short by an interrupt; its driver has said so
+                self._fork_agent(json.loads(line))
+        return bool(chunk)
+
+    def _import_next(self) -> None:
+        if self.later:
+            _import(self.later.pop())
+
+    def _fork_agent(self, request: dict[str, Any]) -> None:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(write)
+            self._become_agent(request, read)
+        os.close(read)
+        self.lifelines[pid] = write
+        if request["detach"]:
+            self.detached.add(pid)
+
+    def _become_agent(self, request: dict[str, Any], lifeline: int) -> None:
+        """In the forked child; does not return."""
+        from shardscope.runtime.agent import main
+
+        code = 1
+        try:
+            for other in self.lifelines.values():
+                os.close(other)
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            code = main(request, lifeline)
+        except BaseException as error:
+            traceback.print_exc()
+            sys.stderr.flush()
+            _record_failure(request["run"], error)
+        finally:
+            os._exit(code)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                self.detached.discard(pid)
+                if pid in self.lifelines:
+                    os.close(self.lifelines.pop(pid))
+
+    def _has_children(self) -> bool:
+        try:
+            return os.waitpid(-1, os.WNOHANG)[0] == 0
+        except ChildProcessError:
+            return False
+
+
+def _record_failure(path: str, error: BaseException) -> None:
+    """An agent that could not even set itself up says so where its driver looks."""
+    from shardscope.runtime.processes import process_started
+    from shardscope.runtime.rundir import RunDir
+
+    details = {"message": f"the agent could not start: {error}", "traceback": traceback.format_exc()}
+    RunDir(Path(path)).write_status(
+        "failed", pid=os.getpid(), process_started=process_started(), error=details
+    )
+
+
+def _import(*modules: str) -> None:
+    for module in modules:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # keeps the garbage collector from touching, and so copying, pages that the forks share
+
+
+def main() -> None:
+    """Import what agents and ranks will need, then serve. The driver is the parent process."""
+    driver = os.getppid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _import(*_NEEDED)
+    Server(driver).serve()
+    sys.exit(0)

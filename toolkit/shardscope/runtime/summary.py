@@ -1,0 +1,93 @@
+"""The figures of a run in a dozen numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.tail import Event, read_events
+
+WARM_UP_STEPS = 2
+"""Steps left out of medians at the start, where buckets are built and memory is touched for the first time."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run came to. None where the run did not get that far, or where it does not apply.
+
+    Attributes:
+        steps: Optimizer steps taken by all ranks.
+        loss: Mean training loss over all ranks at the last step.
+        step_time_s: Median over steps of the slowest rank's time, warm-up steps left out.
+        bytes_per_step: Sent by all ranks together in a step (median, warm-up left out).
+        peak_memory_bytes: Of the rank that held most.
+        wall_s: From the first rank's start to the last event.
+    """
+
+    state: str
+    strategy: str | None
+    world_size: int
+    steps: int
+    loss: float | None
+    test_loss: float | None
+    test_accuracy: float | None
+    step_time_s: float | None
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    bytes_per_step: float | None
+    peak_memory_bytes: int | None
+    wall_s: float | None
+
+
+def number(value: Any) -> float:
+    """A number of an event: non-finite ones are stored as the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
+    return float(value)
+
+
+def steps_of(events: list[Event]) -> dict[int, list[Event]]:
+    """The step events by step, in order; only steps that every started rank has finished."""
+    ranks = {event["rank"] for event in events if event["event"] == "start"}
+    steps: dict[int, dict[int, Event]] = {}
+    for event in events:
+        if event["event"] == "step":
+            steps.setdefault(event["step"], {})[event["rank"]] = event
+    return {step: list(rows.values()) for step, rows in sorted(steps.items()) if len(rows) == len(ranks)}
+
+
+def sent_bytes(event: Event) -> int:
+    """Bytes that one rank sent in one step."""
+    return sum(row["sent_bytes"] for row in event["traffic"].values())
+
+
+def summarise(events: list[Event], state: str) -> Summary:
+    """The summary of what the events tell."""
+    steps = steps_of(events)
+    starts = [event for event in events if event["event"] == "start"]
+    evaluations = [event for event in events if event["event"] == "eval" and event["rank"] == 0]
+    rows = list(steps.values())
+    warm = rows[WARM_UP_STEPS:] or rows
+    step_time = median(max(e["step_time_s"] for e in row) for row in warm) if warm else None
+    samples = sum(e["samples"] for e in rows[-1]) if rows else 0
+    tokens = sum(e["tokens"] or 0 for e in rows[-1]) if rows else 0
+    return Summary(
+        state=state,
+        strategy=starts[0]["strategy"] if starts else None,
+        world_size=len(starts),
+        steps=len(rows),
+        loss=sum(number(e["loss"]) for e in rows[-1]) / len(rows[-1]) if rows else None,
+        test_loss=evaluations[-1]["loss"] if evaluations else None,
+        test_accuracy=evaluations[-1]["accuracy"] if evaluations else None,
+        step_time_s=step_time,
+        samples_per_s=samples / step_time if step_time else None,
+        tokens_per_s=tokens / step_time if step_time and tokens else None,
+        bytes_per_step=median(sum(map(sent_bytes, row)) for row in warm) if warm else None,
+        peak_memory_bytes=max((e["peak_memory_bytes"] for row in rows for e in row), default=None),
+        wall_s=events[-1]["t"] - starts[0]["t"] if starts else None,
+    )
+
+
+def write_summary(run: RunDir, state: str) -> None:
+    """Write `summary.json` of a run that has ended in `state`."""
+    run.write_json("summary.json", asdict(summarise(read_events(run), state)))

@@ -1,0 +1,13 @@
+"""What is asked: the job and its parts, as immutable values that go to JSON and back. Imports no torch."""
+
+from shardscope.spec.batch import Batch
+from shardscope.spec.job import Checkpoint, Job, Record
+from shardscope.spec.optimizer import Optimizer
+from shardscope.spec.schedule import Schedule
+from shardscope.spec.strategy import STRATEGIES, AllReduce, Ring, Single, Strategy
+from shardscope.spec.user_code import UserCode
+
+__all__ = [
+    "STRATEGIES", "AllReduce", "Batch", "Checkpoint", "Job", "Optimizer", "Record", "Ring", "Schedule", "Single",
+    "Strategy", "UserCode",
+]  # fmt: skip

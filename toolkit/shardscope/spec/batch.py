@@ -1,0 +1,49 @@
+"""How many samples a step takes, and in which pieces."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shardscope.errors import SpecError
+from shardscope.spec._base import Spec
+
+
+class Batch(Spec):
+    """The global batch of one optimizer step, and the micro-batch that one forward pass takes."""
+
+    _positional = "global_size"
+
+    global_size: int = Field(default=64, ge=1)
+    """Samples in one optimizer step over all ranks. At least 1, divisible by the number of ranks."""
+    micro_size: int | None = Field(default=None, ge=1)
+    """Samples in one forward pass on one rank; None takes the rank's whole share at once. Divides the rank's share."""
+
+    def per_rank(self, world_size: int) -> int:
+        """Samples a rank takes in one step.
+
+        Raises:
+            SpecError: The global batch does not divide evenly.
+        """
+        share, rest = divmod(self.global_size, world_size)
+        if rest or not share:
+            below, above = share * world_size, (share + 1) * world_size
+            near = f"{below} or {above}" if below else f"{above}"
+            raise SpecError(
+                f"batch.global_size={self.global_size} does not divide over world_size={world_size}; use {near}"
+            )
+        return share
+
+    def accumulation(self, world_size: int) -> int:
+        """Micro-batches that a rank accumulates in one step.
+
+        Raises:
+            SpecError: The micro-batch does not divide the rank's share.
+        """
+        share = self.per_rank(world_size)
+        micro = self.micro_size or share
+        if share % micro:
+            valid = ", ".join(str(n) for n in range(1, share + 1) if share % n == 0)
+            raise SpecError(
+                f"batch.micro_size={micro} does not divide the per-rank batch {share}; use one of {valid}"
+            )
+        return share // micro

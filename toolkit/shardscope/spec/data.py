@@ -1,0 +1,94 @@
+"""The data that can be named in a job, and which models can read it; no torch here, and no file is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import PositiveInt
+
+from shardscope.errors import SpecError, unknown_name
+from shardscope.spec._base import Spec
+from shardscope.spec.models import MODELS, Modality, model_config
+
+
+class DataInfo(Spec):
+    """What an embedded data set holds."""
+
+    gives: Modality
+    summary: str
+    num_classes: PositiveInt
+    """Distinct targets: classes of an image, or the vocabulary of a corpus."""
+    num_rows: PositiveInt | None = None
+    """Rows in all; None where it differs from machine to machine."""
+
+
+DATA: dict[str, DataInfo] = {
+    "digits": DataInfo(
+        gives="images",
+        summary="handwritten digits of 8x8 pixels, bundled with scikit-learn",
+        num_classes=10,
+        num_rows=1797,
+    ),
+    "python-source": DataInfo(
+        gives="tokens",
+        summary="the Python standard library's own source, as bytes",
+        num_classes=256,
+    ),
+}
+"""Every data set that a job can name; all are real and none is downloaded."""
+
+_TOKEN_SUFFIXES = frozenset({".txt", ".md", ".py", ".json", ".csv", ".npy", ".bin"})
+
+
+def data_info(name: str) -> DataInfo:
+    """What the data set called `name` holds.
+
+    Raises:
+        SpecError: There is no such data set; the message names the nearest one.
+    """
+    if name not in DATA:
+        raise unknown_name("data", name, DATA)
+    return DATA[name]
+
+
+def is_path(data: str) -> bool:
+    """Whether `data` is written like a path (has a folder or a suffix) and not like a name.
+
+    Example:
+        >>> is_path("digits"), is_path("./digits"), is_path("corpus.txt")
+        (False, True, True)
+    """
+    return Path(data).suffix != "" or "/" in data or "\\" in data or data.startswith("~")
+
+
+def gives(data: str) -> Modality | None:
+    """What `data` (a name or a path) gives to a model; None when only its content can tell.
+
+    Raises:
+        SpecError: `data` is neither a known name nor written like a path.
+    """
+    if data not in DATA and is_path(data):
+        return "tokens" if Path(data).suffix.lower() in _TOKEN_SUFFIXES else None
+    return data_info(data).gives
+
+
+def check_compatible(model_name: str, data_name: str) -> None:
+    """Check that a named model can read the data, which is a name or a path.
+
+    Raises:
+        SpecError: The model reads tokens and the data gives images, or the reverse.
+    """
+    config, given = model_config(model_name), gives(data_name)
+    if given is not None and given != config.reads:
+        raise SpecError(
+            f"data={data_name!r} gives {given} but model={model_name!r} reads {config.reads}; "
+            f"use model={_first_model(given)!r} or data={_first_data(config.reads)!r}"
+        )
+
+
+def _first_model(reads: Modality) -> str:
+    return next(name for name, config in MODELS.items() if config.reads == reads)
+
+
+def _first_data(modality: Modality) -> str:
+    return next(name for name, info in DATA.items() if info.gives == modality)

@@ -1,0 +1,162 @@
+"""A job: everything that is needed to predict, simulate and run one training, described once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from shardscope.errors import SpecError, unknown_name
+from shardscope.spec._base import Spec
+from shardscope.spec.batch import Batch
+from shardscope.spec.data import check_compatible
+from shardscope.spec.models import model_config
+from shardscope.spec.optimizer import Optimizer
+from shardscope.spec.schedule import Schedule
+from shardscope.spec.strategy import Ring, Strategy, parse_strategy
+from shardscope.spec.user_code import Named, UserCode, label_of
+
+PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
+RECOMPUTE = ("none", "selective", "full")
+LOSSES = ("cross-entropy", "mse")
+
+
+class Checkpoint(Spec):
+    """When to save, and how many to keep."""
+
+    _positional = "every"
+
+    every: int | None = Field(default=None, ge=1)
+    """Steps between two checkpoints; None saves none while training goes on."""
+    at_end: bool = False
+    """Also save after the last step, and when the run is stopped."""
+    keep: int = Field(default=2, ge=1)
+    """Checkpoints kept; older ones are deleted once a newer one is complete. At least 1."""
+
+
+class Record(Spec):
+    """How much of what happens is written down."""
+
+    spans_first: int = Field(default=100, ge=0)
+    """Steps from the start whose compute and communication spans are all written."""
+    spans_every: int = Field(default=10, ge=1)
+    """After those, spans are written at every so many steps. Bytes, loss and times are written at every step."""
+
+
+def _coerce(cls: type[Spec], field: str) -> BeforeValidator:
+    def build(value: Any) -> Any:
+        return cls(**{field: value}) if isinstance(value, str | int) else value
+
+    return BeforeValidator(build)
+
+
+class Job(Spec):
+    """One training job. Immutable: `replace` gives a changed copy.
+
+    Example:
+        >>> Job(model="mlp", data="digits", strategy="ring", world_size=4, steps=50).batch.per_rank(4)
+        16
+    """
+
+    model: Named
+    """A name from the catalogue (`shardscope.spec.models.MODELS`), or a callable that returns an `nn.Module`."""
+    data: Named
+    """``digits``, ``python-source``, a path (text, ``.npz``, ``.npy``), or a callable returning ``(train, test)``."""
+    strategy: Strategy = Ring()
+    """How the ranks share the work: a strategy, or its short string such as ``"ring"``."""
+    world_size: int = Field(default=2, ge=1, le=1024)
+    """Number of ranks. 1 to 1024; ``single`` runs on 1."""
+    optimizer: Annotated[Optimizer, _coerce(Optimizer, "name")] = Optimizer(name="adamw")
+    """The optimizer with its settings, or its name."""
+    schedule: Annotated[Schedule, _coerce(Schedule, "name")] = Schedule(name="constant")
+    """How the learning rate moves over the steps, or the schedule's name."""
+    batch: Annotated[Batch, _coerce(Batch, "global_size")] = Batch(global_size=64)
+    """Samples a step, or just the global batch size."""
+    steps: int = Field(default=100, ge=1)
+    """Optimizer steps."""
+    precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
+    """fp32 and fp64 throughout; bf16 and fp16 autocast over fp32 weights, fp16 with dynamic loss scaling."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Recomputed in the backward pass: nothing, what is large and cheap (attention, activations), or whole blocks."""
+    loss: Named = "cross-entropy"
+    """``cross-entropy``, ``mse``, or a callable ``loss(output, target)`` that returns the mean over its samples."""
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Largest global gradient norm; above it all gradients are scaled down. None does not clip."""
+    seed: int = Field(default=0, ge=0)
+    """Seeds weights and data order; the same job with the same seed repeats itself."""
+    eval_every: int | None = Field(default=None, ge=1)
+    """Steps between two evaluations on the test split; None evaluates once, after the last step."""
+    checkpoint: Checkpoint = Checkpoint()
+    """When to save the state of the training."""
+    record: Record = Record()
+    """How much of what happens is written down."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto`` takes GPUs where there are any."""
+    threads: int = Field(default=1, ge=1, le=1024)
+    """CPU threads that a rank computes with, the same for one process as for many, so that they can be compared."""
+    timeout_s: float = Field(default=60.0, gt=0, le=86400)
+    """Seconds after which a rank that waits for a silent peer gives up. 0 < value <= 86400."""
+    name: str | None = Field(default=None, max_length=80)
+    """A name for the run directory; None makes one from strategy and model."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_rank_for_single(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and "world_size" not in fields and "strategy" in fields:
+            strategy = parse_strategy(fields["strategy"])
+            if getattr(strategy, "max_ranks", None) == 1:
+                return {**fields, "strategy": strategy, "world_size": 1}
+        return fields
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choices(cls, fields: Any) -> Any:
+        if isinstance(fields, dict):
+            for field, valid in (("precision", PRECISIONS), ("recompute", RECOMPUTE)):
+                if field in fields and fields[field] not in valid:
+                    raise unknown_name(field, fields[field], valid)
+        return fields
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        self._check_ranks()
+        self._check_names()
+        self.batch.accumulation(self.world_size)
+        if self.schedule.warmup_steps > self.steps:
+            raise SpecError(
+                f"schedule.warmup_steps={self.schedule.warmup_steps} is more than steps={self.steps}; "
+                f"use at most {self.steps}"
+            )
+        return self
+
+    def _check_ranks(self) -> None:
+        kind, low, high = self.strategy.kind, self.strategy.min_ranks, self.strategy.max_ranks
+        if self.world_size < low:
+            raise SpecError(
+                f"strategy={kind!r} needs at least {low} ranks, got world_size={self.world_size}; "
+                f"use world_size={low} or strategy='single'"
+            )
+        if high is not None and self.world_size > high:
+            raise SpecError(
+                f"strategy={kind!r} runs on {high} rank, got world_size={self.world_size}; "
+                f"use world_size={high} or another strategy such as 'ring'"
+            )
+
+    def _check_names(self) -> None:
+        if isinstance(self.model, str):
+            model_config(self.model)
+            if isinstance(self.data, str):
+                check_compatible(self.model, self.data)
+        if isinstance(self.loss, str) and self.loss not in LOSSES:
+            raise unknown_name("loss", self.loss, LOSSES)
+
+    @property
+    def label(self) -> str:
+        """The run's name: the one given, or strategy and model."""
+        return self.name or f"{self.strategy.label.replace(':', '')}-{label_of(self.model)}"
+
+    @property
+    def user_code(self) -> dict[str, UserCode]:
+        """The fields that hold code of the user's."""
+        fields = {name: getattr(self, name) for name in ("model", "data", "loss")}
+        return {name: value for name, value in fields.items() if isinstance(value, UserCode)}

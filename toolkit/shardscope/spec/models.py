@@ -1,0 +1,201 @@
+"""The models that can be named in a job: their shapes and exact parameter counts, without torch.
+
+`MODELS` maps each name to a frozen config; `shardscope.training.models.build_model` makes its module.
+None has batch normalisation or dropout: both would make the result depend on how a batch is cut over ranks.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import ClassVar, Literal, Self
+
+from pydantic import PositiveInt, model_validator
+
+from shardscope.errors import SpecError, unknown_name
+from shardscope.spec._base import Spec
+
+Modality = Literal["tokens", "images"]
+
+
+def _linear(inputs: int, outputs: int) -> int:
+    return inputs * outputs + outputs
+
+
+def _conv3x3(inputs: int, outputs: int) -> int:
+    return 9 * inputs * outputs
+
+
+def _norm(width: int) -> int:
+    return 2 * width
+
+
+def _require_divides(field: str, divisor: int, of: str, number: int) -> None:
+    if number % divisor:
+        valid = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+        raise SpecError(f"{field}={divisor} does not divide {of}={number}; use one of {valid}")
+
+
+class MLPConfig(Spec):
+    """Hidden layers of linear, LayerNorm and GELU on flattened images."""
+
+    reads: ClassVar[Modality] = "images"
+
+    kind: Literal["mlp"] = "mlp"
+    inputs: PositiveInt = 64
+    """Pixels of one image, over all its channels."""
+    hidden: PositiveInt = 128
+    layers: PositiveInt = 3
+    """Hidden layers."""
+    classes: PositiveInt = 10
+
+    @property
+    def num_params(self) -> int:
+        """Trainable parameters, exactly."""
+        widths = [self.inputs] + [self.hidden] * self.layers
+        hidden_layers = sum(_linear(inputs, outputs) + _norm(outputs) for inputs, outputs in pairwise(widths))
+        return hidden_layers + _linear(self.hidden, self.classes)
+
+
+class CNNConfig(Spec):
+    """A 3x3 convolution, GroupNorm, ReLU and 2x2 pooling for each of `channels`, then the pixels' mean."""
+
+    reads: ClassVar[Modality] = "images"
+
+    kind: Literal["cnn"] = "cnn"
+    in_channels: PositiveInt = 1
+    channels: tuple[PositiveInt, ...] = (16, 32, 64)
+    groups: PositiveInt = 4
+    """Groups of the GroupNorm; must divide every entry of `channels`."""
+    classes: PositiveInt = 10
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.channels:
+            raise SpecError(
+                "channels=() makes a model of no layers; give at least one width, as in channels=(16,)"
+            )
+        for width in self.channels:
+            _require_divides("groups", self.groups, "channels", width)
+        return self
+
+    @property
+    def num_params(self) -> int:
+        """Trainable parameters, exactly."""
+        widths = (self.in_channels, *self.channels)
+        convolutions = sum(_conv3x3(inputs, outputs) + _norm(outputs) for inputs, outputs in pairwise(widths))
+        return convolutions + _linear(self.channels[-1], self.classes)
+
+
+class ResNetConfig(Spec):
+    """The CIFAR ResNet of He et al. (arXiv 1512.03385, section 4.2) with GroupNorm in place of BatchNorm.
+
+    Stage `s` has `blocks_per_stage` blocks of two 3x3 convolutions and `width * 2**s` channels;
+    every stage but the first halves the image.
+    """
+
+    reads: ClassVar[Modality] = "images"
+
+    kind: Literal["resnet"] = "resnet"
+    in_channels: PositiveInt = 1
+    width: PositiveInt = 16
+    stages: PositiveInt = 3
+    blocks_per_stage: PositiveInt = 2
+    groups: PositiveInt = 4
+    """Groups of the GroupNorm; must divide `width`."""
+    classes: PositiveInt = 10
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _require_divides("groups", self.groups, "width", self.width)
+        return self
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """Channels of every block, in order."""
+        return tuple(
+            self.width * 2**stage for stage in range(self.stages) for _ in range(self.blocks_per_stage)
+        )
+
+    @property
+    def num_params(self) -> int:
+        """Trainable parameters, exactly."""
+        stem = _conv3x3(self.in_channels, self.width) + _norm(self.width)
+        blocks = sum(
+            self._block(inputs, outputs) for inputs, outputs in pairwise((self.width, *self.channels))
+        )
+        return stem + blocks + _linear(self.channels[-1], self.classes)
+
+    @staticmethod
+    def _block(inputs: int, outputs: int) -> int:
+        shortcut = 0 if inputs == outputs else inputs * outputs + _norm(outputs)
+        return _conv3x3(inputs, outputs) + _conv3x3(outputs, outputs) + 2 * _norm(outputs) + shortcut
+
+
+class GPTConfig(Spec):
+    """GPT-2 (Radford et al. 2019): pre-LayerNorm, learned positions, biases everywhere, tied embeddings."""
+
+    reads: ClassVar[Modality] = "tokens"
+
+    kind: Literal["gpt"] = "gpt"
+    layers: PositiveInt
+    hidden: PositiveInt
+    heads: PositiveInt
+    """Attention heads; must divide `hidden`."""
+    vocab: PositiveInt = 256
+    seq: PositiveInt = 64
+    """Longest sequence, and the length trained on."""
+    ffn: PositiveInt | None = None
+    """Inner width of the feed-forward part; None means `4 * hidden`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _require_divides("heads", self.heads, "hidden", self.hidden)
+        return self
+
+    @property
+    def ffn_width(self) -> int:
+        """Inner width of the feed-forward part, with its default filled in."""
+        return self.ffn or 4 * self.hidden
+
+    @property
+    def num_params(self) -> int:
+        """Trainable parameters, exactly: ``V h + s h + L (4 h^2 + 2 h f + f + 9 h) + 2 h``.
+
+        Example:
+            >>> MODELS["gpt-124m"].num_params
+            124439808
+        """
+        embeddings = (self.vocab + self.seq) * self.hidden
+        return embeddings + self.layers * self._layer_params() + _norm(self.hidden)
+
+    def _layer_params(self) -> int:
+        attention = _linear(self.hidden, 3 * self.hidden) + _linear(self.hidden, self.hidden)
+        feed_forward = _linear(self.hidden, self.ffn_width) + _linear(self.ffn_width, self.hidden)
+        return attention + feed_forward + 2 * _norm(self.hidden)
+
+
+ModelConfig = MLPConfig | CNNConfig | ResNetConfig | GPTConfig
+
+MODELS: dict[str, ModelConfig] = {
+    "mlp": MLPConfig(),
+    "cnn": CNNConfig(),
+    "resnet": ResNetConfig(),
+    "gpt-nano": GPTConfig(layers=4, hidden=64, heads=4),
+    "gpt-micro": GPTConfig(layers=4, hidden=128, heads=4),
+    "gpt-mini": GPTConfig(layers=4, hidden=256, heads=8, seq=128),
+    "gpt-small": GPTConfig(layers=8, hidden=320, heads=8, seq=256),
+    "gpt-25m": GPTConfig(layers=8, hidden=512, heads=8, seq=256),
+    "gpt-124m": GPTConfig(layers=12, hidden=768, heads=12, vocab=50257, seq=1024),
+}
+"""Every model that a job can name, smallest first within each family."""
+
+
+def model_config(name: str) -> ModelConfig:
+    """The config of the model called `name`.
+
+    Raises:
+        SpecError: There is no such model; the message names the nearest one.
+    """
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    return MODELS[name]

@@ -1,0 +1,1 @@
+"""The real parts of distributed training, in torch."""

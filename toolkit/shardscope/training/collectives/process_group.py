@@ -1,0 +1,257 @@
+"""The one process group under everything: it passes each collective on to the backend and meters it.
+
+`MeteredProcessGroup` is a real `torch.distributed.ProcessGroup`, so `DistributedDataParallel`, FSDP2, pipelines and the
+user's own `dist.all_reduce` all go through it. `init` registers it as a backend and makes it the default group.
+
+Where the backend sends inside (all-reduce and its kin), the bytes it puts on the wire are those of its algorithm:
+`_TOTAL_SENT` gives the total over all ranks per payload byte, and each rank is counted its even share. The totals were
+confirmed against the kernel's own TCP counters (`shardscope.training.transport`); a test does so again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardscope.training.meter import Meter, Span, Traffic
+
+BACKEND = "shardscope"
+
+
+def share(total: int, rank: int, world_size: int) -> int:
+    """This rank's part of `total`, split evenly, the remainder going to the lowest ranks."""
+    return total // world_size + (rank < total % world_size)
+
+
+def num_bytes(tensors: Any) -> int:
+    """Payload in bytes of a tensor or of nested sequences of tensors."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors.numel() * tensors.element_size()
+    return sum(num_bytes(tensor) for tensor in tensors)
+
+
+# Bytes sent in total over all ranks, as a multiple of (world_size - 1) * payload. Payload: the reduced tensor, the
+# gathered output, the scattered input. gloo runs an all-reduce inside its reduce_scatter.
+_TOTAL_SENT = {"all_reduce": 2, "reduce_scatter": 1}
+_TOTAL_SENT_GLOO = {**_TOTAL_SENT, "reduce_scatter": 2}
+
+
+class _WatchedWork(dist.Work):
+    """A work that says when it has been waited for."""
+
+    def __init__(self, inner: dist.Work, finished: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._inner = inner
+        self._finished = finished
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        done = self._inner.wait() if timeout is None else self._inner.wait(timeout)
+        self._finished(None)
+        return done
+
+    def is_completed(self) -> bool:
+        return self._inner.is_completed()
+
+
+class MeteredProcessGroup(dist.ProcessGroup):
+    """A process group that counts what passes through it.
+
+    Args:
+        inner: The group that does the work.
+        meter: Where bytes and spans go.
+        backend: ``"gloo"`` or ``"nccl"``; decides how many bytes a collective sends.
+    """
+
+    def __init__(self, inner: dist.ProcessGroup, meter: Meter, backend: str) -> None:
+        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
+        self.inner = inner
+        self.meter = meter
+        self.backend = backend
+        self._name = "shardscope"
+        self._total_sent = _TOTAL_SENT_GLOO if backend == "gloo" else _TOTAL_SENT
+
+    def _metered(self, name: str, payload: int, call: Callable[[], dist.Work]) -> dist.Work:
+        world_size = self.size()
+        total = self._total_sent.get(name, 1) * (world_size - 1) * payload
+        moved = share(total, self.rank(), world_size)
+        self.meter.count(name, Traffic(payload, moved, moved, calls=1))
+        return self._timed("communication", name, payload, call)
+
+    def _timed(self, lane: str, name: str, payload: int, call: Callable[[], dist.Work]) -> dist.Work:
+        start = self.meter.handed_over = time.time()
+        work = call()
+        meter = self.meter
+
+        def finished(_: Any) -> None:
+            meter.add_span(Span(lane, name, start, time.time(), payload))
+
+        try:
+            work.get_future().add_done_callback(finished)
+        except RuntimeError:  # gloo's reduce_scatter work has no future: watch `wait` instead
+            return _WatchedWork(work, finished)
+        return work
+
+    # Point to point: every message counted on both sides.
+
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
+        size = num_bytes(tensors)
+        self.meter.count("send", Traffic(size, sent_bytes=size, messages=1, calls=1, sent_to={dst: size}))
+        return self._timed("communication", "send", size, lambda: self.inner.send(tensors, dst, tag))
+
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> dist.Work:
+        size = num_bytes(tensors)
+        self.meter.count("recv", Traffic(size, received_bytes=size, calls=1))
+        return self._timed("communication", "recv", size, lambda: self.inner.recv(tensors, src, tag))
+
+    def transport(self, device: torch.device) -> Any:
+        """What carries messages between two ranks, unmetered: for collectives of our own, which count them."""
+        return self.inner._get_backend(device)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> dist.Work:
+        size = num_bytes(tensors)
+        self.meter.count("recv", Traffic(size, received_bytes=size, calls=1))
+        return self.inner.recv_anysource(tensors, tag)
+
+    def barrier(self, *args: Any, **options: Any) -> dist.Work:
+        self.meter.count("barrier", Traffic(calls=1))
+        return self._timed("communication", "barrier", 0, lambda: self.inner.barrier(*args, **options))
+
+    # What torch asks of a group written in Python.
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+        self.inner._set_group_name(name)  # type: ignore[arg-type]
+
+    def _set_group_desc(self, desc: str) -> None:
+        self.inner._set_group_desc(desc)
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's own name
+        return BACKEND
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.inner.set_timeout(timeout)
+
+    def shutdown(self) -> None:
+        self.inner.shutdown()
+
+    def abort(self) -> None:
+        self.inner.abort()
+
+    def get_group_store(self) -> dist.Store:
+        return self.inner.get_group_store()
+
+    def _set_sequence_number_for_group(self) -> None:
+        self.inner._set_sequence_number_for_group()
+
+    def _get_sequence_number_for_group(self) -> int:
+        return int(self.inner._get_sequence_number_for_group())  # type: ignore[attr-defined]
+
+
+def _pass_on(method: str, name: str, payload_of: int) -> Callable[..., dist.Work]:
+    """The metered form of one method of a process group; `payload_of` says which argument is the payload."""
+
+    def call(self: MeteredProcessGroup, *args: Any, **options: Any) -> dist.Work:
+        payload = num_bytes(args[payload_of])
+        return self._metered(name, payload, lambda: getattr(self.inner, method)(*args, **options))
+
+    call.__name__ = method
+    return call
+
+
+_COLLECTIVES = {
+    "all_reduce": (0, ("allreduce", "allreduce_coalesced")),
+    "broadcast": (0, ("broadcast",)),
+    "reduce": (0, ("reduce",)),
+    "all_gather": (
+        0,
+        ("allgather", "_allgather_base", "all_gather_single", "allgather_coalesced",
+         "allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
+    ),
+    "reduce_scatter": (
+        1,
+        ("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
+         "reduce_scatter_single_coalesced"),
+    ),
+    "all_to_all": (1, ("alltoall", "alltoall_base", "all_to_all_single")),
+}  # fmt: skip
+
+for _name, (_payload_of, _methods) in _COLLECTIVES.items():
+    for _method in _methods:
+        if hasattr(dist.ProcessGroup, _method):
+            setattr(MeteredProcessGroup, _method, _pass_on(_method, _name, _payload_of))
+
+
+def _gather(self: MeteredProcessGroup, outputs: Any, inputs: Any, *options: Any) -> dist.Work:
+    return self._metered("gather", num_bytes(inputs), lambda: self.inner.gather(outputs, inputs, *options))
+
+
+def _scatter(self: MeteredProcessGroup, outputs: Any, inputs: Any, *options: Any) -> dist.Work:
+    return self._metered("scatter", num_bytes(outputs), lambda: self.inner.scatter(outputs, inputs, *options))
+
+
+setattr(MeteredProcessGroup, "gather", _gather)  # noqa: B010 - torch's stubs overload it
+setattr(MeteredProcessGroup, "scatter", _scatter)  # noqa: B010
+
+
+def make_inner(
+    backend: str, store: dist.Store, rank: int, world_size: int, timeout: timedelta
+) -> dist.ProcessGroup:
+    """A plain group on gloo or NCCL that serves CPU and CUDA tensors alike."""
+    inner = dist.ProcessGroup(store, rank, world_size)
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, world_size, timeout=timeout)
+    gloo._set_sequence_number_for_group()
+    kinds = dist.ProcessGroup.BackendType
+    inner._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+    if backend == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, options)
+        inner._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+        inner._set_default_backend(kinds.NCCL)
+    else:
+        inner._register_backend(torch.device("cuda"), kinds.GLOO, gloo)
+        inner._set_default_backend(kinds.GLOO)
+    return inner
+
+
+def init(
+    meter: Meter,
+    *,
+    backend: str,
+    rank: int,
+    world_size: int,
+    timeout: timedelta,
+    store: dist.Store | None = None,
+) -> MeteredProcessGroup:
+    """Make a metered group the default group of this process.
+
+    Args:
+        meter: Where bytes and spans go.
+        backend: ``"gloo"`` or ``"nccl"``.
+        rank: This rank.
+        world_size: Number of ranks.
+        timeout: After which a collective that waits for a silent peer raises.
+        store: Rendezvous; None reads it from the environment (`MASTER_ADDR`, `MASTER_PORT`), as `torchrun` sets it.
+    """
+
+    def create(prefix: dist.Store, rank: int, size: int, timeout: timedelta) -> MeteredProcessGroup:
+        return MeteredProcessGroup(make_inner(backend, prefix, rank, size, timeout), meter, backend)
+
+    dist.Backend._plugins.pop(BACKEND.upper(), None)
+    if hasattr(dist.Backend, BACKEND.upper()):
+        delattr(dist.Backend, BACKEND.upper())
+        dist.Backend.backend_list.remove(BACKEND)
+    dist.Backend.register_backend(BACKEND, create, devices=["cpu", "cuda"])
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    group = dist.group.WORLD
+    assert isinstance(group, MeteredProcessGroup)
+    return group

@@ -1,0 +1,87 @@
+"""What a rank knows of itself: its place, its device, its group and its meter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from shardscope.errors import LaunchError
+from shardscope.spec import Job
+from shardscope.training.collectives import process_group
+from shardscope.training.collectives.process_group import MeteredProcessGroup
+from shardscope.training.events import EventWriter
+from shardscope.training.meter import Meter
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """One rank of a running job.
+
+    Attributes:
+        group: The metered group, or None for a job on one process.
+        transport: What carries the collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU, staged)"``, or ``"none"``.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    meter: Meter
+    events: EventWriter
+    group: MeteredProcessGroup | None = None
+    transport: str = "none"
+
+    @property
+    def staged(self) -> bool:
+        """Whether messages of our own collectives pass through the CPU.
+
+        gloo cannot send GPU tensors, and NCCL pairs unbatched messages by their order alone, not by tag, so a ring
+        that posts receives ahead would deadlock on it.
+        """
+        return self.device.type == "cuda"
+
+
+def choose_device(job: Job, local_rank: int, local_world_size: int) -> tuple[torch.device, str]:
+    """The device and backend of a rank: a GPU each over NCCL, fewer GPUs than ranks shared over gloo, else the CPU.
+
+    Raises:
+        LaunchError: The job asks for a GPU and there is none.
+    """
+    num_gpus = 0 if job.device == "cpu" else torch.cuda.device_count()
+    if not num_gpus:
+        if job.device == "cuda":
+            raise LaunchError(
+                "device='cuda', but torch sees no GPU on this machine; use device='auto' or 'cpu'"
+            )
+        return torch.device("cpu"), "gloo"
+    device = torch.device("cuda", local_rank % num_gpus)
+    return device, "nccl" if local_world_size <= num_gpus else "gloo"
+
+
+@contextmanager
+def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) -> Iterator[RankContext]:
+    """Join the group that the environment describes (as `torchrun` and elastic set it) and leave it at the end."""
+    place = os.environ if env is None else env
+    rank, world_size = int(place["RANK"]), int(place["WORLD_SIZE"])
+    local_rank, local_size = (
+        int(place.get("LOCAL_RANK", rank)),
+        int(place.get("LOCAL_WORLD_SIZE", world_size)),
+    )
+    device, backend = choose_device(job, local_rank, local_size)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    meter = Meter()
+    if world_size == 1:
+        yield RankContext(rank, 1, device, meter, events)
+        return
+    timeout = timedelta(seconds=job.timeout_s)
+    group = process_group.init(meter, backend=backend, rank=rank, world_size=world_size, timeout=timeout)
+    shared = device.type == "cuda" and backend == "gloo"
+    transport = "gloo (shared GPU, staged)" if shared else backend
+    yield RankContext(rank, world_size, device, meter, events, group, transport)
+    dist.destroy_process_group()  # not after an error: a stuck peer would block it, and the process ends anyway

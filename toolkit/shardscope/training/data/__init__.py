@@ -1,0 +1,48 @@
+"""Data for training: from a name, a file or the user's own function to the batches of one rank.
+
+`load_data` opens a `Dataset` of two sources, one to train and one to test on. A `GlobalSampler` says which
+rows make up each step; `shard` cuts out a rank's own; `Loader` puts the three together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shardscope.spec.data import data_info, is_path
+from shardscope.training.data.digits import read_digits
+from shardscope.training.data.files import read_path
+from shardscope.training.data.loader import Loader
+from shardscope.training.data.sampler import GlobalSampler, shard
+from shardscope.training.data.sources import Batch, Dataset, Source
+from shardscope.training.data.text import read_python_source
+from shardscope.training.data.user import call_user
+
+__all__ = ["Batch", "Dataset", "GlobalSampler", "Loader", "Source", "load_data", "shard"]
+
+
+def load_data(
+    data: str | Path | Callable[..., Any], *, seed: int = 0, seq: int = 64, vocab: int | None = None
+) -> Dataset:
+    """Open the data of a job.
+
+    Args:
+        data: A name of `shardscope.spec.data.DATA`, the path of a file, or a function that makes the data.
+        seed: Handed to a function that takes one; nothing else here is random.
+        seq: Tokens of a training window, where the data are tokens.
+        vocab: The model's vocabulary, to refuse tokens outside of it; None accepts all.
+
+    Raises:
+        SpecError: No data set has this name.
+        DataError: The data cannot be read or are of the wrong shape or type.
+    """
+    if callable(data):
+        return call_user(data, seed=seed)
+    if data == "digits":
+        return read_digits()
+    if data == "python-source":
+        return read_python_source(seq=seq, vocab=vocab)
+    if isinstance(data, str) and not is_path(data):
+        data_info(data)
+    return read_path(Path(data).expanduser(), seq=seq, vocab=vocab)

@@ -1,0 +1,72 @@
+"""The user's own files: text, arrays of rows, rows of tokens. Nothing in them is ever unpickled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from shardscope.errors import DataError
+from shardscope.training.data.sources import Array, ArraySource, Dataset, hold_out
+from shardscope.training.data.text import split_windows
+
+
+def read_path(path: Path, *, seq: int, vocab: int | None = None) -> Dataset:
+    """Read a file by its suffix.
+
+    - ``.npz``: rows `x` and `y`, tested on `x_test` and `y_test` or, without them, on every tenth row.
+    - ``.npy``: one row of integer tokens, memory-mapped.
+    - ``.bin``: the same as bare little-endian uint16, memory-mapped.
+    - anything else: text, a token a byte.
+
+    Raises:
+        DataError: The file is missing, empty, unreadable or of the wrong shape or type.
+    """
+    _require_file(path)
+    try:
+        return (
+            _rows(path)
+            if path.suffix.lower() == ".npz"
+            else split_windows(_tokens(path), seq=seq, vocab=vocab)
+        )
+    except DataError as error:
+        raise DataError(f"data={str(path)!r}: {error}") from None
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        kind = path.suffix or "text"
+        raise DataError(f"data={str(path)!r} cannot be read as {kind}: {error}") from None
+
+
+def _require_file(path: Path) -> None:
+    if not path.exists():
+        raise DataError(
+            f"data={str(path)!r} does not exist; give the path of a text, .npz, .npy or .bin file"
+        )
+    if not path.is_file():
+        raise DataError(f"data={str(path)!r} is a directory; give the path of a file")
+    if path.stat().st_size == 0:
+        raise DataError(f"data={str(path)!r} is empty; give a file with something in it")
+
+
+def _rows(path: Path) -> Dataset:
+    with np.load(path, allow_pickle=False) as arrays:
+        names = set(arrays.files)
+        if not {"x", "y"} <= names:
+            found = ", ".join(sorted(names)) or "nothing"
+            raise DataError(f"holds {found}; save it with np.savez(path, x=inputs, y=targets)")
+        source = ArraySource(arrays["x"], arrays["y"])
+        if {"x_test", "y_test"} <= names:
+            return Dataset(train=source, test=ArraySource(arrays["x_test"], arrays["y_test"]))
+    return hold_out(source)
+
+
+def _tokens(path: Path) -> Array:
+    tokens: Array
+    match path.suffix.lower():
+        case ".npy":
+            tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+        case ".bin":
+            tokens = np.memmap(path, dtype="<u2", mode="r")
+        case _:
+            tokens = np.memmap(path, dtype=np.uint8, mode="r")
+    return tokens

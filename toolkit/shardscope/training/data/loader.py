@@ -1,0 +1,87 @@
+"""The batches of one rank, step by step."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+from shardscope.training.data.sampler import GlobalSampler, shard
+from shardscope.training.data.sources import ArraySource, Batch, RowSource, Source, TensorSource, WindowSource
+
+
+class Loader:
+    """Reads the rows that are this rank's own at each step.
+
+    Rows that only need copying are read on demand: a batch of 16 takes 0.05 ms (digits) to 0.15 ms (text),
+    and a thread to hide that was measured to gain nothing on a 2.7 ms step. Rows that run code of the user's,
+    as those of a torch data set do, are read one step ahead in a thread. Such code should draw random numbers
+    from a generator of its own, since torch's global one is in use by the training at the same time.
+
+    Args:
+        source: Rows to read.
+        sampler: Which rows make up each step.
+        rank: This rank.
+        world_size: Number of ranks that share a step.
+        prefetch: Whether to read ahead; None decides by the kind of rows.
+
+    Example:
+        >>> sampler = GlobalSampler(len(dataset.train), 64, seed=0)
+        >>> with Loader(dataset.train, sampler, rank=0, world_size=4) as loader:
+        ...     x, y = loader.batch(0)  # 16 rows
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        sampler: GlobalSampler,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        prefetch: bool | None = None,
+    ) -> None:
+        self.source = source
+        self.sampler = sampler
+        self.rank = rank
+        self.world_size = world_size
+        ahead = _runs_user_code(source) if prefetch is None else prefetch
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shardscope-loader") if ahead else None
+        self._next: tuple[int, Future[Batch]] | None = None
+
+    def batch(self, step: int) -> Batch:
+        """Inputs and targets of this rank's rows at `step`, which counts from 0."""
+        if self._thread is None:
+            return self._read(step)
+        batch = self._prefetched(step) or self._read(step)
+        self._next = step + 1, self._thread.submit(self._read, step + 1)
+        return batch
+
+    def close(self) -> None:
+        """End the thread, if there is one, after the batch it is reading."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        self._thread = self._next = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _prefetched(self, step: int) -> Batch | None:
+        if self._next is None:
+            return None
+        read_step, future = self._next
+        batch = future.result()  # waited for in any case: two threads must not use the sampler at once
+        return batch if read_step == step else None
+
+    def _read(self, step: int) -> Batch:
+        return self.source.batch(shard(self.sampler.indices(step), self.rank, self.world_size))
+
+
+def _runs_user_code(source: Source) -> bool:
+    while isinstance(source, RowSource):
+        source = source.source
+    return not isinstance(source, ArraySource | TensorSource | WindowSource)

@@ -1,0 +1,208 @@
+"""Where rows come from: every source has a length and gives the batch of any rows asked for.
+
+A source reads only the rows it is asked for, so a rank touches its own part of the data and no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import default_collate
+
+from shardscope.errors import DataError
+
+Array = npt.NDArray[Any]
+Batch = tuple[Tensor, Tensor]
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Rows of inputs and targets that can be read in any order."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        ...
+
+    def batch(self, indices: Tensor) -> Batch:
+        """Inputs and targets of the rows at `indices` (int64), on the CPU."""
+        ...
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows to train on and rows held back to test on."""
+
+    train: Source
+    test: Source
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """Rows of two arrays of equal length, which may be memory-mapped.
+
+    Floats come out as float32 (float64 too), integers as int64; images of bytes, that is uint8 inputs of
+    three or more dimensions, as float32 in [0, 1].
+    """
+
+    x: Array
+    y: Array
+
+    def __post_init__(self) -> None:
+        _require_numbers("x", self.x)
+        _require_numbers("y", self.y)
+        if len(self.x) != len(self.y):
+            raise DataError(
+                f"x has {len(self.x)} rows but y has {len(self.y)}; give one target for each input"
+            )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def batch(self, indices: Tensor) -> Batch:
+        """The rows at `indices`."""
+        rows = indices.numpy()
+        x = _as_tensor(self.x[rows])
+        is_byte_image = self.x.dtype == np.uint8 and self.x.ndim >= 3
+        return (x.float() / 255 if is_byte_image else x), _as_tensor(self.y[rows])
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """Rows of two tensors of equal length, given as they are."""
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        if self.x.dim() == 0 or self.y.dim() == 0 or len(self.x) != len(self.y):
+            shapes = f"{tuple(self.x.shape)} and {tuple(self.y.shape)}"
+            raise DataError(
+                f"x and y have shapes {shapes}; give one target for each input, along the first dimension"
+            )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def batch(self, indices: Tensor) -> Batch:
+        """The rows at `indices`."""
+        return self.x[indices], self.y[indices]
+
+
+@dataclass(frozen=True)
+class WindowSource:
+    """Windows of `seq` tokens cut from one long row, end to end; the target of each token is the next one.
+
+    Raises:
+        DataError: The tokens are not one row of integers, or are too few for one window.
+    """
+
+    tokens: Array
+    seq: int
+    vocab: int | None = None
+    """Tokens from here up are an error of the data; None accepts all."""
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
+            raise DataError(
+                f"tokens have shape {self.tokens.shape} and type {self.tokens.dtype}; "
+                "give one row of integers"
+            )
+        if len(self) == 0:
+            raise DataError(
+                f"{len(self.tokens)} tokens are too few for one window of seq={self.seq}; "
+                f"give at least {self.seq + 1}"
+            )
+
+    def __len__(self) -> int:
+        return max(0, (len(self.tokens) - 1) // self.seq)
+
+    def batch(self, indices: Tensor) -> Batch:
+        """Tokens and next tokens of the windows at `indices`, each `(N, seq)` int64.
+
+        Raises:
+            DataError: A token is outside the vocabulary.
+        """
+        starts = indices.numpy() * self.seq
+        windows = self.tokens[starts[:, None] + np.arange(self.seq + 1)].astype(np.int64)
+        self._require_in_vocab(windows)
+        tokens = torch.from_numpy(windows)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def _require_in_vocab(self, windows: Array) -> None:
+        low, high = int(windows.min(initial=0)), int(windows.max(initial=0))
+        if low < 0 or (self.vocab is not None and high >= self.vocab):
+            token = low if low < 0 else high
+            limit = "" if self.vocab is None else f" of {self.vocab}"
+            raise DataError(
+                f"token {token} is outside the vocabulary{limit}; use a model whose vocab covers the data"
+            )
+
+
+@dataclass(frozen=True)
+class ItemSource:
+    """The items of a map-style `torch.utils.data.Dataset`, each a pair of input and target, collated."""
+
+    items: TorchDataset[Any]
+
+    def __len__(self) -> int:
+        return len(self.items)  # type: ignore[arg-type]  # map-style data sets have a length
+
+    def batch(self, indices: Tensor) -> Batch:
+        """The items at `indices`, stacked.
+
+        Raises:
+            DataError: The items are not pairs that stack.
+        """
+        batch = default_collate([self.items[index] for index in indices.tolist()])
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            got = type(batch).__name__
+            raise DataError(f"data gave items that stack to a {got}; give pairs of an input and a target")
+        x, y = batch
+        return x, y
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """Some rows of another source."""
+
+    source: Source
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, indices: Tensor) -> Batch:
+        """The rows at `indices`, counted among these rows."""
+        return self.source.batch(self.rows[indices])
+
+
+def hold_out(source: Source, *, every: int = 10) -> Dataset:
+    """Keep every tenth row for testing, so that no seed is needed and sorted classes stay balanced.
+
+    Raises:
+        DataError: There are too few rows to keep one.
+    """
+    if len(source) < 2:
+        raise DataError(f"data has {len(source)} rows; give at least 2, one to train on and one to test on")
+    rows = torch.arange(len(source))
+    every = min(every, len(source))
+    is_test = rows % every == every - 1
+    return Dataset(train=RowSource(source, rows[~is_test]), test=RowSource(source, rows[is_test]))
+
+
+def _require_numbers(name: str, array: Array) -> None:
+    if array.ndim == 0 or array.dtype.kind not in "biuf":
+        raise DataError(
+            f"{name} has shape {array.shape} and type {array.dtype}; "
+            "give an array of numbers with a row for each sample"
+        )
+
+
+def _as_tensor(rows: Array) -> Tensor:
+    return torch.from_numpy(rows.astype(np.float32 if rows.dtype.kind == "f" else np.int64, copy=False))

@@ -1,0 +1,72 @@
+"""Data from the user's own function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import IterableDataset
+
+from shardscope.errors import DataError
+from shardscope.training.data.sources import Dataset, ItemSource, Source, TensorSource, hold_out
+
+_FORMS = "tensors (x, y), a map-style torch Dataset or an object with __len__ and batch(indices)"
+
+
+def call_user(make_data: Callable[..., Any], *, seed: int) -> Dataset:
+    """Call the user's function, with `seed` if it has such a parameter, and read what it returns.
+
+    It may return one data set, of which every tenth row is held out, or a pair of them (train, test).
+
+    Raises:
+        DataError: It returned something else.
+    """
+    made = make_data(seed=seed) if _takes_seed(make_data) else make_data()
+    if isinstance(made, Dataset):
+        return made
+    if isinstance(made, tuple) and len(made) == 2 and not isinstance(made[0], Tensor):
+        train, test = (_source(part, make_data) for part in made)
+        return Dataset(train=train, test=test)
+    return hold_out(_source(made, make_data))
+
+
+def _source(made: object, make_data: Callable[..., Any]) -> Source:
+    source = _read(made)
+    if source is None:
+        raise DataError(
+            f"data={_name(make_data)} returned {_describe(made)}; return {_FORMS}, or a (train, test) pair"
+        )
+    if len(source) == 0:
+        raise DataError(f"data={_name(make_data)} returned a data set of no rows; return at least one row")
+    return source
+
+
+def _read(made: object) -> Source | None:
+    match made:
+        case Source():
+            return made
+        case (Tensor() as x, Tensor() as y):
+            return TensorSource(x, y)
+        case TorchDataset() if hasattr(made, "__len__") and not isinstance(made, IterableDataset):
+            return ItemSource(made)
+    return None
+
+
+def _takes_seed(function: Callable[..., Any]) -> bool:
+    try:
+        return "seed" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {', '.join(type(part).__name__ for part in value) or 'nothing'}"
+    return f"a {type(value).__name__}"
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -1,0 +1,126 @@
+"""The meter of one rank: every byte it sends and receives, and when it computed and when it communicated.
+
+There is one meter a rank. The metered process group feeds it, the trainer opens and closes steps on it, and what it
+saw in a step leaves in that step's event. Collectives may finish on the backend's own threads, so adding is locked.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Traffic:
+    """What one kind of collective moved on this rank.
+
+    `sent_bytes` is counted message by message where Shardscope sends the messages itself. Where the backend does, it
+    is this rank's even share of what the backend's algorithm sends in total, so that the sum over ranks is exact.
+    """
+
+    payload_bytes: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    messages: int = 0
+    calls: int = 0
+    sent_to: dict[int, int] = field(default_factory=dict)
+    """Bytes to each peer; empty where the backend sends and does not tell."""
+
+    def count_sent(self, peer: int, num_bytes: int) -> None:
+        """Add one message to `peer`."""
+        self.sent_bytes += num_bytes
+        self.messages += 1
+        self.sent_to[peer] = self.sent_to.get(peer, 0) + num_bytes
+
+    def add(self, other: Traffic) -> None:
+        """Add what another row has counted."""
+        self.payload_bytes += other.payload_bytes
+        self.sent_bytes += other.sent_bytes
+        self.received_bytes += other.received_bytes
+        self.messages += other.messages
+        self.calls += other.calls
+        for peer, num_bytes in other.sent_to.items():
+            self.sent_to[peer] = self.sent_to.get(peer, 0) + num_bytes
+
+
+@dataclass(frozen=True)
+class Span:
+    """One stretch of time on one rank. `start` and `end` in unix seconds, `bytes` of payload."""
+
+    lane: str
+    name: str
+    start: float
+    end: float
+    bytes: int = 0
+
+    def as_row(self) -> list[Any]:
+        """The form in which events carry it; microseconds are as fine as the clock is worth."""
+        return [self.lane, self.name, round(self.start, 6), round(self.end, 6), self.bytes]
+
+
+@dataclass
+class Meter:
+    """Counts traffic by collective and records spans, from one `drain` to the next.
+
+    Attributes:
+        step: The step under way, for whoever writes events of their own.
+        handed_over: When the last collective was handed to whoever carries it out, in unix seconds.
+    """
+
+    step: int = 0
+    handed_over: float = 0.0
+    _traffic: dict[str, Traffic] = field(default_factory=dict)
+    _spans: list[Span] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, name: str, traffic: Traffic) -> None:
+        """Add what one call of the collective `name` has moved, as this rank sees it."""
+        with self._lock:
+            self._traffic.setdefault(name, Traffic()).add(traffic)
+
+    @contextmanager
+    def collective(self, name: str, payload: int) -> Iterator[Traffic]:
+        """One call of a collective of our own, under one span: the caller counts its messages on what this yields."""
+        traffic = Traffic(payload_bytes=payload, calls=1)
+        try:
+            with self.span("communication", name, payload):
+                yield traffic
+        finally:
+            self.count(name, traffic)
+
+    @contextmanager
+    def backward_span(self) -> Iterator[None]:
+        """The span of a backward pass: it computes until it has handed its last gradients over, and then waits."""
+        start = time.time()
+        try:
+            yield
+        finally:
+            end = time.time()
+            self.add_span(
+                Span("compute", "backward", start, self.handed_over if start < self.handed_over else end)
+            )
+
+    @contextmanager
+    def span(self, lane: str, name: str, num_bytes: int = 0) -> Iterator[None]:
+        """Record the time spent inside as one span."""
+        start = time.time()
+        try:
+            yield
+        finally:
+            self.add_span(Span(lane, name, start, time.time(), num_bytes))
+
+    def add_span(self, span: Span) -> None:
+        """Record a span that is already over."""
+        with self._lock:
+            self._spans.append(span)
+
+    def drain(self) -> tuple[dict[str, dict[str, int]], list[list[Any]]]:
+        """Traffic by collective and spans since the last call, in the form that events carry."""
+        with self._lock:
+            traffic, self._traffic = self._traffic, {}
+            spans, self._spans = self._spans, []
+        return {name: asdict(row) for name, row in traffic.items()}, [span.as_row() for span in spans]

@@ -1,0 +1,60 @@
+"""The residual network for small images, normalised by groups so that ranks need not share statistics."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from shardscope.spec.models import ResNetConfig
+
+
+class ResNet(nn.Module):
+    """Images `(N, C, H, W)` to class scores `(N, classes)`."""
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__()
+        self.stem = _conv_norm(config.in_channels, config.width, groups=config.groups)
+        widths = (config.width, *config.channels)
+        self.blocks = nn.ModuleList(
+            BasicBlock(inputs, outputs, groups=config.groups) for inputs, outputs in pairwise(widths)
+        )
+        self.head = nn.Linear(config.channels[-1], config.classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Class scores `(N, classes)`."""
+        x = self.stem(images).relu()
+        for block in self.blocks:
+            x = block(x)
+        scores: Tensor = self.head(x.mean(dim=(2, 3)))
+        return scores
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut; halves the image where it widens the channels."""
+
+    def __init__(self, inputs: int, outputs: int, *, groups: int) -> None:
+        super().__init__()
+        stride = 1 if inputs == outputs else 2
+        self.first = _conv_norm(inputs, outputs, groups=groups, stride=stride)
+        self.second = _conv_norm(outputs, outputs, groups=groups)
+        self.shortcut = (
+            nn.Identity()
+            if inputs == outputs
+            else _conv_norm(inputs, outputs, groups=groups, stride=stride, kernel_size=1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features `(N, outputs, H / stride, W / stride)`."""
+        residual: Tensor = self.second(self.first(x).relu())
+        shortcut: Tensor = self.shortcut(x)
+        return (residual + shortcut).relu()
+
+
+def _conv_norm(
+    inputs: int, outputs: int, *, groups: int, stride: int = 1, kernel_size: int = 3
+) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel_size, stride=stride, padding=kernel_size // 2, bias=False),
+        nn.GroupNorm(groups, outputs),
+    )

@@ -1,0 +1,10 @@
+"""Optimizers and learning-rate schedules: `build_optimizer` makes what a job's spec asks for."""
+
+from __future__ import annotations
+
+from shardscope.training.optim.build import build_optimizer
+from shardscope.training.optim.lamb import Lamb
+from shardscope.training.optim.lars import Lars
+from shardscope.training.optim.schedules import multiplier
+
+__all__ = ["Lamb", "Lars", "build_optimizer", "multiplier"]

@@ -1,0 +1,311 @@
+"""What LAMB and LARS share: a step in two phases around the norms of all layers.
+
+Phase one computes two sums of squares for each layer (a parameter tensor): of its weights, and of what its
+update divides by. Phase two turns them into trust ratios and moves the weights. By default the layers go
+through both phases in batches that fit the cache, so phase two still finds its tensors there. Where tensors
+are sharded, `reduce_squares` takes the sums of all layers at once: phase one then runs over all batches
+first, and the ratios of the whole model cost one all-reduce.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from shardscope.errors import SpecError
+from shardscope.training.optim._kernels import Number, Scalars
+
+Squares = tuple[Scalars, Scalars]
+"""Sums of squares of the weights and of the update, layer by layer."""
+
+ReduceSquares = Callable[[Tensor], Tensor]
+"""Takes this rank's sums of squares, a float64 vector; returns them summed over the ranks that hold the
+shards."""
+
+CACHE_ELEMENTS = 1 << 21
+"""Elements that are worked on together on a CPU: the best of 2**16 to 2**25 for 25 M parameters. In smaller batches
+the calls between kernels, which run on a cold cache, cost more than the memory traffic they save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One parameter tensor in a step: this rank's shard of it, of its gradient and of its state."""
+
+    name: str | int
+    weights: Tensor
+    grad: Tensor
+    state: dict[str, Tensor]
+    is_flat: bool
+    """Whether every tensor is one contiguous row in host memory, which can be cut anywhere."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Layers of one group, dtype and device that go through the phases together."""
+
+    group: dict[str, Any]
+    layers: list[Layer]
+    num_elements: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_elements = sum(layer.weights.numel() for layer in self.layers)
+
+    @property
+    def weights(self) -> list[Tensor]:
+        return [layer.weights for layer in self.layers]
+
+    @property
+    def grads(self) -> list[Tensor]:
+        return [layer.grad for layer in self.layers]
+
+    def column(self, key: str) -> list[Tensor]:
+        """One state tensor of every layer."""
+        return [layer.state[key] for layer in self.layers]
+
+    def takes(self, layer: Layer) -> bool:
+        """Add the layer, if it is of the same kind and the whole still fits the cache."""
+        first, weights = self.layers[0], layer.weights
+        num_elements = self.num_elements + weights.numel()
+        if (first.weights.dtype, first.weights.device) != (weights.dtype, weights.device):
+            return False
+        if weights.is_cpu and not (first.is_flat and layer.is_flat and num_elements <= CACHE_ELEMENTS):
+            return False
+        self.layers.append(layer)
+        self.num_elements = num_elements
+        return True
+
+    def pieces(self, *columns: list[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
+        """Lists of one tensor a layer, cut alike into pieces that stay in the cache together.
+
+        Only a batch of one large layer is cut; the others fit as they are.
+        """
+        if len(self.layers) > 1 or not self.layers[0].is_flat:
+            yield columns
+        else:
+            rows = (column[0].split(CACHE_ELEMENTS) for column in columns)
+            yield from (tuple([piece] for piece in pieces) for pieces in zip(*rows, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A batch between the phases."""
+
+    batch: Batch
+    directions: list[Tensor]
+    """Where each layer's weights will move, up to a factor."""
+    squares: Squares | None
+    """None where the group has no ratios."""
+
+
+class Scratch:
+    """Buffers kept from step to step: fresh memory costs a CPU more than the arithmetic in it."""
+
+    def __init__(self) -> None:
+        self._buffers: list[Tensor] = []
+        self._taken = 0
+
+    def rewind(self) -> None:
+        """Hand out the same buffers again."""
+        self._taken = 0
+
+    def take(self, batch: Batch) -> list[Tensor]:
+        """Uninitialised tensors like the batch's weights."""
+        weights = batch.weights
+        if not batch.layers[0].is_flat:
+            return [torch.empty_like(tensor) for tensor in weights]
+        sizes = [tensor.numel() for tensor in weights]
+        return list(self._buffer(sum(sizes), weights[0].dtype)[: sum(sizes)].split(sizes))
+
+    def _buffer(self, size: int, dtype: torch.dtype) -> Tensor:
+        index, self._taken = self._taken, self._taken + 1
+        if index == len(self._buffers):
+            self._buffers.append(torch.empty(size, dtype=dtype))
+        elif self._buffers[index].numel() < size or self._buffers[index].dtype != dtype:
+            self._buffers[index] = torch.empty(size, dtype=dtype)
+        return self._buffers[index]
+
+
+class LayerwiseOptimizer(Optimizer):
+    """Base of optimizers that scale each layer's step by a trust ratio.
+
+    A subclass names its per-parameter tensors (`_new_state`), computes directions and squares (`_stage`),
+    turns norms into a ratio (`_divisor`, `_ratio`) and moves the weights (`_apply`). It never waits for a
+    device other than the CPU.
+
+    Args:
+        params: As for every torch optimizer; with names, `trust_ratios` uses them.
+        defaults: Settings of the groups; ``adapt=False`` gives a group's layers no trust ratio.
+        reduce_squares: Sums squares over the ranks that hold other shards of the same tensors; called once a
+            step. All ranks must hold the same layers in the same order; a layer's shard may be empty.
+    """
+
+    def __init__(
+        self, params: Any, defaults: dict[str, Any], *, reduce_squares: ReduceSquares | None
+    ) -> None:
+        super().__init__(params, defaults)
+        self.reduce_squares = reduce_squares
+        self._scratch = Scratch()
+        self._last_ratios: list[tuple[list[str | int], Scalars]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "reduce_squares": self.reduce_squares}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._scratch = Scratch()
+        self._last_ratios = []
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step; a `closure` that evaluates the model anew is called first, its loss returned."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        self._last_ratios.clear()
+        batches = self._batches()
+        self._prepare(batches)
+        staged: list[Staged] = []
+        for batch in batches:
+            staged.append(self._stage(batch))
+            if self.reduce_squares is None:
+                self._finish(staged)
+        self._finish(staged)
+        return loss
+
+    def trust_ratios(self) -> dict[str | int, float]:
+        """The ratios of the last step by parameter name, or by index if the parameters came without names.
+
+        Reading them waits for the device. Layers that were not adapted are left out.
+        """
+        return {
+            name: ratio
+            for names, ratios in self._last_ratios
+            for name, ratio in zip(names, _to_list(ratios), strict=True)
+        }
+
+    def _finish(self, staged: list[Staged]) -> None:
+        """Phase two of what is staged, which is then forgotten."""
+        squares = [item.squares for item in staged if item.squares is not None]
+        if squares and self.reduce_squares is not None:
+            squares = _reduced(squares, self.reduce_squares)
+        parts = iter(squares)
+        for item in staged:
+            self._move(item, next(parts) if item.squares is not None else None)
+        staged.clear()
+        self._scratch.rewind()
+
+    def _move(self, staged: Staged, squares: Squares | None) -> None:
+        ratios = None
+        if squares is not None:
+            ratios = self._ratios(squares, staged.batch.group)
+            self._last_ratios.append(([layer.name for layer in staged.batch.layers], ratios))
+        self._apply(staged, ratios)
+
+    def _ratios(self, squares: Squares, group: dict[str, Any]) -> Scalars:
+        """The trust ratio of each layer: 1 where its weights or its divisor are all 0."""
+        of_weights, of_updates = squares
+        if isinstance(of_weights, Tensor) and isinstance(of_updates, Tensor):
+            weight_norm = of_weights.sqrt()
+            divisor = self._divisor(weight_norm, of_updates.sqrt(), group)
+            moving = (weight_norm > 0) & (divisor > 0)
+            return torch.where(moving, self._ratio(weight_norm, divisor, group), 1.0)
+        ratios = []
+        for weight_square, update_square in zip(of_weights, of_updates, strict=True):
+            norm = math.sqrt(weight_square)
+            bound = self._divisor(norm, math.sqrt(update_square), group)
+            ratios.append(self._ratio(norm, bound, group) if norm > 0 and bound > 0 else 1.0)
+        return ratios
+
+    def _batches(self) -> list[Batch]:
+        """The layers that have a gradient, in the order of the groups."""
+        batches: list[Batch] = []
+        num_seen = 0
+        for group in self.param_groups:
+            names = group.get("param_names") or range(num_seen, num_seen + len(group["params"]))
+            num_seen += len(group["params"])
+            for name, param in zip(names, group["params"], strict=True):
+                if param.grad is None:
+                    continue
+                layer = self._layer(name, param, group)
+                if not (batches and batches[-1].group is group and batches[-1].takes(layer)):
+                    batches.append(Batch(group, [layer]))
+        return batches
+
+    def _layer(self, name: str | int, param: Tensor, group: dict[str, Any]) -> Layer:
+        if param.grad is None or param.grad.is_sparse or param.is_complex():
+            raise SpecError(
+                f"parameter {name!r} is complex or has a sparse gradient, which {type(self).__name__} has no "
+                "trust ratio for; use sgd or adamw for it"
+            )
+        state = self.state[param]
+        if not state:
+            state.update(self._new_state(param, group))
+        tensors = [_local(tensor) for tensor in (param, param.grad, *state.values())]
+        is_flat = all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
+        weights, grad, *rest = [tensor.view(-1) for tensor in tensors] if is_flat else tensors
+        return Layer(name, weights, grad, dict(zip(state, rest, strict=True)), is_flat)
+
+    def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """What a parameter carries from step to step, before its first."""
+        raise NotImplementedError
+
+    def _prepare(self, batches: list[Batch]) -> None:
+        """Whatever needs all layers before phase one."""
+
+    def _stage(self, batch: Batch) -> Staged:
+        raise NotImplementedError
+
+    def _divisor(
+        self,
+        weight_norm: Number,  # noqa: ARG002
+        update_norm: Number,
+        group: dict[str, Any],  # noqa: ARG002
+    ) -> Number:
+        """What a ratio divides by."""
+        return update_norm
+
+    def _ratio(self, weight_norm: Number, divisor: Number, group: dict[str, Any]) -> Number:
+        """The ratio of one layer whose norm and divisor are above 0, or of many in tensors."""
+        raise NotImplementedError
+
+    def _apply(self, staged: Staged, ratios: Scalars | None) -> None:
+        raise NotImplementedError
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The shard of a DTensor that lies on this rank; any other tensor as it is."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
+
+
+def total_squares(squares: list[Tensor], num_layers: int) -> Squares | None:
+    """Squares of weights and of updates by turns, piece by piece, summed over the pieces."""
+    if not squares:
+        return None
+    if squares[0].is_cpu:
+        values = [square.item() for square in squares]
+        sums = [sum(values[index :: 2 * num_layers]) for index in range(2 * num_layers)]
+        return sums[:num_layers], sums[num_layers:]
+    of_weights, of_updates = torch.stack(squares).double().view(-1, 2, num_layers).sum(dim=0)
+    return of_weights, of_updates
+
+
+def _reduced(squares: list[Squares], reduce_squares: ReduceSquares) -> list[Squares]:
+    """The squares of all batches, summed over the ranks at once."""
+    tensors = [torch.stack([torch.as_tensor(row, dtype=torch.float64) for row in rows]) for rows in squares]
+    joined = torch.cat(tensors, dim=1)
+    sums = reduce_squares(joined.flatten()).view_as(joined).split([rows.shape[1] for rows in tensors], dim=1)
+    return [(rows[0], rows[1]) if not rows.is_cpu else (rows[0].tolist(), rows[1].tolist()) for rows in sums]
+
+
+def _to_list(scalars: Scalars) -> list[float]:
+    return scalars.tolist() if isinstance(scalars, Tensor) else scalars

@@ -1,0 +1,203 @@
+"""LAMB: Adam whose step is scaled, layer by layer, to the norm of the weights it moves.
+
+You et al., Large batch optimization for deep learning: training BERT in 76 minutes (ICLR 2020), Algorithm 2.
+With ``r`` Adam's bare update and ``u = r + decay * w``, each layer moves by ``-lr * |w| / |u| * u``.
+"""
+
+# ruff: noqa: SLF001 - torch documents its foreach operations under these names
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from shardscope.errors import SpecError
+from shardscope.training.optim._checks import check_bound, check_choice, check_fraction, check_non_negative
+from shardscope.training.optim._kernels import (
+    AdamRun,
+    Moments,
+    Number,
+    Scalars,
+    add_scaled_,
+    at_most,
+    fused_moments_,
+    plain_moments_,
+    scale_into,
+    sums_of_squares,
+)
+from shardscope.training.optim._layerwise import (
+    Batch,
+    LayerwiseOptimizer,
+    ReduceSquares,
+    Staged,
+    total_squares,
+)
+
+Form = Literal["auto", "fused", "plain"]
+
+
+class Lamb(LayerwiseOptimizer):
+    """LAMB with the choices that published versions differ in as options; the defaults are the paper's.
+
+    Args:
+        params: Parameters, named parameters, or groups of either.
+        lr: Learning rate, at least 0.
+        betas: Decay a step of the first and second moment, each in [0, 1).
+        eps: Added to the root of the second moment, at least 0.
+        weight_decay: At least 0; per step, in units of `lr`.
+        bias_correction: Divide the moments by ``1 - beta**step``.
+        grad_averaging: The gradient enters the first moment with weight ``1 - betas[0]``, else with weight 1.
+        decay_form: ``inside`` the update that the ratio scales, or ``decoupled`` from it as in AdamW.
+        clamp: The largest weight norm that the ratio sees; None for no bound.
+        trust_clip: Ratios of at most 1.
+        max_grad_norm: Scale all gradients to at most this global norm first; None leaves them. The
+            gradients themselves are not written to.
+        adapt: False steps without trust ratios. Meant for single groups, such as biases and norms.
+        form: ``fused`` advances the moments in torch's fused AdamW kernel (contiguous tensors on a CPU,
+            `grad_averaging`), ``plain`` in ordinary operations; ``auto`` takes fused where it applies.
+        reduce_squares: For shards: sums the layers' squares over the ranks, once a step.
+        reduce_grad_square: For shards and pipeline stages, with `max_grad_norm`: sums the one square of all
+            gradients over all ranks. Default: `reduce_squares`.
+
+    Raises:
+        SpecError: A setting outside its range; at the first step, ``form="fused"`` where it does not apply.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 2e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        bias_correction: bool = True,
+        grad_averaging: bool = True,
+        decay_form: Literal["inside", "decoupled"] = "inside",
+        clamp: float | None = None,
+        trust_clip: bool = False,
+        max_grad_norm: float | None = None,
+        adapt: bool = True,
+        form: Form = "auto",
+        reduce_squares: ReduceSquares | None = None,
+        reduce_grad_square: ReduceSquares | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+            "grad_averaging": grad_averaging,
+            "decay_form": decay_form,
+            "clamp": clamp,
+            "trust_clip": trust_clip,
+            "adapt": adapt,
+        }
+        super().__init__(params, defaults, reduce_squares=reduce_squares)
+        for group in self.param_groups:
+            check_non_negative(group, "lr", "eps", "weight_decay")
+            check_fraction(group, "betas")
+            check_bound("clamp", group["clamp"])
+            check_choice("decay_form", group["decay_form"], ("inside", "decoupled"))
+        check_bound("max_grad_norm", max_grad_norm)
+        check_choice("form", form, ("auto", "fused", "plain"))
+        self.max_grad_norm = max_grad_norm
+        self.form = form
+        self.reduce_grad_square = reduce_grad_square or reduce_squares
+        self._grad_factor: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("max_grad_norm", "form", "reduce_grad_square", "_grad_factor")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
+
+    def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:  # noqa: ARG002
+        return {
+            "step": torch.zeros((), dtype=torch.float32),
+            "exp_avg": torch.zeros_like(param),
+            "exp_avg_sq": torch.zeros_like(param),
+        }
+
+    def _prepare(self, batches: list[Batch]) -> None:
+        """Count the step of all layers at once, and find what brings their gradients to `max_grad_norm`."""
+        if self.form == "fused":
+            for batch in batches:
+                _check_fused(batch)
+        steps = [step for batch in batches for step in batch.column("step")]
+        if steps:
+            torch._foreach_add_(steps, 1)
+        self._grad_factor = None
+        if self.max_grad_norm is None or not batches:
+            return
+        device = batches[0].weights[0].device
+        squares = [square.to(device) for batch in batches for square in sums_of_squares(batch.grads)]
+        total = torch.stack([square.double() for square in squares]).sum(dim=0, keepdim=True)
+        if self.reduce_grad_square is not None:
+            total = self.reduce_grad_square(total)
+        self._grad_factor = (self.max_grad_norm / total[0].sqrt()).clamp(max=1.0)
+
+    def _stage(self, batch: Batch) -> Staged:
+        group = batch.group
+        moments = _moments(group)
+        advance_ = fused_moments_ if self.form != "plain" and _fits_fused(batch) else plain_moments_
+        updates = self._scratch.take(batch)
+        squares: list[Tensor] = []
+        for run in self._runs(batch, updates):
+            _decay(run, group)
+            weight_squares = sums_of_squares(run.weights) if group["adapt"] else []
+            advance_(run, moments)
+            update_squares = sums_of_squares(run.updates) if group["adapt"] else []
+            squares += [*weight_squares, *update_squares]
+        return Staged(batch, updates, total_squares(squares, len(batch.layers)))
+
+    def _runs(self, batch: Batch, updates: list[Tensor]) -> Iterator[AdamRun]:
+        steps = batch.column("step")
+        factor = self._grad_factor
+        columns = batch.weights, batch.grads, batch.column("exp_avg"), batch.column("exp_avg_sq"), updates
+        for weights, grads, exp_avgs, exp_avg_sqs, pieces in batch.pieces(*columns):
+            scaled = grads if factor is None else torch._foreach_mul(grads, factor.to(grads[0]))
+            yield AdamRun(weights, scaled, exp_avgs, exp_avg_sqs, pieces, steps)
+
+    def _ratio(self, weight_norm: Number, divisor: Number, group: dict[str, Any]) -> Number:
+        bounded = weight_norm if group["clamp"] is None else at_most(weight_norm, group["clamp"])
+        ratio = bounded / divisor
+        return at_most(ratio, 1.0) if group["trust_clip"] else ratio
+
+    def _apply(self, staged: Staged, ratios: Scalars | None) -> None:
+        weights, lr = staged.batch.weights, staged.batch.group["lr"]
+        if ratios is None:
+            torch._foreach_add_(weights, staged.directions, alpha=lr)
+        else:
+            add_scaled_(weights, staged.directions, lr, ratios)
+
+
+def _moments(group: dict[str, Any]) -> Moments:
+    return Moments(group["betas"], group["eps"], group["bias_correction"], group["grad_averaging"])
+
+
+def _fits_fused(batch: Batch) -> bool:
+    return _moments(batch.group).fit_fused_kernel and all(layer.is_flat for layer in batch.layers)
+
+
+def _check_fused(batch: Batch) -> None:
+    if not _fits_fused(batch):
+        names = ", ".join(str(layer.name) for layer in batch.layers)
+        raise SpecError(
+            f"form='fused' needs contiguous tensors on a CPU and grad_averaging, unlike {names}; "
+            "use form='auto'"
+        )
+
+
+def _decay(run: AdamRun, group: dict[str, Any]) -> None:
+    """Start the updates from their decay term; take a decoupled decay off the weights at once."""
+    decay = group["weight_decay"]
+    if group["decay_form"] == "inside":
+        scale_into(run.updates, run.weights, -decay)
+        return
+    scale_into(run.updates, run.weights, 0.0)
+    if decay:
+        # not weights *= 1 - lr * decay: in float32 that factor's rounding would add up over the steps
+        torch._foreach_add_(run.weights, run.weights, alpha=-group["lr"] * decay)

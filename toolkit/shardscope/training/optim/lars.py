@@ -1,0 +1,165 @@
+"""LARS: momentum SGD whose step is scaled, layer by layer, to the norm of the weights it moves.
+
+You, Gitman and Ginsburg, Large batch training of convolutional networks (2017), equations 5 and 6. With
+``u = g + decay * w``, each layer's own rate is ``trust_coefficient * |w| / (|g| + decay * |w|)``.
+"""
+# ruff: noqa: SLF001 - torch documents its foreach operations under these names
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from shardscope.training.optim._checks import check_choice, check_fraction, check_non_negative
+from shardscope.training.optim._kernels import Number, Scalars, add_scaled_, at_most, sums_of_squares
+from shardscope.training.optim._layerwise import (
+    Batch,
+    LayerwiseOptimizer,
+    ReduceSquares,
+    Staged,
+    total_squares,
+)
+
+MomentumForm = Literal["classic", "torch", "post"]
+
+
+class Lars(LayerwiseOptimizer):
+    """LARS with the choices that published versions differ in as options; the defaults are the paper's.
+
+    With ``v`` the velocity, ``m`` the momentum and ``q`` the trust ratio, a step is
+
+    - classic: ``v = m v + lr q u``, ``w -= v``;
+    - torch: ``v = m v + q u``, ``w -= lr v``, which differs when the learning rate moves;
+    - post: ``v = m v + u``, ``w -= lr q v``, with the norm of ``v`` in the ratio.
+
+    Args:
+        params: Parameters, named parameters, or groups of either.
+        lr: Learning rate, at least 0.
+        momentum: In [0, 1); 0 keeps no velocity.
+        weight_decay: At least 0; added to the gradient, so it is also under the ratio.
+        eps: Added to the ratio's denominator, at least 0.
+        trust_coefficient: The share of its own norm that a layer moves at ``lr=1``, at least 0.
+        momentum_form: Where learning rate and ratio enter; see above.
+        norm_of: The ratio divides by the norm of the ``sum`` ``|g + decay w|``, or by that of its ``parts``
+            ``|g| + decay |w|``. Without effect on ``post``.
+        nesterov: Step along ``m v + u`` in place of ``v``, each scaled as its form says.
+        trust_clip: LARC: the layer's own rate replaces the learning rate, which becomes its upper bound.
+        adapt: False steps without trust ratios. Meant for single groups, such as biases and norms.
+        reduce_squares: For shards: sums the layers' squares over the ranks, once a step.
+
+    Raises:
+        SpecError: A setting outside its range.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1.0,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        eps: float = 0.0,
+        trust_coefficient: float = 1e-3,
+        momentum_form: MomentumForm = "classic",
+        norm_of: Literal["sum", "parts"] = "parts",
+        nesterov: bool = False,
+        trust_clip: bool = False,
+        adapt: bool = True,
+        reduce_squares: ReduceSquares | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "eps": eps,
+            "trust_coefficient": trust_coefficient,
+            "momentum_form": momentum_form,
+            "norm_of": norm_of,
+            "nesterov": nesterov,
+            "trust_clip": trust_clip,
+            "adapt": adapt,
+        }
+        super().__init__(params, defaults, reduce_squares=reduce_squares)
+        for group in self.param_groups:
+            check_non_negative(group, "lr", "weight_decay", "eps", "trust_coefficient")
+            check_fraction(group, "momentum")
+            check_choice("momentum_form", group["momentum_form"], ("classic", "torch", "post"))
+            check_choice("norm_of", group["norm_of"], ("sum", "parts"))
+
+    def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        return {"momentum_buffer": torch.zeros_like(param)} if group["momentum"] else {}
+
+    def _stage(self, batch: Batch) -> Staged:
+        group = batch.group
+        directions = self._decayed_grads(batch)
+        if group["momentum_form"] == "post":
+            directions = self._with_momentum(batch, directions)
+        squares: list[Tensor] = []
+        if group["adapt"]:
+            divisors = batch.grads if _divides_by_parts(group) else directions
+            squares += [*sums_of_squares(batch.weights), *sums_of_squares(divisors)]
+        return Staged(batch, directions, total_squares(squares, len(batch.layers)))
+
+    def _decayed_grads(self, batch: Batch) -> list[Tensor]:
+        """``g + decay * w``; the gradients themselves where there is no decay."""
+        decay = batch.group["weight_decay"]
+        if not decay:
+            return batch.grads
+        out = self._scratch.take(batch)
+        for target, grad, weights in zip(out, batch.grads, batch.weights, strict=True):
+            torch.add(grad, weights, alpha=decay, out=target)
+        return out
+
+    def _with_momentum(self, batch: Batch, directions: list[Tensor]) -> list[Tensor]:
+        """``post``: advance the velocity by the bare directions; the velocity is what the step follows."""
+        momentum = batch.group["momentum"]
+        if not momentum:
+            return directions
+        velocities = batch.column("momentum_buffer")
+        torch._foreach_mul_(velocities, momentum)
+        torch._foreach_add_(velocities, directions)
+        if not batch.group["nesterov"]:
+            return velocities
+        return list(torch._foreach_add(directions, velocities, alpha=momentum))
+
+    def _divisor(self, weight_norm: Number, update_norm: Number, group: dict[str, Any]) -> Number:
+        return update_norm + group["weight_decay"] * weight_norm if _divides_by_parts(group) else update_norm
+
+    def _ratio(self, weight_norm: Number, divisor: Number, group: dict[str, Any]) -> Number:
+        ratio: Number = group["trust_coefficient"] * weight_norm / (divisor + group["eps"])
+        if group["trust_clip"]:
+            # a schedule may start from a learning rate of 0
+            ratio = at_most(ratio / max(group["lr"], sys.float_info.min), 1.0)
+        return ratio
+
+    def _apply(self, staged: Staged, ratios: Scalars | None) -> None:
+        batch, group = staged.batch, staged.batch.group
+        if ratios is None:
+            ratios = _ones_like(batch.weights)
+        lr, momentum, form = group["lr"], group["momentum"], group["momentum_form"]
+        if form == "post" or not momentum:
+            add_scaled_(batch.weights, staged.directions, -lr, ratios)
+            return
+        inside, outside = (lr, 1.0) if form == "classic" else (1.0, lr)
+        velocities = batch.column("momentum_buffer")
+        torch._foreach_mul_(velocities, momentum)
+        add_scaled_(velocities, staged.directions, inside, ratios)
+        torch._foreach_add_(
+            batch.weights, velocities, alpha=-outside * (momentum if group["nesterov"] else 1)
+        )
+        if group["nesterov"]:
+            add_scaled_(batch.weights, staged.directions, -outside * inside, ratios)
+
+
+def _divides_by_parts(group: dict[str, Any]) -> bool:
+    return bool(group["norm_of"] == "parts" and group["momentum_form"] != "post")
+
+
+def _ones_like(tensors: list[Tensor]) -> Scalars:
+    """The ratios of layers that have none."""
+    if tensors[0].is_cpu:
+        return [1.0] * len(tensors)
+    return torch.ones(len(tensors), dtype=torch.float64, device=tensors[0].device)

@@ -1,0 +1,72 @@
+"""Precision recipes: what computes in which format, and dynamic loss scaling for fp16.
+
+bf16 and fp16 are mixed precision in the sense of Micikevicius et al. (2018): weights, gradients and optimizer state
+stay in fp32, matrix products compute in the short format under autocast. fp16's narrow range needs its loss scaled;
+the scale halves when a gradient overflows, and that step is skipped on every rank alike, since every rank holds the
+same reduced gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """The recipe of one job on one device."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name = name
+        self.device = device
+        self.compute_dtype = DTYPES[name]
+        self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**15) if name == "fp16" else None
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """The format of weights, gradients and optimizer state."""
+        return torch.float64 if self.name == "fp64" else torch.float32
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Inside, matrix products compute in the short format."""
+        if self.compute_dtype == self.weight_dtype:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.compute_dtype)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss to call `backward` on."""
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    @property
+    def loss_scale(self) -> float | None:
+        """The current loss scale; None where losses are not scaled."""
+        return None if self.scaler is None else float(self.scaler.get_scale())
+
+    def update(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], clip_norm: float | None
+    ) -> tuple[float | None, bool]:
+        """Unscale, clip and step. Returns the gradient norm before clipping (None without) and whether it skipped."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+        norm = None if clip_norm is None else nn.utils.clip_grad_norm_(parameters, clip_norm, foreach=False)
+        if self.scaler is None:
+            optimizer.step()
+            return None if norm is None else float(norm), False
+        before = self.scaler.get_scale()
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        return None if norm is None else float(norm), self.scaler.get_scale() < before
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scale and its history."""
+        return {} if self.scaler is None else self.scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` gave."""
+        if self.scaler is not None and state:
+            self.scaler.load_state_dict(state)

@@ -1,0 +1,78 @@
+"""Recomputation: store less in the forward pass and run parts of it again in the backward pass.
+
+A module is changed in place by giving it a subclass of its own class whose `forward` is checkpointed. Its
+parameters keep their names, so states can be exchanged between modes, and copies of it stay whole.
+Gradients are those of the plain model, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+
+from shardscope.errors import unknown_name
+from shardscope.training.models import CheapToRecompute, blocks
+
+RecomputeMode = Literal["none", "selective", "full"]
+
+_COSTLY = [
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.convolution.default,
+]
+"""Operations whose results selective recomputation keeps in a model that marks no regions itself."""
+
+
+def apply_recompute(model: nn.Module, mode: RecomputeMode) -> nn.Module:
+    """Make `model` recompute in its backward pass, and return it.
+
+    - ``"none"`` stores all activations.
+    - ``"full"`` stores the inputs of each block and recomputes the block.
+    - ``"selective"`` recomputes what takes much memory and little arithmetic (Korthikanti et al., arXiv
+      2205.05198, section 5). In a GPT these are the attention core and the activation, with the inputs of
+      the linear layers behind them: of 16 activations per layer, token and hidden unit, 11 are stored. The
+      paper's attention scores are stored in no mode, since the attention is fused. In every other model
+      the results of matrix products and convolutions are kept and the rest of each block is recomputed.
+
+    Raises:
+        SpecError: `mode` is none of these.
+    """
+    if mode == "none":
+        return model
+    if mode == "full":
+        _recompute(blocks(model))
+    elif mode == "selective":
+        cheap = [module for module in model.modules() if isinstance(module, CheapToRecompute)]
+        _recompute(cheap) if cheap else _recompute(blocks(model), context_fn=_keep_costly)
+    else:
+        raise unknown_name("recompute", mode, ["none", "selective", "full"])
+    return model
+
+
+def _recompute(modules: Sequence[nn.Module], *, context_fn: Callable[[], Any] = noop_context_fn) -> None:
+    for module in modules:
+        cls = type(module)
+        if not issubclass(cls, _Recomputed):
+            members = {"_context_fn": staticmethod(context_fn)}
+            module.__class__ = type(f"Recomputed{cls.__name__}", (_Recomputed, cls), members)
+
+
+_keep_costly = partial(create_selective_checkpoint_contexts, _COSTLY)
+
+
+class _Recomputed(nn.Module):
+    """Put ahead of a module's own class: its `forward` keeps only its inputs."""
+
+    _context_fn: Callable[[], Any]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        forward = super().forward
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=self._context_fn, **kwargs)

@@ -1,0 +1,20 @@
+"""Every strategy, one file each. `build` finds the one that a job asks for."""
+
+from __future__ import annotations
+
+from shardscope.spec import Job
+from shardscope.training.context import RankContext
+from shardscope.training.strategies.all_reduce import AllReduce
+from shardscope.training.strategies.base import StepResult, Strategy
+from shardscope.training.strategies.ring import Ring
+from shardscope.training.strategies.single import Single
+
+STRATEGIES: dict[str, type[Strategy]] = {cls.name: cls for cls in (Single, AllReduce, Ring)}
+
+
+def build(job: Job, context: RankContext) -> Strategy:
+    """The strategy of `job` for the rank of `context`."""
+    return STRATEGIES[job.strategy.kind](job, context)
+
+
+__all__ = ["STRATEGIES", "StepResult", "Strategy", "build"]

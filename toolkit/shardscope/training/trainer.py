@@ -1,0 +1,237 @@
+"""The training loop of one rank: data in, strategy's step, events out.
+
+    rank = Trainer(job, context, folder)     builds data, model, optimizer and strategy
+    state = rank.train(control)              to the last step, or to the step at which all ranks agreed to stop
+
+The loop itself is as thin as a script written by hand; what it adds a step is one line of JSON.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shardscope.errors import ShardscopeError
+from shardscope.spec import Job, UserCode
+from shardscope.spec.models import GPTConfig
+from shardscope.spec.user_code import Named, label_of
+from shardscope.training.context import RankContext
+from shardscope.training.data import Dataset, GlobalSampler, Loader, load_data
+from shardscope.training.evaluate import evaluate
+from shardscope.training.loss import resolve_loss
+from shardscope.training.models import build_model
+from shardscope.training.optim import build_optimizer, multiplier
+from shardscope.training.recompute import apply_recompute
+from shardscope.training.strategies import StepResult, build
+from shardscope.training.strategies.base import MicroBatch
+
+
+class TrainingError(ShardscopeError):
+    """Training cannot go on: the loss is no longer a number."""
+
+
+class Control(Protocol):
+    """Says, at a step's boundary, whether this step is to be the last. The same on all ranks."""
+
+    def should_stop(self, step: int) -> bool:
+        """Whether to stop before taking `step`."""
+        ...
+
+
+def resolve(value: Named) -> Any:
+    """A catalogue name as it is, the user's callable out of its wrapping."""
+    return value.function if isinstance(value, UserCode) else value
+
+
+@dataclass
+class Trainer:
+    """One rank's training.
+
+    Args:
+        job: What to train.
+        context: Which rank this is.
+        folder: The run directory; checkpoints go to ``checkpoints/`` in it.
+    """
+
+    job: Job
+    context: RankContext
+    folder: Path
+
+    def __post_init__(self) -> None:
+        _seed_everything(self.job.seed)
+        self.loss_function = resolve_loss(resolve(self.job.loss))
+        self.strategy = build(self.job, self.context)
+        self.model = self._model()
+        self.data = self._data()
+        sampler = GlobalSampler(len(self.data.train), self.job.batch.global_size, self.job.seed)
+        self.loader = Loader(
+            self.data.train, sampler, rank=self.context.rank, world_size=self.context.world_size
+        )
+        self.strategy.setup(self.model)
+        self.optimizer = build_optimizer(self.job.optimizer, self.model.named_parameters())
+        self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
+        torch.manual_seed(self.job.seed + 1 + self.context.rank)  # dropout differs from rank to rank
+        self.first_step = 1
+        self._announce()
+
+    def _model(self) -> nn.Module:
+        model = build_model(resolve(self.job.model), dtype=self.strategy.precision.weight_dtype)
+        apply_recompute(model, self.job.recompute)
+        return model.to(self.context.device).train()
+
+    def _data(self) -> Dataset:
+        config = getattr(self.model, "config", None)
+        window = {"seq": config.seq, "vocab": config.vocab} if isinstance(config, GPTConfig) else {}
+        return load_data(resolve(self.job.data), seed=self.job.seed, **window)
+
+    def _announce(self) -> None:
+        job, context = self.job, self.context
+        context.events.emit(
+            "start", world_size=context.world_size, device=str(context.device), backend=context.transport,
+            strategy=job.strategy.label, model=label_of(job.model), optimizer=job.optimizer.name,
+            num_params=sum(p.numel() for p in self.model.parameters()), **_process(),
+        )  # fmt: skip
+
+    def resume(self, folder: Path) -> None:
+        """Go on after the newest checkpoint in `folder`."""
+        from shardscope.training import checkpoint  # imports much; only runs that save or resume need it
+
+        done = checkpoint.load(
+            folder,
+            model=self.model,
+            optimizer=self.optimizer,
+            precision=self.strategy.precision,
+            context=self.context,
+        )
+        self.first_step = done + 1
+
+    def train(self, control: Control) -> str:
+        """Train to the end. Returns ``"completed"`` or ``"stopped"``."""
+        self.context.meter.drain()
+        step = self.first_step - 1
+        state = "completed"
+        for step in range(self.first_step, self.job.steps + 1):
+            if control.should_stop(step):
+                state, step = "stopped", step - 1  # noqa: PLW2901 - the last step taken
+                break
+            self.take_step(step)
+            self._after_step(step)
+        self._finish(step, state)
+        return state
+
+    def take_step(self, step: int) -> float:
+        """Take one step and write its event; steps count from 1. Returns the mean loss over this rank's samples.
+
+        Raises:
+            TrainingError: The loss is no longer a number.
+        """
+        started = time.perf_counter()
+        self.context.meter.step = step
+        self._set_learning_rate(step)
+        with self.context.meter.span("compute", "data"):
+            micro_batches = self._micro_batches(step)
+        result = self.strategy.step(micro_batches, self.loss_function, self.optimizer)
+        if self.context.device.type == "cuda":
+            torch.cuda.synchronize(self.context.device)
+        self._record(step, result, micro_batches, time.perf_counter() - started)
+        if not math.isfinite(result.loss):
+            raise TrainingError(self._not_finite(result.loss))
+        return result.loss
+
+    def _not_finite(self, loss: float) -> str:
+        lr = self.optimizer.param_groups[0]["lr"]
+        advice = (
+            "lower it, warm up longer, or set clip_norm"
+            if self.job.clip_norm is None
+            else "lower it or warm up"
+        )
+        return f"the loss became {loss} with learning rate {lr:.3g}; {advice}"
+
+    def _set_learning_rate(self, step: int) -> None:
+        factor = multiplier(self.job.schedule, step, self.job.steps)
+        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            group["lr"] = base * factor
+
+    def _micro_batches(self, step: int) -> list[MicroBatch]:
+        inputs, targets = (self._place(tensor) for tensor in self.loader.batch(step - 1))
+        parts = self.job.batch.accumulation(self.context.world_size)
+        return list(zip(inputs.chunk(parts), targets.chunk(parts), strict=True))
+
+    def _place(self, tensor: Tensor) -> Tensor:
+        dtype = self.strategy.precision.weight_dtype if tensor.is_floating_point() else None
+        return tensor.to(self.context.device, dtype)
+
+    def _record(self, step: int, result: StepResult, micro_batches: list[MicroBatch], seconds: float) -> None:
+        traffic, spans = self.context.meter.drain()
+        record = self.job.record
+        shown = step <= record.spans_first or step % record.spans_every == 0
+        samples = sum(len(inputs) for inputs, _ in micro_batches)
+        tokens = (
+            sum(targets.numel() for _, targets in micro_batches)
+            if self._reads_tokens(micro_batches)
+            else None
+        )
+        memory = self.strategy.memory.sample()
+        self.context.events.emit(
+            "step", step=step, loss=result.loss, samples=samples, tokens=tokens, step_time_s=round(seconds, 6),
+            lr=self.optimizer.param_groups[0]["lr"], grad_norm=result.grad_norm, skipped=result.skipped,
+            loss_scale=self.strategy.precision.loss_scale,
+            memory_bytes=memory, peak_memory_bytes=self.strategy.memory.peak,
+            traffic=traffic, **({"spans": spans} if shown else {}),
+        )  # fmt: skip
+
+    @staticmethod
+    def _reads_tokens(micro_batches: list[MicroBatch]) -> bool:
+        inputs, targets = micro_batches[0]
+        return not inputs.is_floating_point() and inputs.shape == targets.shape
+
+    def _after_step(self, step: int) -> None:
+        if self.job.eval_every and step % self.job.eval_every == 0 and step < self.job.steps:
+            self._evaluate(step)
+        every = self.job.checkpoint.every
+        if every and step % every == 0:
+            self._save(step)
+
+    def _finish(self, step: int, state: str) -> None:
+        self.loader.close()
+        if step >= self.first_step:
+            if state == "completed":  # whoever stops a run does not want to wait for an evaluation
+                self._evaluate(step)
+            every = self.job.checkpoint.every
+            if self.job.checkpoint.at_end and not (every and step % every == 0):
+                self._save(step)
+        self.context.events.emit("end", state=state, steps=step)
+
+    def _evaluate(self, step: int) -> None:
+        result = evaluate(self.strategy, self.data.test, self.loss_function, self._place, self.job.batch)
+        self.context.events.emit("eval", step=step, traffic=self.context.meter.drain()[0], **result)
+
+    def _save(self, step: int) -> None:
+        from shardscope.training import checkpoint
+
+        checkpoint.save(
+            self.folder / "checkpoints", step, model=self.model, optimizer=self.optimizer,
+            precision=self.strategy.precision, context=self.context, keep=self.job.checkpoint.keep,
+        )  # fmt: skip
+        self.context.meter.drain()  # its messages are no step's
+
+
+def _seed_everything(seed: int) -> None:
+    """Weights, and whatever the user's own functions draw, are the same on every rank and in every repetition."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the user's code may draw from the global generator
+    torch.manual_seed(seed)
+
+
+def _process() -> dict[str, Any]:
+    return {"pid": os.getpid(), "host": socket.gethostname()}

@@ -1,0 +1,40 @@
+"""What people touch: figures, the Training Lab, the ring view, the report.
+
+Names are imported when first used (PEP 562), so that importing this package loads neither Plotly nor
+ipywidgets.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardscope_widgets import figures
+    from shardscope_widgets.html import summary
+    from shardscope_widgets.report import write_report
+    from shardscope_widgets.ring_view import RingView
+    from shardscope_widgets.trace import Trace
+    from shardscope_widgets.training_lab import TrainingLab
+
+_HOMES = {
+    "RingView": "shardscope_widgets.ring_view",
+    "Trace": "shardscope_widgets.trace",
+    "TrainingLab": "shardscope_widgets.training_lab",
+    "summary": "shardscope_widgets.html",
+    "write_report": "shardscope_widgets.report",
+}
+
+__all__ = ["RingView", "Trace", "TrainingLab", "figures", "summary", "write_report"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "figures":
+        return import_module("shardscope_widgets.figures")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

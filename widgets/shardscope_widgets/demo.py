@@ -1,0 +1,173 @@
+"""The demo: a small GPT and a classifier, each on one process and on 4 ranks by every strategy there is.
+
+Everything is real: processes, data (the standard library's source, scikit-learn's digits), bytes and times. A
+bar shows where it is; a table and an HTML report close it. Ctrl-C stops the run that is going on and reports
+what there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from shardscope.runtime.machine import usable_cores
+from shardscope.spec import STRATEGIES, Batch, Job
+from shardscope_widgets.figures._comparison import HEADERS, Row, comparison_info, comparison_text
+from shardscope_widgets.trace import Trace
+from shardscope_widgets.words import seconds_text
+
+if TYPE_CHECKING:
+    from shardscope.runtime import Run
+
+RANKS = 4
+WORKLOADS = (("gpt-nano", "python-source", 32, 60), ("mlp", "digits", 64, 150))
+"""Model, data, global batch and steps."""
+_LOOK_EVERY_S = 0.1
+_BAR = 28
+
+
+def jobs(*, ranks: int = RANKS, steps: int | None = None) -> list[Job]:
+    """Every workload by every strategy in the catalogue; one process where a strategy allows no more."""
+    return [
+        Job(
+            model=model,
+            data=data,
+            strategy=kind,
+            world_size=min(ranks, strategy.max_ranks or ranks),
+            batch=Batch(global_size=batch),
+            steps=steps or usual,
+            name=f"{kind} {model}",
+        )
+        for model, data, batch, usual in WORKLOADS
+        for kind, strategy in STRATEGIES.items()
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo; returns the exit status: 0, 1 if a run failed, 130 after Ctrl-C."""
+    arguments = _parse(argv)
+    started = time.monotonic()
+    todo = jobs(ranks=arguments.ranks, steps=arguments.steps)
+    print(f"Shardscope demo: {len(todo)} runs in real processes. Ctrl-C stops and reports what there is.\n")
+    done: list[Run] = []
+    status = 0
+    try:
+        for number, job in enumerate(todo, start=1):
+            status |= _run(job, f"[{number}/{len(todo)}]", done, arguments.root)
+    except KeyboardInterrupt:
+        status = 130
+        print("\nStopped. This is what there is:")
+    _report(done, arguments.report, time.monotonic() - started)
+    return status
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="shardscope demo",
+        description="Train on 1 and on 4 ranks by every strategy; print a table, write a report.",
+    )
+    parser.add_argument("--ranks", type=int, default=RANKS, help="ranks of each run (default: %(default)s)")
+    parser.add_argument("--steps", type=int, help="steps of each run (default: 60 and 150)")
+    parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
+    parser.add_argument(
+        "--report", type=Path, default=Path("shardscope-demo.html"), help="default: %(default)s"
+    )
+    return parser.parse_args(argv)
+
+
+def _run(job: Job, count: str, done: list[Run], root: Path | None) -> int:
+    """Run one job to its end under a bar; 0 if it went well."""
+    from shardscope.errors import ShardscopeError
+    from shardscope.runtime import launch
+
+    run = launch(job, root=root)
+    done.append(run)
+    try:
+        watch(run, f"{count} {_title(job)}", sys.stderr)
+        run.wait(timeout=30)
+    except ShardscopeError as error:
+        print(f"\n{error}\n", file=sys.stderr)
+        return 1
+    finally:
+        run.stop()
+    return 0
+
+
+def _title(job: Job) -> str:
+    ranks = "1 process" if job.world_size == 1 else f"{job.world_size} ranks"
+    return f"{job.model} on {job.data}, {job.strategy.label}, {ranks}"
+
+
+def watch(run: Run, title: str, stream: TextIO) -> None:
+    """Draw a bar until `run` has ended: in place on a terminal, one line at the end elsewhere."""
+    trace, tail, alive = Trace.of(run), run.tail(), True
+    while alive:
+        alive = run.is_alive
+        trace.feed(tail.poll())
+        if stream.isatty():
+            stream.write(f"\r\x1b[2K{bar_line(title, trace, run.job.steps)}")
+            stream.flush()
+        if alive:
+            time.sleep(_LOOK_EVERY_S)
+    stream.write("\n" if stream.isatty() else f"{bar_line(title, trace, run.job.steps)}\n")
+
+
+def bar_line(title: str, trace: Trace, steps: int) -> str:
+    """One line: what runs, a bar, the step, the loss and the step time."""
+    now = trace.steps[-1] if trace.steps else None
+    filled = _BAR * now.number // steps if now else 0
+    bar = "━" * filled + "╌" * (_BAR - filled)
+    if now is None:
+        return f"{title:<50} {bar} starting"
+    pace = f"{seconds_text(now.step_time_s)} a step"
+    return f"{title:<50} {bar} {now.number:>4}/{steps}  loss {now.loss:.3f}  {pace}"
+
+
+def _report(done: Sequence[Run], path: Path, took_s: float) -> None:
+    from shardscope_widgets.report import write_report
+
+    traces = [Trace.read(run) for run in done]
+    rows = comparison_info([trace for trace in traces if trace.steps])
+    if not rows:
+        print("No run has finished a step, so there is nothing to report.")
+        return
+    print(f"\n{table_text(rows)}\n\n{comparison_text(rows)}")
+    print(f"Speed is throughput against one process on the same model and data. {_cores_text(rows)}".rstrip())
+    written = write_report(done, path, title="Shardscope demo")
+    print(f"\nTook {seconds_text(took_s)}. Report with plots: {written.resolve()}")
+
+
+def _cores_text(rows: Sequence[Row]) -> str:
+    """What to expect of this machine: ranks beyond its cores only take turns."""
+    cores, ranks = max(1, int(usable_cores())), max(row.world_size for row in rows)
+    if ranks <= cores:
+        return ""
+    return (
+        f"{ranks} ranks share {cores} core{'s' * (cores > 1)} here: they take turns, and waiting costs time."
+    )
+
+
+def table_text(rows: Sequence[Row]) -> str:
+    """The rows as aligned columns, one block a workload."""
+    cells = [row.cells() for row in rows]
+    widths = [max(map(len, column)) for column in zip(HEADERS, *cells, strict=True)]
+    lines = [_line(HEADERS, widths), "  ".join("─" * width for width in widths)]
+    for row, before, text in zip(rows, [rows[0], *rows], cells, strict=False):
+        lines += [""] * (row.workload != before.workload) + [_line(text, widths)]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *rest = (
+        cell.ljust(width) if n == 0 else cell.rjust(width)
+        for n, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join([first, *rest])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

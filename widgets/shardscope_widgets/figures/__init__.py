@@ -1,0 +1,69 @@
+"""Figures: pure functions from what runs have told to a Plotly figure.
+
+Every figure comes in two halves. ``loss_info(traces)`` computes plain values, compared by ``==`` in tests;
+``loss(traces)`` draws them. What a figure shows is also there in words, ``timeline_text`` and so on, to be
+put beside it.
+
+Example:
+    >>> from shardscope_widgets import figures
+    >>> figures.loss([figures.Trace.read(run) for run in ss.runs()[:3]])  # doctest: +SKIP
+"""
+
+from shardscope_widgets.figures._comparison import Row, comparison, comparison_info, comparison_text
+from shardscope_widgets.figures._curves import (
+    Curve,
+    CurvesInfo,
+    loss,
+    loss_info,
+    throughput,
+    throughput_info,
+    traffic,
+    traffic_info,
+)
+from shardscope_widgets.figures._memory import MemoryBars, MemoryInfo, memory, memory_info
+from shardscope_widgets.figures._overview import OverviewInfo, overview, overview_info
+from shardscope_widgets.figures._ring import RingInfo, Transfer, ring, ring_info, ring_text
+from shardscope_widgets.figures._timeline import (
+    Bar,
+    Shares,
+    TimelineInfo,
+    timeline,
+    timeline_info,
+    timeline_text,
+)
+from shardscope_widgets.trace import Step, Trace
+
+__all__ = [
+    "Bar",
+    "Curve",
+    "CurvesInfo",
+    "MemoryBars",
+    "MemoryInfo",
+    "OverviewInfo",
+    "RingInfo",
+    "Row",
+    "Shares",
+    "Step",
+    "TimelineInfo",
+    "Trace",
+    "Transfer",
+    "comparison",
+    "comparison_info",
+    "comparison_text",
+    "loss",
+    "loss_info",
+    "memory",
+    "memory_info",
+    "overview",
+    "overview_info",
+    "ring",
+    "ring_info",
+    "ring_text",
+    "throughput",
+    "throughput_info",
+    "timeline",
+    "timeline_info",
+    "timeline_text",
+    "traffic",
+    "traffic_info",
+]

@@ -1,0 +1,175 @@
+"""Runs side by side: a table of the numbers that matter, and bars of the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import theme
+from shardscope_widgets.trace import Trace
+from shardscope_widgets.words import bytes_text, plural, rate_text, seconds_text, three_digits
+
+WARM_UP = 2
+"""Steps left out of times, while caches fill."""
+LAST = 5
+"""Steps that the final loss is averaged over."""
+HEADERS = (
+    "run",
+    "ranks",
+    "steps",
+    "loss",
+    "step time",
+    "throughput",
+    "sent a step",
+    "memory a rank",
+    "speed",
+)
+
+
+class Row(NamedTuple):
+    """One run in numbers; None where the run has not come that far.
+
+    `speed` is throughput against the single-process run of the same workload.
+    """
+
+    label: str
+    strategy: str
+    workload: str
+    world_size: int
+    steps: int
+    loss: float | None
+    step_time_s: float | None
+    per_second: float | None
+    counted: str
+    bytes_per_step: float | None
+    peak_memory_bytes: int | None
+    speed: float | None
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as text, in the order of `HEADERS`."""
+        none = "–"
+        return (
+            self.label,
+            str(self.world_size),
+            str(self.steps),
+            none if self.loss is None else f"{self.loss:.4f}",
+            none if self.step_time_s is None else seconds_text(self.step_time_s),
+            none if self.per_second is None else rate_text(self.per_second, self.counted),
+            none if self.bytes_per_step is None else bytes_text(self.bytes_per_step),
+            none if self.peak_memory_bytes is None else bytes_text(self.peak_memory_bytes),
+            none if self.speed is None else f"{three_digits(self.speed)} ×",
+        )
+
+
+def comparison_info(traces: Sequence[Trace]) -> tuple[Row, ...]:
+    """One row a run, in the given order."""
+    rows = [_row(trace) for trace in traces]
+    base = {row.workload: row.per_second for row in rows if row.strategy == "single" and row.per_second}
+    return tuple(_with_speed(row, base.get(row.workload)) for row in rows)
+
+
+def _row(trace: Trace) -> Row:
+    timed = trace.steps[WARM_UP:] or trace.steps
+    tokens = trace.measures_tokens
+    rates = [(step.tokens_per_s or 0.0) if tokens else step.samples_per_s for step in timed]
+    return Row(
+        label=trace.label,
+        strategy=trace.strategy,
+        workload=trace.workload,
+        world_size=trace.world_size,
+        steps=trace.steps[-1].number if trace.steps else 0,
+        loss=fmean(step.loss for step in trace.steps[-LAST:]) if trace.steps else None,
+        step_time_s=median(step.step_time_s for step in timed) if timed else None,
+        per_second=median(rates) if rates else None,
+        counted="tokens" if tokens else "samples",
+        bytes_per_step=median(step.bytes_sent for step in timed) if timed else None,
+        peak_memory_bytes=max(trace.peak_memory.values(), default=None),
+        speed=None,
+    )
+
+
+def _with_speed(row: Row, base: float | None) -> Row:
+    return row._replace(speed=row.per_second / base) if base and row.per_second else row
+
+
+def comparison_text(rows: Sequence[Row]) -> str:
+    """What the table says, in a sentence or two a workload."""
+    sentences = []
+    for workload in dict.fromkeys(row.workload for row in rows):
+        own = [row for row in rows if row.workload == workload and row.per_second]
+        if len(own) > 1:
+            sentences.append(_verdict(workload, own))
+    return " ".join(sentences)
+
+
+def _verdict(workload: str, rows: Sequence[Row]) -> str:
+    fastest = max(rows, key=lambda row: row.per_second or 0.0)
+    losses = [row.loss for row in rows if row.loss is not None]
+    rate = rate_text(fastest.per_second or 0.0, fastest.counted)
+    text = f"{workload}: {fastest.label} is the fastest with {rate}"
+    if fastest.speed and fastest.strategy != "single":
+        text += f", {three_digits(fastest.speed)} times one process on {plural(fastest.world_size, 'rank')}"
+    spread = max(losses) - min(losses)
+    if len({row.steps for row in rows}) > 1:
+        return f"{text}."
+    return f"{text}; the final losses lie within {three_digits(spread)} of each other."
+
+
+def draw(rows: Sequence[Row]) -> go.Figure:
+    """Step time, bytes and memory as three groups of horizontal bars."""
+    panels = (
+        ("Step time", "s", [row.step_time_s for row in rows]),
+        ("Sent per step", "B", [row.bytes_per_step for row in rows]),
+        ("Peak memory a rank", "B", [row.peak_memory_bytes for row in rows]),
+    )
+    figure = go.Figure()
+    labels = [row.label for row in rows]
+    looks = theme.run_looks([row.strategy for row in rows])
+    width, gap = 0.29, 0.065
+    for number, (title, unit, values) in enumerate(panels, start=1):
+        left = (number - 1) * (width + gap)
+        suffix = "" if number == 1 else str(number)
+        figure.add_trace(
+            go.Bar(
+                x=values,
+                y=labels,
+                orientation="h",
+                xaxis=f"x{suffix}",
+                yaxis=f"y{suffix}",
+                marker={
+                    "color": [look.colour for look in looks],
+                    "pattern": {"shape": [look.pattern for look in looks]},
+                },
+                hovertemplate=f"%{{y}}: %{{x:.3s}}{unit}<extra></extra>",
+                showlegend=False,
+            )
+        )
+        figure.update_layout(
+            {
+                f"xaxis{suffix}": theme.axis(
+                    domain=[left, left + width],
+                    anchor=f"y{suffix}",
+                    tickformat="~s",
+                    ticksuffix=unit,
+                    nticks=4,
+                    rangemode="tozero",
+                ),
+                f"yaxis{suffix}": theme.axis(
+                    anchor=f"x{suffix}",
+                    autorange="reversed",
+                    showgrid=False,
+                    showticklabels=number == 1,
+                    type="category",
+                ),
+            }
+        )
+        figure.add_annotation(theme.note(f"<b>{title}</b>", x=left, y=1) | {"yshift": 6})
+    return theme.style(figure, height=90 + 30 * max(2, len(rows)))
+
+
+def comparison(traces: Sequence[Trace]) -> go.Figure:
+    """Step time, bytes on the wire and memory of several runs as bars."""
+    return draw(comparison_info(traces))

@@ -1,0 +1,152 @@
+"""Curves over steps, one a run: loss, throughput, bytes on the wire."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.trace import Step, Trace
+
+MOST_POINTS = 600
+"""Points drawn a curve; a longer run shows every second, third, ... step."""
+FEWEST_TO_SMOOTH = 8
+
+
+class Curve(NamedTuple):
+    """One run's values over its steps; `smooth` is the moving average that is drawn boldly."""
+
+    label: str
+    strategy: str
+    steps: tuple[int, ...]
+    values: tuple[float | None, ...]
+    smooth: tuple[float | None, ...]
+
+
+class CurvesInfo(NamedTuple):
+    """What a plot of curves shows: the quantity, its unit and one curve a run."""
+
+    title: str
+    unit: str
+    curves: tuple[Curve, ...]
+
+
+def moving_average(values: Sequence[float | None]) -> tuple[float | None, ...]:
+    """Exponential moving average, free of start-up bias; its span grows with the number of values, from 3 to
+    50.
+
+    Values that are missing or not finite are skipped and leave a gap.
+    """
+    span = min(50.0, max(3.0, len(values) / 15))
+    keep = 1 - 2 / (span + 1)
+    total = weight = 0.0
+    smooth: list[float | None] = []
+    for value in values:
+        if value is None:
+            smooth.append(None)
+            continue
+        total, weight = keep * total + value, keep * weight + 1
+        smooth.append(total / weight)
+    return tuple(smooth)
+
+
+def _curve(trace: Trace, value: Callable[[Step], float | None]) -> Curve:
+    values = [_finite(value(step)) for step in trace.steps]
+    smooth = moving_average(values) if len(values) >= FEWEST_TO_SMOOTH else tuple(values)
+    every = slice(None, None, max(1, math.ceil(len(values) / MOST_POINTS)))
+    steps = tuple(step.number for step in trace.steps)
+    return Curve(trace.label, trace.strategy, steps[every], tuple(values)[every], smooth[every])
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def loss_info(traces: Sequence[Trace]) -> CurvesInfo:
+    """Training loss: the mean over ranks of each rank's mean over its samples."""
+    return CurvesInfo("Loss", "", tuple(_curve(trace, lambda step: step.loss) for trace in traces))
+
+
+def throughput_info(traces: Sequence[Trace]) -> CurvesInfo:
+    """Tokens a second if every run counts tokens, samples a second otherwise; all ranks together."""
+    begun = [trace for trace in traces if trace.steps]
+    if begun and all(trace.measures_tokens for trace in begun):
+        return CurvesInfo(
+            "Throughput", "tokens/s", tuple(_curve(t, lambda step: step.tokens_per_s) for t in traces)
+        )
+    return CurvesInfo(
+        "Throughput", "samples/s", tuple(_curve(t, lambda step: step.samples_per_s) for t in traces)
+    )
+
+
+def traffic_info(traces: Sequence[Trace]) -> CurvesInfo:
+    """Bytes that all ranks together sent in each step."""
+    curves = tuple(_curve(trace, lambda step: step.bytes_sent) for trace in traces)
+    return CurvesInfo("Sent per step", "B", tuple(curve._replace(smooth=curve.values) for curve in curves))
+
+
+def curve_lines(curve: Curve, look: Look, unit: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Properties of the two lines of a curve: the raw values faintly, the smooth ones boldly."""
+    raw = {
+        "x": curve.steps,
+        "y": curve.values,
+        "name": curve.label,
+        "mode": "lines",
+        "opacity": 0.28,
+        "line": {"color": look.colour, "width": 1},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "legendgroup": curve.label,
+    }
+    bold = raw | {
+        "y": curve.smooth,
+        "mode": "lines+markers" if len(curve.steps) < FEWEST_TO_SMOOTH else "lines",
+        "opacity": 1,
+        "line": {"color": look.colour, "width": 2.2, "dash": look.dash},
+        "zorder": 1 + look.zorder,
+        "marker": {"color": look.colour, "size": 5},
+        "hoverinfo": "all",
+        "hovertemplate": f"%{{fullData.name}}<br>step %{{x}}: %{{y:.4s}} {unit}<extra></extra>",
+        "showlegend": True,
+    }
+    return raw, bold
+
+
+def value_axis(unit: str) -> dict[str, Any]:
+    """The value axis for a unit: 12k for rates, 3.2 MB for bytes."""
+    if unit == "B":
+        return theme.axis(tickformat="~s", ticksuffix="B", rangemode="tozero", nticks=5)
+    if unit:
+        return theme.axis(tickformat="~s", rangemode="tozero", nticks=5)
+    return theme.axis(nticks=5)
+
+
+def draw(info: CurvesInfo, *, height: int = 320) -> go.Figure:
+    """The figure of `info`."""
+    figure = go.Figure()
+    looks = theme.run_looks([curve.strategy for curve in info.curves])
+    for curve, look in zip(info.curves, looks, strict=True):
+        for line in curve_lines(curve, look, info.unit):
+            figure.add_trace(go.Scatter(line))
+    title = f"{info.title}, {info.unit}" if info.unit not in {"", "B"} else info.title
+    figure.update_layout(xaxis=theme.axis("step"), yaxis=value_axis(info.unit) | {"title": {"text": title}})
+    return theme.style(figure, height=height)
+
+
+def loss(traces: Sequence[Trace]) -> go.Figure:
+    """Loss curves of several runs on one pair of axes."""
+    return draw(loss_info(traces))
+
+
+def throughput(traces: Sequence[Trace]) -> go.Figure:
+    """Throughput of several runs over their steps."""
+    return draw(throughput_info(traces))
+
+
+def traffic(traces: Sequence[Trace]) -> go.Figure:
+    """Bytes on the wire of several runs, step by step."""
+    return draw(traffic_info(traces))

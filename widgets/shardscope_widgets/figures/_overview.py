@@ -1,0 +1,122 @@
+"""Loss, throughput, bytes and memory of several runs: four plots in one figure.
+
+The figure has a fixed number of places for runs, `MOST_RUNS`, and each place the same traces whatever it
+shows, so that a live figure is only ever given new values and never new traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import _curves, _memory, theme
+from shardscope_widgets.figures._curves import CurvesInfo
+from shardscope_widgets.figures._memory import MemoryInfo
+from shardscope_widgets.trace import Trace
+
+MOST_RUNS = 8
+TRACES_A_RUN = 6
+HEIGHT = 440
+_GAP = 0.11
+_LEFT, _RIGHT = [0.0, 0.5 - _GAP / 2], [0.5 + _GAP / 2, 1.0]
+_TOP, _BOTTOM = [0.58, 1.0], [0.0, 0.42]
+_BLANK = {
+    f"{name}axis{n or ''}": {"showticklabels": False, "range": [0, 1]} for name in "xy" for n in (0, 2, 3, 4)
+}
+"""Axes without numbers, for a figure that has nothing to show yet."""
+NOTHING: list[dict[str, Any]] = [{"x": [], "y": [], "visible": True}] * TRACES_A_RUN
+"""One run's traces without a point: they keep the axes on the page."""
+_AXES = (("x", "y"), ("x2", "y2"), ("x3", "y3"), ("x4", "y4"))
+
+
+class OverviewInfo(NamedTuple):
+    """The four plots' data."""
+
+    loss: CurvesInfo
+    throughput: CurvesInfo
+    traffic: CurvesInfo
+    memory: MemoryInfo
+
+
+def overview_info(traces: Sequence[Trace]) -> OverviewInfo:
+    """What the four plots show of the first `MOST_RUNS` of `traces`."""
+    shown = traces[:MOST_RUNS]
+    return OverviewInfo(
+        _curves.loss_info(shown),
+        _curves.throughput_info(shown),
+        _curves.traffic_info(shown),
+        _memory.memory_info(shown),
+    )
+
+
+def run_properties(info: OverviewInfo) -> list[list[dict[str, Any]]]:
+    """For each run, the properties of its `TRACES_A_RUN` traces."""
+    looks = theme.run_looks([curve.strategy for curve in info.loss.curves])
+    places = []
+    for index, look in enumerate(looks):
+        lines = [
+            line
+            for curves in (info.loss, info.throughput)
+            for line in _curves.curve_lines(curves.curves[index], look, curves.unit)
+        ]
+        traffic = _curves.curve_lines(info.traffic.curves[index], look, "B")[1]
+        places.append([*lines, traffic, _memory.memory_bars(info.memory.runs[index], look)])
+    return [
+        [line | {"showlegend": number == 1, "visible": True} for number, line in enumerate(p)] for p in places
+    ]
+
+
+def overview_layout(info: OverviewInfo) -> dict[str, Any]:
+    """The part of the layout that depends on the data: the headings."""
+    unit = info.throughput.unit
+    headings = (
+        ("Loss", "mean of all ranks", _LEFT, _TOP),
+        ("Throughput", f"{unit}, all ranks", _RIGHT, _TOP),
+        ("Bytes on the wire", "sent per step, all ranks", _LEFT, _BOTTOM),
+        ("Memory", "peak of each rank", _RIGHT, _BOTTOM),
+    )
+    layout: dict[str, Any] = {
+        "annotations": [_heading(title, note, x[0], y[1]) for title, note, x, y in headings]
+    }
+    return layout | (_BLANK if not any(curve.steps for curve in info.loss.curves) else {})
+
+
+def _heading(title: str, note: str, x: float, y: float) -> dict[str, Any]:
+    text = f'<b>{title}</b>  <span style="font-size:11px">{note}</span>'
+    return theme.note(text, x=x, y=y) | {"yshift": 6}
+
+
+def empty(figure: go.Figure, places: int = MOST_RUNS) -> go.Figure:
+    """Give `figure` the axes and the unused traces of `places` runs."""
+    for _ in range(places):
+        for column in (0, 0, 1, 1, 2):
+            figure.add_trace(go.Scatter(xaxis=_AXES[column][0], yaxis=_AXES[column][1], visible=False))
+        figure.add_trace(go.Bar(xaxis=_AXES[3][0], yaxis=_AXES[3][1], visible=False))
+    figure.update_layout(
+        xaxis=theme.axis(domain=_LEFT, anchor="y"),
+        yaxis=_curves.value_axis("") | {"domain": _TOP, "anchor": "x"},
+        xaxis2=theme.axis(domain=_RIGHT, anchor="y2", matches="x"),
+        yaxis2=_curves.value_axis("/s") | {"domain": _TOP, "anchor": "x2"},
+        xaxis3=theme.axis("step", domain=_LEFT, anchor="y3", matches="x"),
+        yaxis3=_curves.value_axis("B") | {"domain": _BOTTOM, "anchor": "x3"},
+        xaxis4=theme.axis(domain=_RIGHT, anchor="y4", showgrid=False, type="category"),
+        yaxis4=_memory.memory_axis() | {"domain": _BOTTOM, "anchor": "x4"},
+    )
+    return theme.style(figure, height=HEIGHT, barmode="group", bargap=0.35, bargroupgap=0.08)
+
+
+def draw(info: OverviewInfo) -> go.Figure:
+    """The figure of `info`, with just as many places as it has runs."""
+    places = run_properties(info)
+    figure = empty(go.Figure(), len(places))
+    for index, properties in enumerate(line for place in places for line in place):
+        figure.data[index].update(properties)
+    figure.update_layout(overview_layout(info))
+    return figure.update_layout(height=HEIGHT + 30, margin_t=70, legend_y=1.12)
+
+
+def overview(traces: Sequence[Trace]) -> go.Figure:
+    """Loss, throughput, bytes and memory of several runs."""
+    return draw(overview_info(traces))

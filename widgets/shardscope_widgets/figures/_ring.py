@@ -1,0 +1,198 @@
+"""The ring all-reduce of one gradient bucket, chunk by chunk, from measured events.
+
+W ranks stand in a circle and each cuts its gradients into W chunks. In the first W - 1 rounds
+(scatter-reduce) every rank passes one chunk on and its neighbour adds it to its own; after them each rank
+holds one chunk that is the sum over all. In the next W - 1 rounds (all-gather) those finished chunks go once
+around the circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import theme
+from shardscope_widgets.trace import Event, Trace
+from shardscope_widgets.words import bytes_text, seconds_text
+
+PHASES = ("reduce_scatter", "all_gather")
+PHASE_NAMES = {"reduce_scatter": "scatter-reduce", "all_gather": "all-gather"}
+PHASE_COLOURS = {"reduce_scatter": "#e06c2c", "all_gather": "#2a86d1"}
+
+
+class Transfer(NamedTuple):
+    """One chunk on its way from a rank to its neighbour; times in milliseconds from the first transfer."""
+
+    phase: str
+    round: int
+    direction: int
+    chunk: int
+    source: int
+    target: int
+    num_bytes: int
+    start_ms: float
+    end_ms: float
+
+
+class RingInfo(NamedTuple):
+    """One bucket's way around the ring.
+
+    `rounds` are in order of time. ``counts[k][d][rank][chunk]`` says how many ranks' gradients are summed up
+    in a chunk of a rank once k rounds are over, in the ring of the d-th of `directions`.
+    """
+
+    world_size: int
+    step: int
+    bucket: int
+    num_buckets: int
+    directions: tuple[int, ...]
+    rounds: tuple[tuple[Transfer, ...], ...]
+    counts: tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]
+
+
+def ring_info(trace: Trace, *, step: int | None = None, bucket: int | None = None) -> RingInfo:
+    """The ring of one step and bucket; by default of the newest step whose chunks all ranks have told."""
+    step = step if step in trace.chunks else newest_ring_step(trace)
+    events = trace.chunks.get(step, []) if step is not None else []
+    buckets = sorted({int(event["bucket"]) for event in events})
+    bucket = bucket if bucket in buckets else (buckets[0] if buckets else 0)
+    transfers = _transfers([event for event in events if int(event["bucket"]) == bucket])
+    rounds = _rounds(transfers)
+    directions = tuple(sorted({t.direction for t in transfers}, reverse=True)) or (1,)
+    return RingInfo(
+        trace.world_size,
+        step or 0,
+        bucket,
+        len(buckets),
+        directions,
+        rounds,
+        _counts(trace.world_size, directions, rounds),
+    )
+
+
+def newest_ring_step(trace: Trace) -> int | None:
+    """The newest step whose chunks every rank has written."""
+    whole = [s for s, events in trace.chunks.items() if len({e["rank"] for e in events}) == trace.world_size]
+    finished = {step.number for step in trace.steps}
+    return max((s for s in whole if s in finished), default=None)
+
+
+def _transfers(events: Sequence[Event]) -> list[Transfer]:
+    """One transfer a chunk; the slices that a chunk is sent in are put together again."""
+    zero = min((float(event["start"]) for event in events), default=0.0)
+    whole: dict[tuple[Any, ...], Transfer] = {}
+    for event in events:
+        new = _transfer(event, zero)
+        old = whole.get(new[:6], new._replace(num_bytes=0))
+        whole[new[:6]] = new._replace(
+            num_bytes=old.num_bytes + new.num_bytes,
+            start_ms=min(old.start_ms, new.start_ms),
+            end_ms=max(old.end_ms, new.end_ms),
+        )
+    return list(whole.values())
+
+
+def _transfer(event: Event, zero: float) -> Transfer:
+    return Transfer(
+        phase=str(event["phase"]),
+        round=int(event["round"]),
+        direction=int(event.get("direction", 1)),
+        chunk=int(event["chunk"]),
+        source=int(event["rank"]),
+        target=int(event["peer"]),
+        num_bytes=int(event["bytes"]),
+        start_ms=round((float(event["start"]) - zero) * 1e3, 4),
+        end_ms=round((float(event["end"]) - zero) * 1e3, 4),
+    )
+
+
+def _rounds(transfers: Sequence[Transfer]) -> tuple[tuple[Transfer, ...], ...]:
+    keys = sorted({(PHASES.index(t.phase), t.round) for t in transfers})
+    return tuple(
+        tuple(sorted(t for t in transfers if (PHASES.index(t.phase), t.round) == key)) for key in keys
+    )
+
+
+def _counts(
+    world_size: int, directions: tuple[int, ...], rounds: Sequence[Sequence[Transfer]]
+) -> tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]:
+    now = {
+        (d, rank, chunk): 1 for d in directions for rank in range(world_size) for chunk in range(world_size)
+    }
+    history = [_table(now, directions, world_size)]
+    for transfers in rounds:
+        before = dict(now)
+        for t in transfers:
+            sent, own = before[t.direction, t.source, t.chunk], before[t.direction, t.target, t.chunk]
+            now[t.direction, t.target, t.chunk] = sent + own if t.phase == PHASES[0] else sent
+        history.append(_table(now, directions, world_size))
+    return tuple(history)
+
+
+def _table(
+    now: dict[tuple[int, int, int], int], directions: tuple[int, ...], world_size: int
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    ranks = range(world_size)
+    return tuple(tuple(tuple(now[d, rank, chunk] for chunk in ranks) for rank in ranks) for d in directions)
+
+
+def ring_text(info: RingInfo) -> str:
+    """The whole ring in words."""
+    if not info.rounds:
+        return "No chunks were recorded; launch with strategy=Ring(trace_chunks=True)."
+    last = [t for r in info.rounds for t in r]
+    total, time = sum(t.num_bytes for t in last), max(t.end_ms for t in last) / 1e3
+    return (
+        f"Step {info.step}, bucket {info.bucket + 1} of {info.num_buckets}: {len(last)} chunks travelled in "
+        f"{len(info.rounds)} rounds, {bytes_text(total)} in {seconds_text(time)}."
+    )
+
+
+def draw(info: RingInfo) -> go.Figure:
+    """Each chunk as a line from its sender's row, when it left, to its receiver's, when it had arrived."""
+    figure = go.Figure()
+    for phase in PHASES:
+        transfers = [t for r in info.rounds for t in r if t.phase == phase]
+        nothing = [None] * len(transfers)
+        figure.add_trace(
+            go.Scatter(
+                x=[x for t in transfers for x in (t.start_ms, t.end_ms, None)],
+                y=[y for t in transfers for y in (t.source, t.target, None)],
+                text=[
+                    text
+                    for t, n in zip(transfers, nothing, strict=True)
+                    for text in (_hover(t), _hover(t), n)
+                ],
+                name=PHASE_NAMES[phase],
+                mode="lines+markers",
+                line={
+                    "color": PHASE_COLOURS[phase],
+                    "width": 1.8,
+                    "dash": "solid" if phase == PHASES[0] else "dash",
+                },
+                marker={"size": 6, "symbol": "circle" if phase == PHASES[0] else "diamond"},
+                hovertemplate="%{text}<extra></extra>",
+            )
+        )
+    ranks = list(range(info.world_size))
+    figure.update_layout(
+        xaxis=theme.axis("milliseconds", rangemode="tozero"),
+        yaxis=theme.axis(
+            tickvals=ranks, ticktext=[f"rank {rank} " for rank in ranks], range=[info.world_size - 0.6, -0.4]
+        ),
+    )
+    return theme.style(figure, height=110 + 50 * info.world_size)
+
+
+def _hover(transfer: Transfer) -> str:
+    return (
+        f"<b>chunk {transfer.chunk}</b>, {bytes_text(transfer.num_bytes)}<br>rank {transfer.source} to rank "
+        f"{transfer.target}<br>{PHASE_NAMES[transfer.phase]}, round {transfer.round + 1}"
+    )
+
+
+def ring(trace: Trace, *, step: int | None = None, bucket: int | None = None) -> go.Figure:
+    """The chunks of one ring all-reduce over time."""
+    return draw(ring_info(trace, step=step, bucket=bucket))

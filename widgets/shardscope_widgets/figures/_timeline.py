@@ -1,0 +1,279 @@
+"""What every rank was doing, and when: one row a rank, one lane each for compute and communication.
+
+Idle is what is left: the time within the window in which a rank has no span in any lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import theme
+from shardscope_widgets.trace import Span, Trace
+from shardscope_widgets.words import bytes_text, listed, seconds_text
+
+COMPUTE, COMMUNICATION, IDLE = "compute", "communication", "idle"
+BLANK = {"showticklabels": False, "range": [0, 1]}
+"""An axis without numbers, for a timeline that has nothing to show yet."""
+MOST_KINDS = 14
+"""Kinds of spans a live timeline has room for; any further share the last place."""
+_SHORTEST_IDLE_MS = 0.05
+Interval = tuple[float, float]
+
+
+class Bar(NamedTuple):
+    """One span in milliseconds from the start of the window."""
+
+    rank: int
+    lane: str
+    name: str
+    start_ms: float
+    duration_ms: float
+    num_bytes: int
+    step: int
+
+
+class Shares(NamedTuple):
+    """Parts of the window, 0 to 1, averaged over ranks; `hidden` is communication beside compute."""
+
+    compute: float
+    communication: float
+    hidden: float
+    idle: float
+
+
+class TimelineInfo(NamedTuple):
+    """A window of steps: its bars, where the steps begin, and how the time divides."""
+
+    label: str
+    world_size: int
+    steps: tuple[int, ...]
+    starts_ms: tuple[float, ...]
+    end_ms: float
+    bars: tuple[Bar, ...]
+    shares: Shares
+
+
+def timeline_info(trace: Trace, *, last_step: int | None = None, num_steps: int = 2) -> TimelineInfo:
+    """The window of `num_steps` steps with recorded spans that ends at `last_step`, or at the newest."""
+    known = [step for step in trace.complete_span_steps() if last_step is None or step <= last_step]
+    steps = tuple(_consecutive(known)[-num_steps:])
+    if not steps:
+        return TimelineInfo(trace.label, trace.world_size, (), (), 0.0, (), Shares(0, 0, 0, 0))
+    spans = [(step, span) for step in steps for span in trace.spans[step]]
+    zero = min(span.start for _, span in spans)
+    bars = [_bar(step, span, zero) for step, span in spans]
+    end = max(bar.start_ms + bar.duration_ms for bar in bars)
+    starts = tuple(min(bar.start_ms for bar in bars if bar.step == step) for step in steps)
+    idle = [gap for rank in range(trace.world_size) for gap in _idle(rank, bars, starts, steps, end)]
+    return TimelineInfo(
+        trace.label,
+        trace.world_size,
+        steps,
+        starts,
+        end,
+        tuple(bars + idle),
+        _shares(bars, trace.world_size, end),
+    )
+
+
+def _consecutive(steps: Sequence[int]) -> Sequence[int]:
+    """The last run of neighbours: later steps are recorded now and then only, and a gap would look like
+    waiting.
+    """
+    first = len(steps) - 1
+    while first > 0 and steps[first - 1] == steps[first] - 1:
+        first -= 1
+    return steps[max(first, 0) :]
+
+
+def _bar(step: int, span: Span, zero: float) -> Bar:
+    start, length = (span.start - zero) * 1e3, (span.end - span.start) * 1e3
+    return Bar(span.rank, span.lane, span.name, round(start, 4), round(length, 4), span.num_bytes, step)
+
+
+def _idle(
+    rank: int, bars: Sequence[Bar], starts: Sequence[float], steps: Sequence[int], end: float
+) -> list[Bar]:
+    busy = union(_intervals(bar for bar in bars if bar.rank == rank))
+    edges = [(0.0, 0.0), *busy, (end, end)]
+    gaps = [(left[1], right[0]) for left, right in pairwise(edges)]
+    return [
+        Bar(
+            rank,
+            IDLE,
+            IDLE,
+            start,
+            stop - start,
+            0,
+            max((s for s, t in zip(steps, starts, strict=True) if t <= start)),
+        )
+        for start, stop in gaps
+        if stop - start >= _SHORTEST_IDLE_MS
+    ]
+
+
+def _intervals(bars: Iterable[Bar]) -> list[Interval]:
+    return [(bar.start_ms, bar.start_ms + bar.duration_ms) for bar in bars]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same points of time as disjoint intervals, in order."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in union(intervals))
+
+
+def _shares(bars: Sequence[Bar], world_size: int, end: float) -> Shares:
+    total = end * world_size or 1.0
+    compute = communication = both = 0.0
+    for rank in range(world_size):
+        own = [bar for bar in bars if bar.rank == rank]
+        computing = _intervals(bar for bar in own if bar.lane == COMPUTE)
+        other = _intervals(bar for bar in own if bar.lane != COMPUTE)
+        compute += _length(computing)
+        communication += _length(other)
+        both += _length(computing + other)
+    hidden = compute + communication - both
+    return Shares(compute / total, communication / total, hidden / total, max(0.0, 1 - both / total))
+
+
+def timeline_text(info: TimelineInfo) -> str:
+    """The timeline in words."""
+    if not info.steps:
+        return "No spans yet: they appear with the first finished step."
+    parts = [f"{info.shares.compute:.0%} computing", f"{info.shares.communication:.0%} communicating"]
+    if info.shares.hidden > 0.005:
+        parts[1] += f" ({info.shares.hidden / info.shares.communication:.0%} of it behind compute)"
+    parts.append(f"{info.shares.idle:.0%} idle")
+    which = f"step {info.steps[0]}" if len(info.steps) == 1 else f"steps {info.steps[0]} to {info.steps[-1]}"
+    time = seconds_text(info.end_ms / 1e3)
+    return f"{info.label}, {which}, {time}: of its time a rank spends {listed(parts)}."
+
+
+def timeline_bars(info: TimelineInfo) -> list[dict[str, Any]]:
+    """Properties of one trace a kind of span, idle first, then in order of first appearance."""
+    kinds = {bar.name: None for bar in sorted(info.bars, key=lambda bar: (bar.name != IDLE, bar.start_ms))}
+    lanes = _lanes(info)
+    return [_kind(name, [bar for bar in info.bars if bar.name == name], lanes) for name in kinds]
+
+
+def _lanes(info: TimelineInfo) -> list[str]:
+    rest = {bar.lane for bar in info.bars} - {COMPUTE, IDLE}
+    return [COMPUTE, *sorted(rest)] if rest else [COMPUTE]
+
+
+def _kind(name: str, bars: list[Bar], lanes: list[str]) -> dict[str, Any]:
+    idle = name == IDLE
+    look = theme.IDLE if idle else theme.span_look(name)
+    height = 0.8 / len(lanes)
+    places = [bar.rank if idle else bar.rank - 0.4 + height * (lanes.index(bar.lane) + 0.5) for bar in bars]
+    return {
+        "orientation": "h",
+        "base": [bar.start_ms for bar in bars],
+        "x": [bar.duration_ms for bar in bars],
+        "y": places,
+        "width": 0.8 if idle else height * 0.9,
+        "name": name.replace("_", " "),
+        "marker": {
+            "color": look.colour,
+            "line": {"width": 0},
+            "pattern": {
+                "shape": look.pattern,
+                "fgcolor": "rgba(255,255,255,0.55)",
+                "size": 5,
+                "solidity": 0.22,
+            },
+        },
+        "hovertext": [_hover(bar) for bar in bars],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "showlegend": True,
+        "visible": True,
+    }
+
+
+def _hover(bar: Bar) -> str:
+    size = f"<br>{bytes_text(bar.num_bytes)}" if bar.num_bytes else ""
+    name, length = bar.name.replace("_", " "), seconds_text(bar.duration_ms / 1e3)
+    return f"<b>{name}</b>, {length}<br>rank {bar.rank}, step {bar.step}{size}"
+
+
+def timeline_layout(info: TimelineInfo) -> dict[str, Any]:
+    """The part of the layout that depends on the data: rows, step marks and the range of time."""
+    lines = [
+        {
+            "type": "line",
+            "x0": t,
+            "x1": t,
+            "y0": 0,
+            "y1": 1,
+            "yref": "paper",
+            "line": {"color": theme.AXIS, "width": 1, "dash": "dot"},
+        }
+        for t in info.starts_ms
+    ]
+    labels = [
+        theme.note(f"step {step}", x=t, y=1) | {"xref": "x", "font": {"size": 11, "color": theme.GREY}}
+        for step, t in zip(info.steps, info.starts_ms, strict=True)
+    ]
+    ranks = list(range(info.world_size))
+    if not info.steps:
+        return {"xaxis": BLANK, "yaxis": BLANK, "height": timeline_height(info.world_size)}
+    return {
+        "shapes": lines,
+        "annotations": labels,
+        "xaxis": {"range": [0, info.end_ms * 1.01]},
+        "yaxis": {
+            "tickvals": ranks,
+            "ticktext": [f"rank {rank} " for rank in ranks],
+            "range": [info.world_size - 0.5, -0.5],
+        },
+        "height": timeline_height(info.world_size),
+    }
+
+
+def timeline_height(world_size: int) -> int:
+    """Pixels for so many ranks."""
+    return 118 + min(46, max(18, 320 // world_size)) * world_size
+
+
+def empty(figure: go.Figure, kinds: int = MOST_KINDS) -> go.Figure:
+    """Give `figure` the axes and `kinds` unused traces."""
+    figure.add_traces([go.Bar(orientation="h", visible=False) for _ in range(kinds)])
+    figure.update_layout(
+        xaxis=theme.axis("milliseconds", rangemode="tozero", ticksuffix=""),
+        yaxis=theme.axis(showgrid=False, fixedrange=True),
+    )
+    legend = {"orientation": "h", "y": 1, "yref": "container", "yanchor": "top", "x": 0, "xanchor": "left"}
+    return theme.style(
+        figure,
+        height=timeline_height(2),
+        barmode="overlay",
+        legend=legend,
+        margin={"l": 8, "r": 12, "t": 62, "b": 8},
+    )
+
+
+def draw(info: TimelineInfo) -> go.Figure:
+    """The figure of `info`."""
+    bars = timeline_bars(info)
+    figure = empty(go.Figure(), len(bars))
+    for index, properties in enumerate(bars):
+        figure.data[index].update(properties)
+    return figure.update_layout(timeline_layout(info))
+
+
+def timeline(trace: Trace, *, last_step: int | None = None, num_steps: int = 2) -> go.Figure:
+    """What every rank did in a window of steps, by default the newest two."""
+    return draw(timeline_info(trace, last_step=last_step, num_steps=num_steps))

@@ -1,0 +1,133 @@
+"""One look for all figures: transparent grounds, greys that read on light and dark, one colour a strategy.
+
+Colours come from the palettes of Okabe and Ito (2008) and of Paul Tol, which people with any common colour
+blindness can tell apart. Colour is never alone: runs also differ by dash and marker, spans by pattern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
+GREY = "#777c85"
+GRID = "rgba(127,132,141,0.22)"
+AXIS = "rgba(127,132,141,0.55)"
+HOVER = "#262a31"
+
+STRATEGY_COLOURS = {"single": "#8b8f99", "all-reduce": "#2a86d1", "ring": "#e06c2c"}
+SPARE_COLOURS = ("#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+PATTERNS = ("", "/", ".", "x", "-", "\\")
+FIRST_DASH = {"ring": 0, "all-reduce": 1, "single": 2}
+
+
+class Look(NamedTuple):
+    """How one run or span kind is drawn: colour, and a dash or pattern that tells it without colour."""
+
+    colour: str
+    dash: str = "solid"
+    pattern: str = ""
+
+    @property
+    def zorder(self) -> int:
+        """Broken lines lie above unbroken ones, so that curves that coincide can both be seen."""
+        return DASHES.index(self.dash)
+
+
+SPAN_LOOKS = {
+    "forward": Look("#5aa9e6"),
+    "backward": Look("#2a6fb5"),
+    "recompute": Look("#88b9d8", pattern="."),
+    "optimizer": Look("#11997a"),
+    "clip": Look("#7bbf9e"),
+    "data": Look("#a7abb4"),
+    "all_reduce": Look("#f0a43a", pattern="/"),
+    "ring_all_reduce": Look("#e06c2c", pattern="/"),
+    "ring_reduce_scatter": Look("#e06c2c", pattern="/"),
+    "ring_all_gather": Look("#f4b183", pattern="\\"),
+    "broadcast": Look("#b866a6", pattern="x"),
+    "send": Look("#c49a0c", pattern="-"),
+    "recv": Look("#d9c36a", pattern="-"),
+}
+IDLE = Look("rgba(127,132,141,0.2)")
+_SPARE_SPANS = ("#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
+
+
+def strategy_colour(strategy: str) -> str:
+    """The colour of a strategy; one that is not in the table gets a spare that depends on its name alone."""
+    return STRATEGY_COLOURS.get(strategy) or SPARE_COLOURS[sum(map(ord, strategy)) % len(SPARE_COLOURS)]
+
+
+def span_look(name: str) -> Look:
+    """The look of a span kind, known or not."""
+    return SPAN_LOOKS.get(name) or Look(_SPARE_SPANS[sum(map(ord, name)) % len(_SPARE_SPANS)], pattern="/")
+
+
+def run_looks(strategies: Sequence[str]) -> list[Look]:
+    """One look a run: colour and dash of its strategy, and the next dash for every further run of the same
+    strategy.
+    """
+    seen: dict[str, int] = {}
+    looks = []
+    for strategy in strategies:
+        place = seen[strategy] = seen.get(strategy, FIRST_DASH.get(strategy, 3) - 1) + 1
+        looks.append(
+            Look(strategy_colour(strategy), DASHES[place % len(DASHES)], PATTERNS[place % len(PATTERNS)])
+        )
+    return looks
+
+
+def axis(title: str = "", **settings: Any) -> dict[str, Any]:
+    """Settings of one axis in the common look."""
+    look = {
+        "title": {"text": title, "standoff": 6, "font": {"size": 12}},
+        "gridcolor": GRID,
+        "linecolor": AXIS,
+        "zeroline": False,
+        "ticks": "",
+        "automargin": True,
+    }
+    return look | settings
+
+
+def style(figure: go.Figure, *, height: int, **layout: Any) -> go.Figure:
+    """Put the common look on `figure` and return it."""
+    look: dict[str, Any] = {
+        "height": height,
+        "autosize": True,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": FONT, "size": 12, "color": GREY},
+        "margin": {"l": 8, "r": 12, "t": 36, "b": 8},
+        "hoverlabel": {"bgcolor": HOVER, "bordercolor": HOVER, "font": {"color": "#f4f5f7", "family": FONT}},
+        "legend": {
+            "orientation": "h",
+            "yanchor": "bottom",
+            "y": 1.02,
+            "x": 0,
+            "xanchor": "left",
+            "title": {"text": ""},
+        },
+        "hovermode": "closest",
+        "bargap": 0.25,
+        "uirevision": "keep",
+    }
+    return figure.update_layout(**(look | layout))
+
+
+def note(text: str, *, x: float, y: float) -> dict[str, Any]:
+    """A left-aligned line of text at a place of the figure, as an annotation."""
+    return {
+        "text": text,
+        "x": x,
+        "y": y,
+        "xref": "paper",
+        "yref": "paper",
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 13, "color": GREY},
+    }

@@ -1,0 +1,41 @@
+"""Tables as HTML that stays in a notebook or a report: no script, every text escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from IPython.display import HTML
+
+from shardscope_widgets.figures._comparison import HEADERS, Row, comparison_info, comparison_text
+from shardscope_widgets.trace import Source, Trace
+from shardscope_widgets.words import safe
+
+_NOTHING = "Tick runs in the list to lay them side by side."
+
+
+def table_html(rows: Sequence[Row]) -> str:
+    """The rows as a table."""
+    head = "".join(f'<th scope="col">{safe(name)}</th>' for name in HEADERS)
+    body = "".join(f"<tr>{''.join(f'<td>{safe(cell)}</td>' for cell in row.cells())}</tr>" for row in rows)
+    table = f'<table class="ss-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div style="overflow-x:auto">{table}</div>'
+
+
+def summary_html(traces: Sequence[Trace]) -> str:
+    """Table and words for `traces`."""
+    rows = comparison_info([trace for trace in traces if trace.steps])
+    if not rows:
+        return f'<div class="ss-words">{_NOTHING}</div>'
+    speed = any(row.speed for row in rows)
+    note = "Speed is throughput against the single process on the same model and data." if speed else ""
+    words = f"{comparison_text(rows)} {note} Times are medians without the first two steps."
+    return f'{table_html(rows)}<div class="ss-words">{safe(" ".join(words.split()))}</div>'
+
+
+def summary(runs: Iterable[Source]) -> HTML:
+    """Runs side by side, as a table and a sentence, to be shown in a notebook.
+
+    Example:
+        >>> summary(ss.runs()[:3])  # doctest: +SKIP
+    """
+    return HTML(summary_html([Trace.read(run) for run in runs]))

@@ -1,0 +1,111 @@
+"""A report of runs as one HTML file that needs nothing else: no network, no server, no notebook.
+
+Plotly's script is embedded once; the page follows the reader's light or dark theme; every text that comes
+from a job or an error is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from shardscope_widgets import figures
+from shardscope_widgets.figures._comparison import Row, comparison_info, comparison_text
+from shardscope_widgets.figures._comparison import draw as draw_comparison
+from shardscope_widgets.html import table_html
+from shardscope_widgets.trace import Source, Trace
+from shardscope_widgets.words import listed, plural, safe
+
+_STYLE = files("shardscope_widgets").joinpath("report.css").read_text(encoding="utf-8")
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,
+initial-scale=1"> <meta name="color-scheme" content="light
+dark"><title>{title}</title><style>{style}</style></head> <body><main><h1>{title}</h1><p
+class="lead">{lead}</p>{body}</main></body></html>
+"""
+_EXPLAIN = {
+    "curves": "Loss is the mean over all ranks; the bold line is a moving average of the faint one. Curves of "
+    "the same job by different strategies should lie on each other: splitting the work must not change what is "
+    "learned. Bytes are counted at the process group, exactly; memory is what training itself took on each "
+    "rank at its peak.",
+    "bars": "Step time is the median over steps of the slowest rank. A strategy on several ranks can be slower "
+    "than one process where the ranks share few cores or the model is small: then sending the gradients costs "
+    "more than is won.",
+    "timeline": "Each row is a rank: computing above, communicating below, idle in grey.",
+    "ring": "Each line is one chunk of the gradients on its way from a rank to its neighbour.",
+}
+
+
+def write_report(runs: Iterable[Source], path: Path | str, *, title: str = "Shardscope report") -> Path:
+    """Write a report of `runs` to `path` and return it.
+
+    Args:
+        runs: Runs in the order in which they are to appear; those without a step are named and left out.
+        path: The file to write; its folder must exist.
+        title: The heading, as plain text.
+    """
+    target = Path(path)
+    target.write_text(report_html([Trace.read(run) for run in runs], title=title), encoding="utf-8")
+    return target
+
+
+def report_html(traces: Sequence[Trace], *, title: str = "Shardscope report") -> str:
+    """The whole page as text."""
+    told = [trace for trace in traces if trace.steps]
+    silent = [trace.label for trace in traces if not trace.steps]
+    page = _Page()
+    sections = [_summary(told)] + [page.workload(name, own) for name, own in _by_workload(told).items()]
+    if silent:
+        sections.append(f"<p>Without a finished step, and so left out: {safe(listed(silent))}.</p>")
+    when = f"{datetime.now(UTC).astimezone():%d %B %Y, %H:%M}"
+    lead = f"{plural(len(traces), 'run')}, {when}. Everything on this page was measured in real processes."
+    return _PAGE.format(title=safe(title), style=_STYLE, lead=safe(lead), body="".join(sections))
+
+
+def _by_workload(traces: Sequence[Trace]) -> dict[str, list[Trace]]:
+    names = dict.fromkeys(trace.workload for trace in traces)
+    return {name: [trace for trace in traces if trace.workload == name] for name in names}
+
+
+def _summary(traces: Sequence[Trace]) -> str:
+    rows: Sequence[Row] = comparison_info(traces)
+    note = "Speed is throughput against the single process on the same model and data."
+    return f"<h2>Summary</h2>{table_html(rows)}<p>{safe(comparison_text(rows))} {note}</p>" if rows else ""
+
+
+class _Page:
+    """Makes sections, and remembers whether Plotly's script is on the page already."""
+
+    def __init__(self) -> None:
+        self._has_script = False
+
+    def workload(self, name: str, traces: Sequence[Trace]) -> str:
+        parts = [f"<h2>{safe(name)}</h2>"]
+        parts += self._part("Curves", _EXPLAIN["curves"], figures.overview(traces))
+        if len(traces) > 1:
+            parts += self._part("Side by side", _EXPLAIN["bars"], draw_comparison(comparison_info(traces)))
+        parts += [part for trace in traces for part in self._run(trace)]
+        return f"<section>{''.join(parts)}</section>"
+
+    def _run(self, trace: Trace) -> list[str]:
+        parts: list[str] = []
+        info = figures.timeline_info(trace)
+        if info.steps:
+            words = f"{figures.timeline_text(info)} {_EXPLAIN['timeline']}"
+            parts += self._part(f"Timeline of {trace.label}", words, figures.timeline(trace))
+        ring = figures.ring_info(trace)
+        if ring.rounds:
+            words = f"{figures.ring_text(ring)} {_EXPLAIN['ring']}"
+            parts += self._part(f"Ring of {trace.label}", words, figures.ring(trace))
+        return parts
+
+    def _part(self, heading: str, words: str, figure: go.Figure) -> list[str]:
+        script: bool = not self._has_script
+        self._has_script = True
+        settings = {"displaylogo": False, "responsive": True}
+        drawn = figure.to_html(full_html=False, include_plotlyjs=script, config=settings)
+        return [f"<h3>{safe(heading)}</h3><figure>{drawn}<figcaption>{safe(words)}</figcaption></figure>"]

@@ -1,0 +1,173 @@
+"""What a run has told so far, step by step.
+
+A `Trace` is fed the events of a run directory as they arrive and keeps what the figures draw: one `Step` for
+every step that all ranks have finished, the spans and chunks of recent steps, and the memory of every rank.
+It knows neither files nor widgets, so that a live panel, a report and a test fill it the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from shardscope.spec.user_code import label_of
+
+Event = Mapping[str, Any]
+SPANS_KEPT = 200
+"""Steps whose spans are kept for the timeline; older ones are dropped, so that long runs stay small."""
+
+
+class Step(NamedTuple):
+    """One finished step: the mean loss over ranks, the slowest rank's time, the sum of samples and bytes."""
+
+    number: int
+    loss: float
+    step_time_s: float
+    samples_per_s: float
+    tokens_per_s: float | None
+    bytes_sent: int
+
+
+class Span(NamedTuple):
+    """Something one rank was busy with; times in Unix seconds."""
+
+    rank: int
+    lane: str
+    name: str
+    start: float
+    end: float
+    num_bytes: int
+
+
+class Source(Protocol):
+    """The part of a `shardscope.Run` that a trace is made from."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def job(self) -> Any: ...
+    def events(self, kind: str | None = None, rank: int | None = None) -> list[dict[str, Any]]: ...
+
+
+@dataclass
+class Trace:
+    """The readable history of one run.
+
+    Attributes:
+        run_id: Name of the run directory.
+        label: What to call the run in words and legends.
+        strategy: Short name of its strategy; decides the colour.
+        world_size: Number of ranks; a step counts as finished once all of them have reported it.
+        workload: What was trained, for example ``gpt-nano on python-source``; such runs can be compared.
+    """
+
+    run_id: str
+    label: str
+    strategy: str
+    world_size: int
+    workload: str = ""
+    steps: list[Step] = field(default_factory=list)
+    peak_memory: dict[int, int] = field(default_factory=dict)
+    spans: dict[int, list[Span]] = field(default_factory=dict)
+    chunks: dict[int, list[Event]] = field(default_factory=dict)
+    errors: list[Event] = field(default_factory=list)
+    evals: list[Event] = field(default_factory=list)
+    backend: str = ""
+    num_params: int | None = None
+    _pending: dict[int, dict[int, Event]] = field(default_factory=dict, repr=False)
+    _newest: dict[int, int] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, run: Source) -> Trace:
+        """An empty trace that carries the names of `run`; feed it events, or use `read`."""
+        job = run.job
+        workload = f"{label_of(job.model)} on {label_of(job.data)}"
+        return cls(run.id, run.name, job.strategy.kind, job.world_size, workload)
+
+    @classmethod
+    def read(cls, run: Source) -> Trace:
+        """The whole history of `run` as it stands."""
+        trace = cls.of(run)
+        trace.feed(run.events())
+        return trace
+
+    def feed(self, events: Iterable[Event]) -> bool:
+        """Take in new events, in any order; True if there was one that a figure shows."""
+        return sum(self._take(event) for event in events) > 0
+
+    def _take(self, event: Event) -> bool:
+        take = getattr(self, f"_on_{event.get('event')}", None)
+        if take is None:
+            return False
+        try:
+            take(event)
+        except (KeyError, TypeError, ValueError):
+            return False  # written by another version: skipped, so that the rest can still be read
+        return True
+
+    def _on_start(self, event: Event) -> None:
+        self.backend = str(event.get("backend") or self.backend)
+        self.num_params = event.get("num_params") or self.num_params
+
+    def _on_step(self, event: Event) -> None:
+        number, rank = int(event["step"]), int(event["rank"])
+        peak = event.get("peak_memory_bytes") or event.get("memory_bytes") or 0
+        self.peak_memory[rank] = max(self.peak_memory.get(rank, 0), int(peak))
+        self._keep_spans(number, rank, event.get("spans") or ())
+        self._newest[rank] = number
+        ranks = self._pending.setdefault(number, {})
+        ranks[rank] = event
+        if len(ranks) == self.world_size:
+            self.steps.append(_merge(number, list(self._pending.pop(number).values())))
+
+    def _keep_spans(self, number: int, rank: int, spans: Iterable[tuple[Any, ...]]) -> None:
+        new = [
+            Span(rank, str(lane), str(name), start, end, int(size or 0))
+            for lane, name, start, end, size in spans
+        ]
+        if new:
+            self.spans.setdefault(number, []).extend(new)
+            _drop_oldest(self.spans)
+
+    def _on_chunk(self, event: Event) -> None:
+        """A chunk without a step belongs to the one that its rank has not finished yet."""
+        step = event.get("step") or self._newest.get(int(event["rank"]), 0) + 1
+        self.chunks.setdefault(int(step), []).append(event)
+        _drop_oldest(self.chunks)
+
+    def _on_error(self, event: Event) -> None:
+        self.errors.append(event)
+
+    def _on_eval(self, event: Event) -> None:
+        self.evals.append(event)
+
+    @property
+    def measures_tokens(self) -> bool:
+        """Whether this run counts tokens, as language models do, and not only samples."""
+        return bool(self.steps) and self.steps[-1].tokens_per_s is not None
+
+    def complete_span_steps(self) -> list[int]:
+        """Steps of which every rank has reported its spans, in order."""
+        return sorted(n for n, spans in self.spans.items() if len({s.rank for s in spans}) == self.world_size)
+
+
+def _merge(number: int, events: list[Event]) -> Step:
+    slowest = max(float(event["step_time_s"]) for event in events)
+    tokens = [event.get("tokens") for event in events]
+    sent = sum(int(op["sent_bytes"]) for event in events for op in (event.get("traffic") or {}).values())
+    return Step(
+        number=number,
+        loss=sum(float(event["loss"]) for event in events) / len(events),
+        step_time_s=slowest,
+        samples_per_s=sum(event["samples"] for event in events) / slowest if slowest else 0.0,
+        tokens_per_s=None if None in tokens or not slowest else sum(t for t in tokens if t) / slowest,
+        bytes_sent=sent,
+    )
+
+
+def _drop_oldest(by_step: dict[int, Any]) -> None:
+    while len(by_step) > SPANS_KEPT:
+        del by_step[min(by_step)]

@@ -1,0 +1,99 @@
+"""What a person chooses in the Training Lab, as traits; and the job that comes of it. No widget here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import traitlets as t
+
+from shardscope.errors import unknown_name
+from shardscope.spec import STRATEGIES, Batch, Job, Optimizer, Ring
+from shardscope.spec.data import DATA, is_path
+from shardscope.spec.job import PRECISIONS, RECOMPUTE
+from shardscope.spec.models import MODELS
+from shardscope.spec.optimizer import DEFAULTS
+
+CATALOGUES: dict[str, tuple[str, ...]] = {
+    "model": tuple(MODELS),
+    "data": tuple(DATA),
+    "strategy": tuple(STRATEGIES),
+    "optimizer": tuple(DEFAULTS),
+    "precision": tuple(PRECISIONS),
+    "recompute": tuple(RECOMPUTE),
+}
+"""The names that each choice knows."""
+
+
+class Choices(t.HasTraits):
+    """One trait a control. Setting a trait moves the control, and moving the control sets the trait."""
+
+    model = t.Any("gpt-nano", help="A name from the catalogue, or a callable that returns an nn.Module.")
+    data = t.Any("python-source", help="A name from the catalogue, a path, or a callable.")
+    strategy = t.Unicode("ring", help="How the ranks share the work.")
+    directions = t.Enum((1, 2), default_value=1, help="Ways in which the ring's chunks travel.")
+    trace_chunks = t.Bool(False, help="Record every chunk, so that the ring can be watched.")
+    world_size = t.Int(2, min=1, max=64, help="Number of ranks; a single process takes 1 whatever this says.")
+    optimizer = t.Unicode("adamw", help="Name of the optimizer.")
+    lr = t.Float(1e-3, help="Learning rate; choosing an optimizer sets its default.")
+    global_batch = t.Int(32, min=1, help="Samples in one step over all ranks.")
+    micro_batch = t.Int(
+        0, min=0, help="Samples in one forward pass on one rank; 0 takes the rank's share at once."
+    )
+    precision = t.Unicode("fp32", help="Number format of the computation.")
+    recompute = t.Unicode("none", help="Activations that are recomputed in the backward pass.")
+    steps = t.Int(200, min=1, help="Optimizer steps.")
+    seed = t.Int(0, min=0, help="Seed of weights and data order.")
+
+    @t.validate("model", "data", "strategy", "optimizer", "precision", "recompute")
+    def _known(self, proposal: Mapping[str, Any]) -> Any:
+        field, value = proposal["trait"].name, proposal["value"]
+        free = callable(value) or (field == "data" and isinstance(value, str) and is_path(value))
+        if not free and value not in CATALOGUES[field]:
+            raise unknown_name(field, value, CATALOGUES[field])
+        return value
+
+    @t.observe("model")
+    def _data_for_model(self, _change: object) -> None:
+        if not self._fit():
+            self.data = next(name for name, info in DATA.items() if info.gives == MODELS[self.model].reads)
+
+    @t.observe("data")
+    def _model_for_data(self, _change: object) -> None:
+        if not self._fit():
+            self.model = next(
+                name for name, config in MODELS.items() if config.reads == DATA[self.data].gives
+            )
+
+    def _fit(self) -> bool:
+        both_known = self.model in MODELS and self.data in DATA
+        return not both_known or MODELS[self.model].reads == DATA[self.data].gives
+
+    @t.observe("optimizer")
+    def _default_lr(self, _change: object) -> None:
+        self.lr = Optimizer(name=self.optimizer).learning_rate
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that will run: the chosen number, within what the strategy allows."""
+        return min(self.world_size, STRATEGIES[self.strategy].max_ranks or self.world_size)
+
+    def job(self) -> Job:
+        """The job that the choices describe.
+
+        Raises:
+            SpecError: They do not go together; the sentence says what to change.
+        """
+        ring = Ring(directions=self.directions, trace_chunks=self.trace_chunks)
+        return Job(
+            model=self.model,
+            data=self.data,
+            strategy=ring if self.strategy == "ring" else self.strategy,
+            world_size=self.num_ranks,
+            optimizer=Optimizer(name=self.optimizer, lr=self.lr),
+            batch=Batch(global_size=self.global_batch, micro_size=self.micro_batch or None),
+            precision=self.precision,
+            recompute=self.recompute,
+            steps=self.steps,
+            seed=self.seed,
+        )

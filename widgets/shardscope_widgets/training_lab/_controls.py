@@ -1,0 +1,78 @@
+"""The controls of the Training Lab: one a choice, bound both ways to the trait of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ipywidgets as widgets
+
+from shardscope_widgets.training_lab._choices import CATALOGUES, Choices
+
+_MICRO = (("whole share", 0), *((str(n), n) for n in (1, 2, 4, 8, 16, 32, 64)))
+_DIRECTIONS = (("one", 1), ("both", 2))
+
+
+def _dropdown(
+    choices: Choices, field: str, description: str, options: Sequence[Any] | None = None
+) -> widgets.Dropdown:
+    value = getattr(choices, field)
+    known = list(options if options is not None else CATALOGUES[field])
+    return widgets.Dropdown(description=description, options=_including(known, value), value=value)
+
+
+def _including(options: Sequence[Any], value: Any) -> list[tuple[str, Any]]:
+    """Pairs of name and value; `value` joins under its own name if it is missing: a path, a function of the
+    user's.
+    """
+    pairs = [option if isinstance(option, tuple) else (str(option), option) for option in options]
+    known = any(other == value for _, other in pairs)
+    return pairs if known else [*pairs, (getattr(value, "__name__", str(value)), value)]
+
+
+def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
+    """All controls by the name of their trait, in tab order, bound to `choices`."""
+    number = widgets.BoundedIntText
+    controls = {
+        "model": _dropdown(choices, "model", "Model"),
+        "data": _dropdown(choices, "data", "Data"),
+        "strategy": _dropdown(choices, "strategy", "Strategy"),
+        "world_size": number(description="Ranks", min=1, max=64, value=choices.world_size),
+        "directions": _dropdown(choices, "directions", "Ring directions", _DIRECTIONS),
+        "trace_chunks": widgets.Checkbox(
+            description="Chunk by chunk", value=choices.trace_chunks, indent=False
+        ),
+        "optimizer": _dropdown(choices, "optimizer", "Optimizer"),
+        "lr": widgets.BoundedFloatText(
+            description="Learning rate", min=0, max=1e3, step=1e-4, value=choices.lr
+        ),
+        "global_batch": number(description="Global batch", min=1, max=1_000_000, value=choices.global_batch),
+        "micro_batch": _dropdown(choices, "micro_batch", "Micro-batch", _MICRO),
+        "precision": _dropdown(choices, "precision", "Precision"),
+        "recompute": _dropdown(choices, "recompute", "Recompute"),
+        "steps": number(description="Steps", min=1, max=10_000_000, value=choices.steps),
+        "seed": number(description="Seed", min=0, max=2**31, value=choices.seed),
+    }
+    for field, control in controls.items():
+        control.tooltip = Choices.class_traits()[field].help
+        bind(choices, field, control)
+    return controls
+
+
+def bind(choices: Choices, field: str, control: widgets.DOMWidget) -> None:
+    """Keep the trait and the control equal; a value that a dropdown lacks is added to its options."""
+
+    def to_control(change: dict[str, Any]) -> None:
+        if isinstance(control, widgets.Dropdown) and change["new"] != control.value:
+            control.options = _including(control.options, change["new"])
+        control.value = change["new"]
+
+    choices.observe(to_control, field)
+    control.observe(lambda change: setattr(choices, field, change["new"]), "value")
+
+
+def panel(controls: dict[str, widgets.DOMWidget]) -> widgets.GridBox:
+    """The controls two in a row."""
+    box = widgets.GridBox(list(controls.values()))
+    box.add_class("ss-controls")
+    return box

@@ -1,0 +1,27 @@
+"""The lab's heading, which also carries its style sheet."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import anywidget
+import traitlets as t
+
+_ESM = """
+function render({ model, el }) {
+  el.innerHTML = '<div class="ss-title"><b></b><span></span></div>';
+  const [title, about] = el.querySelectorAll("b, span");
+  title.textContent = model.get("title");
+  about.textContent = model.get("about");
+}
+export default { render };
+"""
+
+
+class Frame(anywidget.AnyWidget):
+    """A title and a line about it."""
+
+    _esm = _ESM
+    _css = files(__package__).joinpath("lab.css").read_text(encoding="utf-8")
+    title = t.Unicode("").tag(sync=True)
+    about = t.Unicode("").tag(sync=True)

@@ -1,0 +1,34 @@
+"""The samples that stand for a run or a kind of span: a line with its dash, a chip with its pattern."""
+
+from __future__ import annotations
+
+from shardscope_widgets.figures.theme import Look
+
+_DASH_ARRAYS = {
+    "dash": "6 3",
+    "dot": "2 3",
+    "dashdot": "6 3 2 3",
+    "longdash": "9 3",
+    "longdashdot": "9 3 2 3",
+}
+
+
+def swatch(look: Look | None) -> str:
+    """An SVG of 26 by 10 pixels; without a look an empty place of the same size."""
+    if look is None:
+        return '<span class="ss-swatch"></span>'
+    dash = _DASH_ARRAYS.get(look.dash)
+    array = f' stroke-dasharray="{dash}"' if dash else ""
+    line = f'<line x1="1" y1="5" x2="25" y2="5" stroke="{look.colour}" stroke-width="3"{array}/>'
+    return f'<svg class="ss-swatch" width="26" height="10" aria-hidden="true">{line}</svg>'
+
+
+def chip(look: Look) -> str:
+    """A square of the colour, striped the way the pattern of the bars is."""
+    angle = {"/": "135deg", "\\": "45deg", "-": "0deg", "x": "90deg"}.get(look.pattern)
+    stripes = (
+        f"repeating-linear-gradient({angle},transparent 0 3px,rgba(255,255,255,.55) 3px 4px),"
+        if angle
+        else ""
+    )
+    return f'<i class="ss-chip" style="background:{stripes}{look.colour}"></i>'

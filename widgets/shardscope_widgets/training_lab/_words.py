@@ -1,0 +1,95 @@
+"""What the lab says: the state of a run, an estimate before it starts, an error in place."""
+
+from __future__ import annotations
+
+from shardscope.errors import RunFailed
+from shardscope.spec import STRATEGIES, Job
+from shardscope.spec.models import MODELS
+from shardscope_widgets.trace import Trace
+from shardscope_widgets.training_lab._runbook import Entry
+from shardscope_widgets.words import bytes_text, plural, rate_text, safe, three_digits
+
+AGENT_BYTES = 200e6
+RANK_BYTES = 80e6
+"""What the agent and a rank of a tiny model take: proportional set size, measured on Linux with 4 ranks."""
+BYTES_A_PARAMETER = 16
+"""fp32 weight, gradient and two moments."""
+
+
+def estimate_bytes(job: Job) -> float:
+    """Rough memory of a run in bytes, all processes together, activations and data left out."""
+    params = MODELS[job.model].num_params if isinstance(job.model, str) else 0
+    return AGENT_BYTES + job.world_size * (RANK_BYTES + BYTES_A_PARAMETER * params)
+
+
+def plan_text(job: Job) -> str:
+    """What pressing Start would do, in words."""
+    micro = job.batch.accumulation(job.world_size)
+    share = plural(job.batch.per_rank(job.world_size), "sample")
+    parts = f" in {micro} micro-batches" if micro > 1 else ""
+    size = f"{_params(MODELS[job.model].num_params)} parameters. " if isinstance(job.model, str) else ""
+    who = "One process takes" if job.world_size == 1 else f"Each of {job.world_size} ranks takes"
+    return f"{size}{who} {share} a step{parts}. Roughly {bytes_text(estimate_bytes(job))} of memory in all."
+
+
+def _params(count: int) -> str:
+    return f"{three_digits(count / 1e6)} M" if count >= 1e6 else f"{three_digits(count / 1e3)} k"
+
+
+def strategy_text(kind: str) -> str:
+    """The first sentence of a strategy's own description."""
+    return (STRATEGIES[kind].__doc__ or "").strip().splitlines()[0]
+
+
+def progress_text(entry: Entry) -> str:
+    """How far a run is: ``step 12 of 100, loss 2.345``."""
+    steps = entry.trace.steps
+    if not steps:
+        return "no step finished yet" if entry.is_alive else "no step finished"
+    return f"step {steps[-1].number} of {entry.run.job.steps}, loss {steps[-1].loss:.3f}"
+
+
+def state_text(entry: Entry) -> str:
+    """The state of a run in a few words: ``running, step 12 of 100``, ``completed, loss 2.345``."""
+    steps = entry.trace.steps
+    if not steps or entry.tail is None:
+        return entry.state
+    if entry.state == "completed":
+        return f"completed, loss {steps[-1].loss:.3f}"
+    return f"{entry.state}, step {steps[-1].number} of {entry.run.job.steps}"
+
+
+def status_text(entry: Entry | None) -> str:
+    """The status line."""
+    if entry is None:
+        return "Ready. Choose a job and press Start."
+    name = entry.trace.label
+    if entry.state == "starting" and not entry.trace.steps:
+        return f"{name} is starting {plural(entry.trace.world_size, 'rank')}."
+    verbs = {"starting": "is running", "running": "is running", "completed": "has finished"}
+    verb = verbs.get(entry.state) or ("was stopped" if entry.state == "stopped" else "has failed")
+    return f"{name} {verb}: {progress_text(entry)}{_rate(entry.trace) if entry.is_alive else ''}."
+
+
+def _rate(trace: Trace) -> str:
+    if not trace.steps:
+        return ""
+    step = trace.steps[-1]
+    if step.tokens_per_s is not None:
+        return f", {rate_text(step.tokens_per_s, 'tokens')}"
+    return f", {rate_text(step.samples_per_s, 'samples')}"
+
+
+def failure_html(entry: Entry, error: RunFailed) -> str:
+    """A failed run in place: who, when, what; the traceback folded away."""
+    where = "the run" if error.rank is None else f"rank {error.rank}"
+    when = "" if error.step is None else f" at step {error.step}"
+    head = f"<b>{safe(entry.trace.label)}: {where} failed{when}</b> (strategy {safe(error.strategy)})"
+    text = error.args[0] if error.args else ""
+    details = f"<details><summary>Traceback</summary><pre>{safe(error.traceback)}</pre></details>"
+    return problem_html(f"{head}<br>{safe(text)}{details if error.traceback else ''}")
+
+
+def problem_html(inner: str) -> str:
+    """An error box around HTML that is already safe."""
+    return f'<div class="ss-problem" role="alert">{inner}</div>' if inner else ""
