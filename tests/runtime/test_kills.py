@@ -77,9 +77,11 @@ DRIVER = """
     run = ss.launch(job, detach={detach})
     while not run.events("step"):
         time.sleep(0.02)
-    print(run.path, flush=True)
+    path = run.path
     while True:
         try:
+            if path:
+                path = print(path, flush=True)  # inside the try: the interrupt may come as soon as it is read
             time.sleep(1000)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
