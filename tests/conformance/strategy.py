@@ -1,6 +1,7 @@
 """The conformance class that every synchronous strategy passes: it follows one process.
 
-A test module for a strategy subclasses `StrategyConformance` and names its spec. The oracle is the same job on one
+A test module for a strategy subclasses `StrategyConformance` and names its spec (and a deeper `model` or fewer
+`cases`, where it needs them). The oracle is the same job on one
 process, with the whole batch at once and nothing recomputed; whatever the strategy does with ranks, micro-batches and
 recomputation, losses and parameters after 20 steps must be those of the oracle.
 """
@@ -33,6 +34,10 @@ OPTIMIZERS = {
     "lamb": ss.Optimizer("lamb", lr=5e-3),
     "lars": ss.Optimizer("lars", lr=0.5),
 }
+EVERY_CASE = [(accumulation, mode) for accumulation in (1, 4) for mode in ("none", "selective", "full")]
+"""Accumulation and recomputation."""
+TWO_CASES = [(1, "selective"), (4, "full")]
+"""For strategies that share their forward and backward pass with one that takes every case."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2}
 
 
@@ -53,16 +58,23 @@ def job(**changes: Any) -> ss.Job:
     return ss.Job(**{**fields, **changes})
 
 
-def train(job: ss.Job, context: RankContext) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses of this rank and full parameters after training."""
+Result = tuple[list[float | None], dict[str, Tensor]]
+
+
+def train(job: ss.Job, context: RankContext) -> Result:
+    """Losses of this rank (None where it computes none) and full parameters after training."""
     trainer = Trainer(job, context, context.events.path.parent)
     losses = [trainer.take_step(step) for step in range(1, job.steps + 1)]
+    trainer.strategy.settle()
     parameters = {name: p.detach().double().clone() for name, p in trainer.strategy.full_parameters().items()}
+    trainer.strategy.close()
     return losses, parameters
 
 
 @cache
-def oracle(optimizer: str, precision: str, clip_norm: float | None) -> tuple[list[float], dict[str, Tensor]]:
+def oracle(
+    model: Callable[[], nn.Module], optimizer: str, precision: str, clip_norm: float | None
+) -> tuple[list[float], dict[str, Tensor]]:
     """The job on one process."""
     import tempfile
 
@@ -70,9 +82,18 @@ def oracle(optimizer: str, precision: str, clip_norm: float | None) -> tuple[lis
     with tempfile.TemporaryDirectory() as folder, EventWriter(Path(folder) / "rank-0.jsonl", 0) as events:
         alone = RankContext(0, 1, torch.device("cpu"), Meter(), events)
         one = job(
-            strategy="single", optimizer=OPTIMIZERS[optimizer], precision=precision, clip_norm=clip_norm
-        )
-        return train(one, alone)
+            model=model, strategy="single", optimizer=OPTIMIZERS[optimizer], precision=precision,
+            clip_norm=clip_norm,
+        )  # fmt: skip
+        losses, parameters = train(one, alone)
+    return [loss for loss in losses if loss is not None], parameters
+
+
+def mean_losses(results: list[Result]) -> list[float]:
+    """The loss of each step, over the ranks that computed one."""
+    steps = zip(*(losses for losses, _ in results), strict=True)
+    known = [[loss for loss in row if loss is not None] for row in steps]
+    return [sum(row) / len(row) for row in known]
 
 
 def relative_difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
@@ -87,18 +108,24 @@ class StrategyConformance:
     """Subclass it, set `strategy`, and the strategy is held against one process."""
 
     strategy: ClassVar[Any]
+    model: ClassVar[Callable[[], nn.Module]] = staticmethod(tiny_gpt)
+    cases: ClassVar[list[tuple[int, str]]] = EVERY_CASE
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "recompute" in metafunc.fixturenames:
+            metafunc.parametrize(("accumulation", "recompute"), self.cases)
 
     def follow(self, pool: RankPool, folder: Path, *, optimizer: str, precision: str, **changes: Any) -> None:
         clip_norm = changes.get("clip_norm")
         accumulation = changes.pop("accumulation", 1)
-        batch = ss.Batch(48, micro_size=48 // pool.world_size // accumulation)
         ours = job(
-            strategy=self.strategy, world_size=pool.world_size, optimizer=OPTIMIZERS[optimizer], batch=batch,
-            precision=precision, **changes,
+            model=type(self).model, strategy=self.strategy, world_size=pool.world_size,
+            optimizer=OPTIMIZERS[optimizer], batch=self.batch(pool.world_size, accumulation), precision=precision,
+            **changes,
         )  # fmt: skip
         results = pool.run(_training(ours), folder)
-        expected_losses, expected = oracle(optimizer, precision, clip_norm)
-        losses = [sum(row) / len(row) for row in zip(*(losses for losses, _ in results), strict=True)]
+        expected_losses, expected = oracle(type(self).model, optimizer, precision, clip_norm)
+        losses = mean_losses(results)
         bound = TOLERANCE[precision]
         assert len(losses) == STEPS
         assert losses == pytest.approx(expected_losses, rel=bound)
@@ -106,8 +133,13 @@ class StrategyConformance:
         for _, parameters in results:
             assert relative_difference(parameters, expected) < bound
 
-    @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-    @pytest.mark.parametrize("accumulation", [1, 4])
+    def batch(self, world_size: int, accumulation: int) -> ss.Batch:
+        """48 samples, so many micro-batches a rank."""
+        data_ranks = ss.Job(
+            model="mlp", data="digits", strategy=self.strategy, world_size=world_size, batch=48
+        ).num_data_ranks
+        return ss.Batch(48, micro_size=48 // data_ranks // accumulation)
+
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     @pytest.mark.parametrize("precision", ["fp64", "fp32"])
     def test_follows_one_process(
@@ -140,7 +172,10 @@ class StrategyConformance:
         self.follow(pool, tmp_path, optimizer=optimizer, precision="bf16")
 
     def test_all_ranks_hold_the_same_parameters(self, pool: RankPool, tmp_path: Path) -> None:
-        ours = job(strategy=self.strategy, world_size=pool.world_size, optimizer="adamw", precision="fp32")
+        ours = job(
+            model=type(self).model, strategy=self.strategy, world_size=pool.world_size, optimizer="adamw",
+            batch=self.batch(pool.world_size, 1), precision="fp32",
+        )  # fmt: skip
         (_, first), *others = pool.run(_training(ours), tmp_path)
         for _, parameters in others:
             assert all(torch.equal(parameters[name], first[name]) for name in first)

@@ -7,10 +7,12 @@ It knows neither files nor widgets, so that a live panel, a report and a test fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from shardscope.runtime.summary import mean_loss
 from shardscope.spec.user_code import label_of
 
 Event = Mapping[str, Any]
@@ -156,14 +158,14 @@ class Trace:
 
 def _merge(number: int, events: list[Event]) -> Step:
     slowest = max(float(event["step_time_s"]) for event in events)
-    tokens = [event.get("tokens") for event in events]
+    tokens = [event["tokens"] for event in events if event.get("tokens") is not None]
     sent = sum(int(op["sent_bytes"]) for event in events for op in (event.get("traffic") or {}).values())
     return Step(
         number=number,
-        loss=sum(float(event["loss"]) for event in events) / len(events),
+        loss=math.nan if (loss := mean_loss(events)) is None else loss,
         step_time_s=slowest,
         samples_per_s=sum(event["samples"] for event in events) / slowest if slowest else 0.0,
-        tokens_per_s=None if None in tokens or not slowest else sum(t for t in tokens if t) / slowest,
+        tokens_per_s=sum(tokens) / slowest if tokens and slowest else None,
         bytes_sent=sent,
     )
 

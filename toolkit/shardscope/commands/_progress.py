@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from shardscope.commands._table import aligned, human_bytes
+from shardscope.runtime.summary import mean_loss
 
 if TYPE_CHECKING:
     from shardscope.runtime import Summary
@@ -63,7 +64,8 @@ class Progress:
             return
         del self._open[step]
         self.step = max(self.step, step)
-        self.loss = sum(float(rank["loss"]) for rank in ranks) / len(ranks)
+        loss = mean_loss(ranks)
+        self.loss = math.nan if loss is None else loss
         self.step_time_s = max(float(rank["step_time_s"]) for rank in ranks)
         self.samples_per_s = sum(float(rank["samples"]) for rank in ranks) / self.step_time_s
 

@@ -127,6 +127,7 @@ class Agent:
 
     def _exit_codes(self) -> dict[int, int]:
         """How each rank's process ended, by process; elastic itself tells only of those it saw first."""
+        self._ranks |= started_processes()
         codes = {process.pid: process.exitcode for process in self._ranks}
         return {pid: code for pid, code in codes.items() if pid is not None and code is not None}
 

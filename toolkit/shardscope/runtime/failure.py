@@ -35,7 +35,7 @@ def describe_failure(
     """
     errors = sorted(read_events(run, kind="error"), key=lambda event: event["t"])
     causes = [event for event in errors if not _is_consequence(event)]
-    ranks = {event["pid"]: event["rank"] for event in read_events(run, kind="start")}
+    ranks = {event["pid"]: event["rank"] for event in read_events(run, kind="process")}
     codes = {ranks[pid]: code for pid, code in exit_codes.items() if code and pid in ranks}
     codes |= {rank: failure.exitcode for rank, failure in failed.failures.items()}
     said_why = {event["rank"] for event in errors}
@@ -53,7 +53,8 @@ def describe_failure(
 
 
 def _who(rank: int, job: Job) -> str:
-    return f"rank {rank} of strategy {job.strategy.label!r}"
+    role = job.strategy.role(rank, job.world_size)
+    return f"rank {rank}{f' ({role})' if role else ''} of strategy {job.strategy.label!r}"
 
 
 def _is_consequence(event: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from shardscope.runtime.summary import number, sent_bytes, steps_of
+from shardscope.runtime.summary import mean_loss, number, sent_bytes, steps_of
 from shardscope.runtime.tail import Event
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def _metrics_row(step: int, rows: list[Event]) -> tuple[object, ...]:
     return (
         step,
         max(row["t"] for row in rows),
-        sum(number(row["loss"]) for row in rows) / len(rows),
+        mean_loss(rows),
         seconds,
         sum(row["samples"] for row in rows) / seconds,
         tokens / seconds if tokens else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -46,6 +47,12 @@ def number(value: Any) -> float:
     return float(value)
 
 
+def mean_loss(events: Iterable[Mapping[str, Any]]) -> float | None:
+    """Mean over the ranks that computed a loss in a step; None if none did."""
+    losses = [number(event["loss"]) for event in events if event["loss"] is not None]
+    return sum(losses) / len(losses) if losses else None
+
+
 def steps_of(events: list[Event]) -> dict[int, list[Event]]:
     """The step events by step, in order; only steps that every started rank has finished."""
     ranks = {event["rank"] for event in events if event["event"] == "start"}
@@ -76,7 +83,7 @@ def summarise(events: list[Event], state: str) -> Summary:
         strategy=starts[0]["strategy"] if starts else None,
         world_size=len(starts),
         steps=len(rows),
-        loss=sum(number(e["loss"]) for e in rows[-1]) / len(rows[-1]) if rows else None,
+        loss=mean_loss(rows[-1]) if rows else None,
         test_loss=evaluations[-1]["loss"] if evaluations else None,
         test_accuracy=evaluations[-1]["accuracy"] if evaluations else None,
         step_time_s=step_time,

@@ -39,6 +39,9 @@ def _work(run: RunDir, resume: str | None) -> str:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
         with EventWriter(run.rank_file(rank), rank) as events:
+            events.emit(
+                "process", pid=os.getpid()
+            )  # tells whose exit code is whose, also before training starts
             return _train(run, resume, events, StopControl(run, rank, world_size))
     except BaseException:
         traceback.print_exc()

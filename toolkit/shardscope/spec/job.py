@@ -121,7 +121,8 @@ class Job(Spec):
     def _possible(self) -> Self:
         self._check_ranks()
         self._check_names()
-        self.batch.accumulation(self.world_size)
+        self.batch.accumulation(self.num_data_ranks)
+        self.strategy.check(self)
         if self.schedule.warmup_steps > self.steps:
             raise SpecError(
                 f"schedule.warmup_steps={self.schedule.warmup_steps} is more than steps={self.steps}; "
@@ -149,6 +150,11 @@ class Job(Spec):
                 check_compatible(self.model, self.data)
         if isinstance(self.loss, str) and self.loss not in LOSSES:
             raise unknown_name("loss", self.loss, LOSSES)
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Ranks that the global batch is divided over."""
+        return self.strategy.num_data_ranks(self.world_size)
 
     @property
     def label(self) -> str:

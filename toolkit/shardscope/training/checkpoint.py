@@ -25,8 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from shardscope.errors import CheckpointError
-from shardscope.training.context import RankContext
-from shardscope.training.precision import Precision
+from shardscope.training.strategies.base import Strategy
 
 _COMPLETE = re.compile(r"step-(\d+)")
 
@@ -43,10 +42,8 @@ def save(
     folder: Path,
     step: int,
     *,
-    model: nn.Module,
+    strategy: Strategy,
     optimizer: torch.optim.Optimizer,
-    precision: Precision,
-    context: RankContext,
     keep: int,
 ) -> Path:
     """Save the state after `step`; called by all ranks. Returns where it is.
@@ -55,8 +52,8 @@ def save(
         OSError: It could not be written; the checkpoints that were there before still are.
     """
     final, partial = folder / f"step-{step}", folder / f"step-{step}.partial"
-    started = time.time()
-    state = _state(model, optimizer)
+    started, context, precision = time.time(), strategy.context, strategy.precision
+    state = strategy.checkpoint_state(optimizer)
     state["extra"] = {"step": step, "precision": precision.state_dict(), **_random_state(context.rank)}
     with context.meter.span("compute", "checkpoint"):
         dcp.save(state, checkpoint_id=partial, no_dist=context.world_size == 1)
@@ -74,10 +71,8 @@ def save(
 def load(
     folder: Path,
     *,
-    model: nn.Module,
+    strategy: Strategy,
     optimizer: torch.optim.Optimizer,
-    precision: Precision,
-    context: RankContext,
 ) -> int:
     """Put the newest complete checkpoint of `folder` into model and optimizer; called by all ranks.
 
@@ -94,7 +89,8 @@ def load(
         )
     path = found[-1]
     _refuse_foreign([path, *path.iterdir()])
-    state = _state(model, optimizer)
+    context, precision = strategy.context, strategy.precision
+    state = strategy.checkpoint_state(optimizer)
     state["extra"] = {"step": 0, "precision": precision.state_dict(), **_random_state(context.rank)}
     known = _saved_keys(path)
     state["extra"] = {key: value for key, value in state["extra"].items() if _is_saved(f"extra.{key}", known)}
@@ -105,8 +101,7 @@ def load(
         raise CheckpointError(
             f"{path} does not fit this model and optimizer ({reason}); resume the same job"
         ) from error
-    model.load_state_dict(state["model"])
-    set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer"], options=_FLAT)
+    strategy.load_checkpoint_state(state, optimizer)
     precision.load_state_dict(state["extra"].get("precision", {}))
     random = state["extra"].get(f"random-{context.rank}")
     if random is not None:  # a rank that was not there when it was saved keeps the state its seed gave it
@@ -117,11 +112,18 @@ def load(
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
-def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Model and optimizer by name, as a checkpoint holds them."""
     return {
         "model": model.state_dict(),
         "optimizer": get_optimizer_state_dict(model, optimizer, options=_FLAT),
     }
+
+
+def load_state_of(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put what `state_of` gave, filled from a checkpoint, into model and optimizer."""
+    model.load_state_dict(state["model"])
+    set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer"], options=_FLAT)
 
 
 def _random_state(rank: int) -> dict[str, Any]:

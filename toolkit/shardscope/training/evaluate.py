@@ -1,15 +1,14 @@
-"""Evaluation on the test split, shared out over the ranks: each takes every W-th row, and means are put together."""
+"""Evaluation on the test split, shared out over the data ranks; their means are put together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardscope.spec import Batch
 from shardscope.training.data import Source
 from shardscope.training.loss import accuracy
 from shardscope.training.strategies.base import LossFunction, Strategy
@@ -24,17 +23,17 @@ def evaluate(
     source: Source,
     loss_function: LossFunction,
     place: Callable[[Tensor], Tensor],
-    batch: Batch,
 ) -> dict[str, Any]:
     """Mean loss and accuracy (None for regressions) over the test split's first rows; called by all ranks."""
     context = strategy.context
-    rows = torch.arange(_num_rows(source))[context.rank :: context.world_size]
     totals = torch.zeros(3, dtype=torch.float64)  # samples, loss, accuracy
     scored = True
-    with context.meter.span("compute", "evaluation"), strategy.evaluating() as model:
-        for part in rows.split(max(1, batch.micro_size or batch.per_rank(context.world_size))):
+    with context.meter.span("compute", "evaluation"), strategy.evaluating() as predict:
+        for part, counts in _parts(strategy, _num_rows(source)):
             inputs, targets = (place(tensor) for tensor in source.batch(part))
-            output = model(inputs)
+            output = predict(inputs)
+            if output is None or not counts:
+                continue
             score = accuracy(output, targets)
             scored = scored and score is not None
             totals += len(part) * torch.tensor([1.0, float(loss_function(output, targets)), score or 0.0])
@@ -46,6 +45,27 @@ def evaluate(
     if not samples:
         return {"loss": None, "accuracy": None, "samples": 0}
     return {"loss": loss / samples, "accuracy": hits / samples if scored else None, "samples": int(samples)}
+
+
+def _parts(strategy: Strategy, num_rows: int) -> Iterator[tuple[Tensor, bool]]:
+    """This rank's rows, a micro-batch at a time, and whether they count.
+
+    Where a forward pass needs all ranks, each gets equally many parts of equal size: what is missing is filled with
+    the first row, and does not count.
+    """
+    job, rank = strategy.job, strategy.data_rank
+    if rank is None or not num_rows:
+        return
+    num_ranks = job.num_data_ranks
+    size = max(1, job.batch.micro_size or job.batch.per_rank(num_ranks))
+    rows = torch.arange(num_rows)
+    parts = rows[rank::num_ranks].split(size)
+    for part in parts:
+        yield part, len(part) > 0
+    if strategy.lockstep:
+        most = len(rows[::num_ranks].split(size))
+        for _ in range(most - len(parts)):
+            yield rows[:1], False
 
 
 def _num_rows(source: Source) -> int:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardscope.training.sharding import ReduceSquares, clip_grad_norm_
+
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -48,12 +50,23 @@ class Precision:
         return None if self.scaler is None else float(self.scaler.get_scale())
 
     def update(
-        self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], clip_norm: float | None
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[nn.Parameter],
+        clip_norm: float | None,
+        *,
+        reduce_square: ReduceSquares | None = None,
+        uncounted: Sequence[nn.Parameter] = (),
     ) -> tuple[float | None, bool]:
-        """Unscale, clip and step. Returns the gradient norm before clipping (None without) and whether it skipped."""
+        """Unscale, clip and step. Returns the gradient norm before clipping (None without) and whether it skipped.
+
+        `reduce_square` and `uncounted` are those of `clip_grad_norm_`, for gradients spread over ranks.
+        """
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
-        norm = None if clip_norm is None else nn.utils.clip_grad_norm_(parameters, clip_norm, foreach=False)
+        norm = None
+        if clip_norm is not None:
+            norm = clip_grad_norm_(parameters, clip_norm, reduce_square=reduce_square, uncounted=uncounted)
         if self.scaler is None:
             optimizer.step()
             return None if norm is None else float(norm), False

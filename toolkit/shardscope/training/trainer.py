@@ -30,7 +30,7 @@ from shardscope.training.data import Dataset, GlobalSampler, Loader, load_data
 from shardscope.training.evaluate import evaluate
 from shardscope.training.loss import resolve_loss
 from shardscope.training.models import build_model
-from shardscope.training.optim import build_optimizer, multiplier
+from shardscope.training.optim import multiplier
 from shardscope.training.recompute import apply_recompute
 from shardscope.training.strategies import StepResult, build
 from shardscope.training.strategies.base import MicroBatch
@@ -72,13 +72,11 @@ class Trainer:
         self.loss_function = resolve_loss(resolve(self.job.loss))
         self.strategy = build(self.job, self.context)
         self.model = self._model()
+        self.num_params = sum(p.numel() for p in self.model.parameters())
         self.data = self._data()
-        sampler = GlobalSampler(len(self.data.train), self.job.batch.global_size, self.job.seed)
-        self.loader = Loader(
-            self.data.train, sampler, rank=self.context.rank, world_size=self.context.world_size
-        )
+        self.loader = self._loader()
         self.strategy.setup(self.model)
-        self.optimizer = build_optimizer(self.job.optimizer, self.model.named_parameters())
+        self.optimizer = self.strategy.build_optimizer()
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         torch.manual_seed(self.job.seed + 1 + self.context.rank)  # dropout differs from rank to rank
         self.first_step = 1
@@ -94,25 +92,27 @@ class Trainer:
         window = {"seq": config.seq, "vocab": config.vocab} if isinstance(config, GPTConfig) else {}
         return load_data(resolve(self.job.data), seed=self.job.seed, **window)
 
+    def _loader(self) -> Loader | None:
+        rank, world_size = self.strategy.data_rank, self.job.num_data_ranks
+        if rank is None:
+            return None
+        sampler = GlobalSampler(len(self.data.train), self.job.batch.global_size, self.job.seed)
+        return Loader(self.data.train, sampler, rank=rank, world_size=world_size)
+
     def _announce(self) -> None:
         job, context = self.job, self.context
         context.events.emit(
             "start", world_size=context.world_size, device=str(context.device), backend=context.transport,
-            strategy=job.strategy.label, model=label_of(job.model), optimizer=job.optimizer.name,
-            num_params=sum(p.numel() for p in self.model.parameters()), **_process(),
+            strategy=job.strategy.label,
+            role=job.strategy.role(context.rank, context.world_size), model=label_of(job.model), optimizer=job.optimizer.name,
+            num_params=self.num_params, **_process(),
         )  # fmt: skip
 
     def resume(self, folder: Path) -> None:
         """Go on after the newest checkpoint in `folder`."""
         from shardscope.training import checkpoint  # imports much; only runs that save or resume need it
 
-        done = checkpoint.load(
-            folder,
-            model=self.model,
-            optimizer=self.optimizer,
-            precision=self.strategy.precision,
-            context=self.context,
-        )
+        done = checkpoint.load(folder, strategy=self.strategy, optimizer=self.optimizer)
         self.first_step = done + 1
 
     def train(self, control: Control) -> str:
@@ -129,8 +129,11 @@ class Trainer:
         self._finish(step, state)
         return state
 
-    def take_step(self, step: int) -> float:
-        """Take one step and write its event; steps count from 1. Returns the mean loss over this rank's samples.
+    def take_step(self, step: int) -> float | None:
+        """Take one step and write its event; steps count from 1.
+
+        Returns:
+            The mean loss over this rank's samples; None on a rank that computes none.
 
         Raises:
             TrainingError: The loss is no longer a number.
@@ -144,7 +147,7 @@ class Trainer:
         if self.context.device.type == "cuda":
             torch.cuda.synchronize(self.context.device)
         self._record(step, result, micro_batches, time.perf_counter() - started)
-        if not math.isfinite(result.loss):
+        if result.loss is not None and not math.isfinite(result.loss):
             raise TrainingError(self._not_finite(result.loss))
         return result.loss
 
@@ -163,8 +166,10 @@ class Trainer:
             group["lr"] = base * factor
 
     def _micro_batches(self, step: int) -> list[MicroBatch]:
+        if self.loader is None:
+            return []
         inputs, targets = (self._place(tensor) for tensor in self.loader.batch(step - 1))
-        parts = self.job.batch.accumulation(self.context.world_size)
+        parts = self.job.batch.accumulation(self.job.num_data_ranks)
         return list(zip(inputs.chunk(parts), targets.chunk(parts), strict=True))
 
     def _place(self, tensor: Tensor) -> Tensor:
@@ -175,12 +180,9 @@ class Trainer:
         traffic, spans = self.context.meter.drain()
         record = self.job.record
         shown = step <= record.spans_first or step % record.spans_every == 0
-        samples = sum(len(inputs) for inputs, _ in micro_batches)
-        tokens = (
-            sum(targets.numel() for _, targets in micro_batches)
-            if self._reads_tokens(micro_batches)
-            else None
-        )
+        counted = micro_batches if result.loss is not None else []
+        samples = sum(len(inputs) for inputs, _ in counted)
+        tokens = sum(targets.numel() for _, targets in counted) if self._reads_tokens(counted) else None
         memory = self.strategy.memory.sample()
         self.context.events.emit(
             "step", step=step, loss=result.loss, samples=samples, tokens=tokens, step_time_s=round(seconds, 6),
@@ -192,6 +194,8 @@ class Trainer:
 
     @staticmethod
     def _reads_tokens(micro_batches: list[MicroBatch]) -> bool:
+        if not micro_batches:
+            return False
         inputs, targets = micro_batches[0]
         return not inputs.is_floating_point() and inputs.shape == targets.shape
 
@@ -203,25 +207,30 @@ class Trainer:
             self._save(step)
 
     def _finish(self, step: int, state: str) -> None:
-        self.loader.close()
+        if self.loader is not None:
+            self.loader.close()
+        self.strategy.settle()
         if step >= self.first_step:
             if state == "completed":  # whoever stops a run does not want to wait for an evaluation
                 self._evaluate(step)
             every = self.job.checkpoint.every
             if self.job.checkpoint.at_end and not (every and step % every == 0):
                 self._save(step)
+        self.strategy.close()
         self.context.events.emit("end", state=state, steps=step)
 
     def _evaluate(self, step: int) -> None:
-        result = evaluate(self.strategy, self.data.test, self.loss_function, self._place, self.job.batch)
+        self.strategy.settle()
+        result = evaluate(self.strategy, self.data.test, self.loss_function, self._place)
         self.context.events.emit("eval", step=step, traffic=self.context.meter.drain()[0], **result)
 
     def _save(self, step: int) -> None:
         from shardscope.training import checkpoint
 
+        self.strategy.settle()
         checkpoint.save(
-            self.folder / "checkpoints", step, model=self.model, optimizer=self.optimizer,
-            precision=self.strategy.precision, context=self.context, keep=self.job.checkpoint.keep,
+            self.folder / "checkpoints", step, strategy=self.strategy, optimizer=self.optimizer,
+            keep=self.job.checkpoint.keep,
         )  # fmt: skip
         self.context.meter.drain()  # its messages are no step's
 

@@ -16,7 +16,7 @@ the other way around, which uses both lanes of each link.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,16 +61,19 @@ class Ring:
         directions: 1, or 2 to send half of every tensor the other way around.
         slice_bytes: Longest message; a longer chunk is cut into slices.
         on_chunk: Called with one record for every slice sent, for those who want to watch.
+        members: The ranks of the group that stand in this ring, in their order around it; None for all.
     """
 
     group: MeteredProcessGroup
     directions: int = 1
     slice_bytes: int = SLICE_BYTES
     on_chunk: OnChunk | None = None
+    members: Sequence[int] | None = None
     _scratch: dict[torch.device, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._rank, self._world_size = self.group.rank(), self.group.size()
+        self.members = tuple(range(self.group.size()) if self.members is None else self.members)
+        self._rank, self._world_size = self.members.index(self.group.rank()), len(self.members)
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` over all ranks, in place. Contiguous, any shape, the same on every rank."""
@@ -155,9 +158,11 @@ class _Way:
     """The messages of one lane: a thin layer over the backend, for every microsecond here is paid 2(W-1)S times."""
 
     def __init__(self, ring: Ring, lane: _Lane, transport: Any, traffic: Traffic) -> None:
-        rank, self.world_size = ring.group.rank(), ring.group.size()
+        assert ring.members is not None
+        rank, self.world_size = ring._rank, ring._world_size  # noqa: SLF001 - a part of the ring
         self.lane, self.traffic, self.on_chunk = lane, traffic, ring.on_chunk
-        self.next, self.previous = (rank + lane.step) % self.world_size, (rank - lane.step) % self.world_size
+        self.next = ring.members[(rank + lane.step) % self.world_size]
+        self.previous = ring.members[(rank - lane.step) % self.world_size]
         self._send, self._recv = transport.send, transport.recv
         self.num_slices = lane.num_slices
         self.num_reducing = (self.world_size - 1) * lane.num_slices

@@ -20,13 +20,10 @@ from torch.optim import Optimizer
 
 from shardscope.errors import SpecError
 from shardscope.training.optim._kernels import Number, Scalars
+from shardscope.training.sharding import ReduceSquares, local
 
 Squares = tuple[Scalars, Scalars]
 """Sums of squares of the weights and of the update, layer by layer."""
-
-ReduceSquares = Callable[[Tensor], Tensor]
-"""Takes this rank's sums of squares, a float64 vector; returns them summed over the ranks that hold the
-shards."""
 
 CACHE_ELEMENTS = 1 << 21
 """Elements that are worked on together on a CPU: the best of 2**16 to 2**25 for 25 M parameters. In smaller batches
@@ -249,7 +246,7 @@ class LayerwiseOptimizer(Optimizer):
         state = self.state[param]
         if not state:
             state.update(self._new_state(param, group))
-        tensors = [_local(tensor) for tensor in (param, param.grad, *state.values())]
+        tensors = [local(tensor) for tensor in (param, param.grad, *state.values())]
         is_flat = all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
         weights, grad, *rest = [tensor.view(-1) for tensor in tensors] if is_flat else tensors
         return Layer(name, weights, grad, dict(zip(state, rest, strict=True)), is_flat)
@@ -279,12 +276,6 @@ class LayerwiseOptimizer(Optimizer):
 
     def _apply(self, staged: Staged, ratios: Scalars | None) -> None:
         raise NotImplementedError
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """The shard of a DTensor that lies on this rank; any other tensor as it is."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
 
 
 def total_squares(squares: list[Tensor], num_layers: int) -> Squares | None:

@@ -9,15 +9,19 @@ import torch
 from torch import nn
 
 from shardscope.spec.optimizer import Optimizer
-from shardscope.training.optim._layerwise import ReduceSquares
 from shardscope.training.optim.lamb import Lamb
 from shardscope.training.optim.lars import Lars
+from shardscope.training.sharding import ReduceSquares
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
 
 def build_optimizer(
-    spec: Optimizer, params: NamedParameters, *, reduce_squares: ReduceSquares | None = None
+    spec: Optimizer,
+    params: NamedParameters,
+    *,
+    reduce_squares: ReduceSquares | None = None,
+    reduce_grad_square: ReduceSquares | None = None,
 ) -> torch.optim.Optimizer:
     """The torch optimizer that a spec asks for, over the parameters that take a gradient.
 
@@ -28,6 +32,8 @@ def build_optimizer(
         spec: Name and settings.
         params: As from ``model.named_parameters()``.
         reduce_squares: LAMB and LARS on sharded parameters: sums the layers' squares over the ranks.
+        reduce_grad_square: LAMB's `max_grad_norm`: sums the one square of all gradients over all ranks that hold
+            distinct ones. Default: `reduce_squares`.
 
     Example:
         >>> params = torch.nn.Linear(4, 2).named_parameters()
@@ -38,7 +44,7 @@ def build_optimizer(
     settings = dict(spec.settings)
     groups = _groups(params, exclude=settings.pop("exclude"))
     if spec.name == "lamb":
-        return _lamb(groups, settings, reduce_squares)
+        return _lamb(groups, settings, reduce_squares, reduce_grad_square)
     if spec.name == "lars":
         return Lars(groups, **settings, reduce_squares=reduce_squares)
     for group in groups:
@@ -63,12 +69,23 @@ def _groups(params: NamedParameters, *, exclude: str) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def _lamb(groups: list[dict[str, Any]], settings: dict[str, Any], reduce: ReduceSquares | None) -> Lamb:
+def _lamb(
+    groups: list[dict[str, Any]],
+    settings: dict[str, Any],
+    reduce_squares: ReduceSquares | None,
+    reduce_grad_square: ReduceSquares | None,
+) -> Lamb:
     del settings["variant"]
     for bound in ("clamp", "max_grad_norm"):
         settings[bound] = None if settings[bound] == "off" else settings[bound]
     adapt = settings.pop("adapt_undecayed") or settings["weight_decay"] > 0
-    return Lamb(groups, **settings, adapt=adapt, reduce_squares=reduce)
+    return Lamb(
+        groups,
+        **settings,
+        adapt=adapt,
+        reduce_squares=reduce_squares,
+        reduce_grad_square=reduce_grad_square,
+    )
 
 
 def _all_support_fused(groups: list[dict[str, Any]]) -> bool:

@@ -31,10 +31,10 @@ from shardscope.training.optim._kernels import (
 from shardscope.training.optim._layerwise import (
     Batch,
     LayerwiseOptimizer,
-    ReduceSquares,
     Staged,
     total_squares,
 )
+from shardscope.training.sharding import ReduceSquares
 
 Form = Literal["auto", "fused", "plain"]
 

@@ -18,10 +18,10 @@ from shardscope.training.optim._kernels import Number, Scalars, add_scaled_, at_
 from shardscope.training.optim._layerwise import (
     Batch,
     LayerwiseOptimizer,
-    ReduceSquares,
     Staged,
     total_squares,
 )
+from shardscope.training.sharding import ReduceSquares
 
 MomentumForm = Literal["classic", "torch", "post"]
 

@@ -19,7 +19,7 @@ class AllReduce(Strategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         settings = self.job.strategy
-        assert isinstance(settings, spec.AllReduce | spec.Ring)
+        assert isinstance(settings, spec.Bucketed)
         self.ddp = DistributedDataParallel(
             model,
             process_group=self.context.group,

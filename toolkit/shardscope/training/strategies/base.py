@@ -2,11 +2,16 @@
 
 A strategy is made once a rank and lives as long as the training. The trainer calls, in this order,
 
-    setup(model)                        once: wrap the module, make the starting weights equal everywhere
+    setup(model)                        once: wrap or cut the module, make the starting weights equal everywhere
+    build_optimizer()                   once: over the parameters, or the shards of them, that this rank updates
     step(micro_batches, ...)            every step: forward, backward, exchange, clip, update; returns the loss
+    settle()                            before an evaluation, a checkpoint and the end: all ranks at one point
+    close()                             once: end threads
 
 `Strategy.step` is the template that data-parallel strategies share; they say only how gradients are exchanged. A
-strategy that cuts the model itself (a pipeline) overrides `step` whole.
+strategy that cuts the model itself (a pipeline) or has no common step (a parameter server) overrides `step` whole.
+Where gradients or weights lie in pieces on several ranks, `reduce_squares` and `reduce_grad_square` make the norms of
+LAMB, LARS and the clip those of the whole.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +28,25 @@ from torch import Tensor, nn
 from shardscope.spec import Job
 from shardscope.training.context import RankContext
 from shardscope.training.memory import MemoryWatch
+from shardscope.training.optim import build_optimizer
 from shardscope.training.precision import Precision
+from shardscope.training.sharding import ReduceSquares
 
 MicroBatch = tuple[Tensor, Tensor]
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
+Predict = Callable[[Tensor], Tensor | None]
+
+
 @dataclass(frozen=True)
 class StepResult:
-    """What a step left behind on this rank. `loss` is the mean over the rank's own samples."""
+    """What a step left behind on this rank.
 
-    loss: float
+    `loss` is the mean over the rank's own samples; None on a rank that computes no loss (a server, an inner stage).
+    """
+
+    loss: float | None
     grad_norm: float | None
     skipped: bool = False
 
@@ -42,6 +55,14 @@ class Strategy(ABC):
     """Base of all strategies. Subclasses set `name` to the `kind` of their spec."""
 
     name: ClassVar[str]
+    lockstep: ClassVar[bool] = False
+    """Whether a forward pass needs all ranks, so that in an evaluation each must make equally many."""
+    reduce_squares: ReduceSquares | None = None
+    """Sums layers' squares over the ranks that hold other pieces of the same tensors; None where tensors are whole."""
+    reduce_grad_square: ReduceSquares | None = None
+    """Sums the square of all gradients over all ranks that hold distinct ones; None where each rank holds all."""
+    uncounted: Sequence[nn.Parameter] = ()
+    """Parameters of this rank whose gradients another rank counts already (tied copies)."""
 
     def __init__(self, job: Job, context: RankContext) -> None:
         self.job = job
@@ -51,6 +72,7 @@ class Strategy(ABC):
 
     def setup(self, model: nn.Module) -> nn.Module:
         """Take the model, on its device; returns the module whose `forward` the step calls."""
+        self.model = model
         self.module = self.wrap(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         return self.module
@@ -58,6 +80,24 @@ class Strategy(ABC):
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
         """The module that trains in place of `model`, sharing its parameters."""
+
+    @property
+    def data_rank(self) -> int | None:
+        """Which share of the global batch this rank takes, below ``job.num_data_ranks``; None takes none."""
+        return self.context.rank
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """The job's optimizer over what this rank updates."""
+        return build_optimizer(
+            self.job.optimizer, self.model.named_parameters(), reduce_squares=self.reduce_squares,
+            reduce_grad_square=self.reduce_grad_square,
+        )  # fmt: skip
+
+    def settle(self) -> None:
+        """Bring all ranks to one point with the same parameters; called by all, between steps."""
+
+    def close(self) -> None:
+        """End what the strategy has started."""
 
     def no_exchange(self) -> AbstractContextManager[None]:
         """Inside, a backward pass only accumulates: gradients are exchanged after the last micro-batch."""
@@ -77,7 +117,10 @@ class Strategy(ABC):
         loss = self._accumulate(micro_batches, loss_function)
         self.finish_exchange()
         with self.context.meter.span("compute", "optimizer"):
-            grad_norm, skipped = self.precision.update(optimizer, self.parameters, self.job.clip_norm)
+            grad_norm, skipped = self.precision.update(
+                optimizer, self.parameters, self.job.clip_norm,
+                reduce_square=self.reduce_grad_square, uncounted=self.uncounted,
+            )  # fmt: skip
         return StepResult(loss, grad_norm, skipped)
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_function: LossFunction) -> float:
@@ -103,8 +146,12 @@ class Strategy(ABC):
         return loss.detach()
 
     @contextmanager
-    def evaluating(self) -> Iterator[nn.Module]:
-        """The module in evaluation mode, without gradients."""
+    def evaluating(self) -> Iterator[Predict]:
+        """Inside, the model is in evaluation mode and without gradients.
+
+        Yields:
+            From inputs to outputs, or to None on a rank that computes no outputs (an inner stage).
+        """
         model = self.plain_module
         model.eval()
         try:
@@ -122,3 +169,15 @@ class Strategy(ABC):
     def full_parameters(self) -> dict[str, Tensor]:
         """All parameters by name, whole, on this rank; called by all ranks."""
         return dict(self.plain_module.named_parameters())
+
+    def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Model and optimizer as `torch.distributed.checkpoint` saves them: whole tensors or DTensors by name."""
+        from shardscope.training.checkpoint import state_of  # imports much; only runs that save need it
+
+        return state_of(self.model, optimizer)
+
+    def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        """Take over what `checkpoint_state` gave, filled from a checkpoint."""
+        from shardscope.training.checkpoint import load_state_of
+
+        load_state_of(state, self.model, optimizer)

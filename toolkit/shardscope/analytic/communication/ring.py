@@ -1,4 +1,4 @@
-"""Bytes on the wire of the collectives, by formula.
+"""Bytes on the wire of the ring, by formula.
 
 The exact forms count the elements of uneven chunks, so that they can be held against a measurement to the byte. With
 chunks of equal size they become the textbook's 2(W-1)/W S a rank (Patarasuk and Yuan 2009; Thakur et al. 2005).
@@ -51,8 +51,3 @@ def ring_all_reduce_bytes(
     counter = 2 * rest.sum() - rest - np.roll(rest, 1)
     sent: Ints = clockwise + counter * element_bytes
     return sent
-
-
-def all_reduce_bytes(num_bytes: int, world_size: int) -> int:
-    """Bytes that all ranks together send in a bandwidth-optimal all-reduce of `num_bytes`: 2(W-1) S."""
-    return 2 * (world_size - 1) * num_bytes

@@ -1,0 +1,56 @@
+"""Strategies: how the ranks share the work. One class each, in a file of its own, told apart by `kind`.
+
+Wherever a strategy is asked for, its short string does as well: ``"ring"`` is ``Ring()``, and what follows a colon
+sets the field that the class names in `_variant`: ``"ring:2"`` is ``Ring(directions=2)``. To add a strategy, write its
+class in a file here, add it to `AnyStrategy`, and implement it in one file of `shardscope.training.strategies`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, get_args
+
+from pydantic import BeforeValidator
+
+from shardscope.errors import SpecError, unknown_name
+from shardscope.spec.strategy.all_reduce import AllReduce, Bucketed
+from shardscope.spec.strategy.base import StrategySpec
+from shardscope.spec.strategy.ring import Ring
+from shardscope.spec.strategy.single import Single
+
+AnyStrategy = Single | AllReduce | Ring
+STRATEGIES: dict[str, type[StrategySpec]] = {
+    cls.model_fields["kind"].default: cls for cls in get_args(AnyStrategy)
+}
+"""Every strategy there is, by its short name, in the order in which training systems evolved."""
+
+
+def parse_strategy(value: Any) -> Any:
+    """``"ring:2"`` as ``Ring(directions=2)``; a strategy or a mapping with `kind` is passed through, checked.
+
+    Raises:
+        SpecError: Unknown name, or a variant where there is none.
+    """
+    if isinstance(value, dict):
+        kind = value.get("kind")
+        if kind not in STRATEGIES:
+            raise unknown_name("strategy", kind, STRATEGIES)
+        return STRATEGIES[kind](**value)
+    if not isinstance(value, str):
+        return value
+    kind, _, variant = value.partition(":")
+    if kind not in STRATEGIES:
+        raise unknown_name("strategy", value, STRATEGIES)
+    cls = STRATEGIES[kind]
+    if not variant:
+        return cls()  # type: ignore[call-arg]  # each has a default kind
+    if cls._variant is None:
+        raise SpecError(f"strategy={value!r}: {kind!r} has no variants; use {kind!r}")
+    return cls(**{cls._variant: int(variant) if variant.isdigit() else variant})
+
+
+Strategy = Annotated[AnyStrategy, BeforeValidator(parse_strategy)]
+
+__all__ = [
+    "STRATEGIES", "AllReduce", "AnyStrategy", "Bucketed", "Ring", "Single", "Strategy", "StrategySpec",
+    "parse_strategy",
+]  # fmt: skip

@@ -1,0 +1,22 @@
+"""Data parallel by the backend's own all-reduce."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from shardscope.spec.strategy.base import StrategySpec
+
+
+class Bucketed(StrategySpec):
+    """Base of data-parallel strategies that exchange gradients in buckets, overlapped with the backward pass."""
+
+    bucket_mb: float = Field(default=25.0, gt=0, le=1024)
+    """Size of a gradient bucket in MiB; a bucket is sent as soon as all its gradients are there. 0 < value <= 1024."""
+
+
+class AllReduce(Bucketed):
+    """DistributedDataParallel with the backend's own all-reduce, buckets overlapped with the backward pass."""
+
+    kind: Literal["all-reduce"] = "all-reduce"

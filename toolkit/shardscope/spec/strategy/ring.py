@@ -1,0 +1,30 @@
+"""Data parallel over our own ring."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from shardscope.spec.strategy.all_reduce import Bucketed
+
+
+class Ring(Bucketed):
+    """Our own ring: scatter-reduce, then all-gather, each rank talking to its two neighbours only.
+
+    Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations (2009).
+    """
+
+    kind: Literal["ring"] = "ring"
+    directions: Literal[1, 2] = 1
+    """1: every chunk travels clockwise. 2: half of each bucket travels each way, so both lanes of a link are used."""
+    slice_mb: float = Field(default=4.0, gt=0, le=1024)
+    """Longest message in MiB: a longer chunk is cut into slices, so that adding one overlaps receiving the next."""
+    trace_chunks: bool = False
+    """Write one event for every chunk sent, so that the ring can be watched hop by hop. Slows small steps."""
+    _variant: ClassVar[str | None] = "directions"
+
+    @property
+    def label(self) -> str:
+        """``ring``, or ``ring:2`` for both directions."""
+        return "ring" if self.directions == 1 else "ring:2"
