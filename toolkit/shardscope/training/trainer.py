@@ -104,8 +104,8 @@ class Trainer:
         context.events.emit(
             "start", world_size=context.world_size, device=str(context.device), backend=context.transport,
             strategy=job.strategy.label,
-            role=job.strategy.role(context.rank, context.world_size), model=label_of(job.model), optimizer=job.optimizer.name,
-            num_params=self.num_params, **_process(),
+            role=job.strategy.role(context.rank, context.world_size),
+            model=label_of(job.model), optimizer=job.optimizer.name, num_params=self.num_params, **_process(),
         )  # fmt: skip
 
     def resume(self, folder: Path) -> None:
