@@ -10,6 +10,7 @@ first, and the ratios of the whole model cost one all-reduce.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, overload
@@ -128,7 +129,7 @@ class Scratch:
         return self._buffers[index]
 
 
-class LayerwiseOptimizer(Optimizer):
+class LayerwiseOptimizer(Optimizer, ABC):
     """Base of optimizers that scale each layer's step by a trust ratio.
 
     A subclass names its per-parameter tensors (`_new_state`), computes directions and squares (`_stage`),
@@ -251,15 +252,16 @@ class LayerwiseOptimizer(Optimizer):
         weights, grad, *rest = [tensor.view(-1) for tensor in tensors] if is_flat else tensors
         return Layer(name, weights, grad, dict(zip(state, rest, strict=True)), is_flat)
 
+    @abstractmethod
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         """What a parameter carries from step to step, before its first."""
-        raise NotImplementedError
 
     def _prepare(self, batches: list[Batch]) -> None:
         """Whatever needs all layers before phase one."""
 
+    @abstractmethod
     def _stage(self, batch: Batch) -> Staged:
-        raise NotImplementedError
+        """Phase one of a batch: its directions, and the squares of its layers."""
 
     def _divisor(
         self,
@@ -270,12 +272,13 @@ class LayerwiseOptimizer(Optimizer):
         """What a ratio divides by."""
         return update_norm
 
+    @abstractmethod
     def _ratio(self, weight_norm: Number, divisor: Number, group: dict[str, Any]) -> Number:
         """The ratio of one layer whose norm and divisor are above 0, or of many in tensors."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _apply(self, staged: Staged, ratios: Scalars | None) -> None:
-        raise NotImplementedError
+        """Move the weights along the directions, scaled by the ratios where there are any."""
 
 
 def total_squares(squares: list[Tensor], num_layers: int) -> Squares | None:
