@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import StrategyConformance
 from shardscope.spec import STRATEGIES
+from shardscope.spec.strategy import parse_strategy
 
 
 class TestAllReduce(StrategyConformance):
@@ -29,6 +32,21 @@ def test_a_ring_in_both_directions_follows_one_process(
     both.follow(pool, tmp_path, optimizer=optimizer, precision="fp64", accumulation=4)
 
 
+BY_THEIR_OWN_PROPERTY = {"single", "gossip"}  # the oracle itself; and who never agrees on one gradient
+
+
 def test_every_strategy_joins_the_matrix() -> None:
-    tested = {cls.strategy.kind for cls in StrategyConformance.__subclasses__()}
-    assert tested == set(STRATEGIES) - {"single"}
+    for path in Path(__file__).parent.glob("test_*.py"):
+        found = spec_from_file_location(f"joining_{path.stem}", path)
+        assert found is not None
+        assert found.loader is not None
+        found.loader.exec_module(module_from_spec(found))
+    tested = {parse_strategy(cls.strategy).kind for cls in _all_below(StrategyConformance)}
+    assert tested == set(STRATEGIES) - BY_THEIR_OWN_PROPERTY
+
+
+def _all_below(cls: type[StrategyConformance]) -> Iterator[type[StrategyConformance]]:
+    for below in cls.__subclasses__():
+        if hasattr(below, "strategy"):
+            yield below
+        yield from _all_below(below)
