@@ -23,7 +23,7 @@ from shardscope.training.collectives import Ring
 from shardscope.training.context import RankContext
 
 SIZES_MB = (16, 32, 64)
-ROUNDS = 15
+ROUNDS = 40
 
 
 def measure(context: RankContext, megabytes: int) -> str:
