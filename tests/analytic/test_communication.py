@@ -29,3 +29,27 @@ def test_chunks_cover_the_tensor(n: int, world: int) -> None:
 @pytest.mark.parametrize(("world", "expected"), [(2, 1.0), (4, 1.5), (8, 1.75)])
 def test_equal_chunks_give_the_textbook_formula(world: int, expected: float) -> None:
     assert comm.ring_all_reduce_bytes(800, 4, world) == pytest.approx(800 * 4 * expected)
+
+
+@given(SIZES, RANKS, st.sampled_from([2, 4, 8]))
+def test_a_tree_sends_as_much_as_a_ring_but_unevenly(n: int, world: int, itemsize: int) -> None:
+    sent = comm.tree_all_reduce_bytes(n, itemsize, world)
+    assert sent.sum() == comm.all_reduce_bytes(n * itemsize, world)
+    assert sent.max() <= 3 * n * itemsize
+
+
+@given(SIZES, st.integers(1, 8), st.integers(1, 8), st.sampled_from([2, 4, 8]))
+def test_a_hierarchy_sends_as_much_as_a_ring_but_less_across(
+    n: int, nodes: int, per_node: int, itemsize: int
+) -> None:
+    world = nodes * per_node
+    sent = comm.hierarchical_all_reduce_bytes(n, itemsize, world, per_node)
+    assert sent.total.shape == (world,)
+    assert sent.total.sum() == comm.all_reduce_bytes(n * itemsize, world)
+    assert sent.across.sum() == comm.all_reduce_bytes(n * itemsize, nodes)
+
+
+def test_equal_shards_give_the_textbook_formula_of_a_hierarchy() -> None:
+    sent = comm.hierarchical_all_reduce_bytes(800, 4, 8, 4)
+    assert sent.inside == pytest.approx(800 * 4 * 2 * 3 / 4)
+    assert sent.across == pytest.approx(800 * 4 / 4 * 2 * 1 / 2)

@@ -1,4 +1,4 @@
-"""The ring against gloo's own collectives, 4 ranks on this machine, interleaved in one run.
+"""Our own collectives against gloo's, 4 ranks on this machine, interleaved in one run.
 
 python tests/benchmarks/collectives.py [world_size]
 """
@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks._report import compare
 from conformance.ranks import RankPool
-from shardscope.training.collectives import Ring
+from shardscope.spec.strategy import Hierarchical as HierarchicalSpec
+from shardscope.training.collectives import Hierarchical, Ring, Tree
 from shardscope.training.context import RankContext
 
 SIZES_MB = (16, 32, 64)
@@ -33,6 +34,9 @@ def measure(context: RankContext, megabytes: int) -> str:
     tensor = torch.ones(megabytes * 2**18 // context.world_size * context.world_size)
     part = torch.empty(tensor.numel() // context.world_size)
     one, both = Ring(context.group), Ring(context.group, directions=2)
+    tree = Tree(context.group)
+    per_node = HierarchicalSpec().ranks_per_node(context.world_size)
+    levels = Hierarchical(context.group, per_node)
     reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
     def fresh(call: Callable[[], object]) -> Callable[[], object]:
@@ -47,6 +51,8 @@ def measure(context: RankContext, megabytes: int) -> str:
         "gloo all_reduce": lambda: dist.all_reduce(tensor),
         "ring": lambda: one.all_reduce_(tensor),
         "ring, both directions": lambda: both.all_reduce_(tensor),
+        "tree": lambda: tree.all_reduce_(tensor),
+        f"hierarchical, {per_node} ranks a node": lambda: levels.all_reduce_(tensor),
     }
     scatters = {
         "gloo reduce_scatter": lambda: reduce_scatter(part, tensor),

@@ -31,12 +31,14 @@ if TYPE_CHECKING:
         AllReduce,
         Batch,
         Checkpoint,
+        Hierarchical,
         Job,
         Optimizer,
         Record,
         Ring,
         Schedule,
         Single,
+        Tree,
     )
 
 __version__ = "0.1.0"
@@ -57,12 +59,14 @@ _HOMES = {
         "AllReduce",
         "Batch",
         "Checkpoint",
+        "Hierarchical",
         "Job",
         "Optimizer",
         "Record",
         "Ring",
         "Schedule",
         "Single",
+        "Tree",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -74,6 +78,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "DataError",
+    "Hierarchical",
     "Job",
     "LaunchError",
     "Optimizer",
@@ -86,6 +91,7 @@ __all__ = [
     "ShardscopeError",
     "Single",
     "SpecError",
+    "Tree",
     "__version__",
     "doctor",
     "launch",

@@ -10,19 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from conformance.collectives import ODD_SIZES, check_sums, filled
 from conformance.ranks import RankPool
 from shardscope.analytic import communication as comm
 from shardscope.training.collectives import Ring
 from shardscope.training.collectives.ring import split_sizes
 from shardscope.training.context import RankContext
 from shardscope.training.transport import GLOO_HEADER_BYTES, WireBytes, wire_bytes
-
-ODD_SIZES = [0, 1, 2, 3, 5, 7, 1001, 65_537, 500_009]
-
-
-def filled(num_elements: int, rank: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Different on every rank, small integers: sums are exact in any order."""
-    return ((torch.arange(num_elements) % 251) * (rank + 1)).to(dtype)
 
 
 def quiet_wire() -> WireBytes:
@@ -40,13 +34,7 @@ def test_sums_like_the_backend(
 ) -> None:
     def compare(context: RankContext) -> bool:
         ring = Ring(context.group, directions=directions, slice_bytes=slice_bytes)
-        for n in ODD_SIZES:
-            ours = (filled(n, context.rank) % 8).to(dtype)
-            theirs = ours.clone()
-            ring.all_reduce_(ours)
-            dist.all_reduce(theirs)
-            assert torch.equal(ours, theirs), n
-        return True
+        return check_sums(ring, context, dtype)
 
     assert all(pool.run(compare, tmp_path))
 

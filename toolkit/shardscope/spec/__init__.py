@@ -4,10 +4,22 @@ from shardscope.spec.batch import Batch
 from shardscope.spec.job import Checkpoint, Job, Record
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.schedule import Schedule
-from shardscope.spec.strategy import STRATEGIES, AllReduce, Ring, Single, Strategy
+from shardscope.spec.strategy import STRATEGIES, AllReduce, Hierarchical, Ring, Single, Strategy, Tree
 from shardscope.spec.user_code import UserCode
 
 __all__ = [
-    "STRATEGIES", "AllReduce", "Batch", "Checkpoint", "Job", "Optimizer", "Record", "Ring", "Schedule", "Single",
-    "Strategy", "UserCode",
-]  # fmt: skip
+    "STRATEGIES",
+    "AllReduce",
+    "Batch",
+    "Checkpoint",
+    "Hierarchical",
+    "Job",
+    "Optimizer",
+    "Record",
+    "Ring",
+    "Schedule",
+    "Single",
+    "Strategy",
+    "Tree",
+    "UserCode",
+]

@@ -26,6 +26,7 @@ class RankContext:
     Attributes:
         group: The metered group, or None for a job on one process.
         transport: What carries the collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU, staged)"``, or ``"none"``.
+        local_world_size: Ranks on this machine; None where nothing tells.
     """
 
     rank: int
@@ -35,6 +36,7 @@ class RankContext:
     events: EventWriter
     group: MeteredProcessGroup | None = None
     transport: str = "none"
+    local_world_size: int | None = None
 
     @property
     def staged(self) -> bool:
@@ -83,5 +85,5 @@ def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) 
     group = process_group.init(meter, backend=backend, rank=rank, world_size=world_size, timeout=timeout)
     shared = device.type == "cuda" and backend == "gloo"
     transport = "gloo (shared GPU, staged)" if shared else backend
-    yield RankContext(rank, world_size, device, meter, events, group, transport)
+    yield RankContext(rank, world_size, device, meter, events, group, transport, local_size)
     dist.destroy_process_group()  # not after an error: a stuck peer would block it, and the process ends anyway

@@ -1,13 +1,22 @@
 """Bytes on the wire, by formula: a module for each way of moving them."""
 
 from shardscope.analytic.communication.all_reduce import all_reduce_bytes
+from shardscope.analytic.communication.hierarchical import HierarchicalBytes, hierarchical_all_reduce_bytes
 from shardscope.analytic.communication.ring import (
     chunk_sizes,
     ring_all_gather_bytes,
     ring_all_reduce_bytes,
     ring_reduce_scatter_bytes,
 )
+from shardscope.analytic.communication.tree import tree_all_reduce_bytes
 
 __all__ = [
-    "all_reduce_bytes", "chunk_sizes", "ring_all_gather_bytes", "ring_all_reduce_bytes", "ring_reduce_scatter_bytes",
-]  # fmt: skip
+    "HierarchicalBytes",
+    "all_reduce_bytes",
+    "chunk_sizes",
+    "hierarchical_all_reduce_bytes",
+    "ring_all_gather_bytes",
+    "ring_all_reduce_bytes",
+    "ring_reduce_scatter_bytes",
+    "tree_all_reduce_bytes",
+]

@@ -14,10 +14,18 @@ from pydantic import BeforeValidator
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec.strategy.all_reduce import AllReduce, Bucketed
 from shardscope.spec.strategy.base import StrategySpec
+from shardscope.spec.strategy.hierarchical import Hierarchical
 from shardscope.spec.strategy.ring import Ring
 from shardscope.spec.strategy.single import Single
+from shardscope.spec.strategy.tree import Tree
 
-AnyStrategy = Single | AllReduce | Ring
+AnyStrategy = (
+    Single
+    | AllReduce
+    | Tree
+    | Ring
+    | Hierarchical
+)  # fmt: skip
 STRATEGIES: dict[str, type[StrategySpec]] = {
     cls.model_fields["kind"].default: cls for cls in get_args(AnyStrategy)
 }
@@ -51,6 +59,15 @@ def parse_strategy(value: Any) -> Any:
 Strategy = Annotated[AnyStrategy, BeforeValidator(parse_strategy)]
 
 __all__ = [
-    "STRATEGIES", "AllReduce", "AnyStrategy", "Bucketed", "Ring", "Single", "Strategy", "StrategySpec",
+    "STRATEGIES",
+    "AllReduce",
+    "AnyStrategy",
+    "Bucketed",
+    "Hierarchical",
+    "Ring",
+    "Single",
+    "Strategy",
+    "StrategySpec",
+    "Tree",
     "parse_strategy",
-]  # fmt: skip
+]

@@ -75,6 +75,11 @@ class Ring:
         self.members = tuple(range(self.group.size()) if self.members is None else self.members)
         self._rank, self._world_size = self.members.index(self.group.rank()), len(self.members)
 
+    @property
+    def work_space(self) -> list[torch.Tensor]:
+        """The buffers kept from call to call."""
+        return list(self._scratch.values())
+
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` over all ranks, in place. Contiguous, any shape, the same on every rank."""
         flat = tensor.view(-1)

@@ -6,10 +6,21 @@ from shardscope.spec import Job
 from shardscope.training.context import RankContext
 from shardscope.training.strategies.all_reduce import AllReduce
 from shardscope.training.strategies.base import StepResult, Strategy
+from shardscope.training.strategies.hierarchical import Hierarchical
 from shardscope.training.strategies.ring import Ring
 from shardscope.training.strategies.single import Single
+from shardscope.training.strategies.tree import Tree
 
-STRATEGIES: dict[str, type[Strategy]] = {cls.name: cls for cls in (Single, AllReduce, Ring)}
+STRATEGIES: dict[str, type[Strategy]] = {
+    cls.name: cls
+    for cls in (
+        Single,
+        AllReduce,
+        Tree,
+        Ring,
+        Hierarchical,
+    )
+}
 
 
 def build(job: Job, context: RankContext) -> Strategy:

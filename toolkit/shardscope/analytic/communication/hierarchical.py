@@ -1,0 +1,59 @@
+"""Bytes on the wire of rings inside nodes and across them, by formula."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shardscope.analytic.communication.ring import (
+    Ints,
+    chunk_sizes,
+    ring_all_gather_bytes,
+    ring_all_reduce_bytes,
+    ring_reduce_scatter_bytes,
+)
+
+
+class HierarchicalBytes(NamedTuple):
+    """Bytes that each rank sends, by phase; each of shape `(W,)`, by rank."""
+
+    reduce_scatter: Ints
+    """Inside the node."""
+    across: Ints
+    """To the rank of the same position in the next node."""
+    all_gather: Ints
+    """Inside the node."""
+
+    @property
+    def inside(self) -> Ints:
+        """Over the links inside a node."""
+        sent: Ints = self.reduce_scatter + self.all_gather
+        return sent
+
+    @property
+    def total(self) -> Ints:
+        """Over all links. The sum over ranks is 2(W-1) S, exactly."""
+        sent: Ints = self.inside + self.across
+        return sent
+
+
+def hierarchical_all_reduce_bytes(
+    num_elements: int, element_bytes: int, world_size: int, per_node: int
+) -> HierarchicalBytes:
+    """Bytes that each rank sends in a hierarchical all-reduce.
+
+    Inside its node of m ranks, a rank sends 2(m-1)/m S; of its m-th part, 2(n-1)/n across the n nodes.
+
+    Args:
+        num_elements: Elements of the tensor.
+        element_bytes: Bytes of one element.
+        world_size: Ranks in all.
+        per_node: Ranks a node; divides `world_size`.
+    """
+    num_nodes = world_size // per_node
+    scatter = ring_reduce_scatter_bytes(num_elements, element_bytes, per_node)
+    gather = ring_all_gather_bytes(num_elements, element_bytes, per_node)
+    shards = chunk_sizes(num_elements, per_node).tolist()
+    across = np.stack([ring_all_reduce_bytes(shard, element_bytes, num_nodes) for shard in shards], axis=1)
+    return HierarchicalBytes(np.tile(scatter, num_nodes), across.reshape(-1), np.tile(gather, num_nodes))

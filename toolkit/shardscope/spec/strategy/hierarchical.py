@@ -1,0 +1,57 @@
+"""Data parallel over rings inside nodes and across them."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from shardscope.errors import SpecError
+from shardscope.spec.strategy.all_reduce import Bucketed
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+
+class Hierarchical(Bucketed):
+    """Rings in two levels: reduce-scatter inside a node, all-reduce across nodes, all-gather inside the node.
+
+    The links between nodes carry one `per_node`-th of what a flat ring sends over them.
+    """
+
+    kind: Literal["hierarchical"] = "hierarchical"
+    per_node: int | None = Field(default=None, ge=1)
+    """Ranks a node; divides the world size. None: as many as each machine of the run has; on a single machine, whose
+    ranks only play nodes, the largest divisor of the world size that is at most its square root (2 nodes of 2 for 4
+    ranks; a prime number of ranks makes as many nodes of one)."""
+    slice_mb: float = Field(default=4.0, gt=0, le=1024)
+    """Longest message in MiB: a longer chunk is cut into slices, so that adding one overlaps receiving the next."""
+    _variant: ClassVar[str | None] = "per_node"
+
+    @property
+    def label(self) -> str:
+        """``hierarchical``, or ``hierarchical:8`` for 8 ranks a node."""
+        return self.kind if self.per_node is None else f"{self.kind}:{self.per_node}"
+
+    def ranks_per_node(self, world_size: int, local_world_size: int | None = None) -> int:
+        """What `per_node` comes to.
+
+        Args:
+            world_size: All ranks.
+            local_world_size: Ranks on each machine, where there are several; None for one machine.
+        """
+        if self.per_node is not None:
+            return self.per_node
+        if local_world_size is not None and local_world_size < world_size:
+            return local_world_size
+        return next(size for size in range(isqrt(world_size), 0, -1) if world_size % size == 0)
+
+    def check(self, job: Job) -> None:
+        """Nodes are of equal size."""
+        if self.per_node is not None and job.world_size % self.per_node:
+            divisors = [str(n) for n in range(1, job.world_size + 1) if job.world_size % n == 0]
+            raise SpecError(
+                f"strategy.per_node={self.per_node} does not divide world_size={job.world_size}; "
+                f"use {', '.join(divisors[:-1])} or {divisors[-1]}"
+            )

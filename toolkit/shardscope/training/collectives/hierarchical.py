@@ -1,0 +1,70 @@
+"""Rings in two levels, for nodes whose ranks are closer to each other than to the other nodes.
+
+A ring inside each node scatters and reduces the tensor over the node's ranks; ranks of equal position in their nodes
+form a ring across the nodes and all-reduce their shard of it; a ring inside the node gathers the shards again. With m
+ranks a node, a rank sends 2(m-1)/m of the tensor inside its node, and of its m-th part 2(n-1)/n across the n nodes:
+the slow links between nodes carry one m-th of what a flat ring sends over them.
+
+The three phases are metered under the names of the ring's: ``ring_reduce_scatter`` and ``ring_all_gather`` inside a
+node, ``ring_all_reduce`` across.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shardscope.errors import SpecError
+from shardscope.training.collectives.process_group import MeteredProcessGroup
+from shardscope.training.collectives.ring import SLICE_BYTES, Ring
+
+
+@dataclass
+class Hierarchical:
+    """Rings inside nodes and across them, over a metered group.
+
+    Attributes:
+        group: The ranks. Rank r is number r mod `per_node` of node r div `per_node`.
+        per_node: Ranks a node; divides the size of the group.
+        slice_bytes: Longest message, as in `Ring`.
+
+    Raises:
+        SpecError: `per_node` does not divide the size of the group.
+    """
+
+    group: MeteredProcessGroup
+    per_node: int
+    slice_bytes: int = SLICE_BYTES
+
+    def __post_init__(self) -> None:
+        rank, world_size = self.group.rank(), self.group.size()
+        if world_size % self.per_node:
+            raise SpecError(f"per_node={self.per_node} does not divide the {world_size} ranks of the group")
+        first, position = rank - rank % self.per_node, rank % self.per_node
+        node = range(first, first + self.per_node)
+        peers = range(position, world_size, self.per_node)
+        self.inside = Ring(self.group, slice_bytes=self.slice_bytes, members=node)
+        self.across = Ring(self.group, slice_bytes=self.slice_bytes, members=peers)
+
+    @property
+    def work_space(self) -> list[torch.Tensor]:
+        """The buffers kept from call to call."""
+        return [*self.inside.work_space, *self.across.work_space]
+
+    def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum `tensor` over all ranks, in place. Contiguous, any shape, the same on every rank."""
+        if self.per_node == 1:
+            return self.across.all_reduce_(tensor)
+        if self.per_node == self.group.size():
+            return self.inside.all_reduce_(tensor)
+        self.across.all_reduce_(self.inside.reduce_scatter_(tensor))
+        return self.inside.all_gather_(tensor)
+
+
+def hierarchical_all_reduce(
+    tensor: torch.Tensor, group: MeteredProcessGroup, *, per_node: int, **settings: Any
+) -> torch.Tensor:
+    """Sum `tensor` over the ranks of `group`, in place; `settings` are those of `Hierarchical`."""
+    return Hierarchical(group, per_node, **settings).all_reduce_(tensor)
