@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardscope import analytic
     from shardscope.errors import (
         CheckpointError,
         DataError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "shardscope.analytic": ("analytic",),
     "shardscope.errors": (
         "CheckpointError",
         "DataError",
@@ -93,6 +95,7 @@ __all__ = [
     "SpecError",
     "Tree",
     "__version__",
+    "analytic",
     "doctor",
     "launch",
     "runs",
@@ -103,7 +106,8 @@ def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(home), _NAME_AT_HOME.get(name, name))
+    module = import_module(home)
+    value = module if home == f"{__name__}.{name}" else getattr(module, _NAME_AT_HOME.get(name, name))
     globals()[name] = value
     return value
 

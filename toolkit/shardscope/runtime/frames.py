@@ -17,6 +17,7 @@ _METRICS = [
     "step", "t", "loss", "step_time_s", "samples_per_s", "tokens_per_s", "lr", "grad_norm", "bytes_sent",
     "memory_bytes", "max_memory_bytes",
 ]  # fmt: skip
+_MEMORY = ["rank", "step", "parameters", "gradients", "optimizer", "activations", "gathered", "buffers"]
 _TIMELINE = ["rank", "step", "lane", "name", "start_s", "end_s", "bytes"]
 
 
@@ -54,6 +55,12 @@ def timeline_frame(steps: list[Event]) -> pd.DataFrame:
         zero = frame["start_s"].min()
         frame[["start_s", "end_s"]] -= zero
     return frame.sort_values(["rank", "start_s"], ignore_index=True)
+
+
+def memory_frame(measured: list[Event]) -> pd.DataFrame:
+    """One row for each step that a rank has measured, with the peak of each kind in bytes."""
+    rows = [tuple(event[column] for column in _MEMORY) for event in measured]
+    return pd.DataFrame(rows, columns=_MEMORY).sort_values(["step", "rank"], ignore_index=True)
 
 
 def run_html(run: Run) -> str:

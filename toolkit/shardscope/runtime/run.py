@@ -226,6 +226,17 @@ class Run:
 
         return timeline_frame(self.events("step"))
 
+    def memory(self) -> pd.DataFrame:
+        """One row for each rank on each step whose memory was measured by kind (see `Record.memory_first`).
+
+        Columns: rank, step, and the most bytes that the rank held in that step as parameters (its own, or its shards,
+        with the model's buffers), gradients, optimizer (its state), activations (saved for the backward pass), gathered
+        (parameters of other ranks) and buffers (for communication, padding and scratch). Peaks need not coincide.
+        """
+        from shardscope.runtime.frames import memory_frame
+
+        return memory_frame(self.events("memory"))
+
     def summary(self) -> Summary:
         """The figures of the run so far."""
         return summarise(self.events(), self.state)

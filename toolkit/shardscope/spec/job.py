@@ -41,6 +41,20 @@ class Record(Spec):
     """Steps from the start whose compute and communication spans are all written."""
     spans_every: int = Field(default=10, ge=1)
     """After those, spans are written at every so many steps. Bytes, loss and times are written at every step."""
+    memory_first: int = Field(default=3, ge=0)
+    """Which step from the start (or from where the run goes on) is the first whose memory is measured by kind: the
+    third by default, when the optimizer has its state and DistributedDataParallel, which cuts its buckets anew in the
+    second, has its own. A shorter run measures its last step; 0 leaves the first measurement to `memory_every`. A
+    measured step is slower; the others are not."""
+    memory_every: int | None = Field(default=50, ge=1)
+    """After it, memory is measured by kind at every so many steps; None measures only the first time."""
+
+    def measures_memory(self, step: int, first_step: int, steps: int) -> bool:
+        """Whether memory is measured by kind at `step`, in a run from `first_step` to `steps`."""
+        first = min(first_step + self.memory_first - 1, steps)
+        if step <= first:
+            return step == first
+        return self.memory_every is not None and step % self.memory_every == 0
 
 
 def _coerce(cls: type[Spec], field: str) -> BeforeValidator:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,3 +42,11 @@ def fused_adamw_(
         amsgrad=False,
         maximize=False,
     )
+
+
+def top_saved_tensors_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
+    """Pack and unpack of the innermost `saved_tensors_hooks` of this thread; there must be one."""
+    from torch._C._autograd import _top_saved_tensors_default_hooks
+
+    pack, unpack = _top_saved_tensors_default_hooks(False)
+    return pack, unpack

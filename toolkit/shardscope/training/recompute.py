@@ -8,7 +8,9 @@ Gradients are those of the plain model, to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -16,7 +18,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from shardscope.errors import unknown_name
+from shardscope.training.memory import counting
 from shardscope.training.models import CheapToRecompute, blocks
+
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 RecomputeMode = Literal["none", "selective", "full"]
 
@@ -49,30 +54,60 @@ def apply_recompute(model: nn.Module, mode: RecomputeMode) -> nn.Module:
         _recompute(blocks(model))
     elif mode == "selective":
         cheap = [module for module in model.modules() if isinstance(module, CheapToRecompute)]
-        _recompute(cheap) if cheap else _recompute(blocks(model), context_fn=_keep_costly)
+        _recompute(cheap) if cheap else _recompute(blocks(model), keep=_COSTLY)
     else:
         raise unknown_name("recompute", mode, ["none", "selective", "full"])
     return model
 
 
-def _recompute(modules: Sequence[nn.Module], *, context_fn: Callable[[], Any] = noop_context_fn) -> None:
+def _recompute(modules: Sequence[nn.Module], *, keep: Sequence[Any] = ()) -> None:
     for module in modules:
         cls = type(module)
         if not issubclass(cls, _Recomputed):
-            members = {"_context_fn": staticmethod(context_fn)}
-            module.__class__ = type(f"Recomputed{cls.__name__}", (_Recomputed, cls), members)
-
-
-_keep_costly = partial(create_selective_checkpoint_contexts, _COSTLY)
+            module.__class__ = type(f"Recomputed{cls.__name__}", (_Recomputed, cls), {"_keep": keep})
 
 
 class _Recomputed(nn.Module):
-    """Put ahead of a module's own class: its `forward` keeps only its inputs."""
+    """Put ahead of a module's own class: its `forward` keeps only its inputs, and the results of some operations."""
 
-    _context_fn: Callable[[], Any]
+    _keep: Sequence[Any]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         forward = super().forward
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=self._context_fn, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=self._contexts(), **kwargs)
+
+    def _contexts(self) -> Callable[[], Contexts]:
+        """What surrounds the forward pass and its repetition: on steps whose memory is measured, counters too."""
+        plain = (
+            partial(create_selective_checkpoint_contexts, list(self._keep)) if self._keep else noop_context_fn
+        )
+        activations = counting()
+        if activations is None:
+            return plain
+
+        def counted() -> Contexts:
+            first, again = plain()  # type: ignore[no-untyped-call]  # torch has no types for it
+            if self._keep:
+                first = _Joined(first, activations.keeping(self._keep))
+            return first, _Joined(again, activations.recomputing())
+
+        return counted
+
+
+class _Joined(AbstractContextManager[None]):
+    """Several contexts as one, which can be entered again and again."""
+
+    def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
+        self._contexts = contexts
+        self._entered = ExitStack()
+
+    def __enter__(self) -> None:
+        for context in self._contexts:
+            self._entered.enter_context(context)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> bool | None:
+        return self._entered.__exit__(kind, value, tb)

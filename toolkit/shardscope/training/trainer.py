@@ -13,6 +13,7 @@ import os
 import random
 import socket
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ from shardscope.training.context import RankContext
 from shardscope.training.data import Dataset, GlobalSampler, Loader, load_data
 from shardscope.training.evaluate import evaluate
 from shardscope.training.loss import resolve_loss
+from shardscope.training.memory import StepMemory
 from shardscope.training.models import build_model
 from shardscope.training.optim import multiplier
 from shardscope.training.recompute import apply_recompute
@@ -143,13 +145,25 @@ class Trainer:
         self._set_learning_rate(step)
         with self.context.meter.span("compute", "data"):
             micro_batches = self._micro_batches(step)
-        result = self.strategy.step(micro_batches, self.loss_function, self.optimizer)
+        with self._measured(step, micro_batches) as memory:
+            result = self.strategy.step(micro_batches, self.loss_function, self.optimizer)
         if self.context.device.type == "cuda":
             torch.cuda.synchronize(self.context.device)
         self._record(step, result, micro_batches, time.perf_counter() - started)
+        if memory is not None:
+            self.context.events.emit("memory", step=step, **memory.peaks)
         if result.loss is not None and not math.isfinite(result.loss):
             raise TrainingError(self._not_finite(result.loss))
         return result.loss
+
+    def _measured(
+        self, step: int, micro_batches: list[MicroBatch]
+    ) -> AbstractContextManager[StepMemory | None]:
+        """Counts memory by kind inside, if it is this step's turn."""
+        if not self.job.record.measures_memory(step, self.first_step, self.job.steps):
+            return nullcontext()
+        inputs = [tensor for pair in micro_batches for tensor in pair]
+        return self.strategy.memory.measure(lambda: self.strategy.held(self.optimizer), inputs)
 
     def _not_finite(self, loss: float) -> str:
         lr = self.optimizer.param_groups[0]["lr"]

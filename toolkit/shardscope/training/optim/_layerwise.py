@@ -105,7 +105,7 @@ class Scratch:
     """Buffers kept from step to step: fresh memory costs a CPU more than the arithmetic in it."""
 
     def __init__(self) -> None:
-        self._buffers: list[Tensor] = []
+        self.buffers: list[Tensor] = []
         self._taken = 0
 
     def rewind(self) -> None:
@@ -122,11 +122,11 @@ class Scratch:
 
     def _buffer(self, size: int, dtype: torch.dtype) -> Tensor:
         index, self._taken = self._taken, self._taken + 1
-        if index == len(self._buffers):
-            self._buffers.append(torch.empty(size, dtype=dtype))
-        elif self._buffers[index].numel() < size or self._buffers[index].dtype != dtype:
-            self._buffers[index] = torch.empty(size, dtype=dtype)
-        return self._buffers[index]
+        if index == len(self.buffers):
+            self.buffers.append(torch.empty(size, dtype=dtype))
+        elif self.buffers[index].numel() < size or self.buffers[index].dtype != dtype:
+            self.buffers[index] = torch.empty(size, dtype=dtype)
+        return self.buffers[index]
 
 
 class LayerwiseOptimizer(Optimizer, ABC):
@@ -178,6 +178,11 @@ class LayerwiseOptimizer(Optimizer, ABC):
                 self._finish(staged)
         self._finish(staged)
         return loss
+
+    @property
+    def work_space(self) -> list[Tensor]:
+        """Buffers kept from step to step that are no parameter's state."""
+        return self._scratch.buffers
 
     def trust_ratios(self) -> dict[str | int, float]:
         """The ratios of the last step by parameter name, or by index if the parameters came without names.

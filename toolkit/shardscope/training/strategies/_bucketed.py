@@ -11,10 +11,12 @@ from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
+from shardscope.training.memory import Held
 from shardscope.training.strategies.all_reduce import AllReduce
 
 
@@ -36,6 +38,14 @@ class OwnAllReduce(AllReduce):
     @abstractmethod
     def reduce_(self, buffer: Tensor) -> Tensor:
         """Sum a flat tensor in CPU memory over all ranks, in place; called by one thread, in the same order on all."""
+
+    def work_space(self) -> list[Tensor]:
+        """The buffers that `reduce_` keeps from call to call."""
+        return []
+
+    def held(self, optimizer: torch.optim.Optimizer) -> Held:
+        held = super().held(optimizer)
+        return {**held, "buffers": [*held["buffers"], *self.work_space()]}
 
     def close(self) -> None:
         self.sender.shutdown()

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from shardscope.spec import Job
 from shardscope.training.context import RankContext
-from shardscope.training.memory import MemoryWatch
+from shardscope.training.memory import Held, MemoryWatch, held_by_default
 from shardscope.training.optim import build_optimizer
 from shardscope.training.precision import Precision
 from shardscope.training.sharding import ReduceSquares
@@ -169,6 +169,14 @@ class Strategy(ABC):
     def full_parameters(self) -> dict[str, Tensor]:
         """All parameters by name, whole, on this rank; called by all ranks."""
         return dict(self.plain_module.named_parameters())
+
+    def held(self, optimizer: torch.optim.Optimizer) -> Held:
+        """What this rank holds between and within steps, by kind, named at any moment of a measured step.
+
+        A strategy with buffers of its own says so here. What comes and goes between the samples that `step` takes
+        (after each forward and backward pass) is told to ``self.memory.hold`` when it comes.
+        """
+        return held_by_default(self.model, optimizer)
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Model and optimizer as `torch.distributed.checkpoint` saves them: whole tensors or DTensors by name."""

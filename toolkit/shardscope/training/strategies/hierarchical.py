@@ -29,6 +29,9 @@ class Hierarchical(OwnAllReduce):
     def reduce_(self, buffer: Tensor) -> Tensor:
         return self.collective.all_reduce_(buffer)
 
+    def work_space(self) -> list[Tensor]:
+        return self.collective.work_space
+
     def _check_machines(self, local_world_size: int) -> None:
         """Refuse machines with different numbers of ranks, on all ranks alike."""
         context = self.context

@@ -23,3 +23,6 @@ class Ring(OwnAllReduce):
 
     def reduce_(self, buffer: Tensor) -> Tensor:
         return self.ring.all_reduce_(buffer)
+
+    def work_space(self) -> list[Tensor]:
+        return self.ring.work_space

@@ -22,3 +22,6 @@ class Tree(OwnAllReduce):
 
     def reduce_(self, buffer: Tensor) -> Tensor:
         return self.collective.all_reduce_(buffer)
+
+    def work_space(self) -> list[Tensor]:
+        return self.collective.work_space

@@ -1,0 +1,140 @@
+"""Model states measured on real ranks, against the formula, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import shardscope as ss
+from conformance.memory import batch, make, step
+from conformance.ranks import RankPool
+from shardscope.analytic.memory import model_states
+from shardscope.training.context import RankContext
+from shardscope.training.memory import StepMemory, Storages, held_by_default
+from shardscope.training.trainer import Trainer
+
+OPTIMIZERS = ["sgd", "nesterov", "adamw", "lamb", "lars"]
+MODELS = [("mlp", "digits"), ("cnn", "digits"), ("gpt-nano", "python-source")]
+
+
+def measured(job: ss.Job, step: int = 3) -> Callable[[RankContext], tuple[dict[str, int], int, int]]:
+    """Peaks of the step, parameters, and parameter tensors, on one rank."""
+
+    def run(context: RankContext) -> tuple[dict[str, int], int, int]:
+        trainer = Trainer(job, context, context.events.path.parent)
+        for number in range(1, step):
+            trainer.take_step(number)
+        rows = trainer._micro_batches(step)
+        watch = trainer.strategy.memory
+        with watch.measure(lambda: trainer.strategy.held(trainer.optimizer), rows[0]) as memory:
+            trainer.strategy.step(rows, trainer.loss_function, trainer.optimizer)
+        trainer.strategy.close()
+        return memory.peaks, trainer.num_params, len(list(trainer.model.parameters()))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[RankPool]:
+    """Two ranks: replicas hold the same at any number of them."""
+    ranks = RankPool(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("model", "data"), MODELS)
+@pytest.mark.parametrize("strategy", ["all-reduce", "ring", "tree", "hierarchical"])
+def test_replicas_hold_what_the_formula_says(
+    two: RankPool, tmp_path: Path, strategy: str, model: str, data: str, optimizer: str
+) -> None:
+    job = ss.Job(model=model, data=data, strategy=strategy, world_size=2, optimizer=optimizer, batch=8)
+    for peaks, num_params, num_tensors in two.run(measured(job), tmp_path):
+        expected = model_states(num_params, optimizer=optimizer, num_tensors=num_tensors)
+        held = [peaks[kind] for kind in ("parameters", "gradients", "optimizer")]
+        assert held == [int(term) for term in expected]
+        assert peaks["gathered"] == 0
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16", "fp16"])
+def test_precisions_hold_what_the_formula_says(two: RankPool, tmp_path: Path, precision: str) -> None:
+    job = ss.Job(
+        model="mlp", data="digits", strategy="ring", world_size=2, optimizer="adamw", batch=8, precision=precision
+    )  # fmt: skip
+    for peaks, num_params, num_tensors in two.run(measured(job), tmp_path):
+        expected = model_states(num_params, precision=precision, num_tensors=num_tensors)
+        assert [peaks[kind] for kind in ("parameters", "gradients", "optimizer")] == [
+            int(t) for t in expected
+        ]
+
+
+def test_accumulation_holds_gradients_beside_the_buckets(two: RankPool, tmp_path: Path) -> None:
+    """While DistributedDataParallel exchanges nothing, gradients add up outside its buckets, which stay."""
+    job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=ss.Batch(16, micro_size=4))
+    for peaks, num_params, _ in two.run(measured(job), tmp_path):
+        assert peaks["gradients"] == 2 * 4 * num_params
+
+
+def test_buffers_of_the_ring_are_counted(two: RankPool, tmp_path: Path) -> None:
+    """Two receives are posted ahead into buffers of one chunk each."""
+    job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=8)
+    for peaks, num_params, _ in two.run(measured(job), tmp_path):
+        assert peaks["buffers"] == 2 * 4 * -(-num_params // 2)
+
+
+def test_shards_of_fully_sharded_parameters_count_with_their_padding(pool: RankPool, tmp_path: Path) -> None:
+    def shard(context: RankContext) -> tuple[dict[str, int], list[int]]:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        model = make("mlp")
+        shapes = [parameter.shape for parameter in model.parameters()]
+        fully_shard(model, mesh=init_device_mesh("cpu", (context.world_size,)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        rows = batch("mlp")
+        step(model, optimizer, rows)
+        memory = StepMemory(lambda: held_by_default(model, optimizer), rows)
+        with memory.activations.active():
+            step(model, optimizer, rows)
+        memory.sample()
+        rows_a_rank = [-(-shape[0] // context.world_size) for shape in shapes]
+        padded = [4 * n * shape[1:].numel() for n, shape in zip(rows_a_rank, shapes, strict=True)]
+        return memory.peaks, padded
+
+    for peaks, padded in pool.run(shard, tmp_path):
+        assert peaks["parameters"] == sum(padded)
+        assert 0 < peaks["gradients"] <= sum(padded)
+        assert 0 < peaks["optimizer"] <= 2 * sum(padded) + 4 * len(padded)
+
+
+def test_what_is_gathered_counts_until_it_is_freed() -> None:
+    memory = StepMemory(dict, [])
+    first, second = torch.zeros(100), torch.zeros(50)
+    memory.hold("gathered", [first])
+    first.untyped_storage().resize_(0)  # as FSDP2 frees what it has gathered
+    memory.hold("gathered", [second])
+    assert memory.peaks["gathered"] == 400
+    first.untyped_storage().resize_(400)
+    memory.hold("gathered", [])
+    assert memory.peaks["gathered"] == 600
+
+
+def test_a_storage_counts_once_under_the_first_kind_that_names_it() -> None:
+    flat = torch.zeros(100)
+    known = Storages()
+    known.add_all({"parameters": [flat[:50], flat[50:]], "buffers": [flat]})
+    assert known.sizes() == {"parameters": 400}
+    known.add("buffers", [torch.zeros(10)])
+    assert known.sizes() == {"parameters": 400}  # freed at once
+
+
+def test_sparse_gradients_count_with_their_indices() -> None:
+    table = nn.Embedding(100, 8, sparse=True)
+    table(torch.tensor([1, 5])).sum().backward()
+    known = Storages()
+    known.add("gradients", [table.weight.grad])  # type: ignore[list-item]
+    assert known.sizes()["gradients"] == 2 * 8 + 2 * 8 * 4

@@ -1,0 +1,180 @@
+"""Activations: what autograd has saved for backward passes that are still to come.
+
+Counted is every tensor that an operation saves while `Activations.active`, from that moment until the graph lets go of
+it: the node has run backward, or the graph is dropped. Not counted are parameters (of this rank or gathered from
+others), the model's buffers and the step's inputs and targets, which are held anyway; copies of weights in a short
+format, which autocast makes and saves, are. A storage counts whole and once, however many tensors of it are saved by
+however many operations and micro-batches.
+
+Recomputation saves in two places that a graph does not see. What is recomputed for a block's backward pass counts
+from then until it is freed, and so do the results that selective recomputation keeps. `Recomputed` modules of
+`shardscope.training.recompute` report both; of a model that calls `torch.utils.checkpoint` itself, the inputs count
+and what is recomputed does not.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from shardscope.training._compat import top_saved_tensors_hooks
+from shardscope.training.memory.storages import Storages, storages
+
+_active: ContextVar[Activations | None] = ContextVar("activations", default=None)
+
+
+def counting() -> Activations | None:
+    """What counts activations in this thread now; None on all but measured steps."""
+    return _active.get()
+
+
+class Activations:
+    """Bytes saved for the backward pass: `bytes` now, and `peak` at most so far.
+
+    Args:
+        held: Storages that are held anyway.
+    """
+
+    def __init__(self, held: Storages) -> None:
+        self.bytes = 0
+        self.peak = 0
+        self._held = held
+        self._uses: dict[int, tuple[int, int]] = {}
+        self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._lock = (
+            threading.RLock()
+        )  # nodes are freed on the backward pass's own threads, or by the collector
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside, what autograd saves in this thread is counted."""
+        token = _active.set(self)
+        try:
+            with saved_tensors_hooks(self._save, _Saved.unpack):
+                yield
+        finally:
+            _active.reset(token)
+
+    def watch(self, tensor: Tensor) -> None:
+        """Count a tensor until its memory is freed, whoever holds it; one that is saved already counts as saved."""
+        if self._is_held(tensor):
+            return
+        for storage in storages(tensor):
+            key = id(storage)
+            with self._lock:
+                if key not in self._uses:
+                    self._watched[key] = weakref.ref(storage, partial(self._freed, key))
+                    self._use(storage)
+
+    def recomputing(self) -> AbstractContextManager[None]:
+        """Inside, run by a checkpoint in the backward pass, what it keeps of the recomputed tensors is counted."""
+        return _Recomputing(self)
+
+    def keeping(self, operations: Collection[Any]) -> TorchDispatchMode:
+        """Inside, the results of these operations count until they are freed: somebody keeps them."""
+        return _Keeping(self, operations)
+
+    def _save(self, tensor: Tensor) -> _Saved:
+        return _Saved(tensor, None if self._is_held(tensor) else self)
+
+    def _is_held(self, tensor: Tensor) -> bool:
+        base = tensor if tensor._base is None else tensor._base  # noqa: SLF001 - what a view is a view of
+        return isinstance(base, nn.Parameter) or any(storage in self._held for storage in storages(tensor))
+
+    def _use(self, storage: torch.UntypedStorage) -> None:
+        key = id(storage)  # the same as long as the storage lives
+        with self._lock:
+            num_uses, num_bytes = self._uses.get(key, (0, storage.nbytes()))
+            self._uses[key] = num_uses + 1, num_bytes
+            if not num_uses:
+                self.bytes += num_bytes
+                self.peak = max(self.peak, self.bytes)
+
+    def _let_go(self, key: int) -> None:
+        with self._lock:
+            num_uses, num_bytes = self._uses.pop(key)
+            if num_uses > 1:
+                self._uses[key] = num_uses - 1, num_bytes
+            else:
+                self.bytes -= num_bytes
+
+    def _freed(self, key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
+        with self._lock:
+            del self._watched[key]
+            self._let_go(key)
+
+
+class _Saved:
+    """What a node of the graph holds in place of a tensor: it lives as long as the node needs it."""
+
+    __slots__ = ("keys", "tensor", "user")
+
+    def __init__(self, tensor: Tensor, user: Activations | None) -> None:
+        self.tensor = tensor.detach()  # an operation's own output would hold the operation, which holds it
+        self.user = user
+        found = [] if user is None else list(storages(tensor))
+        self.keys = [id(storage) for storage in found]
+        for storage in found:
+            user._use(storage)  # type: ignore[union-attr]  # noqa: SLF001 - two parts of one whole
+
+    def unpack(self) -> Tensor:
+        """The tensor, for the backward pass."""
+        return self.tensor
+
+    def __del__(self) -> None:
+        for key in self.keys:
+            self.user._let_go(key)  # type: ignore[union-attr]  # noqa: SLF001
+
+
+class _Recomputing(AbstractContextManager[None]):
+    """Watches what a checkpoint saves when it runs a part of the forward pass again."""
+
+    def __init__(self, activations: Activations) -> None:
+        self._activations = activations
+
+    def __enter__(self) -> None:
+        pack, unpack = (
+            top_saved_tensors_hooks()
+        )  # the checkpoint's own: the innermost hooks are the only ones asked
+
+        def watch_and_pack(tensor: Tensor) -> Any:
+            self._activations.watch(tensor)
+            return pack(tensor)
+
+        self._hooks = saved_tensors_hooks(watch_and_pack, unpack)
+        self._hooks.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._hooks.__exit__(kind, value, tb)
+
+
+class _Keeping(TorchDispatchMode):
+    """Watches the results of some operations."""
+
+    def __init__(self, activations: Activations, operations: Collection[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.activations, self.operations = activations, operations
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        results = func(*args, **(kwargs or {}))
+        if func in self.operations:
+            for result in tree_leaves(results):
+                if isinstance(result, Tensor):
+                    self.activations.watch(result)
+        return results

@@ -1,0 +1,90 @@
+"""The memory of one rank, followed from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from shardscope.training.memory.activations import Activations
+from shardscope.training.memory.process import anonymous_bytes
+from shardscope.training.memory.storages import KINDS, Held, Storages
+
+
+class StepMemory:
+    """What one rank holds in one step, by kind, and at most; all figures in bytes.
+
+    Args:
+        held: Says what the strategy holds by kind, now.
+        inputs: The step's inputs and targets, which are nobody's activations.
+    """
+
+    def __init__(self, held: Callable[[], Held], inputs: Iterable[Tensor]) -> None:
+        self._held = held
+        self._storages = Storages()
+        self._storages.add("inputs", inputs)
+        self.peaks = dict.fromkeys(KINDS, 0)
+        self.activations = Activations(self._storages)
+
+    def sample(self) -> None:
+        """Look at what is held now."""
+        self._storages.add_all(self._held())
+        self._note()
+
+    def hold(self, kind: str, tensors: Iterable[Tensor]) -> None:
+        """Count `tensors` under `kind` from now until their memory is freed, or their storage resized to nothing."""
+        self._storages.add(kind, tensors)
+        self._note()
+
+    def _note(self) -> None:
+        now = {**self._storages.sizes(), "activations": self.activations.peak}
+        self.peaks = {kind: max(peak, now.get(kind, 0)) for kind, peak in self.peaks.items()}
+
+
+class MemoryWatch:
+    """Follows the memory of one rank from where it starts.
+
+    On a GPU the process's memory is what torch's allocator has handed out. On the CPU it is the anonymous memory of the
+    process beyond what it held before the model was built: the interpreter and libraries, mostly shared between ranks,
+    are left out.
+
+    Attributes:
+        peak: The most that the process has held, in bytes.
+        step: What counts by kind on a measured step; None on all others.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.peak = 0
+        self.step: StepMemory | None = None
+        self._base = 0 if device.type == "cuda" else anonymous_bytes()
+
+    def sample(self) -> int:
+        """What the process holds now, in bytes; also moves the peaks."""
+        if self.step is not None:
+            self.step.sample()
+        if self.device.type == "cuda":
+            self.peak = torch.cuda.max_memory_allocated(self.device)
+            return torch.cuda.memory_allocated(self.device)
+        now = max(0, anonymous_bytes() - self._base)
+        self.peak = max(self.peak, now)
+        return now
+
+    def hold(self, kind: str, *tensors: Tensor) -> None:
+        """Count what comes and goes between two samples, such as gathered parameters; nothing on unmeasured steps."""
+        if self.step is not None:
+            self.step.hold(kind, tensors)
+
+    @contextmanager
+    def measure(self, held: Callable[[], Held], inputs: Iterable[Tensor]) -> Iterator[StepMemory]:
+        """Inside, memory is counted by kind; the arguments are those of `StepMemory`."""
+        self.step = StepMemory(held, inputs)
+        try:
+            self.step.sample()
+            with self.step.activations.active():
+                yield self.step
+            self.step.sample()
+        finally:
+            self.step = None
