@@ -17,9 +17,10 @@ import pytest
 
 from shardscope import cli
 from shardscope.commands import lab
+from shardscope.commands._job import build_job
 from shardscope.commands._progress import Progress, table
 from shardscope.commands._table import aligned, human_bytes
-from shardscope.commands.run import build_job, stop
+from shardscope.commands.run import stop
 from shardscope.errors import LaunchError, SpecError
 from shardscope.runtime import Summary
 from shardscope.spec import Job

@@ -163,3 +163,69 @@ def _chunks(world_size, rank, step, begin, length):
                 "start": start, "end": start + each * 0.9,
             })  # fmt: skip
     return events
+
+
+GPIPE_F, GPIPE_B = 0.01, 0.02
+
+
+def memory_events(
+    world_size: int, *, step: int = 1, shards: int = 1, activations: int = 300_000
+) -> list[dict[str, Any]]:
+    """What each rank holds when the optimizer's state is cut into so many shards."""
+    return [
+        {
+            "event": "memory", "t": START, "rank": rank, "step": step, "parameters": 800_000, "gradients": 800_000,
+            "optimizer": 1_600_000 // shards, "activations": activations + 10_000 * rank,
+            "gathered": 0 if shards == 1 else 200_000, "buffers": 100_000,
+        }
+        for rank in range(world_size)
+    ]  # fmt: skip
+
+
+def schedule_events(
+    stages: int, microbatches: int, *, step: int = 1, split: bool = False, virtual: int = 1
+) -> list[dict[str, Any]]:
+    """GPipe with a forward pass of 10 ms and a backward pass of 20 ms: its bubble is exactly (p-1)/(m+p-1)."""
+    begin = START + step
+    back = begin + (microbatches + stages - 1) * GPIPE_F
+    events = []
+    for rank in range(stages):
+        ops: list[list[Any]] = []
+        for part in range(microbatches):
+            start = begin + (rank + part) * GPIPE_F
+            ops.append(["F", rank, part, start, start + GPIPE_F])
+            start = back + (stages - 1 - rank + part) * GPIPE_B
+            middle, end = start + GPIPE_B / 2, start + GPIPE_B
+            ops += (
+                [["I", rank, part, start, middle], ["W", rank, part, middle, end]]
+                if split
+                else [["B", rank, part, start, end]]
+            )
+        parts = [
+            [op, stage + stages * turn, part, start + (end - start) * turn / virtual, (end - start) / virtual]
+            for op, stage, part, start, end in ops
+            for turn in range(virtual)
+        ]
+        turns = [[op, stage, part, start, start + length] for op, stage, part, start, length in parts]
+        events.append({"event": "schedule", "t": START, "rank": rank, "step": step, "ops": turns})
+    return events
+
+
+def update_events(staleness: list[list[int]], *, server: int = 0) -> list[dict[str, Any]]:
+    """A server's updates, one every 10 ms, by the staleness of the gradients in each."""
+    return [
+        {
+            "event": "update", "t": START + 0.01 * number, "rank": server, "step": number, "server": server,
+            "workers": list(range(len(values))), "staleness": values,
+            "clocks": {str(worker): number for worker in range(len(values))},
+        }
+        for number, values in enumerate(staleness, start=1)
+    ]  # fmt: skip
+
+
+def consensus_events(distances: list[float], world_size: int = 2) -> list[dict[str, Any]]:
+    return [
+        {"event": "consensus", "t": START + step, "rank": rank, "step": step, "distance": distance}
+        for step, distance in enumerate(distances, start=1)
+        for rank in range(world_size)
+    ]

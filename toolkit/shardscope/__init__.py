@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         SpecError,
     )
     from shardscope.runtime import Run, launch, runs
+    from shardscope.runtime.check import check
+    from shardscope.runtime.check_report import CheckReport
     from shardscope.runtime.doctor import diagnose as doctor
     from shardscope.spec import (
         AllReduce,
@@ -56,6 +58,8 @@ _HOMES = {
         "SpecError",
     ),
     "shardscope.runtime": ("Run", "launch", "runs"),
+    "shardscope.runtime.check": ("check",),
+    "shardscope.runtime.check_report": ("CheckReport",),
     "shardscope.runtime.doctor": ("doctor",),
     "shardscope.spec": (
         "AllReduce",
@@ -77,6 +81,7 @@ _NAME_AT_HOME = {"doctor": "diagnose"}
 __all__ = [
     "AllReduce",
     "Batch",
+    "CheckReport",
     "Checkpoint",
     "CheckpointError",
     "DataError",
@@ -96,6 +101,7 @@ __all__ = [
     "Tree",
     "__version__",
     "analytic",
+    "check",
     "doctor",
     "launch",
     "runs",

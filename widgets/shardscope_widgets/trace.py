@@ -16,6 +16,8 @@ from shardscope.runtime.summary import mean_loss
 from shardscope.spec.user_code import label_of
 
 Event = Mapping[str, Any]
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "gathered", "buffers")
+"""What a rank's memory is told apart by; `gathered` are parameters borrowed from other ranks for a moment."""
 SPANS_KEPT = 200
 """Steps whose spans are kept for the timeline; older ones are dropped, so that long runs stay small."""
 
@@ -42,6 +44,27 @@ class Span(NamedTuple):
     num_bytes: int
 
 
+class Op(NamedTuple):
+    """One operation of a pipeline on one rank: ``F`` forward, ``B`` backward, ``I`` and ``W`` its halves for input and
+    weights; times in Unix seconds.
+    """
+
+    rank: int
+    op: str
+    stage: int
+    microbatch: int
+    start: float
+    end: float
+
+
+class Update(NamedTuple):
+    """One update that a server applied at Unix time `t`: how many updates behind each gradient in it was."""
+
+    t: float
+    server: int
+    staleness: tuple[int, ...]
+
+
 class Source(Protocol):
     """The part of a `shardscope.Run` that a trace is made from."""
 
@@ -64,6 +87,13 @@ class Trace:
         strategy: Short name of its strategy; decides the colour.
         world_size: Number of ranks; a step counts as finished once all of them have reported it.
         workload: What was trained, for example ``gpt-nano on python-source``; such runs can be compared.
+        schedule: Of a pipeline; empty for other strategies.
+        bound: The most updates that a gradient may be behind; None where there is no such bound.
+        roles: What a rank is, for example ``server``, for strategies in which ranks differ.
+        held: Bytes by kind that each rank held in the newest step that tells.
+        ops: A pipeline's operations, step by step.
+        updates: Of all servers, in order of arrival.
+        consensus: Distance of the ranks' parameters from their mean, by step.
     """
 
     run_id: str
@@ -71,12 +101,19 @@ class Trace:
     strategy: str
     world_size: int
     workload: str = ""
+    schedule: str = ""
+    bound: float | None = None
     steps: list[Step] = field(default_factory=list)
     peak_memory: dict[int, int] = field(default_factory=dict)
     spans: dict[int, list[Span]] = field(default_factory=dict)
     chunks: dict[int, list[Event]] = field(default_factory=dict)
     errors: list[Event] = field(default_factory=list)
     evals: list[Event] = field(default_factory=list)
+    roles: dict[int, str] = field(default_factory=dict)
+    held: dict[int, dict[str, int]] = field(default_factory=dict)
+    ops: dict[int, list[Op]] = field(default_factory=dict)
+    updates: list[Update] = field(default_factory=list)
+    consensus: dict[int, float] = field(default_factory=dict)
     backend: str = ""
     num_params: int | None = None
     _pending: dict[int, dict[int, Event]] = field(default_factory=dict, repr=False)
@@ -87,7 +124,12 @@ class Trace:
         """An empty trace that carries the names of `run`; feed it events, or use `read`."""
         job = run.job
         workload = f"{label_of(job.model)} on {label_of(job.data)}"
-        return cls(run.id, run.name, job.strategy.kind, job.world_size, workload)
+        bound = getattr(job.strategy, "bound", None)
+        return cls(
+            run.id, run.name, job.strategy.kind, job.world_size, workload,
+            schedule=str(getattr(job.strategy, "schedule", "")),
+            bound=None if bound is None or math.isinf(bound) else float(bound),
+        )  # fmt: skip
 
     @classmethod
     def read(cls, run: Source) -> Trace:
@@ -113,6 +155,8 @@ class Trace:
     def _on_start(self, event: Event) -> None:
         self.backend = str(event.get("backend") or self.backend)
         self.num_params = event.get("num_params") or self.num_params
+        if event.get("role"):
+            self.roles[int(event["rank"])] = str(event["role"])
 
     def _on_step(self, event: Event) -> None:
         number, rank = int(event["step"]), int(event["rank"])
@@ -140,6 +184,26 @@ class Trace:
         self.chunks.setdefault(int(step), []).append(event)
         _drop_oldest(self.chunks)
 
+    def _on_memory(self, event: Event) -> None:
+        self.held[int(event["rank"])] = {kind: int(event[kind]) for kind in MEMORY_KINDS}
+
+    def _on_schedule(self, event: Event) -> None:
+        rank = int(event["rank"])
+        ops = [
+            Op(rank, str(op), int(stage), int(part), start, end)
+            for op, stage, part, start, end in event["ops"]
+        ]
+        self.ops.setdefault(int(event["step"]), []).extend(ops)
+        _drop_oldest(self.ops)
+
+    def _on_update(self, event: Event) -> None:
+        self.updates.append(
+            Update(float(event["t"]), int(event["server"]), tuple(map(int, event["staleness"])))
+        )
+
+    def _on_consensus(self, event: Event) -> None:
+        self.consensus[int(event["step"])] = float(event["distance"])
+
     def _on_error(self, event: Event) -> None:
         self.errors.append(event)
 
@@ -150,6 +214,11 @@ class Trace:
     def measures_tokens(self) -> bool:
         """Whether this run counts tokens, as language models do, and not only samples."""
         return bool(self.steps) and self.steps[-1].tokens_per_s is not None
+
+    def name_of(self, rank: int) -> str:
+        """``rank 0``, or ``rank 0, server`` where ranks differ."""
+        role = self.roles.get(rank)
+        return f"rank {rank}, {role}" if role else f"rank {rank}"
 
     def complete_span_steps(self) -> list[int]:
         """Steps of which every rank has reported its spans, in order."""

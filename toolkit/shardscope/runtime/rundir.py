@@ -5,6 +5,7 @@
     status.json     state, the agent's process, the error; replaced whole, never half written
     rank-N.jsonl    events, appended by rank N
     control/        requests to the ranks: `stop`, and the answer `stop_at`
+    parameters.npz  all parameters after the last step, where `Record(parameters=True)` asks for them
     checkpoints/    written by `shardscope.training.checkpoint`
     logs/           what the ranks and the agent printed
     summary.json    figures of the finished run

@@ -41,6 +41,8 @@ class Record(Spec):
     """Steps from the start whose compute and communication spans are all written."""
     spans_every: int = Field(default=10, ge=1)
     """After those, spans are written at every so many steps. Bytes, loss and times are written at every step."""
+    parameters: bool = False
+    """Write all parameters to ``parameters.npz`` after the last step, so that runs can be compared tensor by tensor."""
     memory_first: int = Field(default=3, ge=0)
     """Which step from the start (or from where the run goes on) is the first whose memory is measured by kind: the
     third by default, when the optimizer has its state and DistributedDataParallel, which cuts its buckets anew in the

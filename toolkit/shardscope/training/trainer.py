@@ -33,6 +33,7 @@ from shardscope.training.loss import resolve_loss
 from shardscope.training.memory import StepMemory
 from shardscope.training.models import build_model
 from shardscope.training.optim import multiplier
+from shardscope.training.parameters import save_parameters
 from shardscope.training.recompute import apply_recompute
 from shardscope.training.strategies import StepResult, build
 from shardscope.training.strategies.base import MicroBatch
@@ -230,6 +231,8 @@ class Trainer:
             every = self.job.checkpoint.every
             if self.job.checkpoint.at_end and not (every and step % every == 0):
                 self._save(step)
+            if self.job.record.parameters and state == "completed":
+                save_parameters(self.folder, self.strategy)
         self.strategy.close()
         self.context.events.emit("end", state=state, steps=step)
 

@@ -10,6 +10,7 @@ Example:
 """
 
 from shardscope_widgets.figures._comparison import Row, comparison, comparison_info, comparison_text
+from shardscope_widgets.figures._consensus import ConsensusInfo, consensus, consensus_info, consensus_text
 from shardscope_widgets.figures._curves import (
     Curve,
     CurvesInfo,
@@ -21,8 +22,18 @@ from shardscope_widgets.figures._curves import (
     traffic_info,
 )
 from shardscope_widgets.figures._memory import MemoryBars, MemoryInfo, memory, memory_info
+from shardscope_widgets.figures._memory_kinds import (
+    HeldBar,
+    HeldRun,
+    MemoryKindsInfo,
+    memory_kinds,
+    memory_kinds_info,
+    memory_kinds_text,
+)
 from shardscope_widgets.figures._overview import OverviewInfo, overview, overview_info
+from shardscope_widgets.figures._pipeline import GanttInfo, GanttOp, gantt, gantt_info, gantt_text
 from shardscope_widgets.figures._ring import RingInfo, Transfer, ring, ring_info, ring_text
+from shardscope_widgets.figures._staleness import StalenessInfo, staleness, staleness_info, staleness_text
 from shardscope_widgets.figures._timeline import (
     Bar,
     Shares,
@@ -66,4 +77,23 @@ __all__ = [
     "timeline_text",
     "traffic",
     "traffic_info",
+    "ConsensusInfo",
+    "consensus",
+    "consensus_info",
+    "consensus_text",
+    "HeldBar",
+    "HeldRun",
+    "MemoryKindsInfo",
+    "memory_kinds",
+    "memory_kinds_info",
+    "memory_kinds_text",
+    "GanttInfo",
+    "GanttOp",
+    "gantt",
+    "gantt_info",
+    "gantt_text",
+    "StalenessInfo",
+    "staleness",
+    "staleness_info",
+    "staleness_text",
 ]

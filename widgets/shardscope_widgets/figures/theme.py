@@ -17,11 +17,32 @@ GRID = "rgba(127,132,141,0.22)"
 AXIS = "rgba(127,132,141,0.55)"
 HOVER = "#262a31"
 
-STRATEGY_COLOURS = {"single": "#8b8f99", "all-reduce": "#2a86d1", "ring": "#e06c2c"}
+STRATEGY_COLOURS = {
+    "single": "#8b8f99",
+    "parameter-server": "#b866a6",
+    "all-reduce": "#2a86d1",
+    "ring": "#e06c2c",
+    "tree": "#11997a",
+    "hierarchical": "#5f6fd6",
+    "gossip": "#c49a0c",
+    "zero-1": "#62bfcb",
+    "zero-2": "#2b94a3",
+    "zero-3": "#1a6c79",
+    "pipeline": "#a35a3a",
+}
 SPARE_COLOURS = ("#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 PATTERNS = ("", "/", ".", "x", "-", "\\")
-FIRST_DASH = {"ring": 0, "all-reduce": 1, "single": 2}
+FIRST_DASH = {
+    "ring": 0, "all-reduce": 1, "single": 2, "parameter-server": 3, "tree": 4, "hierarchical": 5, "gossip": 2,
+    "zero-1": 1, "zero-2": 3, "zero-3": 4, "pipeline": 5,
+}  # fmt: skip
+
+LEGEND_ABOVE = {
+    "orientation": "h", "y": 1, "yref": "container", "yanchor": "top", "x": 0, "xanchor": "left",
+    "traceorder": "normal",
+}  # fmt: skip
+"""A legend in one line at the top of the figure, above what the plots themselves have over them."""
 
 
 class Look(NamedTuple):
@@ -52,6 +73,22 @@ SPAN_LOOKS = {
     "send": Look("#c49a0c", pattern="-"),
     "recv": Look("#d9c36a", pattern="-"),
 }
+MEMORY_LOOKS = {
+    "parameters": Look("#2a6fb5"),
+    "gradients": Look("#e06c2c", pattern="/"),
+    "optimizer": Look("#11997a"),
+    "activations": Look("#c98fbf", pattern="."),
+    "gathered": Look("#7db8e8", pattern="\\"),
+    "buffers": Look("#8b8f99", pattern="x"),
+}
+"""Gathered parameters are a lighter blue than a rank's own."""
+OP_LOOKS = {
+    "F": Look("#5aa9e6"),
+    "B": Look("#2a5f9e"),
+    "I": Look("#e08a3c"),
+    "W": Look("#8fce9f", pattern="/"),
+}
+"""A pipeline's operations differ in brightness too."""
 IDLE = Look("rgba(127,132,141,0.2)")
 _SPARE_SPANS = ("#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
 
@@ -64,6 +101,24 @@ def strategy_colour(strategy: str) -> str:
 def span_look(name: str) -> Look:
     """The look of a span kind, known or not."""
     return SPAN_LOOKS.get(name) or Look(_SPARE_SPANS[sum(map(ord, name)) % len(_SPARE_SPANS)], pattern="/")
+
+
+def _rgb(colour: str) -> tuple[int, ...]:
+    return tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
+
+
+def tint(colour: str, part: float) -> str:
+    """A hexadecimal colour mixed with white: 0 leaves it as it is, 1 is white."""
+    return "#" + "".join(f"{round(value + (255 - value) * part):02x}" for value in _rgb(colour))
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever contrasts more with a hexadecimal colour (WCAG 2.2, relative luminance)."""
+    linear = [
+        v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (c / 255 for c in _rgb(colour))
+    ]
+    light = sum(weight * value for weight, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "#10151b" if (light + 0.05) ** 2 > 0.05 * 1.05 else "#ffffff"
 
 
 def run_looks(strategies: Sequence[str]) -> list[Look]:

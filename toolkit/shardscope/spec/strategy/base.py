@@ -31,6 +31,11 @@ class StrategySpec(Spec):
         """What a rank is in this strategy, in a word or two, such as ``stage 2``; None where all are alike."""
         return None
 
+    @property
+    def differs_because(self) -> str | None:
+        """Why this strategy need not end at the parameters of one process, as a clause; None where it must."""
+        return None
+
     def check(self, job: Job) -> None:
         """Refuse what cannot work, before any process starts.
 

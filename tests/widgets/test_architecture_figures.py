@@ -1,0 +1,158 @@
+"""Memory by kind, the pipeline's chart, staleness and consensus: their data compared by value."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardscope_widgets import figures
+from shardscope_widgets.figures import HeldBar, HeldRun, theme
+from shardscope_widgets.figures._staleness import MOST_POINTS
+from shardscope_widgets.trace import Trace
+from widgets.fake_runs import consensus_events, memory_events, schedule_events, update_events
+
+
+def trace_of(events, strategy="pipeline", world_size=2, **about) -> Trace:
+    trace = Trace("id", strategy, strategy, world_size, **about)
+    trace.feed(events)
+    return trace
+
+
+class TestMemoryKinds:
+    def test_each_rank_is_one_bar_of_the_newest_step(self):
+        trace = trace_of(memory_events(2, step=1, activations=1) + memory_events(2, step=2), "zero-1")
+        (run,) = figures.memory_kinds_info([trace]).runs
+        assert run == HeldRun(
+            "zero-1",
+            (
+                HeldBar("rank 0", (800_000, 800_000, 1_600_000, 300_000, 0, 100_000)),
+                HeldBar("rank 1", (800_000, 800_000, 1_600_000, 310_000, 0, 100_000)),
+            ),
+        )
+        assert run.most == 3_610_000
+
+    def test_one_process_is_a_line_at_what_it_holds(self):
+        alone = trace_of(memory_events(1), "single", 1)
+        info = figures.memory_kinds_info([trace_of(memory_events(2, shards=2), "zero-1")], alone=alone)
+        assert info.alone == 3_600_000
+        (line,) = figures.memory_kinds([trace_of(memory_events(2), "zero-1")], alone=alone).layout.shapes
+        assert line.x0 == line.x1 == 3_600_000
+
+    def test_runs_that_do_not_tell_are_left_out(self):
+        assert figures.memory_kinds_info([Trace("id", "old", "ring", 2)]).runs == ()
+        assert "No run" in figures.memory_kinds_text(figures.memory_kinds_info([]))
+
+    def test_a_server_is_named(self):
+        trace = Trace("id", "parameter-server", "parameter-server", 1)
+        trace.feed([{"event": "start", "rank": 0, "role": "server"}, *memory_events(1)])
+        assert figures.memory_kinds_info([trace]).runs[0].ranks[0].name == "rank 0, server"
+
+    def test_it_is_also_there_in_words(self):
+        info = figures.memory_kinds_info([trace_of(memory_events(1, activations=0), "zero-1", 1)])
+        assert figures.memory_kinds_text(info) == (
+            "zero-1: a rank holds up to 3.3 MB, of it 48% optimizer state, 24% parameters, 24% gradients and "
+            "3% buffers."
+        )
+
+
+class TestGantt:
+    @pytest.mark.parametrize(("stages", "parts"), [(2, 4), (4, 8), (3, 1)])
+    def test_the_bubble_of_equal_stages_is_the_formulas(self, stages, parts):
+        trace = trace_of(schedule_events(stages, parts), world_size=stages, schedule="gpipe")
+        info = figures.gantt_info(trace)
+        assert info.bubble == pytest.approx((stages - 1) / (parts + stages - 1), abs=1e-4)
+        assert info.ideal == pytest.approx(info.bubble, abs=1e-4)
+        assert (info.num_stages, info.num_microbatches) == (stages, parts)
+
+    def test_a_formula_is_only_named_where_there_is_one(self):
+        trace = trace_of(schedule_events(2, 2, split=True), schedule="zb")
+        info = figures.gantt_info(trace)
+        assert info.ideal is None
+        assert {op.op for op in info.ops} == {"F", "I", "W"}
+
+    def test_stages_of_one_rank_are_told_apart_by_shade(self):
+        trace = trace_of(schedule_events(2, 2, virtual=2), schedule="interleaved")
+        info = figures.gantt_info(trace)
+        assert {(op.rank, op.stage, op.turn) for op in info.ops} == {
+            (0, 0, 0),
+            (0, 2, 1),
+            (1, 1, 0),
+            (1, 3, 1),
+        }
+        drawn = figures.gantt(trace)
+        assert len({bar.marker.color for bar in drawn.data}) == len(drawn.data) == 4
+
+    def test_a_step_that_a_rank_has_not_told_yet_is_not_shown(self):
+        trace = trace_of(schedule_events(2, 2, step=1) + schedule_events(2, 2, step=2)[:1])
+        assert figures.gantt_info(trace).step == 1
+
+    def test_the_micro_batches_are_numbered_in_the_bars(self):
+        drawn = figures.gantt(trace_of(schedule_events(2, 3)))
+        assert drawn.data[0].text == ("0", "1", "0", "2", "1", "2")
+        assert drawn.layout.uniformtext.mode == "hide"
+
+    def test_it_is_also_there_in_words(self):
+        info = figures.gantt_info(trace_of(schedule_events(2, 4), schedule="gpipe"))
+        assert figures.gantt_text(info) == (
+            "pipeline, step 1, 150 ms: 4 micro-batches through 2 stages on 2 ranks. Ranks stand idle for 20% of the "
+            "time; with stages of equal cost it would be 20%, (p-1)/(m+p-1)."
+        )
+        assert "No schedule" in figures.gantt_text(figures.gantt_info(Trace("id", "run", "pipeline", 2)))
+
+
+class TestStaleness:
+    def test_gradients_are_counted_by_how_far_behind_they_were(self):
+        info = figures.staleness_info(trace_of(update_events([[0, 2], [1], [2]]), bound=2.0))
+        assert info.counts == ((0, 1), (1, 1), (2, 2))
+        assert info.over_time == ((0.0, 2), (0.01, 1), (0.02, 2))
+        assert figures.staleness_text(info) == (
+            "pipeline: 4 gradients in 3 updates, on average 1.2 and at most 2 updates behind, with the bound 2."
+        )
+
+    def test_the_bound_is_a_line_in_both_halves_and_none_where_there_is_none(self):
+        events = update_events([[0], [3]])
+        assert len(figures.staleness(trace_of(events, bound=3.0)).layout.shapes) == 2
+        assert figures.staleness(trace_of(events)).layout.shapes == ()
+        assert "with no bound" in figures.staleness_text(figures.staleness_info(trace_of(events)))
+
+    def test_a_long_run_is_thinned_to_the_stalest(self):
+        values = [[0]] * 5000
+        values[777] = [9]
+        info = figures.staleness_info(trace_of(update_events(values)))
+        assert len(info.over_time) <= MOST_POINTS
+        assert max(value for _, value in info.over_time) == 9
+
+
+class TestConsensus:
+    def test_the_distance_is_one_value_a_step_and_zero_leaves_a_gap(self):
+        trace = trace_of(consensus_events([0.1, 0.01, 0.0]), "gossip")
+        (curve,) = figures.consensus_info([trace, Trace("id", "ring", "ring", 2)]).curves
+        assert (curve.steps, curve.values) == ((1, 2, 3), (0.1, 0.01, None))
+        assert "at most 1.0e-01 apart" in figures.consensus_text(figures.consensus_info([trace]))
+
+    def test_the_axis_is_logarithmic(self):
+        assert figures.consensus([trace_of(consensus_events([0.1]), "gossip")]).layout.yaxis.type == "log"
+
+
+class TestColours:
+    def test_ink_contrasts_with_every_operation_in_every_shade(self):
+        for look in theme.OP_LOOKS.values():
+            for part in (0, 0.25, 0.5, 0.75):
+                colour = theme.tint(look.colour, part)
+                assert contrast(colour, theme.ink_on(colour)) >= 4.5, colour
+
+    def test_every_strategy_has_a_look_of_its_own(self):
+        from shardscope.spec import STRATEGIES
+
+        looks = [theme.run_looks([kind])[0] for kind in STRATEGIES]
+        assert {*STRATEGIES} <= {*theme.STRATEGY_COLOURS}
+        assert len({look.colour for look in looks}) == len(looks)
+
+
+def contrast(one: str, other: str) -> float:
+    def light(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((light(one), light(other)))
+    return (high + 0.05) / (low + 0.05)

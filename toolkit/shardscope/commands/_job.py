@@ -1,0 +1,80 @@
+"""The options that describe a job, and the job that comes of them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardscope.errors import SpecError
+
+if TYPE_CHECKING:
+    from shardscope.spec import Job
+
+
+def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> None:
+    """Add the options that `build_job` reads; `steps` is the default that the help names."""
+    parser.add_argument(
+        "--job", type=Path, help="a job.json, such as a run directory holds; options change it"
+    )
+    parser.add_argument("--model", help="model by name (default: gpt-nano)")
+    parser.add_argument("--data", help="data by name, or a path (default: what the model reads)")
+    parser.add_argument("--strategy", help="single, all-reduce, ring, ring:2 (default: ring)")
+    parser.add_argument("--ranks", type=int, dest="world_size", help="number of ranks (default: 2)")
+    parser.add_argument("--optimizer", help="sgd, nesterov, adamw, lamb, lars (default: adamw)")
+    parser.add_argument("--lr", type=float, help="learning rate (default: the optimizer's own)")
+    parser.add_argument("--batch", type=int, help="samples a step, over all ranks (default: 64)")
+    parser.add_argument(
+        "--micro-batch", type=int, help="samples a forward pass on one rank (default: all its share)"
+    )
+    parser.add_argument("--precision", help="fp32, fp64, bf16, fp16 (default: fp32)")
+    parser.add_argument("--recompute", help="none, selective, full (default: none)")
+    parser.add_argument("--steps", type=int, help=f"optimizer steps (default: {steps})")
+    parser.add_argument("--seed", type=int, help="seed of weights and data order (default: 0)")
+
+
+def build_job(arguments: argparse.Namespace) -> Job:
+    """The job that the options describe, alone or as changes to a file.
+
+    Raises:
+        SpecError: The file cannot be read, or no such job can exist.
+    """
+    from shardscope.spec import Batch, Job, Optimizer
+
+    base = _read_job(arguments.job) if arguments.job else None
+    names = ("model", "data", "strategy", "world_size", "precision", "recompute", "steps", "seed", "name")
+    given = vars(arguments)
+    fields = {name: given[name] for name in names if given.get(name) is not None}
+    if arguments.optimizer is not None or arguments.lr is not None:
+        same = base is not None and arguments.optimizer in {None, base.optimizer.name}
+        start = (
+            base.optimizer if base is not None and same else Optimizer(name=arguments.optimizer or "adamw")
+        )
+        fields["optimizer"] = start if arguments.lr is None else start.replace(lr=arguments.lr)
+    if arguments.batch is not None or arguments.micro_batch is not None:
+        start_batch = base.batch if base is not None else Batch()
+        sizes = {"global_size": arguments.batch, "micro_size": arguments.micro_batch}
+        fields["batch"] = start_batch.replace(
+            **{name: size for name, size in sizes.items() if size is not None}
+        )
+    if base is not None:
+        return base.replace(**fields)
+    fields.setdefault("model", "gpt-nano")
+    fields.setdefault("data", _data_for(fields["model"]))
+    return Job(**fields)
+
+
+def _read_job(path: Path) -> Job:
+    from shardscope.spec import Job
+
+    try:
+        return Job.from_json(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise SpecError(f"job={str(path)!r} cannot be read ({reason}); name a job.json") from None
+
+
+def _data_for(model: str) -> str:
+    from shardscope.spec.models import model_config
+
+    return "digits" if model_config(model).reads == "images" else "python-source"

@@ -1,0 +1,102 @@
+"""Checking a job: run it sharded, run it on one process, and lay losses and parameters side by side.
+
+Splitting the work must not change what is learned. `check` puts that to the test for any job, with the user's own model
+and data: both runs are real, see the same global batches in the same order, and end with all parameters on disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from shardscope.errors import SpecError
+from shardscope.runtime.check_report import CheckReport, compare
+from shardscope.runtime.driver import launch
+from shardscope.runtime.run import Run
+from shardscope.runtime.summary import mean_loss, steps_of
+from shardscope.spec import Batch, Checkpoint, Job, Record, Single
+from shardscope.spec.user_code import label_of
+
+OnStep = Callable[[Run, int], None]
+"""Called with the run that is going on and the steps that all its ranks have finished."""
+_POLL_S = 0.1
+
+
+def check(
+    job: Job, steps: int = 8, *, root: str | Path | None = None, on_step: OnStep | None = None
+) -> CheckReport:
+    """Run a job sharded and on one process, and compare every loss and every parameter. Returns when both have ended.
+
+    Args:
+        job: What to check; its number of steps is replaced by `steps`, its checkpoints are left out.
+        steps: Optimizer steps of both runs. At least 1.
+        root: Folder of the two run directories; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        on_step: Called about ten times a second while a run goes on; what it raises stops the run and the check.
+
+    Raises:
+        SpecError: The job is on one process already, or cannot be run for so many steps.
+        RunFailed: A rank of one of the two runs failed; names the rank, the step and the strategy.
+
+    Example:
+        >>> import shardscope as ss
+        >>> ss.check(ss.Job(model="mlp", data="digits", strategy="ring"))  # doctest: +SKIP
+    """
+    sharded, alone = both_jobs(job, steps)
+    first, second = _carry_out(sharded, root, on_step), _carry_out(alone, root, on_step)
+    return compare(
+        sharded, (first.id, second.id), (_losses(first), _losses(second)),
+        (read_parameters(first), read_parameters(second)),
+    )  # fmt: skip
+
+
+def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
+    """The sharded job for so many steps, and the same on one process with the same samples a step.
+
+    On one process the micro-batch is a rank's, so a forward pass takes no more memory there than on a rank.
+
+    Raises:
+        SpecError: The job is on one process already, or `steps` is not possible.
+    """
+    if isinstance(job.strategy, Single):
+        raise SpecError(
+            "strategy='single' is what others are checked against; check a strategy such as 'ring'"
+        )
+    schedule = job.schedule.replace(warmup_steps=min(job.schedule.warmup_steps, steps))
+    sharded = job.replace(
+        steps=steps, schedule=schedule, checkpoint=Checkpoint(), eval_every=None,
+        record=job.record.replace(parameters=True), name=f"check {job.strategy.label} {label_of(job.model)}",
+    )  # fmt: skip
+    micro = job.batch.micro_size or job.batch.per_rank(job.num_data_ranks)
+    alone = sharded.replace(
+        strategy=Single(), world_size=1, batch=Batch(global_size=job.batch.global_size, micro_size=micro),
+        record=Record(parameters=True), name=f"check single {label_of(job.model)}",
+    )  # fmt: skip
+    return sharded, alone
+
+
+def _carry_out(job: Job, root: str | Path | None, on_step: OnStep | None) -> Run:
+    """Launch, follow to the end, and leave nothing running whatever happens."""
+    run = launch(job, root=root)
+    try:
+        while run.is_alive:
+            if on_step is not None:
+                on_step(run, len(steps_of(run.events())))
+            time.sleep(_POLL_S)
+        return run.wait()
+    finally:
+        run.stop()
+
+
+def _losses(run: Run) -> dict[int, float]:
+    """The mean loss over ranks of every step."""
+    losses = {step: mean_loss(rows) for step, rows in steps_of(run.events()).items()}
+    return {step: loss for step, loss in losses.items() if loss is not None}
+
+
+def read_parameters(run: Run) -> dict[str, np.ndarray]:
+    """All parameters by name after the last step of a run with `Record(parameters=True)`."""
+    with np.load(run.path / "parameters.npz", allow_pickle=False) as file:
+        return {str(name): file[f"value-{number}"] for number, name in enumerate(file["names"])}

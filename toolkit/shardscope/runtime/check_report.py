@@ -1,0 +1,227 @@
+"""What a check found: a loss a step, a relative difference a tensor, and what they come to in a sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardscope.spec import Job
+from shardscope.spec.user_code import label_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
+"""Largest relative difference that rounding may make, by the job's precision."""
+_ROWS_SHOWN = 6
+_NOISE = (
+    "A tensor whose gradient is rounding noise alone, such as the bias of attention keys, can differ by more."
+)
+
+
+class TensorDifference(NamedTuple):
+    """One parameter: |sharded - single| / |single| in the Euclidean norm, and its part, 0 to 1, of the difference of
+    all parameters taken as one vector (in squares).
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    relative_difference: float
+    share: float
+
+
+class LossPair(NamedTuple):
+    """The mean loss of one step, sharded and on one process, and |sharded - single| / |single|."""
+
+    step: int
+    sharded: float
+    single: float
+    relative_difference: float
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """A job sharded against the same job on one process.
+
+    Attributes:
+        strategy: The strategy's short name; `world_size`, `model`, `precision` and `steps` are the job's.
+        bound: Largest relative difference of a loss, and of all parameters as one vector, that counts as equal.
+        because: Why the strategy is not equal to one process by design; None where it must be.
+        difference: Of all parameters as one vector, relative to one process.
+        tensors: Every parameter, the one with the largest relative difference first.
+        losses: Every step.
+        only_in_one: Parameters that only one of the runs has, or in another shape.
+        runs: Ids of the two runs, sharded first.
+    """
+
+    strategy: str
+    world_size: int
+    model: str
+    precision: str
+    steps: int
+    bound: float
+    because: str | None
+    difference: float
+    tensors: tuple[TensorDifference, ...] = field(repr=False)
+    losses: tuple[LossPair, ...] = field(repr=False)
+    only_in_one: tuple[str, ...]
+    runs: tuple[str, str]
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether it agrees with one process; None for a strategy that is not equal by design."""
+        if self.because is not None:
+            return None
+        return not self.only_in_one and self.difference <= self.bound and self.loss_difference <= self.bound
+
+    @property
+    def loss_difference(self) -> float:
+        """The largest of all steps; infinite where a step has a loss in one run only."""
+        return _largest(pair.relative_difference for pair in self.losses)
+
+    @property
+    def verdict(self) -> str:
+        """What the check came to, in a sentence or two."""
+        who = f"{self.strategy} on {self.world_size} ranks"
+        apart = f"all parameters together differ by {self.difference:.1e}"
+        losses = f"the losses by at most {self.loss_difference:.1e}"
+        if self.because is not None:
+            return (
+                f"{who} is not equal to one process by design: {self.because}. "
+                f"After {self.steps} steps {apart}, {losses}."
+            )
+        bound = f"{self.bound:.0e} for {self.precision}"
+        if self.passed:
+            noise = f" {_NOISE}" if self.tensors and self.tensors[0].relative_difference > self.bound else ""
+            return f"{who} agrees with one process: after {self.steps} steps {apart}, {losses} (bound {bound}).{noise}"
+        return f"{who} does not agree with one process (bound {bound}): {self._fault(f'{apart}, {losses}')}."
+
+    def _fault(self, apart: str) -> str:
+        if self.only_in_one:
+            return f"only one of the runs has {', '.join(self.only_in_one)}, or in another shape"
+        first = next((pair.step for pair in self.losses if not pair.relative_difference <= self.bound), None)
+        when = "" if first is None else f"; the first loss to differ is that of step {first}"
+        worst = self.tensors[0]
+        return (
+            f"after {self.steps} steps {apart}, most of all {worst.tensor} by {worst.relative_difference:.1e}{when}; "
+            "look for what depends on the rank or draws random numbers, such as dropout"
+        )
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row a parameter, the largest relative difference first: tensor, shape, relative_difference, share."""
+        import pandas as pd
+
+        return pd.DataFrame(self.tensors, columns=list(TensorDifference._fields))
+
+    @property
+    def loss_table(self) -> pd.DataFrame:
+        """One row a step: step, sharded, single, relative_difference."""
+        import pandas as pd
+
+        return pd.DataFrame(self.losses, columns=list(LossPair._fields))
+
+    def to_json(self) -> str:
+        """Everything, with `passed` and `verdict`, as indented JSON; numbers that are not finite are strings."""
+        names = [name for name in self.__dataclass_fields__ if name not in {"tensors", "losses"}]
+        plain: dict[str, Any] = {"passed": self.passed, "verdict": self.verdict}
+        plain |= {name: _plain(getattr(self, name)) for name in names}
+        plain["tensors"] = [{k: _plain(v) for k, v in row._asdict().items()} for row in self.tensors]
+        plain["losses"] = [{k: _plain(v) for k, v in pair._asdict().items()} for pair in self.losses]
+        return json.dumps(plain, indent=2)
+
+    def _repr_html_(self) -> str:
+        """The verdict with a mark, and the tensors that differ most."""
+        mark, colour = _MARKS[self.passed]
+        rows = "".join(_html_row(row) for row in self.tensors[:_ROWS_SHOWN])
+        left = len(self.tensors) - _ROWS_SHOWN
+        more = f"<div>and {left} more that differ no more; all are in .table</div>" if left > 0 else ""
+        head = "".join(f"<th style='text-align:{side}'>{name}</th>" for name, side in _HEAD)
+        return (
+            f"<div><p><strong style='color:{colour}'>{mark}</strong> {escape(self.verdict)}</p>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}</div>"
+        )
+
+
+_MARKS = {
+    True: ("✓ equal", "#0f8a6d"),
+    False: ("✗ not equal", "#c5372c"),
+    None: ("≠ by design", "#8a6d00"),
+}
+_HEAD = (("parameter", "left"), ("shape", "right"), ("relative difference", "right"), ("share", "right"))
+
+
+def _html_row(row: TensorDifference) -> str:
+    shape = " × ".join(map(str, row.shape)) or "scalar"
+    cells = (shape, f"{row.relative_difference:.1e}", f"{row.share:.0%}")
+    rest = "".join(f"<td style='text-align:right'>{cell}</td>" for cell in cells)
+    return f"<tr><td style='text-align:left'>{escape(row.tensor)}</td>{rest}</tr>"
+
+
+def compare(
+    job: Job,
+    runs: tuple[str, str],
+    losses: tuple[Mapping[int, float], Mapping[int, float]],
+    values: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
+) -> CheckReport:
+    """The report of two runs of `job`, the sharded one first: loss by step, parameters by name."""
+    ours, theirs = values
+    both = [name for name in theirs if name in ours and ours[name].shape == theirs[name].shape]
+    apart = {name: _norm(_difference(ours[name], theirs[name])) for name in both}
+    whole, size = _norm(list(apart.values())), _norm([_norm(theirs[name]) for name in both])
+    tensors = [
+        TensorDifference(
+            name, theirs[name].shape, _relative(apart[name], _norm(theirs[name])), _share(apart[name], whole)
+        )
+        for name in both
+    ]
+    return CheckReport(
+        strategy=job.strategy.label, world_size=job.world_size, model=label_of(job.model),
+        precision=job.precision, steps=job.steps, bound=BOUNDS[job.precision], because=job.strategy.differs_because,
+        difference=_relative(whole, size),
+        tensors=tuple(sorted(tensors, key=lambda row: _rank(row.relative_difference), reverse=True)),
+        losses=tuple(_pair(step, *losses) for step in sorted({*losses[0], *losses[1]})),
+        only_in_one=tuple(sorted({*ours, *theirs} - {*both})), runs=runs,
+    )  # fmt: skip
+
+
+def _pair(step: int, ours: Mapping[int, float], theirs: Mapping[int, float]) -> LossPair:
+    sharded, single = ours.get(step, math.nan), theirs.get(step, math.nan)
+    return LossPair(step, sharded, single, _relative(abs(sharded - single), abs(single)))
+
+
+def _difference(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    return ours.astype(np.float64) - theirs.astype(np.float64)
+
+
+def _norm(values: np.ndarray | Sequence[float]) -> float:
+    return float(np.linalg.norm(np.asarray(values, dtype=np.float64).ravel()))
+
+
+def _relative(difference: float, size: float) -> float:
+    """The quotient; 0 where nothing differs, infinite where something does and it should be 0 or is no number."""
+    if difference == 0:
+        return 0.0
+    return difference / size if math.isfinite(difference) and size > 0 else math.inf
+
+
+def _share(difference: float, whole: float) -> float:
+    return (difference / whole) ** 2 if whole else 0.0
+
+
+def _rank(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _largest(values: Any) -> float:
+    return max(map(_rank, values), default=math.inf)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,70 @@
+"""How far apart the ranks' parameters are, step by step, for strategies that average with neighbours only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._curves import Curve, curve_lines
+from shardscope_widgets.trace import Trace
+
+
+class ConsensusInfo(NamedTuple):
+    """One curve a run: root mean square over ranks of |x_i - mean| / |mean|."""
+
+    curves: tuple[Curve, ...]
+
+
+def consensus_info(traces: Sequence[Trace]) -> ConsensusInfo:
+    """The runs that tell their distance. A distance of 0, as after a full averaging, has no place on a log axis."""
+    return ConsensusInfo(tuple(_curve(trace) for trace in traces if trace.consensus))
+
+
+def _curve(trace: Trace) -> Curve:
+    steps = tuple(sorted(trace.consensus))
+    values = tuple(trace.consensus[step] or None for step in steps)
+    return Curve(trace.label, trace.strategy, steps, values, values)
+
+
+def consensus_text(info: ConsensusInfo) -> str:
+    """The curves in words."""
+    if not info.curves:
+        return "No run has told how far apart its ranks are."
+    return " ".join(map(_sentence, info.curves))
+
+
+def _sentence(curve: Curve) -> str:
+    known = [value for value in curve.values if value]
+    if not known:
+        return f"{curve.label}: all ranks hold the same parameters at every step."
+    return (
+        f"{curve.label}: the ranks' parameters are at most {max(known):.1e} apart from their mean, relative to it, "
+        f"and {known[-1]:.1e} at the end."
+    )
+
+
+def draw(info: ConsensusInfo) -> go.Figure:
+    """The figure of `info`, with a logarithmic axis."""
+    looks = theme.run_looks([curve.strategy for curve in info.curves])
+    lines = [curve_lines(curve, look, "")[1] for curve, look in zip(info.curves, looks, strict=True)]
+    figure = go.Figure([go.Scatter(line | {"hovertemplate": _HOVER}) for line in lines])
+    figure.update_layout(
+        xaxis=theme.axis("step"),
+        yaxis=theme.axis(type="log", exponentformat="power", dtick=1),
+        annotations=[
+            theme.note("<b>Distance from consensus</b>, relative to the mean", x=0, y=1) | {"yshift": 6}
+        ],
+        showlegend=len(lines) > 1,
+    )
+    return theme.style(figure, height=260, legend=theme.LEGEND_ABOVE)
+
+
+_HOVER = "%{fullData.name}<br>step %{x}: %{y:.2e}<extra></extra>"
+
+
+def consensus(traces: Sequence[Trace]) -> go.Figure:
+    """How far the ranks' parameters are from their mean over the steps of several runs."""
+    return draw(consensus_info(traces))

@@ -1,0 +1,189 @@
+"""A pipeline's schedule as it was carried out: one row a rank, one bar for each pass of each micro-batch.
+
+The bubble is the part of the ranks' time between the step's first operation and its last in which they do nothing.
+GPipe and 1F1B with p stages of equal cost and m micro-batches cannot have less than (p - 1) / (m + p - 1) of it
+(Huang et al., GPipe, NeurIPS 2019; Narayanan et al., Efficient large-scale language model training on GPU clusters
+using Megatron-LM, SC 2021, section 2.2, there as a fraction of the ideal time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import theme
+from shardscope_widgets.trace import Op, Trace
+from shardscope_widgets.words import plural, safe, seconds_text
+
+OP_NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward for inputs",
+    "W": "backward for weights",
+}
+WITH_IDEAL = ("gpipe", "1f1b")
+ROW_PX = 46
+
+
+class GanttOp(NamedTuple):
+    """One operation in milliseconds from the step's first; `turn` counts a rank's stages from 0."""
+
+    rank: int
+    op: str
+    stage: int
+    turn: int
+    microbatch: int
+    start_ms: float
+    duration_ms: float
+
+
+class GanttInfo(NamedTuple):
+    """One step: its operations, how long it took, and the bubble measured and, where a formula has it, ideal."""
+
+    label: str
+    schedule: str
+    step: int
+    ranks: tuple[str, ...]
+    num_stages: int
+    num_microbatches: int
+    ops: tuple[GanttOp, ...]
+    end_ms: float
+    bubble: float
+    ideal: float | None
+
+
+def complete_schedule_steps(trace: Trace) -> list[int]:
+    """Steps of which every rank has told its schedule, in order."""
+    return sorted(n for n, ops in trace.ops.items() if len({op.rank for op in ops}) == trace.world_size)
+
+
+def gantt_info(trace: Trace, *, last_step: int | None = None) -> GanttInfo:
+    """The newest step, or the newest up to `last_step`, whose schedule every rank has told."""
+    known = [step for step in complete_schedule_steps(trace) if last_step is None or step <= last_step]
+    ranks = tuple(trace.name_of(rank) for rank in range(trace.world_size))
+    if not known:
+        return GanttInfo(trace.label, trace.schedule, 0, ranks, 0, 0, (), 0.0, 0.0, None)
+    ops = sorted(trace.ops[known[-1]], key=lambda op: (op.start, op.rank))
+    zero = ops[0].start
+    end_ms = (max(op.end for op in ops) - zero) * 1e3
+    stages = max(op.stage for op in ops) + 1
+    parts = max(op.microbatch for op in ops) + 1
+    busy_ms = sum(op.end - op.start for op in ops) * 1e3
+    return GanttInfo(
+        trace.label, trace.schedule, known[-1], ranks, stages, parts, tuple(_bar(op, zero, _turns(ops)) for op in ops),
+        round(end_ms, 4), max(0.0, 1 - busy_ms / (end_ms * trace.world_size)), _ideal(trace.schedule, stages, parts),
+    )  # fmt: skip
+
+
+def _ideal(schedule: str, stages: int, microbatches: int) -> float | None:
+    return (stages - 1) / (microbatches + stages - 1) if schedule in WITH_IDEAL else None
+
+
+def _turns(ops: Sequence[Op]) -> dict[tuple[int, int], int]:
+    """Place of each stage among those of its rank."""
+    stages: dict[int, list[int]] = {}
+    for rank, stage in sorted({(op.rank, op.stage) for op in ops}):
+        stages.setdefault(rank, []).append(stage)
+    return {(rank, stage): turn for rank, own in stages.items() for turn, stage in enumerate(own)}
+
+
+def _bar(op: Op, zero: float, turns: dict[tuple[int, int], int]) -> GanttOp:
+    start, length = (op.start - zero) * 1e3, (op.end - op.start) * 1e3
+    return GanttOp(
+        op.rank, op.op, op.stage, turns[op.rank, op.stage], op.microbatch, round(start, 4), round(length, 4)
+    )
+
+
+def gantt_text(info: GanttInfo) -> str:
+    """The chart in words."""
+    if not info.ops:
+        return "No schedule was recorded yet: it appears with the first finished step of a pipeline."
+    ideal = (
+        ""
+        if info.ideal is None
+        else f"; with stages of equal cost it would be {info.ideal:.0%}, (p-1)/(m+p-1)"
+    )
+    parts = "1 micro-batch" if info.num_microbatches == 1 else f"{info.num_microbatches} micro-batches"
+    return (
+        f"{info.label}, step {info.step}, {seconds_text(info.end_ms / 1e3)}: {parts} through "
+        f"{plural(info.num_stages, 'stage')} on {plural(len(info.ranks), 'rank')}. Ranks stand idle for "
+        f"{info.bubble:.0%} of the time{ideal}."
+    )
+
+
+def gantt_title(info: GanttInfo) -> str:
+    """Schedule, step and bubble, for the head of the chart."""
+    ideal = "" if info.ideal is None else f", ideal (p−1)/(m+p−1) = {info.ideal:.0%}"
+    return f"<b>{safe(info.schedule or 'pipeline')}</b>, step {info.step}: bubble {info.bubble:.0%} measured{ideal}"
+
+
+def draw(info: GanttInfo) -> go.Figure:
+    """The figure of `info`."""
+    groups = sorted({(op.op, op.turn) for op in info.ops}, key=lambda key: ("FBIW".find(key[0]), key[1]))
+    turns = max((turn for _, turn in groups), default=0) + 1
+    figure = go.Figure([_group(info, op, turn, turns) for op, turn in groups])
+    ranks = list(range(len(info.ranks)))
+    figure.update_layout(
+        xaxis=theme.axis("milliseconds", range=[0, info.end_ms * 1.005 or 1]),
+        yaxis=theme.axis(
+            tickvals=ranks, ticktext=[f"{name} " for name in info.ranks], range=[len(ranks) - 0.5, -0.5],
+            showgrid=False, fixedrange=True,
+        ),
+        annotations=[theme.note(gantt_title(info), x=0, y=1) | {"yshift": 4}] if info.ops else [],
+        uniformtext={"minsize": 9, "mode": "hide"},
+    )  # fmt: skip
+    return theme.style(
+        figure, height=116 + ROW_PX * len(ranks), barmode="overlay", margin={"l": 8, "r": 12, "t": 62, "b": 8},
+        legend=theme.LEGEND_ABOVE,
+    )  # fmt: skip
+
+
+def _group(info: GanttInfo, op: str, turn: int, turns: int) -> go.Bar:
+    own = [bar for bar in info.ops if (bar.op, bar.turn) == (op, turn)]
+    look = theme.OP_LOOKS.get(op, theme.span_look(op))
+    colour = theme.tint(look.colour, turn / turns)
+    name = OP_NAMES.get(op, op)
+    return go.Bar(
+        orientation="h",
+        base=[bar.start_ms for bar in own],
+        x=[bar.duration_ms for bar in own],
+        y=[bar.rank for bar in own],
+        width=0.82,
+        name=name if turns == 1 else f"{name}, {_nth(turn)} stage of its rank",
+        text=[str(bar.microbatch) for bar in own],
+        textposition="inside",
+        insidetextanchor="middle",
+        textangle=0,
+        textfont={"color": theme.ink_on(colour), "size": 11},
+        marker={
+            "color": colour,
+            "line": {"width": 0.6, "color": "rgba(255,255,255,0.75)"},
+            "pattern": {
+                "shape": look.pattern,
+                "fgcolor": "rgba(255,255,255,0.5)",
+                "size": 7,
+                "solidity": 0.14,
+            },
+        },
+        hovertext=[_hover(bar) for bar in own],
+        hovertemplate="%{hovertext}<extra></extra>",
+    )
+
+
+def _nth(turn: int) -> str:
+    return ("first", "second", "third", "fourth")[turn] if turn < 4 else f"{turn + 1}th"
+
+
+def _hover(bar: GanttOp) -> str:
+    name = OP_NAMES.get(bar.op, bar.op)
+    return (
+        f"<b>{name}</b> of micro-batch {bar.microbatch}, {seconds_text(bar.duration_ms / 1e3)}"
+        f"<br>stage {bar.stage}, rank {bar.rank}"
+    )
+
+
+def gantt(trace: Trace, *, last_step: int | None = None) -> go.Figure:
+    """What each rank of a pipeline did in one step, by default the newest."""
+    return draw(gantt_info(trace, last_step=last_step))

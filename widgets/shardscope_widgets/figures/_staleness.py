@@ -1,0 +1,134 @@
+"""How stale the gradients were that a parameter server applied: how many of each staleness, and over time.
+
+The staleness of a gradient is the number of updates applied between the pull of the parameters that it was computed
+on and its own application.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import theme
+from shardscope_widgets.trace import Trace, Update
+from shardscope_widgets.words import plural
+
+MOST_POINTS = 400
+"""Points over time; of a longer run each shows the stalest of several updates."""
+COLOUR = "#2a86d1"
+_LEFT, _RIGHT = [0.0, 0.36], [0.45, 1.0]
+
+
+class StalenessInfo(NamedTuple):
+    """Gradients by staleness, and (seconds from the first update, stalest gradient) over time."""
+
+    label: str
+    num_updates: int
+    counts: tuple[tuple[int, int], ...]
+    over_time: tuple[tuple[float, int], ...]
+    bound: float | None
+
+    @property
+    def num_gradients(self) -> int:
+        """Gradients in all updates."""
+        return sum(count for _, count in self.counts)
+
+    @property
+    def mean(self) -> float:
+        """Of all gradients."""
+        return sum(value * count for value, count in self.counts) / max(1, self.num_gradients)
+
+    @property
+    def most(self) -> int:
+        """The stalest gradient's."""
+        return max((value for value, _ in self.counts), default=0)
+
+
+def staleness_info(trace: Trace) -> StalenessInfo:
+    """All updates of all servers so far."""
+    updates = sorted((update for update in trace.updates if update.staleness), key=lambda update: update.t)
+    counts = Counter(value for update in updates for value in update.staleness)
+    return StalenessInfo(
+        trace.label, len(updates), tuple(sorted(counts.items())), _over_time(updates), trace.bound
+    )
+
+
+def _over_time(updates: list[Update]) -> tuple[tuple[float, int], ...]:
+    each = max(1, math.ceil(len(updates) / MOST_POINTS))
+    groups = [updates[i : i + each] for i in range(0, len(updates), each)]
+    return tuple((round(g[0].t - updates[0].t, 4), max(max(u.staleness) for u in g)) for g in groups)
+
+
+def staleness_text(info: StalenessInfo) -> str:
+    """The figure in words."""
+    if not info.num_updates:
+        return "No server has applied an update yet."
+    bound = "no bound" if info.bound is None else f"the bound {info.bound:g}"
+    return (
+        f"{info.label}: {plural(info.num_gradients, 'gradient')} in {plural(info.num_updates, 'update')}, on average "
+        f"{info.mean:.1f} and at most {plural(info.most, 'update')} behind, with {bound}."
+    )
+
+
+def draw(info: StalenessInfo) -> go.Figure:
+    """A histogram on the left, the course over time on the right, the bound as a dashed line in both."""
+    values, counts = [v for v, _ in info.counts], [c for _, c in info.counts]
+    times, worst = [t for t, _ in info.over_time], [v for _, v in info.over_time]
+    figure = go.Figure(
+        [
+            go.Bar(
+                x=values, y=counts, width=0.8, marker={"color": COLOUR},
+                hovertemplate="%{y} gradients were %{x} updates behind<extra></extra>",
+            ),
+            go.Scatter(
+                x=times, y=worst, xaxis="x2", yaxis="y2", mode="markers",
+                marker={"color": COLOUR, "size": 4, "opacity": 0.7},
+                hovertemplate="%{y} updates behind after %{x:.2f} s<extra></extra>",
+            ),
+        ]
+    )  # fmt: skip
+    top = max(info.most, info.bound or 0)
+    figure.update_layout(
+        xaxis=theme.axis(
+            "updates behind", domain=_LEFT, anchor="y", range=[-0.6, top + 0.9], nticks=8, tickformat="d"
+        ),
+        yaxis=theme.axis(anchor="x", rangemode="tozero", nticks=5),
+        xaxis2=theme.axis("seconds", domain=_RIGHT, anchor="y2", rangemode="tozero"),
+        yaxis2=theme.axis(anchor="x2", range=[-0.35, top + 0.9], nticks=6, tickformat="d"),
+        annotations=[
+            theme.note("<b>Gradients</b> by staleness", x=_LEFT[0], y=1) | {"yshift": 6},
+            theme.note("<b>Staleness</b> over time, stalest of each update", x=_RIGHT[0], y=1)
+            | {"yshift": 6},
+            *_bound_note(info),
+        ],
+        shapes=_bound_lines(info),
+        showlegend=False,
+    )
+    return theme.style(figure, height=260)
+
+
+def _bound_lines(info: StalenessInfo) -> list[dict[str, Any]]:
+    if info.bound is None:
+        return []
+    look = {"type": "line", "line": {"color": "#c5372c", "width": 1.6, "dash": "dash"}}
+    beside = {"x0": info.bound + 0.5, "x1": info.bound + 0.5, "y0": 0, "y1": 1, "yref": "y domain"}
+    above = {"y0": info.bound, "y1": info.bound, "yref": "y2", "x0": 0, "x1": 1, "xref": "x2 domain"}
+    return [look | beside, look | above]
+
+
+def _bound_note(info: StalenessInfo) -> list[dict[str, Any]]:
+    if info.bound is None:
+        return []
+    note = theme.note(f"bound {info.bound:g}", x=1, y=info.bound)
+    return [
+        note
+        | {"xref": "x2 domain", "yref": "y2", "xanchor": "right", "font": {"size": 11, "color": theme.GREY}}
+    ]
+
+
+def staleness(trace: Trace) -> go.Figure:
+    """How stale the gradients of a parameter server's run were."""
+    return draw(staleness_info(trace))
