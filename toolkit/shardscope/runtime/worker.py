@@ -36,13 +36,13 @@ def main(path: str, resume: str | None = None) -> str:
 
 
 def _work(run: RunDir, resume: str | None) -> str:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
     try:
         with EventWriter(run.rank_file(rank), rank) as events:
             events.emit(
                 "process", pid=os.getpid()
             )  # tells whose exit code is whose, also before training starts
-            return _train(run, resume, events, StopControl(run, rank, world_size))
+            return _train(run, resume, events)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -50,7 +50,7 @@ def _work(run: RunDir, resume: str | None) -> str:
         os._exit(1)  # a peer may be stuck inside the backend; do not wait for its threads
 
 
-def _train(run: RunDir, resume: str | None, events: EventWriter, control: StopControl) -> str:
+def _train(run: RunDir, resume: str | None, events: EventWriter) -> str:
     trainer: Trainer | None = None
     try:
         job = run.read_job(with_code=True)
@@ -59,7 +59,8 @@ def _train(run: RunDir, resume: str | None, events: EventWriter, control: StopCo
             trainer = Trainer(job, context, run.path)
             if resume:
                 trainer.resume(Path(resume) / "checkpoints")
-            return trainer.train(control)
+            drift = job.strategy.drift(context.world_size)
+            return trainer.train(StopControl(run, context.rank, context.world_size, drift))
     except BaseException as error:
         if _is_disk_full(error):
             run.release_reserve()

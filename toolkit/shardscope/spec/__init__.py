@@ -4,7 +4,17 @@ from shardscope.spec.batch import Batch
 from shardscope.spec.job import Checkpoint, Job, Record
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.schedule import Schedule
-from shardscope.spec.strategy import STRATEGIES, AllReduce, Hierarchical, Ring, Single, Strategy, Tree
+from shardscope.spec.strategy import (
+    STRATEGIES,
+    AllReduce,
+    Gossip,
+    Hierarchical,
+    ParameterServer,
+    Ring,
+    Single,
+    Strategy,
+    Tree,
+)
 from shardscope.spec.user_code import UserCode
 
 __all__ = [
@@ -12,9 +22,11 @@ __all__ = [
     "AllReduce",
     "Batch",
     "Checkpoint",
+    "Gossip",
     "Hierarchical",
     "Job",
     "Optimizer",
+    "ParameterServer",
     "Record",
     "Ring",
     "Schedule",

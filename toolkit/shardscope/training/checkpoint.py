@@ -114,16 +114,25 @@ _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Model and optimizer by name, as a checkpoint holds them."""
-    return {
-        "model": model.state_dict(),
-        "optimizer": get_optimizer_state_dict(model, optimizer, options=_FLAT),
-    }
+    return {"model": model.state_dict(), "optimizer": optimizer_state_of(model, optimizer)}
 
 
 def load_state_of(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Put what `state_of` gave, filled from a checkpoint, into model and optimizer."""
     model.load_state_dict(state["model"])
-    set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer"], options=_FLAT)
+    load_optimizer_state_of(state["optimizer"], model, optimizer)
+
+
+def optimizer_state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The optimizer's state by the names that its parameters have in `model`."""
+    return dict(get_optimizer_state_dict(model, optimizer, options=_FLAT))
+
+
+def load_optimizer_state_of(
+    state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Put what `optimizer_state_of` gave, filled from a checkpoint, into the optimizer."""
+    set_optimizer_state_dict(model, optimizer, optim_state_dict=state, options=_FLAT)
 
 
 def _random_state(rank: int) -> dict[str, Any]:

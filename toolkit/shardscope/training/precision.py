@@ -75,6 +75,25 @@ class Precision:
         self.scaler.update()
         return None if norm is None else float(norm), self.scaler.get_scale() < before
 
+    def unscale(self, gradients: Sequence[Tensor]) -> bool:
+        """Take the loss scale off gradients that will be updated with elsewhere; False if any is not finite."""
+        if self.scaler is None:
+            return True
+        torch._foreach_mul_(list(gradients), 1.0 / self.scaler.get_scale())
+        return all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+    def follow(self, *, skipped: bool) -> None:
+        """Move the loss scale on after an update that was made, or skipped, elsewhere."""
+        if self.scaler is None:
+            return
+        # the scaler learns of an overflow from gradients only: show it one that says so
+        witness = nn.Parameter(torch.zeros(1, device=self.device))
+        witness.grad = torch.full_like(witness, float("inf") if skipped else 0.0)
+        optimizer = torch.optim.SGD([witness], lr=0.0)
+        self.scaler.scale(witness.detach())  # makes its scale, if no loss has been scaled here
+        self.scaler.unscale_(optimizer)
+        self.scaler.update()
+
     def state_dict(self) -> dict[str, Any]:
         """The loss scale and its history."""
         return {} if self.scaler is None else self.scaler.state_dict()

@@ -122,15 +122,13 @@ class Trainer:
         """Train to the end. Returns ``"completed"`` or ``"stopped"``."""
         self.context.meter.drain()
         step = self.first_step - 1
-        state = "completed"
         for step in range(self.first_step, self.job.steps + 1):
-            if control.should_stop(step):
-                state, step = "stopped", step - 1  # noqa: PLW2901 - the last step taken
+            if self.strategy.stops_before(step, asked=control.should_stop(step)):
+                step -= 1  # noqa: PLW2901 - the last step taken
                 break
             self.take_step(step)
             self._after_step(step)
-        self._finish(step, state)
-        return state
+        return self._finish(step)
 
     def take_step(self, step: int) -> float | None:
         """Take one step and write its event; steps count from 1.
@@ -221,10 +219,12 @@ class Trainer:
         if every and step % every == 0:
             self._save(step)
 
-    def _finish(self, step: int, state: str) -> None:
+    def _finish(self, last: int) -> str:
         if self.loader is not None:
             self.loader.close()
-        self.strategy.settle()
+        step = self.strategy.meet(last, ending=True)
+        assert step is not None  # all are ending
+        state = "completed" if step >= self.job.steps else "stopped"
         if step >= self.first_step:
             if state == "completed":  # whoever stops a run does not want to wait for an evaluation
                 self._evaluate(step)
@@ -235,16 +235,19 @@ class Trainer:
                 save_parameters(self.folder, self.strategy)
         self.strategy.close()
         self.context.events.emit("end", state=state, steps=step)
+        return state
 
     def _evaluate(self, step: int) -> None:
-        self.strategy.settle()
+        if self.strategy.meet(step) is None:
+            return
         result = evaluate(self.strategy, self.data.test, self.loss_function, self._place)
         self.context.events.emit("eval", step=step, traffic=self.context.meter.drain()[0], **result)
 
     def _save(self, step: int) -> None:
+        if self.strategy.meet(step) is None:
+            return
         from shardscope.training import checkpoint
 
-        self.strategy.settle()
         checkpoint.save(
             self.folder / "checkpoints", step, strategy=self.strategy, optimizer=self.optimizer,
             keep=self.job.checkpoint.keep,

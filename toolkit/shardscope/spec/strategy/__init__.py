@@ -14,17 +14,21 @@ from pydantic import BeforeValidator
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec.strategy.all_reduce import AllReduce, Bucketed
 from shardscope.spec.strategy.base import StrategySpec
+from shardscope.spec.strategy.gossip import Gossip
 from shardscope.spec.strategy.hierarchical import Hierarchical
+from shardscope.spec.strategy.parameter_server import ParameterServer
 from shardscope.spec.strategy.ring import Ring
 from shardscope.spec.strategy.single import Single
 from shardscope.spec.strategy.tree import Tree
 
 AnyStrategy = (
     Single
+    | ParameterServer
     | AllReduce
     | Tree
     | Ring
     | Hierarchical
+    | Gossip
 )  # fmt: skip
 STRATEGIES: dict[str, type[StrategySpec]] = {
     cls.model_fields["kind"].default: cls for cls in get_args(AnyStrategy)
@@ -63,7 +67,9 @@ __all__ = [
     "AllReduce",
     "AnyStrategy",
     "Bucketed",
+    "Gossip",
     "Hierarchical",
+    "ParameterServer",
     "Ring",
     "Single",
     "Strategy",

@@ -36,6 +36,10 @@ class StrategySpec(Spec):
         """Why this strategy need not end at the parameters of one process, as a clause; None where it must."""
         return None
 
+    def drift(self, world_size: int) -> int | None:  # noqa: ARG002
+        """Steps that another rank can be ahead when rank 0 begins one: 0 if none ends without it, None for any."""
+        return 0
+
     def check(self, job: Job) -> None:
         """Refuse what cannot work, before any process starts.
 

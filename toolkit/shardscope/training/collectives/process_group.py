@@ -108,6 +108,14 @@ class MeteredProcessGroup(dist.ProcessGroup):
         self.meter.count("recv", Traffic(size, received_bytes=size, calls=1))
         return self._timed("communication", "recv", size, lambda: self.inner.recv(tensors, src, tag))
 
+    def sum_as(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum `tensor` over all ranks, in place, counted under a name of the caller's own."""
+        payload, world_size = num_bytes(tensor), self.size()
+        moved = share(_TOTAL_SENT["all_reduce"] * (world_size - 1) * payload, self.rank(), world_size)
+        self.meter.count(name, Traffic(payload, moved, moved, calls=1))
+        self._timed("communication", name, payload, lambda: self.inner.allreduce([tensor])).wait()
+        return tensor
+
     def transport(self, device: torch.device) -> Any:
         """What carries messages between two ranks, unmetered: for collectives of our own, which count them."""
         return self.inner._get_backend(device)

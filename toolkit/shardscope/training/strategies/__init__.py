@@ -6,7 +6,9 @@ from shardscope.spec import Job
 from shardscope.training.context import RankContext
 from shardscope.training.strategies.all_reduce import AllReduce
 from shardscope.training.strategies.base import StepResult, Strategy
+from shardscope.training.strategies.gossip import Gossip
 from shardscope.training.strategies.hierarchical import Hierarchical
+from shardscope.training.strategies.parameter_server import ParameterServer
 from shardscope.training.strategies.ring import Ring
 from shardscope.training.strategies.single import Single
 from shardscope.training.strategies.tree import Tree
@@ -15,10 +17,12 @@ STRATEGIES: dict[str, type[Strategy]] = {
     cls.name: cls
     for cls in (
         Single,
+        ParameterServer,
         AllReduce,
         Tree,
         Ring,
         Hierarchical,
+        Gossip,
     )
 }
 

@@ -96,6 +96,24 @@ class Strategy(ABC):
     def settle(self) -> None:
         """Bring all ranks to one point with the same parameters; called by all, between steps."""
 
+    def stops_before(self, step: int, *, asked: bool) -> bool:  # noqa: ARG002
+        """Whether this rank takes no further step; `asked` if it has seen that the run is to stop before `step`."""
+        return asked
+
+    def meet(self, step: int, *, ending: bool = False) -> int | None:  # noqa: ARG002
+        """Settle after this rank's `step`; the trainer calls it wherever all ranks are to do something together.
+
+        Args:
+            step: The last step that this rank has taken.
+            ending: Whether this rank takes no further step.
+
+        Returns:
+            The step that all ranks have taken; None where another rank is ending, so that what all were to do together
+            must be left out (only where ranks can be at different steps).
+        """
+        self.settle()
+        return step
+
     def close(self) -> None:
         """End what the strategy has started."""
 

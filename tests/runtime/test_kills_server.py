@@ -1,0 +1,177 @@
+"""Parameter servers and gossip: whoever dies is named with its role, stopping is quick, and bad input is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import shardscope as ss
+from conformance.runs import all_gone, endless_job, family, rank_pids, small_job, wait_for
+
+KILLS = [
+    (
+        ss.ParameterServer(),
+        0,
+        r"rank 0 \(server and worker\) of strategy 'parameter-server' was killed by SIGKILL",
+    ),
+    (ss.ParameterServer(), 2, r"rank 2 \(worker\) of strategy 'parameter-server' was killed by SIGKILL"),
+    (
+        ss.ParameterServer(mode="async", dedicated=True),
+        0,
+        r"rank 0 \(server\) of strategy 'parameter-server:async, d",
+    ),
+    (
+        ss.ParameterServer(mode="ssp", servers=2),
+        1,
+        r"rank 1 \(server and worker\) .*:ssp, 2 servers' was killed",
+    ),
+    (
+        ss.ParameterServer(mode="async", dedicated=True),
+        1,
+        r"rank 1 \(worker\) of strategy .* was killed by SIGKILL",
+    ),
+    (ss.Gossip(), 1, r"rank 1 of strategy 'gossip' was killed by SIGKILL"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "victim", "sentence"), KILLS)
+def test_the_dead_rank_is_named_with_its_role(strategy: Any, victim: int, sentence: str) -> None:
+    run = ss.launch(endless_job(strategy=strategy, world_size=3, batch=48))
+    pids = rank_pids(run)
+    processes = family(run)
+    os.kill(pids[victim], signal.SIGKILL)
+    with pytest.raises(ss.RunFailed, match=sentence) as failed:
+        run.wait(30)
+    assert failed.value.rank == victim
+    assert "\n" not in str(failed.value)
+    assert run.summary().steps >= 1
+    assert all_gone(processes)
+
+
+STOPPED = [
+    ss.ParameterServer(),
+    ss.ParameterServer(dedicated=True),
+    ss.ParameterServer(mode="async"),
+    ss.ParameterServer(mode="async", dedicated=True),
+    ss.ParameterServer(mode="ssp", servers=2, staleness=2),
+    ss.Gossip(mix_every=3),
+]
+
+
+@pytest.mark.parametrize("strategy", STOPPED, ids=lambda strategy: strategy.label)
+def test_stopping_ends_all_ranks_cleanly_wherever_each_is(strategy: Any) -> None:
+    def make_model() -> nn.Module:
+        class Uneven(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layers = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                if os.environ["RANK"] == "3":
+                    time.sleep(0.02)
+                return self.layers(x.flatten(1))
+
+        return Uneven()
+
+    job = endless_job(
+        strategy=strategy, world_size=4, batch=48, model=make_model, eval_every=7,
+        checkpoint=ss.Checkpoint(at_end=True),
+    )  # fmt: skip
+    for pause in (0.0, 0.3):
+        run = ss.launch(job)
+        rank_pids(run)
+        time.sleep(pause)
+        started = time.monotonic()
+        assert run.stop(grace_s=20.0).state == "stopped", run.error
+        assert run.reason == "asked to stop"
+        assert time.monotonic() - started < 10
+        ends = run.events("end")
+        assert len(ends) == 4
+        assert len({end["steps"] for end in ends}) == 1
+        assert run.events("checkpoint")
+
+
+def test_what_goes_wrong_in_a_servers_thread_ends_the_run_and_is_told() -> None:
+    def make_model() -> nn.Module:
+        from shardscope.training.parameter_server import Server
+
+        def broken(self: Server, workers: list[int]) -> float:
+            raise KeyError("no such shard")
+
+        if os.environ["RANK"] == "0":
+            Server._update = broken  # type: ignore[method-assign]
+        elif os.environ["RANK"] == "1":
+            time.sleep(0.3)  # so that the last gradient comes from elsewhere, and a thread takes it
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    run = ss.launch(small_job(strategy=ss.ParameterServer(servers=2), model=make_model, timeout_s=20))
+    with pytest.raises(ss.RunFailed, match=r"rank 0 \(server and worker\).*KeyError: 'no such shard'"):
+        run.wait(10)
+
+
+def test_a_worker_that_raises_is_the_cause_and_not_its_server() -> None:
+    def make_model() -> nn.Module:
+        class Raises(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer, self.calls = nn.Linear(64, 10), 0
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.calls += 1
+                if self.calls == 3 and os.environ["RANK"] == "2":
+                    raise ValueError("a bad batch")
+                return self.layer(x.flatten(1))
+
+        return Raises()
+
+    run = ss.launch(
+        small_job(strategy=ss.ParameterServer(dedicated=True), world_size=3, model=make_model, batch=48)
+    )
+    with pytest.raises(ss.RunFailed, match=r"rank 2 \(worker\).* failed at step 3: ValueError: a bad batch"):
+        run.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"strategy": "parameter-server:asinc"}, "mode='asinc' is not known; did you mean 'async'"),
+        (
+            {"strategy": {"kind": "parameter-server", "servers": 3}},
+            "strategy.servers=3 is more than world_size=2",
+        ),
+        (
+            {"strategy": {"kind": "parameter-server", "servers": 2, "dedicated": True}},
+            "strategy.servers=2 is more than world_size=2 has ranks that leave a worker; use at most 1",
+        ),
+        ({"strategy": {"kind": "parameter-server", "staleness": -1}}, "staleness=-1"),
+        (
+            {
+                "strategy": {"kind": "parameter-server", "servers": 2, "mode": "async"},
+                "optimizer": ss.Optimizer("lamb", max_grad_norm=1.0),
+            },
+            "optimizer.max_grad_norm=1.0 needs the whole gradient",
+        ),
+        ({"strategy": "parameter-server", "world_size": 1}, "needs at least 2 ranks"),
+        ({"strategy": "gossip:0"}, "mix_every=0"),
+        ({"strategy": "gossip", "world_size": 1}, "needs at least 2 ranks"),
+    ],
+)
+def test_impossible_jobs_are_refused_before_anything_starts(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ss.SpecError) as refused:
+        small_job(**fields)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("strategy", ["parameter-server:async", "gossip"])
+def test_a_loss_that_is_no_number_ends_the_run(strategy: str) -> None:
+    run = ss.launch(small_job(strategy=strategy, loss=lambda o, t: o.sum() * float("nan")))
+    with pytest.raises(ss.RunFailed, match="the loss became nan"):
+        run.wait(30)
+    wait_for(lambda: not run.is_alive)

@@ -1,0 +1,253 @@
+"""The parameter server: synchronous it follows one process; asynchronous it keeps its bound and its bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import shardscope as ss
+from conformance.ranks import RankPool
+from conformance.strategy import OPTIMIZERS, TWO_CASES, StrategyConformance
+from shardscope.analytic import communication as comm
+from shardscope.spec.strategy import ParameterServer
+from shardscope.training.context import RankContext
+from shardscope.training.trainer import Trainer
+
+STEPS = 12
+
+
+class TestParameterServer(StrategyConformance):
+    strategy = "parameter-server"
+    cases = TWO_CASES
+
+
+def follow(pool: RankPool, folder: Path, strategy: ParameterServer, optimizer: str, **changes: Any) -> None:
+    """Hold a variant against one process."""
+    conformance = StrategyConformance()
+    conformance.strategy = strategy  # type: ignore[misc]
+    conformance.follow(pool, folder, optimizer=optimizer, precision="fp64", **changes)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_bound_of_zero_is_the_synchronous_run(pool: RankPool, tmp_path: Path, optimizer: str) -> None:
+    follow(pool, tmp_path, ss.ParameterServer(mode="ssp", staleness=0), optimizer)
+
+
+@pytest.mark.parametrize("dedicated", [False, True], ids=["colocated", "dedicated"])
+@pytest.mark.parametrize("optimizer", ["lamb", "lars"])
+def test_two_servers_follow_one_process_and_clip_by_the_norm_of_both(
+    pool: RankPool, tmp_path: Path, optimizer: str, dedicated: bool
+) -> None:
+    if dedicated and pool.world_size == 2:
+        pytest.skip("two dedicated servers leave no worker")
+    follow(pool, tmp_path, ss.ParameterServer(servers=2, dedicated=dedicated), optimizer, clip_norm=0.5)
+
+
+def test_one_dedicated_server_follows_one_process(pool: RankPool, tmp_path: Path) -> None:
+    follow(pool, tmp_path, ss.ParameterServer(dedicated=True), "adamw", accumulation=4)
+
+
+def test_lambs_own_clip_sees_the_gradients_of_all_servers(pool: RankPool, tmp_path: Path) -> None:
+    def result(strategy: Any) -> Any:
+        job = digits(pool.world_size, strategy, optimizer=ss.Optimizer("lamb", max_grad_norm=0.1))
+        return pool.run(lambda context: run(job, context)[1], tmp_path)[0]
+
+    one, two = result("parameter-server"), result(ss.ParameterServer(servers=2))
+    assert all(torch.allclose(one[name], two[name], rtol=1e-9) for name in one)
+
+
+def digits(world_size: int, strategy: Any, **changes: Any) -> ss.Job:
+    fields: dict[str, Any] = {
+        "model": "mlp",
+        "data": "digits",
+        "steps": STEPS,
+        "batch": 48,
+        "precision": "fp64",
+    }
+    return ss.Job(strategy=strategy, world_size=world_size, **{**fields, **changes})
+
+
+def run(job: ss.Job, context: RankContext) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """Train one rank to the end; its events and the parameters."""
+    trainer = Trainer(job, context, context.events.path.parent)
+    trainer.train(Never())
+    events = [json.loads(line) for line in context.events.path.read_text().splitlines() if line]
+    return events, {name: p.detach().clone() for name, p in trainer.strategy.full_parameters().items()}
+
+
+class Never:
+    """Nobody asks the run to stop."""
+
+    def should_stop(self, step: int) -> bool:
+        return False
+
+
+VARIANTS = {
+    "colocated": ss.ParameterServer(),
+    "dedicated": ss.ParameterServer(dedicated=True),
+    "two servers": ss.ParameterServer(servers=2),
+    "two servers, ssp": ss.ParameterServer(servers=2, mode="ssp", staleness=2),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_counts_the_bytes_of_the_formula(pool: RankPool, tmp_path: Path, variant: str) -> None:
+    strategy, world = VARIANTS[variant], pool.world_size
+    job = digits(world, strategy, clip_norm=1.0)
+    ranks = [events for events, _ in pool.run(lambda context: run(job, context), tmp_path)]
+    shards = shard_bytes(strategy)
+    layout = {"dedicated": strategy.dedicated}
+    sums = 1 if strategy.mode == "sync" else 0
+    expected = {
+        "server_push": comm.parameter_server_push_bytes(shards, world, **layout),
+        "server_pull": comm.parameter_server_pull_bytes(shards, world, **layout),
+        "server_control": comm.parameter_server_control_bytes(len(shards), world, sums=sums, **layout),
+    }
+    for name, formula in expected.items():
+        rows = [[e["traffic"].get(name) for e in events if e["event"] == "step"] for events in ranks]
+        for i, row in enumerate(rows):
+            sent = [0 if traffic is None else traffic["sent_bytes"] for traffic in row]
+            if strategy.mode == "sync":
+                assert sent == [formula[i]] * STEPS, (name, i)
+            else:  # a server's messages fall into whichever step of its own worker is under way
+                meetings = sent_in(ranks[i], "eval", name)
+                assert sum(sent) + meetings == STEPS * formula[i] + at_meetings(strategy, name, world)[i]
+    link = next(e["traffic"] for e in ranks[0] if e["event"] == "step")
+    through = sum(
+        link[name][way]
+        for name in link
+        for way in ("sent_bytes", "received_bytes")
+        if name != "server_control"
+    )
+    if variant == "colocated":
+        assert through == 2 * (world - 1) * sum(shards)
+
+
+def shard_bytes(strategy: ParameterServer) -> list[int]:
+    from shardscope.training.models import build_model
+
+    sizes = [8 * p.numel() for p in build_model("mlp").parameters()]
+    return [sum(sizes[i] for i in held) for held in strategy.shards(sizes)]
+
+
+def sent_in(events: list[dict[str, Any]], kind: str, name: str) -> int:
+    return sum(e["traffic"].get(name, {}).get("sent_bytes", 0) for e in events if e["event"] == kind)
+
+
+def at_meetings(strategy: ParameterServer, name: str, world: int) -> list[int]:
+    """The meeting at the end: a header from each worker to each server, and one back."""
+    if name != "server_control":
+        return [0] * world
+    return comm.parameter_server_control_bytes(strategy.servers, world).tolist()
+
+
+class Slow(nn.Module):
+    """A classifier whose every pass takes a while."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.layer, self.seconds = nn.Linear(64, 10), seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return self.layer(x.flatten(1))
+
+
+def updates_of(pool: RankPool, folder: Path, strategy: ParameterServer) -> list[dict[str, Any]]:
+    """All update events of a run whose last worker is ten times slower than the others."""
+    world = pool.world_size
+    model = Slow
+
+    def train(context: RankContext) -> list[dict[str, Any]]:
+        seconds = 0.02 if context.rank == world - 1 else 0.002
+        job = digits(world, strategy, model=lambda: model(seconds), eval_every=4)
+        return run(job, context)[0]
+
+    return [e for events in pool.run(train, folder) for e in events if e["event"] == "update"]
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_no_gradient_is_staler_than_the_bound(
+    pool: RankPool, tmp_path: Path, bound: int, servers: int
+) -> None:
+    strategy = ss.ParameterServer(mode="ssp", staleness=bound, servers=servers)
+    updates = updates_of(pool, tmp_path, strategy)
+    for server in range(servers):
+        rows = [e for e in updates if e["server"] == server]
+        stale = [staleness for e in rows for staleness in e["staleness"]]
+        assert max(stale) <= bound
+        assert len(stale) == STEPS * pool.world_size  # every gradient is applied
+        assert [e["step"] for e in rows] == list(range(1, len(rows) + 1))
+        assert rows[-1]["clocks"] == {str(rank): STEPS for rank in range(pool.world_size)}
+        if bound == 0:
+            assert all(e["workers"] == list(range(pool.world_size)) for e in rows)
+
+
+def test_without_a_bound_a_slow_workers_gradients_are_as_stale_as_the_others_are_fast(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    updates = updates_of(pool, tmp_path, ss.ParameterServer(mode="async"))
+    slow = pool.world_size - 1
+    stale = [
+        s for e in updates for worker, s in zip(e["workers"], e["staleness"], strict=True) if worker == slow
+    ]
+    assert max(stale) > pool.world_size - 1  # each other worker was served more than once meanwhile
+    assert all(math.isfinite(s) for s in stale)
+
+
+def test_asynchronous_training_reaches_the_synchronous_accuracy() -> None:
+    def accuracy(mode: str) -> float:
+        job = ss.Job(
+            model="mlp", data="digits", strategy=f"parameter-server:{mode}", world_size=4, steps=300, batch=64,
+            optimizer=ss.Optimizer("sgd", lr=0.2, momentum=0.0),
+        )  # fmt: skip
+        found = ss.launch(job).wait(90).summary().test_accuracy
+        assert found is not None
+        return found
+
+    synchronous = accuracy("sync")
+    assert synchronous > 0.9
+    assert accuracy("async") > synchronous - 0.01
+    assert accuracy("ssp") > synchronous - 0.01
+
+
+@pytest.mark.parametrize("strategy", [ss.ParameterServer(servers=2), ss.ParameterServer(dedicated=True)])
+def test_goes_on_from_a_checkpoint_as_if_never_interrupted(strategy: ParameterServer) -> None:
+    job = digits(3, strategy, optimizer="lamb", checkpoint=ss.Checkpoint(at_end=True))
+    whole = ss.launch(job).wait(60)
+    half = ss.launch(job.replace(steps=STEPS // 2)).wait(60)
+    rest = ss.launch(job, resume=half).wait(60)
+    uninterrupted = list(whole.metrics()["loss"])[STEPS // 2 :]
+    assert list(rest.metrics()["loss"]) == pytest.approx(uninterrupted, rel=1e-12)
+    assert rest.summary().test_loss == pytest.approx(whole.summary().test_loss, rel=1e-12)
+
+
+def test_a_model_with_too_few_tensors_for_its_servers_is_refused() -> None:
+    job = digits(
+        4, ss.ParameterServer(servers=3), model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    )
+    with pytest.raises(
+        ss.RunFailed, match="strategy.servers=3 is more than the model has parameter tensors; use at most 2"
+    ):
+        ss.launch(job).wait(60)
+
+
+def test_a_parameter_that_gets_no_gradient_is_named() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(64, 10), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x.flatten(1))
+
+    with pytest.raises(ss.RunFailed, match=r"parameter 'idle.weight' got no gradient.*freeze it"):
+        ss.launch(digits(2, "parameter-server", model=Idle)).wait(60)

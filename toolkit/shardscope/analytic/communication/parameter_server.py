@@ -1,0 +1,69 @@
+"""Bytes on the wire of a parameter server, by formula: a star, so all that a server exchanges passes its one link.
+
+Ranks 0 to k-1 serve a shard each. A worker pushes a gradient to every server and pulls parameters from every server; a
+worker on a server's own rank does so in memory. With one server beside a worker, 2(W-1) S passes its link in a step
+(Li et al. 2014, section 2; against the ring's 2(W-1)/W S a rank, Patarasuk and Yuan 2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+HEADER_BYTES = 24
+"""What goes in front of every message: three float64."""
+
+
+def parameter_server_push_bytes(
+    shard_bytes: Sequence[int], world_size: int, *, dedicated: bool = False
+) -> Ints:
+    """Bytes of gradients that each rank sends in a step; shape `(W,)`, by rank.
+
+    Args:
+        shard_bytes: Bytes of the parameters that each server holds; their number is the number of servers.
+        world_size: Ranks, servers included.
+        dedicated: Whether the servers' ranks compute no gradients.
+    """
+    remote = _remote_workers(len(shard_bytes), world_size, dedicated=dedicated)
+    sent: Ints = (remote * np.asarray(shard_bytes, dtype=np.int64)[:, None]).sum(axis=0)
+    return sent
+
+
+def parameter_server_pull_bytes(
+    shard_bytes: Sequence[int], world_size: int, *, dedicated: bool = False
+) -> Ints:
+    """Bytes of parameters that each rank sends in a step: its shard, to every worker elsewhere; shape `(W,)`."""
+    sent = np.zeros(world_size, dtype=np.int64)
+    remote = _remote_workers(len(shard_bytes), world_size, dedicated=dedicated)
+    sent[: len(shard_bytes)] = remote.sum(axis=1) * np.asarray(shard_bytes, dtype=np.int64)
+    return sent
+
+
+def parameter_server_control_bytes(
+    servers: int, world_size: int, *, dedicated: bool = False, sums: int = 0
+) -> Ints:
+    """Bytes that each rank sends in a step besides: headers, and squares that servers sum; shape `(W,)`, by rank.
+
+    Args:
+        servers: Number of servers.
+        world_size: Ranks, servers included.
+        dedicated: Whether the servers' ranks compute no gradients.
+        sums: Norms of the whole gradient that servers need in an update: one to clip, one for LAMB's own clip.
+    """
+    remote = _remote_workers(servers, world_size, dedicated=dedicated)
+    messages = remote.sum(axis=0)
+    messages[:servers] += remote.sum(axis=1)
+    sent: Ints = messages * HEADER_BYTES
+    sent[:servers] += 8 * sums * (servers - 1)
+    return sent
+
+
+def _remote_workers(servers: int, world_size: int, *, dedicated: bool) -> Ints:
+    """1 where a worker (column) is on another rank than a server (row), else 0; shape `(k, W)`."""
+    remote = 1 - np.eye(servers, world_size, dtype=np.int64)
+    if dedicated:
+        remote[:, :servers] = 0
+    return remote

@@ -1,0 +1,102 @@
+"""Averaging with the two neighbours on a ring.
+
+Each rank sends its whole tensor both ways and receives both neighbours' meanwhile, in slices, so that averaging one
+overlaps receiving the next. A rank weighs itself and each neighbour alike: 1/3 each, or 1/2 on two ranks, who are each
+other's only neighbour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardscope.training.collectives.process_group import MeteredProcessGroup
+from shardscope.training.meter import Traffic
+
+_AHEAD = 2  # receives posted in advance from each neighbour
+_FIRST_TAG = 3 << 20  # apart from the rings' and the parameter server's
+
+
+@dataclass
+class Neighbours:
+    """A rank's neighbours on the ring of all ranks of a group.
+
+    Attributes:
+        slice_bytes: Longest message.
+    """
+
+    group: MeteredProcessGroup
+    slice_bytes: int
+
+    def __post_init__(self) -> None:
+        rank, world_size = self.group.rank(), self.group.size()
+        self.ranks = sorted({(rank - 1) % world_size, (rank + 1) % world_size})
+        self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
+
+    def average_(self, flat: Tensor) -> Tensor:
+        """Replace a flat tensor in CPU memory, of one size on all ranks, by the mean of it and the neighbours'."""
+        with self.group.meter.collective("gossip_mix", flat.numel() * flat.element_size()) as traffic:
+            slices = flat.split(max(1, self.slice_bytes // flat.element_size()))
+            receives = _Receives(self, slices, traffic)
+            sends = [
+                [self._send(piece, peer, i, traffic) for peer in self.ranks] for i, piece in enumerate(slices)
+            ]
+            for i, own in enumerate(slices):
+                received = receives.take(i)
+                for work in sends[i]:
+                    work.wait()
+                _mean_(own, received, self.group.rank())
+                receives.post(i + _AHEAD)
+        return flat
+
+    def _send(self, piece: Tensor, peer: int, i: int, traffic: Traffic) -> dist.Work:
+        traffic.count_sent(peer, piece.numel() * piece.element_size())
+        return self._transport.send([piece], peer, _FIRST_TAG + i)
+
+    def receive(self, into: Tensor, peer: int, i: int, traffic: Traffic) -> dist.Work:
+        """Be ready for a neighbour's slice i."""
+        traffic.received_bytes += into.numel() * into.element_size()
+        return self._transport.recv([into], peer, _FIRST_TAG + i)
+
+
+class _Receives:
+    """The receives that are posted ahead, in a few buffers used by turns."""
+
+    def __init__(self, neighbours: Neighbours, slices: tuple[Tensor, ...], traffic: Traffic) -> None:
+        self.neighbours, self.slices, self.traffic = neighbours, slices, traffic
+        self.buffers = [
+            {peer: torch.empty_like(slices[0]) for peer in neighbours.ranks} for _ in slices[:_AHEAD]
+        ]
+        self.works: dict[int, list[dist.Work]] = {}
+        for i in range(_AHEAD):
+            self.post(i)
+
+    def _into(self, i: int) -> dict[int, Tensor]:
+        buffers = self.buffers[i % _AHEAD]
+        return {peer: buffer[: self.slices[i].numel()] for peer, buffer in buffers.items()}
+
+    def post(self, i: int) -> None:
+        """Be ready for slice i, if there is one."""
+        if i < len(self.slices):
+            into = self._into(i).items()
+            self.works[i] = [self.neighbours.receive(buffer, peer, i, self.traffic) for peer, buffer in into]
+
+    def take(self, i: int) -> dict[int, Tensor]:
+        """Slice i of each neighbour."""
+        for work in self.works.pop(i):
+            work.wait()
+        return self._into(i)
+
+
+def _mean_(own: Tensor, received: dict[int, Tensor], rank: int) -> None:
+    """In the order of the ranks: where all average the same tensors, all come to the same bits."""
+    first, *others = [
+        tensor for _, tensor in sorted([(rank, own), *received.items()], key=lambda item: item[0])
+    ]
+    total = first + others[0]
+    for tensor in others[1:]:
+        total.add_(tensor)
+    torch.div(total, 1 + len(received), out=own)

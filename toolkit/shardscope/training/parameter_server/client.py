@@ -1,0 +1,123 @@
+"""A worker's end of the parameter server: it asks all servers at once, and goes on when all have answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import Tensor
+
+from shardscope.errors import SpecError
+from shardscope.spec import Job
+from shardscope.training.context import RankContext
+from shardscope.training.flat import copy_tensors_
+from shardscope.training.parameter_server.messages import (
+    TO_SERVER,
+    TO_WORKER,
+    Answer,
+    Kind,
+    Link,
+    Message,
+    Shard,
+)
+from shardscope.training.parameter_server.server import Header, Server
+
+_FOR_OTHERS = timedelta(days=1)
+"""For a worker that rests until slower ones have come as far. The servers see to it that none of those is silent."""
+
+
+class Client:
+    """Pushes gradients to the servers and pulls parameters from them.
+
+    Args:
+        job: What is trained.
+        context: The worker's rank.
+        shards: What each server holds of the worker's own parameters.
+        link: To the servers.
+        local: The server on this rank, if there is one.
+    """
+
+    def __init__(
+        self, job: Job, context: RankContext, shards: Sequence[Shard], link: Link, local: Server | None
+    ) -> None:
+        self.context, self.shards, self.link, self.local = context, shards, link, local
+        dtype = shards[0].parameters[0].dtype
+        self._outbox = [Message(shard.num_elements, dtype) for shard in shards]
+        self._inbox = {
+            s: Message(shards[s].num_elements, dtype) for s in range(len(shards)) if s != context.rank
+        }
+        self._patience = timedelta(
+            seconds=2 * job.timeout_s
+        )  # a server gives a silent worker up after one time-out
+
+    def exchange(self, step: int, *, finite: bool) -> tuple[float, bool]:
+        """Push the gradients of `step`, and pull parameters once they are applied.
+
+        Returns:
+            The norm of the gradient if the servers clip, else 0, and whether any server skipped the update.
+
+        Raises:
+            SpecError: A parameter has no gradient.
+        """
+        for shard, message in zip(self.shards, self._outbox, strict=True):
+            copy_tensors_(shard.views(message.payload), _gradients(shard))
+        num_bytes = sum(message.payload.numel() * message.payload.element_size() for message in self._outbox)
+        with self.context.meter.span("communication", "server_exchange", 2 * num_bytes):
+            answers = self._ask(Kind.PUSH, step, finite=finite)
+            for s, inbox in self._inbox.items():  # a server on this rank has written its own
+                copy_tensors_(self.shards[s].parameters, self.shards[s].views(inbox.payload))
+        return answers[0][1], any(skipped for _, _, skipped in answers)
+
+    def rest(self, kind: Kind, step: int) -> int | None:
+        """Rest after `step` until all workers do; returns the step that all have taken, None if somebody ends."""
+        answers = self._ask(kind, step)
+        if answers[0][0] != Answer.MET:
+            return None
+        if self.local is not None:
+            self.local.enter_meeting()
+        return int(answers[0][1])
+
+    def _ask(self, kind: Kind, step: int, *, finite: bool = True) -> list[Header]:
+        """Send the same request to all servers; returns their answers."""
+        name = "server_push" if kind == Kind.PUSH else None
+        for message in self._outbox:
+            message.write(kind, step, finite)
+        receives = {s: self.link.post(inbox, s, TO_WORKER) for s, inbox in self._inbox.items()}
+        sends = [self.link.send(self._outbox[s], s, TO_SERVER, name) for s in self._inbox]
+        try:
+            return self._answers(kind, receives, sends)
+        except RuntimeError as error:
+            if self.local is not None and self.local.failure is not None:
+                raise self.local.failure from error  # it has ended all of this process's waits
+            raise
+
+    def _answers(self, kind: Kind, receives: dict[int, dist.Work], sends: list[dist.Work]) -> list[Header]:
+        rank = self.context.rank
+        if self.local is not None:
+            self.local.receive(rank, self._outbox[rank])
+        patience, name = (self._patience, "server_pull") if kind == Kind.PUSH else (_FOR_OTHERS, None)
+        answers = []
+        for s, shard in enumerate(self.shards):
+            if s == rank and self.local is not None:
+                answers.append(self.local.answer())
+                continue
+            receives[s].wait(patience)
+            num_bytes = self._inbox[s].payload.numel() * shard.parameters[0].element_size()
+            self.link.received(name, num_bytes)
+            answers.append(self._inbox[s].read())
+        for work in sends:
+            work.wait()
+        return answers
+
+
+def _gradients(shard: Shard) -> list[Tensor]:
+    gradients = []
+    for name, parameter in zip(shard.names, shard.parameters, strict=True):
+        if parameter.grad is None:
+            raise SpecError(
+                f"parameter {name!r} got no gradient, but servers update whole sets of tensors; "
+                "use it in the model, or freeze it with requires_grad_(False)"
+            )
+        gradients.append(parameter.grad)
+    return gradients

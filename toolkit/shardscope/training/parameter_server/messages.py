@@ -1,0 +1,175 @@
+"""What travels between workers and servers: a header of 24 bytes and, behind it, a shard's worth of numbers.
+
+The numbers of a shard lie flat in one message, tensor after tensor, so that each gradient and each set of parameters is
+one message to or from each server. Messages live in CPU memory: gloo sends nothing else from rank to rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardscope.errors import SpecError
+from shardscope.spec.strategy import ParameterServer
+from shardscope.training.collectives.process_group import MeteredProcessGroup
+from shardscope.training.flat import views_of
+from shardscope.training.meter import Traffic
+
+HEADER_BYTES = 24
+"""Three float64: what the message is, and two figures that go with it."""
+TO_SERVER, TO_WORKER, SQUARES = (1 << 21) + 1, (1 << 21) + 2, (1 << 21) + 3
+"""Tags, apart from those of the rings."""
+
+
+class Kind(IntEnum):
+    """What a worker tells a server, with the step it has taken and whether its gradient is finite.
+
+    A push is answered with parameters, once it has been applied; a rest (a pause, or the end), once all rest.
+    """
+
+    PUSH = 0
+    PAUSE = 1
+    END = 2
+
+
+class Answer(IntEnum):
+    """What a server answers: with the gradient's norm and whether it skipped, or with the step that all have taken."""
+
+    DONE = 0
+    MET = 1
+    SOMEONE_ENDS = 2
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The tensors that one server holds."""
+
+    index: int
+    names: list[str]
+    parameters: list[nn.Parameter]
+
+    @property
+    def num_elements(self) -> int:
+        """Of all its tensors."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The tensors of this shard as they lie in a flat one."""
+        return views_of(flat, self.parameters)
+
+
+def cut_into_shards(model: nn.Module, spec: ParameterServer) -> list[Shard]:
+    """The trained parameters of `model`, whole tensors, shared out over the servers by size.
+
+    Raises:
+        SpecError: There are more servers than tensors, or several number formats.
+    """
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if len({p.dtype for _, p in named}) > 1:
+        formats = ", ".join(sorted({str(p.dtype) for _, p in named}))
+        raise SpecError(
+            f"the model's parameters are {formats}; a parameter server needs one format for all of them"
+        )
+    if spec.servers > len(named):
+        raise SpecError(
+            f"strategy.servers={spec.servers} is more than the model has parameter tensors; use at most {len(named)}"
+        )
+    held = spec.shards([p.numel() for _, p in named])
+    return [
+        Shard(index, [named[i][0] for i in indices], [named[i][1] for i in indices])
+        for index, indices in enumerate(held)
+    ]
+
+
+class Message:
+    """Room for one message: `header` and `payload` are views of its `bytes`."""
+
+    def __init__(self, num_elements: int = 0, dtype: torch.dtype = torch.float32) -> None:
+        self.bytes = torch.zeros(HEADER_BYTES + num_elements * dtype.itemsize, dtype=torch.uint8)
+        self.header = self.bytes[:HEADER_BYTES].view(torch.float64)
+        self.payload = self.bytes[HEADER_BYTES:].view(dtype)
+
+    @classmethod
+    def of(cls, *header: float) -> Message:
+        """A message of a header only."""
+        message = cls()
+        message.write(*header)
+        return message
+
+    def write(self, *header: float) -> None:
+        """Set the header; what is not given is 0."""
+        self.header.zero_()
+        for i, value in enumerate(header):
+            self.header[i] = value
+
+    def read(self) -> tuple[int, float, float]:
+        """The header."""
+        kind, first, second = self.header.tolist()
+        return int(kind), first, second
+
+
+@dataclass
+class Link:
+    """Messages between the ranks of a group, counted: payloads under their own name, headers as ``server_control``."""
+
+    group: MeteredProcessGroup
+
+    def __post_init__(self) -> None:
+        self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
+
+    def send(self, message: Message, peer: int, tag: int, name: str | None = None) -> dist.Work:
+        """Send a message, with its payload if it goes under a `name`; leave it alone until the work is waited for."""
+        self._count("server_control", peer, HEADER_BYTES, is_message=name is None)
+        if name is not None:
+            self._count(name, peer, message.bytes.numel() - HEADER_BYTES)
+        return self._transport.send([message.bytes if name else message.bytes[:HEADER_BYTES]], peer, tag)
+
+    def post(self, message: Message, peer: int, tag: int) -> dist.Work:
+        """Be ready for a message of at most this size."""
+        return self._transport.recv([message.bytes], peer, tag)
+
+    def received(self, name: str | None, num_bytes: int) -> None:
+        """Count what has come in: a header, and `num_bytes` of payload under `name` where there is one."""
+        meter = self.group.meter
+        meter.count("server_control", Traffic(HEADER_BYTES, received_bytes=HEADER_BYTES))
+        if name is not None:
+            meter.count(name, Traffic(num_bytes, received_bytes=num_bytes, calls=1))
+
+    def sum_over(self, ranks: Sequence[int], value: Tensor) -> Tensor:
+        """Sum a small float64 tensor over some ranks, this one included; all add in the same order."""
+        own, others = self.group.rank(), [rank for rank in ranks if rank != self.group.rank()]
+        rows = {rank: torch.empty_like(value, device="cpu") for rank in others}
+        rows[own] = value.cpu()
+        receives = [self._transport.recv([rows[rank]], rank, SQUARES) for rank in others]
+        sends = [self._transport.send([rows[own]], rank, SQUARES) for rank in others]
+        for work in [*receives, *sends]:
+            work.wait()
+        size = value.numel() * value.element_size()
+        for rank in others:
+            self._count("server_control", rank, size)
+            self.group.meter.count("server_control", Traffic(received_bytes=size))
+        return sum((rows[rank] for rank in sorted(rows)[1:]), rows[min(rows)]).to(value.device)
+
+    def abort(self) -> None:
+        """End every wait of this process for a message, with an error, and its peers' waits for it.
+
+        gloo has no call for that, but closes all connections when a wait has run out of time.
+        """
+        peer = (self.group.rank() + 1) % self.group.size()
+        nothing = self._transport.recv([torch.empty(1)], peer, SQUARES + 1)
+        try:
+            nothing.wait(timedelta(milliseconds=1))
+        except RuntimeError:
+            return
+
+    def _count(self, name: str, peer: int, num_bytes: int, *, is_message: bool = True) -> None:
+        traffic = Traffic(payload_bytes=num_bytes, calls=1)
+        traffic.count_sent(peer, num_bytes)
+        traffic.messages = int(is_message)
+        self.group.meter.count(name, traffic)

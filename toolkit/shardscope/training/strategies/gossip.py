@@ -1,0 +1,133 @@
+"""Decentralised averaging: every rank trains a model of its own, and averages it with its neighbours'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardscope.errors import CheckpointError, SpecError
+from shardscope.spec import strategy as spec
+from shardscope.training.collectives.neighbours import Neighbours
+from shardscope.training.flat import copy_tensors_, views_of
+from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult, Strategy
+
+
+class Gossip(Strategy):
+    """D-PSGD (Lian et al. 2017): a step of one's own, then the mean of oneself and the two neighbours on a ring.
+
+    The gradient norm, the clip, the loss scale, LAMB's and LARS's ratios, and running means such as a batch norm's are
+    each rank's own. What is evaluated, and what `full_parameters` gives, is the mean over all ranks.
+    """
+
+    name = "gossip"
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        assert isinstance(self.job.strategy, spec.Gossip)
+        assert self.context.group is not None
+        self.settings, self.group = self.job.strategy, self.context.group
+        self.neighbours = Neighbours(self.group, int(self.settings.slice_mb * 2**20))
+        trained = [p for p in model.parameters() if p.requires_grad]
+        formats = sorted({str(p.dtype) for p in trained})
+        if len(formats) > 1:
+            raise SpecError(
+                f"the model's parameters are {', '.join(formats)}; gossip needs one format for all of them"
+            )
+        for tensor in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        self._flat = torch.empty(sum(p.numel() for p in trained), dtype=trained[0].dtype)
+        return model
+
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_function: LossFunction,
+        optimizer: torch.optim.Optimizer,
+    ) -> StepResult:
+        result = super().step(micro_batches, loss_function, optimizer)
+        number = self.context.meter.step
+        if number % self.settings.mix_every == 0:
+            self.mix()
+        if number == 1 or number % self.settings.measure_every == 0:
+            self.context.events.emit("consensus", step=number, distance=self.distance())
+        return result
+
+    def mix(self) -> None:
+        """Average this rank's parameters with its neighbours'; called by all ranks."""
+        self._read(self._flat)
+        self.neighbours.average_(self._flat)
+        self._write(self._flat)
+
+    def distance(self) -> float:
+        """Root mean square over the ranks of |x - mean|, as a share of |mean|; called by all, the same on all."""
+        own = torch.empty_like(self._flat, device=self.context.device)
+        self._read(own)
+        mean = self.group.sum_as("consensus", own.clone()).div_(self.context.world_size)
+        square = (own - mean).double().square().sum().reshape(1)
+        total = float(self.group.sum_as("consensus", square))
+        size = float(mean.double().square().sum())
+        return (total / self.context.world_size / size) ** 0.5 if size else 0.0
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        return views_of(flat, self.parameters)
+
+    def _read(self, flat: Tensor) -> None:
+        copy_tensors_(self._views(flat), self.parameters)
+
+    def _write(self, flat: Tensor) -> None:
+        copy_tensors_(self.parameters, self._views(flat))
+
+    def _mean(self) -> Tensor:
+        """The mean of all ranks' parameters, flat; called by all ranks."""
+        flat = torch.empty_like(self._flat, device=self.context.device)
+        self._read(flat)
+        return self.group.sum_as("mean_model", flat).div_(self.context.world_size)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Predict]:
+        """Inside, the model holds the mean; afterwards, this rank's own parameters again."""
+        own = torch.empty_like(self._flat, device=self.context.device)
+        self._read(own)
+        self._write(self._mean())
+        try:
+            with super().evaluating() as predict:
+                yield predict
+        finally:
+            self._write(own)
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        own = dict(self.model.named_parameters())
+        trained = [name for name, p in own.items() if p.requires_grad]
+        return {**own, **dict(zip(trained, self._views(self._mean()), strict=True))}
+
+    # Checkpoints hold the mean as their model, and beside it what each rank has of its own.
+
+    def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        own = super().checkpoint_state(optimizer)
+        own["precision"] = self.precision.state_dict()
+        mean = {**self.model.state_dict(), **self.full_parameters()}
+        return {
+            "model": mean,
+            "num_ranks": torch.tensor(self.context.world_size),
+            f"rank-{self.context.rank}": own,
+        }
+
+    def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        """Take over this rank's own state.
+
+        Raises:
+            CheckpointError: It was saved on another number of ranks.
+        """
+        saved = int(state["num_ranks"])
+        if saved != self.context.world_size:
+            raise CheckpointError(
+                f"this checkpoint holds the models of {saved} gossiping ranks, not of {self.context.world_size}; "
+                f"resume with world_size={saved}"
+            )
+        own = state[f"rank-{self.context.rank}"]
+        super().load_checkpoint_state(own, optimizer)
+        self.precision.load_state_dict(own["precision"])
