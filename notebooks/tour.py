@@ -144,6 +144,8 @@ figures.overview([Trace.read(run) for run in compared])
 # %% [markdown]
 # ## Where to go from here
 #
+# - [Architectures of training](architectures.ipynb) runs every strategy there is, in the order in which they came up.
+# - `ss.check(job)` tells whether a job learns the same sharded as on one process.
 # - `ss.runs()` lists every run there is, `ss.Run.attach(...)` opens one by its name or path.
 # - `shardscope_widgets.write_report(ss.runs(), "report.html")` writes a page to send to someone else.
 # - `shardscope doctor` in a terminal says what this machine can do.

@@ -106,7 +106,7 @@ def test_it_can_be_read_in_both_themes_and_follows_the_ring(notebook):
     notebook.page.locator(LAB).get_by_role("button", name="Play").wait_for(
         timeout=15_000
     )  # it came to its end
-    assert notebook.kernel("lab.ring.position") == 2.0
+    assert notebook.kernel("lab.screen.ring.position") == 2.0
 
 
 @pytest.mark.timeout(120)

@@ -1,4 +1,4 @@
-"""The tour runs from start to end, and is committed the way source is: paired, bare, with stable cell ids."""
+"""Every notebook runs from start to end, and is committed the way source is: paired, bare, with stable cell ids."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def test_it_runs_from_start_to_end(path, tmp_path, monkeypatch):
     monkeypatch.setenv("SHARDSCOPE_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(path, as_version=4)
-    notebook.cells.append(nbformat.v4.new_code_cell("assert not lab.problem, lab.problem\nlab.close()"))
+    if any("TrainingLab(" in cell.source for cell in notebook.cells):
+        notebook.cells.append(nbformat.v4.new_code_cell("assert not lab.problem, lab.problem\nlab.close()"))
     NotebookClient(
         notebook, timeout=180, store_widget_state=False, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()

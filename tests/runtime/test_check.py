@@ -80,6 +80,23 @@ class TestReport:
     def test_a_step_without_a_loss_in_one_run_fails(self):
         assert report_of({"w": [1.0]}, {"w": [1.0]}, losses=({1: 2.0}, {1: 2.0, 2: 1.0})).passed is False
 
+    @pytest.mark.parametrize(
+        ("strategy", "reason"),
+        [
+            ("gossip", "updates parameters of its own"),
+            ("parameter-server:async", "applied as they come in"),
+        ],
+    )
+    def test_what_is_not_equal_by_design_neither_passes_nor_fails_and_says_why(self, strategy, reason):
+        report = report_of({"w": [1.5]}, {"w": [1.0]}, strategy=strategy)
+        assert report.passed is None
+        assert f"{strategy} on 2 ranks is not equal to one process by design: " in report.verdict
+        assert reason in report.verdict
+        assert "differ by 5.0e-01" in report.verdict
+
+    def test_a_server_that_waits_for_all_workers_must_be_equal(self):
+        assert report_of({"w": [1.0]}, {"w": [1.0]}, strategy="parameter-server").passed
+
     def test_in_a_notebook_names_are_escaped_and_the_mark_is_not_colour_alone(self):
         html = report_of({"<b>": [1.5]}, {"<b>": [1.0]})._repr_html_()
         assert "&lt;b&gt;" in html

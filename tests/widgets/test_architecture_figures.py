@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from shardscope_widgets import figures
-from shardscope_widgets.figures import HeldBar, HeldRun, theme
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._stacks import Bar, Group
 from shardscope_widgets.figures._staleness import MOST_POINTS
 from shardscope_widgets.trace import Trace
-from widgets.fake_runs import consensus_events, memory_events, schedule_events, update_events
+from widgets.fake_runs import consensus_events, fake_run, memory_events, schedule_events, update_events
 
 
 def trace_of(events, strategy="pipeline", world_size=2, **about) -> Trace:
@@ -21,11 +22,11 @@ class TestMemoryKinds:
     def test_each_rank_is_one_bar_of_the_newest_step(self):
         trace = trace_of(memory_events(2, step=1, activations=1) + memory_events(2, step=2), "zero-1")
         (run,) = figures.memory_kinds_info([trace]).runs
-        assert run == HeldRun(
+        assert run == Group(
             "zero-1",
             (
-                HeldBar("rank 0", (800_000, 800_000, 1_600_000, 300_000, 0, 100_000)),
-                HeldBar("rank 1", (800_000, 800_000, 1_600_000, 310_000, 0, 100_000)),
+                Bar("rank 0", (800_000, 800_000, 1_600_000, 300_000, 0, 100_000)),
+                Bar("rank 1", (800_000, 800_000, 1_600_000, 310_000, 0, 100_000)),
             ),
         )
         assert run.most == 3_610_000
@@ -44,7 +45,7 @@ class TestMemoryKinds:
     def test_a_server_is_named(self):
         trace = Trace("id", "parameter-server", "parameter-server", 1)
         trace.feed([{"event": "start", "rank": 0, "role": "server"}, *memory_events(1)])
-        assert figures.memory_kinds_info([trace]).runs[0].ranks[0].name == "rank 0, server"
+        assert figures.memory_kinds_info([trace]).runs[0].bars[0].name == "rank 0, server"
 
     def test_it_is_also_there_in_words(self):
         info = figures.memory_kinds_info([trace_of(memory_events(1, activations=0), "zero-1", 1)])
@@ -52,6 +53,21 @@ class TestMemoryKinds:
             "zero-1: a rank holds up to 3.3 MB, of it 48% optimizer state, 24% parameters, 24% gradients and "
             "3% buffers."
         )
+
+
+class TestLinks:
+    def test_each_rank_is_one_bar_of_what_it_sent_and_received(self):
+        trace = Trace.read(fake_run("ring", 2, steps=2))
+        (run,) = figures.links_info([trace, Trace.read(fake_run("single", steps=2))]).runs
+        assert run.bars == (Bar("rank 0", (800_000, 800_000)), Bar("rank 1", (800_000, 800_000)))
+
+    def test_the_busiest_link_is_named(self):
+        trace = Trace("id", "parameter-server", "parameter-server", 2)
+        trace.links = {0: (300, 300), 1: (100, 100)}
+        assert figures.links_text(figures.links_info([trace])) == (
+            "parameter-server: the busiest link, that of rank 0, carries 600 B a step, 1.5 times the mean of 2 ranks."
+        )
+        assert figures.links([trace]).data
 
 
 class TestGantt:

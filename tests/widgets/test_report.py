@@ -8,7 +8,7 @@ from shardscope.spec import STRATEGIES
 from shardscope_widgets import demo, write_report
 from shardscope_widgets.figures import comparison_info
 from shardscope_widgets.trace import Trace
-from widgets.fake_runs import fake_run
+from widgets.fake_runs import consensus_events, fake_run, memory_events, schedule_events, update_events
 
 
 def test_the_report_stands_alone_and_escapes_what_users_wrote(tmp_path):
@@ -19,6 +19,21 @@ def test_the_report_stands_alone_and_escapes_what_users_wrote(tmp_path):
     assert "<img src=x>" not in page.replace("\\u003cimg src=x\\u003e", "")
     assert "&lt;b&gt;Mine&lt;/b&gt;" in page
     assert page.count("plotly.js v") == 1, "the library is embedded once"
+
+
+def test_what_an_architecture_adds_is_in_the_report(tmp_path):
+    one, run = fake_run("single", steps=9), fake_run("ring", 2, steps=9)
+    one.all_events += memory_events(1)
+    run.all_events += [
+        *memory_events(2),
+        *schedule_events(2, 4),
+        *update_events([[0]]),
+        *consensus_events([0.1]),
+    ]
+    page = write_report([one, run], tmp_path / "report.html").read_text()
+    for heading in ("Memory by kind", "Consensus", "Schedule of ring", "Staleness of ring"):
+        assert heading in page
+    assert "one process: 3.6 MB" in page
 
 
 def test_runs_without_a_step_are_named_and_left_out(tmp_path):

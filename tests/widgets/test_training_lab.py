@@ -22,12 +22,12 @@ def finish_steps(lab, run, *steps):
 class TestChoosing:
     def test_a_trait_moves_its_control_and_the_other_way_round(self, lab):
         lab.strategy = "all-reduce"
-        assert lab.controls["strategy"].value == "all-reduce"
-        lab.controls["world_size"].value = 4
+        assert lab.screen.controls["strategy"].value == "all-reduce"
+        lab.screen.controls["world_size"].value = 4
         assert lab.job().world_size == 4
 
     def test_every_control_has_a_description_and_a_tooltip(self, lab):
-        assert all(control.description and control.tooltip for control in lab.controls.values())
+        assert all(control.description and control.tooltip for control in lab.screen.controls.values())
 
     def test_an_unknown_name_is_refused_with_the_nearest(self, lab):
         with pytest.raises(SpecError, match="did you mean 'ring'"):
@@ -53,17 +53,17 @@ class TestChoosing:
 
     def test_a_job_that_cannot_exist_cannot_be_started(self, lab):
         lab.global_batch = 31
-        assert lab.start_button.disabled
-        assert "batch.global_size=31 does not divide over world_size=2" in lab._plan.value
+        assert lab.screen.start.disabled
+        assert "batch.global_size=31 does not divide over world_size=2" in lab.screen.plan.value
         lab.global_batch = 32
-        assert not lab.start_button.disabled
+        assert not lab.screen.start.disabled
 
     def test_a_function_of_the_users_is_one_more_option(self, make_lab):
         def my_model():
             raise AssertionError("only its name is looked at")
 
         lab = make_lab(model=my_model, data="digits")
-        assert ("my_model", my_model) in lab.controls["model"].options
+        assert ("my_model", my_model) in lab.screen.controls["model"].options
         assert lab.job().model.name == "my_model"
 
     def test_an_unknown_choice_is_an_error(self, make_lab):
@@ -71,8 +71,8 @@ class TestChoosing:
             make_lab(modle="mlp")
 
     def test_it_tells_beforehand_what_starting_would_take(self, lab):
-        assert "Roughly 3" in lab._plan.value
-        assert "memory" in lab._plan.value
+        assert "Roughly 3" in lab.screen.plan.value
+        assert "memory" in lab.screen.plan.value
 
 
 class TestRunning:
@@ -83,24 +83,24 @@ class TestRunning:
 
     def test_start_shows_the_run_as_it_goes(self, lab):
         lab.steps = 50
-        lab.start_button.click()
+        lab.screen.start.click()
         assert lab.status.startswith("ring-gpt-nano is ")
         finish_steps(lab, lab.run, 1, 2, 3)
         assert "step 3 of 50" in lab.status
-        bold = lab.live.overview.traces[1]
+        bold = lab.screen.live.overview.traces[1]
         assert (bold["name"], tuple(bold["x"]), len(bold["y"])) == ("ring-gpt-nano", (1, 2, 3), 3)
-        assert "ring-gpt-nano, steps 2 to 3" in lab.live.words.value
+        assert "ring-gpt-nano, steps 2 to 3" in lab.screen.live.words.value
 
     def test_stop_returns_at_once_and_says_so_when_it_is_done(self, lab):
         run = lab.start()
         done = threading.Event()
         stop = run.stop
         run.stop = lambda: (stop(), done.set())
-        lab.stop_button.click()
+        lab.screen.stop.click()
         assert done.wait(5)
         lab.refresh()
         assert "was stopped" in lab.status
-        assert lab.stop_button.disabled
+        assert lab.screen.stop.disabled
 
     def test_a_failed_run_names_the_rank_and_hides_nothing(self, lab):
         run = lab.start()
@@ -110,17 +110,17 @@ class TestRunning:
         assert "rank 1 failed at step 3" in lab.problem
         assert "boom &lt;b&gt;" in lab.problem
         assert "line &lt;1&gt;" in lab.problem
-        assert lab._problem_box.value == lab.problem
+        assert lab.screen.problem.value == lab.problem
 
     def test_an_error_in_a_callback_shows_in_the_lab(self, lab, monkeypatch):
         monkeypatch.setattr("shardscope.runtime.launch", lambda *_, **__: 1 / 0)
-        lab.start_button.click()
+        lab.screen.start.click()
         assert "ZeroDivisionError" in lab.problem
 
     def test_an_error_while_stopping_shows_in_the_lab(self, lab):
         run = lab.start()
         run.stop = lambda: 1 / 0
-        lab.stop_button.click()
+        lab.screen.stop.click()
         for thread in threading.enumerate():
             if thread.name == "shardscope-stop":
                 thread.join(5)
@@ -159,11 +159,11 @@ class TestHistory:
         runtime.known = [fake_run("ring", 2, steps=3, run_id=f"run-{n}") for n in range(6)]
         lab = make_lab()
         assert lab.shown == ["run-2", "run-3", "run-4", "run-5"]
-        lab.history._rows["run-0"].tick.value = True
+        lab.screen.history._rows["run-0"].tick.value = True
         assert lab.shown[-1] == "run-0"
-        lab.history._rows["run-3"].tick.value = False
+        lab.screen.history._rows["run-3"].tick.value = False
         assert "run-3" not in lab.shown
-        assert [trace["name"] for trace in lab.live.overview.traces[1::6]] == [
+        assert [trace["name"] for trace in lab.screen.live.overview.traces[1::6]] == [
             "run-2",
             "run-4",
             "run-5",
@@ -173,13 +173,13 @@ class TestHistory:
     def test_the_focus_can_be_chosen(self, make_lab, runtime):
         runtime.known = [fake_run("ring", 2, steps=3, run_id=f"run-{n}") for n in range(2)]
         lab = make_lab()
-        lab.live.focus.value = "run-0"
+        lab.screen.live.focus.value = "run-0"
         assert lab.run.id == "run-0"
-        assert lab.live.words.value.startswith('<div class="ss-words">run-0')
+        assert lab.screen.live.words.value.startswith('<div class="ss-words">run-0')
 
     def test_side_by_side_escapes_what_users_wrote(self, make_lab, runtime):
         runtime.known = [fake_run("ring", 2, steps=3, run_id="<script>alert(1)</script>")]
-        html = make_lab()._summary.value
+        html = make_lab().screen.summary.value
         assert "<script>" not in html
         assert "&lt;script&gt;" in html
 

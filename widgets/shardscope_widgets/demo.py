@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from shardscope.runtime.machine import usable_cores
 from shardscope.spec import STRATEGIES, Batch, Job
+from shardscope.spec.strategy import StrategySpec, parse_strategy
 from shardscope_widgets.figures._comparison import HEADERS, Row, comparison_info, comparison_text
+from shardscope_widgets.micro_batch import suited_micro_size
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import seconds_text
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from shardscope.runtime import Run
 
 RANKS = 4
-WORKLOADS = (("gpt-nano", "python-source", 32, 60), ("mlp", "digits", 64, 150))
+WORKLOADS = (("gpt-nano", "python-source", 32, 40), ("mlp", "digits", 64, 100))
 """Model, data, global batch and steps."""
 _LOOK_EVERY_S = 0.1
 _BAR = 28
@@ -32,19 +34,18 @@ _BAR = 28
 
 def jobs(*, ranks: int = RANKS, steps: int | None = None) -> list[Job]:
     """Every workload by every strategy in the catalogue; one process where a strategy allows no more."""
-    return [
-        Job(
-            model=model,
-            data=data,
-            strategy=kind,
-            world_size=min(ranks, strategy.max_ranks or ranks),
-            batch=Batch(global_size=batch),
-            steps=steps or usual,
-            name=f"{kind} {model}",
-        )
-        for model, data, batch, usual in WORKLOADS
-        for kind, strategy in STRATEGIES.items()
-    ]
+    return [_job(kind, workload, ranks=ranks, steps=steps) for workload in WORKLOADS for kind in STRATEGIES]
+
+
+def _job(kind: str, workload: tuple[str, str, int, int], *, ranks: int, steps: int | None) -> Job:
+    model, data, batch, usual = workload
+    strategy: StrategySpec = parse_strategy(kind)
+    world_size = min(ranks, strategy.max_ranks or ranks)
+    micro = suited_micro_size(strategy, batch, world_size)
+    return Job(
+        model=model, data=data, strategy=strategy, world_size=world_size,
+        batch=Batch(global_size=batch, micro_size=micro), steps=steps or usual, name=f"{kind} {model}",
+    )  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +72,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Train on 1 and on 4 ranks by every strategy; print a table, write a report.",
     )
     parser.add_argument("--ranks", type=int, default=RANKS, help="ranks of each run (default: %(default)s)")
-    parser.add_argument("--steps", type=int, help="steps of each run (default: 60 and 150)")
+    parser.add_argument("--steps", type=int, help="steps of each run (default: 40 and 100)")
     parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
     parser.add_argument(
         "--report", type=Path, default=Path("shardscope-demo.html"), help="default: %(default)s"
@@ -122,9 +123,9 @@ def bar_line(title: str, trace: Trace, steps: int) -> str:
     filled = _BAR * now.number // steps if now else 0
     bar = "━" * filled + "╌" * (_BAR - filled)
     if now is None:
-        return f"{title:<50} {bar} starting"
+        return f"{title:<62} {bar} starting"
     pace = f"{seconds_text(now.step_time_s)} a step"
-    return f"{title:<50} {bar} {now.number:>4}/{steps}  loss {now.loss:.3f}  {pace}"
+    return f"{title:<62} {bar} {now.number:>4}/{steps}  loss {now.loss:.3f}  {pace}"
 
 
 def _report(done: Sequence[Run], path: Path, took_s: float) -> None:

@@ -36,6 +36,11 @@ _EXPLAIN = {
     "than one process where the ranks share few cores or the model is small: then sending the gradients costs "
     "more than is won.",
     "timeline": "Each row is a rank: computing above, communicating below, idle in grey.",
+    "memory": "Bytes that tensors hold on each rank, each kind at its own peak within the newest measured step. "
+    "Gathered parameters are borrowed from other ranks for a moment.",
+    "pipeline": "One bar is one pass of one micro-batch, whose number it carries; between the bars is the bubble.",
+    "staleness": "A gradient is as stale as the number of updates that were applied while it was being computed.",
+    "consensus": "Ranks that average with neighbours only hold slightly different parameters; this is how far apart.",
     "ring": "Each line is one chunk of the gradients on its way from a rank to its neighbour.",
 }
 
@@ -88,16 +93,37 @@ class _Page:
         parts += self._part("Curves", _EXPLAIN["curves"], figures.overview(traces))
         if len(traces) > 1:
             parts += self._part("Side by side", _EXPLAIN["bars"], draw_comparison(comparison_info(traces)))
+        parts += self._held(traces) + self._consensus(traces)
         parts += [part for trace in traces for part in self._run(trace)]
         return f"<section>{''.join(parts)}</section>"
 
+    def _held(self, traces: Sequence[Trace]) -> list[str]:
+        alone = next((trace for trace in traces if trace.strategy == "single"), None)
+        info = figures.memory_kinds_info(traces, alone=alone)
+        if not info.runs:
+            return []
+        return self._part("Memory by kind", _EXPLAIN["memory"], figures.draw_memory_kinds(info))
+
+    def _consensus(self, traces: Sequence[Trace]) -> list[str]:
+        info = figures.consensus_info(traces)
+        if not info.curves:
+            return []
+        words = f"{figures.consensus_text(info)} {_EXPLAIN['consensus']}"
+        return self._part("Consensus", words, figures.draw_consensus(info))
+
     def _run(self, trace: Trace) -> list[str]:
         parts: list[str] = []
-        info = figures.timeline_info(trace)
-        if info.steps:
-            words = f"{figures.timeline_text(info)} {_EXPLAIN['timeline']}"
+        schedule, staleness = figures.gantt_info(trace), figures.staleness_info(trace)
+        timeline, ring = figures.timeline_info(trace), figures.ring_info(trace)
+        if schedule.ops:
+            words = f"{figures.gantt_text(schedule)} {_EXPLAIN['pipeline']}"
+            parts += self._part(f"Schedule of {trace.label}", words, figures.draw_gantt(schedule))
+        if timeline.steps:
+            words = f"{figures.timeline_text(timeline)} {_EXPLAIN['timeline']}"
             parts += self._part(f"Timeline of {trace.label}", words, figures.timeline(trace))
-        ring = figures.ring_info(trace)
+        if staleness.num_updates:
+            words = f"{figures.staleness_text(staleness)} {_EXPLAIN['staleness']}"
+            parts += self._part(f"Staleness of {trace.label}", words, figures.draw_staleness(staleness))
         if ring.rounds:
             words = f"{figures.ring_text(ring)} {_EXPLAIN['ring']}"
             parts += self._part(f"Ring of {trace.label}", words, figures.ring(trace))

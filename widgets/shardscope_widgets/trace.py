@@ -94,6 +94,7 @@ class Trace:
         ops: A pipeline's operations, step by step.
         updates: Of all servers, in order of arrival.
         consensus: Distance of the ranks' parameters from their mean, by step.
+        links: Bytes that each rank sent and received in its newest step.
     """
 
     run_id: str
@@ -114,6 +115,7 @@ class Trace:
     ops: dict[int, list[Op]] = field(default_factory=dict)
     updates: list[Update] = field(default_factory=list)
     consensus: dict[int, float] = field(default_factory=dict)
+    links: dict[int, tuple[int, int]] = field(default_factory=dict)
     backend: str = ""
     num_params: int | None = None
     _pending: dict[int, dict[int, Event]] = field(default_factory=dict, repr=False)
@@ -164,6 +166,9 @@ class Trace:
         self.peak_memory[rank] = max(self.peak_memory.get(rank, 0), int(peak))
         self._keep_spans(number, rank, event.get("spans") or ())
         self._newest[rank] = number
+        traffic = (event.get("traffic") or {}).values()
+        sent, received = (sum(int(row[f"{way}_bytes"]) for row in traffic) for way in ("sent", "received"))
+        self.links[rank] = (sent, received)
         ranks = self._pending.setdefault(number, {})
         ranks[rank] = event
         if len(ranks) == self.world_size:

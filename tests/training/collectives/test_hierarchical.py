@@ -20,8 +20,8 @@ def node_sizes(world_size: int) -> list[int]:
     return [size for size in range(1, world_size + 1) if world_size % size == 0]
 
 
-@pytest.mark.parametrize("slice_bytes", [4096, 1 << 20])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("slice_bytes", [1 << 14, 1 << 20])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_sums_like_the_backend(pool: RankPool, tmp_path: Path, slice_bytes: int, dtype: torch.dtype) -> None:
     sizes = node_sizes(pool.world_size)
 

@@ -14,7 +14,7 @@ from conformance.memory import batch, make, step
 from conformance.ranks import RankPool
 from shardscope.analytic.memory import model_states
 from shardscope.training.context import RankContext
-from shardscope.training.memory import StepMemory, Storages, held_by_default
+from shardscope.training.memory import MemoryWatch, StepMemory, Storages, held_by_default
 from shardscope.training.trainer import Trainer
 
 OPTIMIZERS = ["sgd", "nesterov", "adamw", "lamb", "lars"]
@@ -86,29 +86,42 @@ def test_buffers_of_the_ring_are_counted(two: RankPool, tmp_path: Path) -> None:
         assert peaks["buffers"] == 2 * 4 * -(-num_params // 2)
 
 
-def test_shards_of_fully_sharded_parameters_count_with_their_padding(pool: RankPool, tmp_path: Path) -> None:
-    def shard(context: RankContext) -> tuple[dict[str, int], list[int]]:
+@pytest.mark.parametrize("keep", [True, False])
+def test_fully_sharded_parameters_count_as_shards_and_as_gathered(
+    pool: RankPool, tmp_path: Path, *, keep: bool
+) -> None:
+    """Shards count with their padding; with them resharded, one block is gathered at a time, and the root's own."""
+
+    def shard(context: RankContext) -> tuple[dict[str, int], dict[str, list[torch.Size]]]:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        model = make("mlp")
-        shapes = [parameter.shape for parameter in model.parameters()]
-        fully_shard(model, mesh=init_device_mesh("cpu", (context.world_size,)))
+        model, rows = make("mlp"), batch("mlp")
+        parts = {f"block {i}": block for i, block in enumerate(model.blocks)} | {"root": model.head}
+        shapes = {name: [parameter.shape for parameter in part.parameters()] for name, part in parts.items()}
+        mesh = init_device_mesh("cpu", (context.world_size,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, reshard_after_forward=not keep)
+        fully_shard(model, mesh=mesh)
         optimizer = torch.optim.AdamW(model.parameters())
-        rows = batch("mlp")
         step(model, optimizer, rows)
-        memory = StepMemory(lambda: held_by_default(model, optimizer), rows)
-        with memory.activations.active():
+        watch = MemoryWatch(torch.device("cpu"))
+        with watch.measure(lambda: held_by_default(model, optimizer), rows) as memory:
             step(model, optimizer, rows)
-        memory.sample()
-        rows_a_rank = [-(-shape[0] // context.world_size) for shape in shapes]
-        padded = [4 * n * shape[1:].numel() for n, shape in zip(rows_a_rank, shapes, strict=True)]
-        return memory.peaks, padded
+        return memory.peaks, shapes
 
-    for peaks, padded in pool.run(shard, tmp_path):
-        assert peaks["parameters"] == sum(padded)
-        assert 0 < peaks["gradients"] <= sum(padded)
-        assert 0 < peaks["optimizer"] <= 2 * sum(padded) + 4 * len(padded)
+    world = pool.world_size
+    for peaks, shapes in pool.run(shard, tmp_path):
+        padded = {
+            name: 4 * sum(-(-shape[0] // world) * shape[1:].numel() for shape in part)
+            for name, part in shapes.items()
+        }
+        blocks = [size for name, size in padded.items() if name != "root"]
+        gathered = padded["root"] + (sum(blocks) if keep else max(blocks))
+        assert peaks["parameters"] == sum(padded.values())
+        assert peaks["gathered"] == world * gathered
+        num_tensors = sum(map(len, shapes.values()))
+        assert 0 < peaks["optimizer"] <= 2 * sum(padded.values()) + 4 * num_tensors
 
 
 def test_what_is_gathered_counts_until_it_is_freed() -> None:

@@ -57,7 +57,7 @@ def text(report: CheckReport) -> str:
         for row in report.tensors[:ROWS]
     ]
     left = len(report.tensors) - len(rows)
-    more = [f"and {left} more that differ no more (--json has them all)"] if left > 0 else []
+    more = [f"and {left} more, none further apart (--json has them all)"] if left > 0 else []
     table = aligned(["parameter", "shape", "relative difference", "share"], rows)
     return "\n".join([table, *more, "", report.verdict])
 

@@ -141,10 +141,11 @@ class CheckReport:
         mark, colour = _MARKS[self.passed]
         rows = "".join(_html_row(row) for row in self.tensors[:_ROWS_SHOWN])
         left = len(self.tensors) - _ROWS_SHOWN
-        more = f"<div>and {left} more that differ no more; all are in .table</div>" if left > 0 else ""
+        more = f"<div>and {left} more, none further apart; all are in .table</div>" if left > 0 else ""
         head = "".join(f"<th style='text-align:{side}'>{name}</th>" for name, side in _HEAD)
+        edge = f"border-left:6px solid {colour};padding-left:7px"
         return (
-            f"<div><p><strong style='color:{colour}'>{mark}</strong> {escape(self.verdict)}</p>"
+            f"<div><p><strong style='{edge}'>{mark}.</strong> {escape(self.verdict)}</p>"
             f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}</div>"
         )
 

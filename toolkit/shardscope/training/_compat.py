@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 HAS_FUSED_ADAMW = hasattr(torch, "_fused_adamw_")
 """Whether torch's fused AdamW kernel can be called on bare tensors (true for 2.11 to 2.13)."""
@@ -50,3 +50,17 @@ def top_saved_tensors_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], 
 
     pack, unpack = _top_saved_tensors_default_hooks(False)
     return pack, unpack
+
+
+def fsdp_params(model: nn.Module) -> list[Any]:
+    """What FSDP2 knows of each parameter that it shards in `model`; empty where it shards nothing."""
+    ask = [getattr(module, "_get_fsdp_state", None) for module in model.modules()]
+    groups = [group for state in ask if state is not None for group in _fsdp_groups(state())]
+    return [param for group in groups for param in group.fsdp_params]
+
+
+def _fsdp_groups(state: Any) -> list[Any]:
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is None:  # torch 2.11 knows one group a module
+        return [group for group in [getattr(state, "_fsdp_param_group", None)] if group is not None]
+    return list(several)

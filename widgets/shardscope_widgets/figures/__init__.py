@@ -11,6 +11,7 @@ Example:
 
 from shardscope_widgets.figures._comparison import Row, comparison, comparison_info, comparison_text
 from shardscope_widgets.figures._consensus import ConsensusInfo, consensus, consensus_info, consensus_text
+from shardscope_widgets.figures._consensus import draw as draw_consensus
 from shardscope_widgets.figures._curves import (
     Curve,
     CurvesInfo,
@@ -21,19 +22,21 @@ from shardscope_widgets.figures._curves import (
     traffic,
     traffic_info,
 )
+from shardscope_widgets.figures._links import LinksInfo, links, links_info, links_text
 from shardscope_widgets.figures._memory import MemoryBars, MemoryInfo, memory, memory_info
 from shardscope_widgets.figures._memory_kinds import (
-    HeldBar,
-    HeldRun,
     MemoryKindsInfo,
     memory_kinds,
     memory_kinds_info,
     memory_kinds_text,
 )
+from shardscope_widgets.figures._memory_kinds import draw as draw_memory_kinds
 from shardscope_widgets.figures._overview import OverviewInfo, overview, overview_info
 from shardscope_widgets.figures._pipeline import GanttInfo, GanttOp, gantt, gantt_info, gantt_text
+from shardscope_widgets.figures._pipeline import draw as draw_gantt
 from shardscope_widgets.figures._ring import RingInfo, Transfer, ring, ring_info, ring_text
 from shardscope_widgets.figures._staleness import StalenessInfo, staleness, staleness_info, staleness_text
+from shardscope_widgets.figures._staleness import draw as draw_staleness
 from shardscope_widgets.figures._timeline import (
     Bar,
     Shares,
@@ -81,8 +84,10 @@ __all__ = [
     "consensus",
     "consensus_info",
     "consensus_text",
-    "HeldBar",
-    "HeldRun",
+    "LinksInfo",
+    "links",
+    "links_info",
+    "links_text",
     "MemoryKindsInfo",
     "memory_kinds",
     "memory_kinds_info",
@@ -96,4 +101,8 @@ __all__ = [
     "staleness",
     "staleness_info",
     "staleness_text",
+    "draw_consensus",
+    "draw_gantt",
+    "draw_memory_kinds",
+    "draw_staleness",
 ]

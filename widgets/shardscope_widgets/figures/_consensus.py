@@ -53,7 +53,7 @@ def draw(info: ConsensusInfo) -> go.Figure:
     figure = go.Figure([go.Scatter(line | {"hovertemplate": _HOVER}) for line in lines])
     figure.update_layout(
         xaxis=theme.axis("step"),
-        yaxis=theme.axis(type="log", exponentformat="power", dtick=1),
+        yaxis=theme.axis(type="log", tickformat=".1e", nticks=6),
         annotations=[
             theme.note("<b>Distance from consensus</b>, relative to the mean", x=0, y=1) | {"yshift": 6}
         ],

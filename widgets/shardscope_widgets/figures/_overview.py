@@ -19,6 +19,7 @@ from shardscope_widgets.trace import Trace
 MOST_RUNS = 8
 TRACES_A_RUN = 6
 HEIGHT = 440
+LEGEND_ENTRIES_A_LINE, LEGEND_LINE_PX = 4, 20
 _GAP = 0.11
 _LEFT, _RIGHT = [0.0, 0.5 - _GAP / 2], [0.5 + _GAP / 2, 1.0]
 _TOP, _BOTTOM = [0.58, 1.0], [0.0, 0.42]
@@ -40,9 +41,9 @@ class OverviewInfo(NamedTuple):
     memory: MemoryInfo
 
 
-def overview_info(traces: Sequence[Trace]) -> OverviewInfo:
-    """What the four plots show of the first `MOST_RUNS` of `traces`."""
-    shown = traces[:MOST_RUNS]
+def overview_info(traces: Sequence[Trace], *, most: int | None = MOST_RUNS) -> OverviewInfo:
+    """What the four plots show of the first `most` of `traces`; None shows all."""
+    shown = traces[:most]
     return OverviewInfo(
         _curves.loss_info(shown),
         _curves.throughput_info(shown),
@@ -114,9 +115,11 @@ def draw(info: OverviewInfo) -> go.Figure:
     for index, properties in enumerate(line for place in places for line in place):
         figure.data[index].update(properties)
     figure.update_layout(overview_layout(info))
-    return figure.update_layout(height=HEIGHT + 30, margin_t=70, legend_y=1.12)
+    lines = -(-len(places) // LEGEND_ENTRIES_A_LINE)
+    head = 48 + LEGEND_LINE_PX * max(1, lines)
+    return figure.update_layout(height=HEIGHT - 40 + head, margin_t=head, legend=theme.LEGEND_ABOVE)
 
 
 def overview(traces: Sequence[Trace]) -> go.Figure:
-    """Loss, throughput, bytes and memory of several runs."""
-    return draw(overview_info(traces))
+    """Loss, throughput, bytes and memory of several runs, however many."""
+    return draw(overview_info(traces, most=None))

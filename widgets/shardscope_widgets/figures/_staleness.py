@@ -92,12 +92,10 @@ def draw(info: StalenessInfo) -> go.Figure:
     )  # fmt: skip
     top = max(info.most, info.bound or 0)
     figure.update_layout(
-        xaxis=theme.axis(
-            "updates behind", domain=_LEFT, anchor="y", range=[-0.6, top + 0.9], nticks=8, tickformat="d"
-        ),
+        xaxis=theme.axis("updates behind", domain=_LEFT, anchor="y", range=[-0.6, top + 0.9], **_whole(top)),
         yaxis=theme.axis(anchor="x", rangemode="tozero", nticks=5),
         xaxis2=theme.axis("seconds", domain=_RIGHT, anchor="y2", rangemode="tozero"),
-        yaxis2=theme.axis(anchor="x2", range=[-0.35, top + 0.9], nticks=6, tickformat="d"),
+        yaxis2=theme.axis(anchor="x2", range=[-0.35, top + 0.9], **_whole(top)),
         annotations=[
             theme.note("<b>Gradients</b> by staleness", x=_LEFT[0], y=1) | {"yshift": 6},
             theme.note("<b>Staleness</b> over time, stalest of each update", x=_RIGHT[0], y=1)
@@ -108,6 +106,11 @@ def draw(info: StalenessInfo) -> go.Figure:
         showlegend=False,
     )
     return theme.style(figure, height=260)
+
+
+def _whole(top: float) -> dict[str, Any]:
+    """Marks at whole numbers, at most eight of them."""
+    return {"dtick": max(1, math.ceil(top / 8)), "tickformat": "d"}
 
 
 def _bound_lines(info: StalenessInfo) -> list[dict[str, Any]]:

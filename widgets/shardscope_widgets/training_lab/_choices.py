@@ -8,16 +8,17 @@ from typing import Any
 import traitlets as t
 
 from shardscope.errors import unknown_name
-from shardscope.spec import STRATEGIES, Batch, Job, Optimizer, Ring
+from shardscope.spec import STRATEGIES, Batch, Job, Optimizer
 from shardscope.spec.data import DATA, is_path
 from shardscope.spec.job import PRECISIONS, RECOMPUTE
 from shardscope.spec.models import MODELS
 from shardscope.spec.optimizer import DEFAULTS
+from shardscope.spec.strategy import StrategySpec, parse_strategy
+from shardscope_widgets.micro_batch import suited_micro_size
 
 CATALOGUES: dict[str, tuple[str, ...]] = {
     "model": tuple(MODELS),
     "data": tuple(DATA),
-    "strategy": tuple(STRATEGIES),
     "optimizer": tuple(DEFAULTS),
     "precision": tuple(PRECISIONS),
     "recompute": tuple(RECOMPUTE),
@@ -31,21 +32,53 @@ class Choices(t.HasTraits):
     model = t.Any("gpt-nano", help="A name from the catalogue, or a callable that returns an nn.Module.")
     data = t.Any("python-source", help="A name from the catalogue, a path, or a callable.")
     strategy = t.Unicode("ring", help="How the ranks share the work.")
-    directions = t.Enum((1, 2), default_value=1, help="Ways in which the ring's chunks travel.")
-    trace_chunks = t.Bool(False, help="Record every chunk, so that the ring can be watched.")
+    options = t.Dict(help="Settings of the strategy that differ from its defaults, by field.")
     world_size = t.Int(2, min=1, max=64, help="Number of ranks; a single process takes 1 whatever this says.")
     optimizer = t.Unicode("adamw", help="Name of the optimizer.")
     lr = t.Float(1e-3, help="Learning rate; choosing an optimizer sets its default.")
     global_batch = t.Int(32, min=1, help="Samples in one step over all ranks.")
     micro_batch = t.Int(
-        0, min=0, help="Samples in one forward pass on one rank; 0 takes the rank's share at once."
+        0, min=0, help="Samples in one forward pass on one rank; 0 takes what suits the strategy."
     )
     precision = t.Unicode("fp32", help="Number format of the computation.")
     recompute = t.Unicode("none", help="Activations that are recomputed in the backward pass.")
     steps = t.Int(200, min=1, help="Optimizer steps.")
     seed = t.Int(0, min=0, help="Seed of weights and data order.")
 
-    @t.validate("model", "data", "strategy", "optimizer", "precision", "recompute")
+    @t.validate("strategy")
+    def _known_strategy(self, proposal: Mapping[str, Any]) -> str:
+        """A short string such as ``pipeline:gpipe`` sets the option that it names, too."""
+        asked = proposal["value"]
+        spec = parse_strategy(asked)
+        self._remembered = {**self._options_by_kind(), self.strategy: self.options}
+        if asked != spec.kind:
+            self._remembered[spec.kind] = _changed(spec)
+        if spec.kind == self.strategy:
+            self.options = self._remembered.get(spec.kind, {})
+        return str(spec.kind)
+
+    @t.observe("strategy")
+    def _options_of_strategy(self, _change: object) -> None:
+        self.options = self._options_by_kind().get(self.strategy, {})
+
+    def _options_by_kind(self) -> dict[str, dict[str, Any]]:
+        """What was set for strategies chosen earlier, so that going back to one finds it as it was."""
+        remembered: dict[str, dict[str, Any]] = getattr(self, "_remembered", {})
+        return remembered
+
+    @property
+    def all_options(self) -> dict[str, Any]:
+        """Every setting of the chosen strategy by field, defaults included."""
+        fields = STRATEGIES[self.strategy].model_fields
+        return {name: info.default for name, info in fields.items() if name != "kind"} | self.options
+
+    def set_option(self, field: str, value: Any) -> None:
+        """Set one setting of the chosen strategy."""
+        default = STRATEGIES[self.strategy].model_fields[field].default
+        rest = {name: other for name, other in self.options.items() if name != field}
+        self.options = rest if value == default else {**rest, field: value}
+
+    @t.validate("model", "data", "optimizer", "precision", "recompute")
     def _known(self, proposal: Mapping[str, Any]) -> Any:
         field, value = proposal["trait"].name, proposal["value"]
         free = callable(value) or (field == "data" and isinstance(value, str) and is_path(value))
@@ -84,16 +117,24 @@ class Choices(t.HasTraits):
         Raises:
             SpecError: They do not go together; the sentence says what to change.
         """
-        ring = Ring(directions=self.directions, trace_chunks=self.trace_chunks)
+        strategy = STRATEGIES[self.strategy](**self.options)
+        suited = suited_micro_size(strategy, self.global_batch, self.num_ranks)
         return Job(
             model=self.model,
             data=self.data,
-            strategy=ring if self.strategy == "ring" else self.strategy,
+            strategy=strategy,
             world_size=self.num_ranks,
             optimizer=Optimizer(name=self.optimizer, lr=self.lr),
-            batch=Batch(global_size=self.global_batch, micro_size=self.micro_batch or None),
+            batch=Batch(global_size=self.global_batch, micro_size=self.micro_batch or suited),
             precision=self.precision,
             recompute=self.recompute,
             steps=self.steps,
             seed=self.seed,
         )
+
+
+def _changed(spec: StrategySpec) -> dict[str, Any]:
+    """The settings of a strategy that are not the default."""
+    fields = type(spec).model_fields
+    values = {name: getattr(spec, name) for name in fields if name != "kind"}
+    return {name: value for name, value in values.items() if value != fields[name].default}

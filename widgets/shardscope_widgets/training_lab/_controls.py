@@ -8,9 +8,13 @@ from typing import Any
 import ipywidgets as widgets
 
 from shardscope_widgets.training_lab._choices import CATALOGUES, Choices
+from shardscope_widgets.training_lab._families import families
+from shardscope_widgets.training_lab._options import StrategyOptions
+from shardscope_widgets.training_lab._picker import Picker
 
-_MICRO = (("whole share", 0), *((str(n), n) for n in (1, 2, 4, 8, 16, 32, 64)))
-_DIRECTIONS = (("one", 1), ("both", 2))
+_MICRO = (("as it suits", 0), *((str(n), n) for n in (1, 2, 4, 8, 16, 32, 64)))
+WHAT = ("model", "data", "strategy", "world_size")
+"""What stands above the strategy's own settings."""
 
 
 def _dropdown(
@@ -36,12 +40,8 @@ def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
     controls = {
         "model": _dropdown(choices, "model", "Model"),
         "data": _dropdown(choices, "data", "Data"),
-        "strategy": _dropdown(choices, "strategy", "Strategy"),
+        "strategy": Picker(description="Strategy", groups=families(), value=choices.strategy),
         "world_size": number(description="Ranks", min=1, max=64, value=choices.world_size),
-        "directions": _dropdown(choices, "directions", "Ring directions", _DIRECTIONS),
-        "trace_chunks": widgets.Checkbox(
-            description="Chunk by chunk", value=choices.trace_chunks, indent=False
-        ),
         "optimizer": _dropdown(choices, "optimizer", "Optimizer"),
         "lr": widgets.BoundedFloatText(
             description="Learning rate", min=0, max=1e3, step=1e-4, value=choices.lr
@@ -71,8 +71,11 @@ def bind(choices: Choices, field: str, control: widgets.DOMWidget) -> None:
     control.observe(lambda change: setattr(choices, field, change["new"]), "value")
 
 
-def panel(controls: dict[str, widgets.DOMWidget]) -> widgets.GridBox:
-    """The controls two in a row."""
-    box = widgets.GridBox(list(controls.values()))
-    box.add_class("ss-controls")
-    return box
+def panel(controls: dict[str, widgets.DOMWidget], options: StrategyOptions) -> widgets.VBox:
+    """The controls two in a row, the strategy's own below the strategy."""
+    what = [controls[name] for name in WHAT]
+    how = [control for name, control in controls.items() if name not in WHAT]
+    boxes = [widgets.GridBox(what), options, widgets.GridBox(how)]
+    for box in boxes:
+        box.add_class("ss-controls")
+    return widgets.VBox(boxes)

@@ -33,7 +33,7 @@ def _library() -> Library:
 
 
 class LiveFigure(anywidget.AnyWidget):
-    """A figure with places for traces; `put` fills the first of them and leaves the others out."""
+    """A figure with places for traces, of which `put` fills the first; or any figure, by `show`."""
 
     _esm = files(__package__).joinpath("live_figure.js").read_text(encoding="utf-8")
     library = t.Instance(Library).tag(sync=True, **widget_serialization)
@@ -48,6 +48,11 @@ class LiveFigure(anywidget.AnyWidget):
         places = self._template["data"]
         data = [place | trace for place, trace in zip(places, traces, strict=False)]
         self.figure = {"data": data, "layout": _on_top(self._template["layout"], layout)}
+
+    def show(self, figure: go.Figure) -> None:
+        """Show a whole figure in place of the template and what was put into it."""
+        whole = figure.to_plotly_json()
+        self.figure = {"data": whole["data"], "layout": whole["layout"]}
 
     @property
     def traces(self) -> list[dict[str, Any]]:

@@ -24,12 +24,21 @@ def estimate_bytes(job: Job) -> float:
 
 def plan_text(job: Job) -> str:
     """What pressing Start would do, in words."""
-    micro = job.batch.accumulation(job.world_size)
-    share = plural(job.batch.per_rank(job.world_size), "sample")
+    micro = job.batch.accumulation(job.num_data_ranks)
     parts = f" in {micro} micro-batches" if micro > 1 else ""
     size = f"{_params(MODELS[job.model].num_params)} parameters. " if isinstance(job.model, str) else ""
-    who = "One process takes" if job.world_size == 1 else f"Each of {job.world_size} ranks takes"
-    return f"{size}{who} {share} a step{parts}. Roughly {bytes_text(estimate_bytes(job))} of memory in all."
+    return f"{size}{_share(job)} a step{parts}. Roughly {bytes_text(estimate_bytes(job))} of memory in all."
+
+
+def _share(job: Job) -> str:
+    share, among = plural(job.batch.per_rank(job.num_data_ranks), "sample"), job.num_data_ranks
+    if job.world_size == 1:
+        return f"One process takes {share}"
+    if among == job.world_size:
+        return f"Each of {job.world_size} ranks takes {share}"
+    if among == 1:
+        return f"All {job.world_size} ranks work on the same {share}"
+    return f"{among} of {job.world_size} ranks take {share} each"
 
 
 def _params(count: int) -> str:

@@ -17,5 +17,5 @@ class Tree(Bucketed):
     """
 
     kind: Literal["tree"] = "tree"
-    slice_mb: float = Field(default=1.0, gt=0, le=1024)
+    slice_mb: float = Field(default=2.0, gt=0, le=1024)
     """Longest message in MiB: a longer bucket is cut into slices, which climb and come down at the same time."""

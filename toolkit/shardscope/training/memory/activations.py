@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -45,12 +45,15 @@ class Activations:
 
     Args:
         held: Storages that are held anyway.
+        at_parameter: Called with each parameter, or view of one, that is saved, and again when it is used: then all
+            that its operation needs is there.
     """
 
-    def __init__(self, held: Storages) -> None:
+    def __init__(self, held: Storages, at_parameter: Callable[[Tensor], None] = lambda _: None) -> None:
         self.bytes = 0
         self.peak = 0
         self._held = held
+        self._at_parameter = at_parameter
         self._uses: dict[int, tuple[int, int]] = {}
         self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._lock = (
@@ -87,11 +90,16 @@ class Activations:
         return _Keeping(self, operations)
 
     def _save(self, tensor: Tensor) -> _Saved:
-        return _Saved(tensor, None if self._is_held(tensor) else self)
+        if _is_parameter(tensor):
+            self._at_parameter(tensor)
+            return _Saved(tensor, (), self._at_parameter)
+        found = () if self._is_held(tensor) else tuple(storages(tensor))
+        for storage in found:
+            self._use(storage)
+        return _Saved(tensor, [partial(self._let_go, id(storage)) for storage in found])
 
     def _is_held(self, tensor: Tensor) -> bool:
-        base = tensor if tensor._base is None else tensor._base  # noqa: SLF001 - what a view is a view of
-        return isinstance(base, nn.Parameter) or any(storage in self._held for storage in storages(tensor))
+        return _is_parameter(tensor) or any(storage in self._held for storage in storages(tensor))
 
     def _use(self, storage: torch.UntypedStorage) -> None:
         key = id(storage)  # the same as long as the storage lives
@@ -116,26 +124,34 @@ class Activations:
             self._let_go(key)
 
 
+def _is_parameter(tensor: Tensor) -> bool:
+    """Whether it is a parameter or a view of one."""
+    return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)  # noqa: SLF001
+
+
 class _Saved:
     """What a node of the graph holds in place of a tensor: it lives as long as the node needs it."""
 
-    __slots__ = ("keys", "tensor", "user")
+    __slots__ = ("at_end", "at_use", "tensor")
 
-    def __init__(self, tensor: Tensor, user: Activations | None) -> None:
+    def __init__(
+        self,
+        tensor: Tensor,
+        at_end: Sequence[Callable[[], None]],
+        at_use: Callable[[Tensor], None] | None = None,
+    ) -> None:
         self.tensor = tensor.detach()  # an operation's own output would hold the operation, which holds it
-        self.user = user
-        found = [] if user is None else list(storages(tensor))
-        self.keys = [id(storage) for storage in found]
-        for storage in found:
-            user._use(storage)  # type: ignore[union-attr]  # noqa: SLF001 - two parts of one whole
+        self.at_end, self.at_use = at_end, at_use
 
     def unpack(self) -> Tensor:
         """The tensor, for the backward pass."""
+        if self.at_use is not None:
+            self.at_use(self.tensor)
         return self.tensor
 
     def __del__(self) -> None:
-        for key in self.keys:
-            self.user._let_go(key)  # type: ignore[union-attr]  # noqa: SLF001
+        for call in self.at_end:
+            call()
 
 
 class _Recomputing(AbstractContextManager[None]):

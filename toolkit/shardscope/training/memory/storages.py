@@ -51,6 +51,10 @@ class Storages:
     def __contains__(self, storage: torch.UntypedStorage) -> bool:
         return storage in self._kinds
 
+    def kinds(self, tensor: Tensor) -> set[str | None]:
+        """Under which kinds a tensor's storages count; None for one that is not known."""
+        return {self._kinds.get(storage) for storage in storages(tensor)}
+
     def sizes(self) -> dict[str, int]:
         """Bytes by kind now."""
         sizes: dict[str, int] = {}

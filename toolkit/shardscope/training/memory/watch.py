@@ -26,17 +26,27 @@ class StepMemory:
         self._storages = Storages()
         self._storages.add("inputs", inputs)
         self.peaks = dict.fromkeys(KINDS, 0)
-        self.activations = Activations(self._storages)
+        self.activations = Activations(self._storages, self._at_parameter)
 
     def sample(self) -> None:
         """Look at what is held now."""
-        self._storages.add_all(self._held())
+        held = self._held()
+        assert set(held) <= set(KINDS), f"{sorted(set(held) - set(KINDS))} are no kinds of memory"
+        self._storages.add_all(held)
         self._note()
 
     def hold(self, kind: str, tensors: Iterable[Tensor]) -> None:
         """Count `tensors` under `kind` from now until their memory is freed, or their storage resized to nothing."""
         self._storages.add(kind, tensors)
         self._note()
+
+    def _at_parameter(self, tensor: Tensor) -> None:
+        """Where a parameter is used, it and its like have been gathered."""
+        kinds = self._storages.kinds(tensor)
+        if None in kinds:
+            self.sample()
+        elif "gathered" in kinds:
+            self._note()
 
     def _note(self) -> None:
         now = {**self._storages.sizes(), "activations": self.activations.peak}

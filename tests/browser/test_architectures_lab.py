@@ -1,0 +1,65 @@
+"""A person looks at what an architecture adds: the pipeline's chart, ZeRO's memory, the verdict of a check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from browser.test_training_lab import CONTRAST, LAB, choose, press, status
+
+TOUR = Path(__file__).parents[2] / "notebooks" / "tour.ipynb"
+BARS = """(heading) => {
+    const heads = [...document.querySelectorAll('.jp-OutputArea-output .ss-lab .ss-heading')];
+    const box = heads.find(head => head.textContent.startsWith(heading))?.closest('.widget-vbox');
+    return box?.checkVisibility() ? box.querySelectorAll('.js-plotly-plot .bars path').length : 0;
+}"""
+
+
+@pytest.fixture
+def lab(notebook):
+    """The tour's lab on four ranks, its own run stopped."""
+    notebook.open(TOUR).run_until("TrainingLab(")
+    notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
+    notebook.kernel("[lab.run.stop().id, lab.set_trait('world_size', 4), lab.set_trait('steps', 6)][0]")
+    return notebook
+
+
+def wait_for_bars(notebook, heading, at_least):
+    notebook.page.wait_for_function(
+        f"([heading, count]) => ({BARS})(heading) >= count", arg=[heading, at_least], timeout=60_000
+    )
+
+
+@pytest.mark.timeout(180)
+def test_a_pipelines_chart_and_zeros_memory_appear_with_their_runs(lab):
+    assert lab.page.evaluate(BARS, "Pipeline") == 0
+    choose(lab, "Strategy", "pipeline")
+    choose(lab, "Schedule", "gpipe")
+    press(lab, "Start")
+    status(lab, "has finished", 60_000)
+    wait_for_bars(lab, "Pipeline", 4 * 2 * 8)
+
+    choose(lab, "Strategy", "zero-2")
+    press(lab, "Start")
+    status(lab, "zero-2-gpt-nano has finished", 60_000)
+    wait_for_bars(lab, "Memory by kind", 4 * 4)
+    lab.page.wait_for_function(f"() => ({BARS})('Pipeline') === 0")  # the run in focus is no pipeline
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+        lab.use_theme(theme)
+        ratios = lab.page.evaluate(
+            CONTRAST, f"{LAB} .js-plotly-plot .ytick text, {LAB} .js-plotly-plot .legendtext"
+        )
+        assert min(ratios) >= 4.5, f"{theme}: {min(ratios):.2f}"
+
+
+@pytest.mark.timeout(180)
+def test_the_check_button_shows_its_verdict_in_place(lab):
+    choose(lab, "Strategy", "ring")
+    press(lab, "Check")
+    lab.page.locator(f"{LAB} .ss-buttons button", has_text="Give up").wait_for(timeout=10_000)
+    verdict = lab.page.locator(f"{LAB} .ss-verdict")
+    verdict.wait_for(timeout=60_000)
+    assert "ring on 4 ranks agrees with one process" in verdict.inner_text()
+    assert verdict.locator("tbody tr").count() > 3
+    lab.page.locator(f"{LAB} .ss-buttons button", has_text="Check").wait_for(timeout=10_000)

@@ -1,0 +1,59 @@
+"""What goes through each rank's link in a step: bytes sent and received, one bar a rank.
+
+Where one rank's bar is much longer than the others', that rank's link sets the pace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._stacks import Bar, Group, draw_stacks
+from shardscope_widgets.trace import Trace
+from shardscope_widgets.words import bytes_text, plural
+
+LAYERS = (("sent", theme.Look("#e06c2c")), ("received", theme.Look("#5aa9e6", pattern="/")))
+
+
+class LinksInfo(NamedTuple):
+    """Several runs, each rank's bytes sent and received in its newest step."""
+
+    runs: tuple[Group, ...]
+
+
+def links_info(traces: Sequence[Trace]) -> LinksInfo:
+    """The runs on several ranks."""
+    return LinksInfo(tuple(_run(trace) for trace in traces if trace.world_size > 1 and trace.links))
+
+
+def _run(trace: Trace) -> Group:
+    return Group(
+        trace.label, tuple(Bar(trace.name_of(rank), link) for rank, link in sorted(trace.links.items()))
+    )
+
+
+def links_text(info: LinksInfo) -> str:
+    """The bars in words, a sentence a run."""
+    if not info.runs:
+        return "No run on several ranks has finished a step yet."
+    return " ".join(map(_sentence, info.runs))
+
+
+def _sentence(run: Group) -> str:
+    busiest = max(run.bars, key=lambda bar: bar.total)
+    mean = sum(bar.total for bar in run.bars) / len(run.bars)
+    times = f", {busiest.total / mean:.1f} times the mean of {plural(len(run.bars), 'rank')}" if mean else ""
+    return f"{run.label}: the busiest link, that of {busiest.name}, carries {bytes_text(busiest.total)} a step{times}."
+
+
+def draw(info: LinksInfo) -> go.Figure:
+    """The figure of `info`."""
+    return draw_stacks(info.runs, LAYERS)
+
+
+def links(traces: Sequence[Trace]) -> go.Figure:
+    """Bytes through each rank's link in a step."""
+    return draw(links_info(traces))

@@ -1,0 +1,130 @@
+"""Horizontal stacked bars, one a rank, runs below each other under headings of their own: the drawing that memory by
+kind and bytes by rank share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.words import bytes_text, safe
+
+_HEAD_PX, _FOOT_PX, _ROW_PX, _FEWEST_PX = 72, 36, 24, 13
+_ROOMY = 30
+"""Rows beyond which they are drawn closer together."""
+
+
+class Bar(NamedTuple):
+    """One rank: its name, and bytes in the order of the layers."""
+
+    name: str
+    sizes: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """All layers together."""
+        return sum(self.sizes)
+
+
+class Group(NamedTuple):
+    """One run's ranks."""
+
+    label: str
+    bars: tuple[Bar, ...]
+
+    @property
+    def most(self) -> int:
+        """Bytes of the rank that has most."""
+        return max((bar.total for bar in self.bars), default=0)
+
+
+Row = tuple[float, Bar]
+"""A bar and its place from above."""
+
+
+def draw_stacks(
+    groups: Sequence[Group], layers: Sequence[tuple[str, Look]], *, line: tuple[int, str] | None = None
+) -> go.Figure:
+    """Bars stacked by layer, with the total at their ends; `line` is a value to be marked, with its words."""
+    rows, headings = _rows(groups)
+    figure = go.Figure([_layer(index, name, look, rows) for index, (name, look) in enumerate(layers)])
+    figure.add_trace(_totals(rows))
+    most = max([line[0] if line else 0, *(bar.total for _, bar in rows)], default=0)
+    lowest = max((place for place, _ in rows), default=0) + 0.6
+    figure.update_layout(
+        xaxis=theme.axis(tickformat="~s", ticksuffix="B", range=[0, 1.14 * most or 1], nticks=7),
+        yaxis=theme.axis(
+            tickvals=[place for place, _ in rows], ticktext=[f"{bar.name} " for _, bar in rows],
+            range=[lowest, -0.6], showgrid=False, fixedrange=True,
+        ),
+        annotations=[*headings, *([_note(line)] if line else [])],
+        shapes=[_mark(line)] if line else [],
+    )  # fmt: skip
+    row_px = max(_FEWEST_PX, min(_ROW_PX, _ROW_PX * _ROOMY / (lowest + 0.6)))
+    return theme.style(
+        figure, height=round(_HEAD_PX + _FOOT_PX + row_px * (lowest + 0.6)), barmode="stack",
+        margin={"l": 8, "r": 12, "t": _HEAD_PX, "b": 8}, legend=theme.LEGEND_ABOVE,
+    )  # fmt: skip
+
+
+def _rows(groups: Sequence[Group]) -> tuple[list[Row], list[dict[str, Any]]]:
+    """Every bar's place; a heading above each group where there are several."""
+    rows: list[Row] = []
+    headings, place, headed = [], 0.0, len(groups) > 1
+    for group in groups:
+        if headed:
+            head = theme.note(f"<b>{safe(group.label)}</b>", x=0, y=place)
+            headings.append(head | {"yref": "y", "yanchor": "middle"})
+            place += 0.95
+        rows += [(place + number, bar) for number, bar in enumerate(group.bars)]
+        place += len(group.bars) + 0.25 * headed
+    return rows, headings
+
+
+def _layer(index: int, name: str, look: Look, rows: Sequence[Row]) -> go.Bar:
+    return go.Bar(
+        x=[bar.sizes[index] for _, bar in rows],
+        y=[place for place, _ in rows],
+        width=0.74,
+        orientation="h",
+        name=name,
+        marker={
+            "color": look.colour,
+            "line": {"width": 0},
+            "pattern": {
+                "shape": look.pattern,
+                "fgcolor": "rgba(255,255,255,0.6)",
+                "size": 5,
+                "solidity": 0.22,
+            },
+        },
+        customdata=[[bar.name, bytes_text(bar.sizes[index])] for _, bar in rows],
+        hovertemplate=f"<b>{name}</b>, %{{customdata[1]}}<br>%{{customdata[0]}}<extra></extra>",
+    )
+
+
+def _totals(rows: Sequence[Row]) -> go.Scatter:
+    return go.Scatter(
+        x=[bar.total for _, bar in rows],
+        y=[place for place, _ in rows],
+        mode="text",
+        text=[f" {bytes_text(bar.total)}" for _, bar in rows],
+        textposition="middle right",
+        hoverinfo="skip",
+        showlegend=False,
+        cliponaxis=False,
+    )
+
+
+def _mark(line: tuple[int, str]) -> dict[str, Any]:
+    look = {"color": theme.GREY, "width": 1.6, "dash": "dash"}
+    return {"type": "line", "x0": line[0], "x1": line[0], "y0": 0, "y1": 1, "yref": "paper", "line": look}
+
+
+def _note(line: tuple[int, str]) -> dict[str, Any]:
+    look = {"xref": "x", "xanchor": "center", "font": {"size": 11, "color": theme.GREY}}
+    return theme.note(line[1], x=line[0], y=1) | look

@@ -1,0 +1,119 @@
+"""The check in the lab: it runs in a thread beside everything else, tells how far it is, and leaves its verdict."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import ipywidgets as widgets
+
+from shardscope.errors import ShardscopeError
+from shardscope_widgets.training_lab._words import problem_html
+from shardscope_widgets.words import plural, safe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardscope.runtime import Run
+    from shardscope.runtime.check_report import CheckReport
+    from shardscope.spec import Job
+
+STEPS = 8
+
+
+class _Cancelled(Exception):
+    """Somebody does not want to wait for the check."""
+
+
+class CheckPanel:
+    """One check at a time, and what came of the last one in `report`. `on_change` hears of its start and end."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self.box = widgets.HTML()
+        self.box.add_class("ss-check")
+        self.report: CheckReport | None = None
+        self._on_change = on_change
+        self._thread: threading.Thread | None = None
+        self._cancelled = threading.Event()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a check is going on."""
+        return self._thread is not None
+
+    def start(self, job: Job, root: Path | None) -> None:
+        """Start checking `job`; returns at once. While a check is going on, nothing happens."""
+        if self.is_running:
+            return
+        self._cancelled.clear()
+        self.report = None
+        self._say(f"Checking {job.strategy.label}: starting {plural(job.world_size, 'rank')}.")
+        self._thread = threading.Thread(
+            target=self._work, args=(job, root), name="shardscope-check", daemon=True
+        )
+        self._thread.start()
+        self._on_change()
+
+    def cancel(self) -> None:
+        """Give up; the run that is going on is stopped."""
+        self._cancelled.set()
+
+    def wait(self, timeout: float | None = None) -> CheckReport | None:
+        """The report, once the check that is going on has ended; None if it failed or was cancelled.
+
+        Raises:
+            TimeoutError: It goes on longer than `timeout` seconds.
+        """
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+            if thread.is_alive():
+                raise TimeoutError(
+                    f"the check has not ended within {timeout:g} s; lab.check.cancel() ends it"
+                )
+        return self.report
+
+    def clear(self) -> None:
+        """Take the last verdict away, unless a check is going on."""
+        if not self.is_running:
+            self.box.value = ""
+
+    def _work(self, job: Job, root: Path | None) -> None:
+        try:
+            self._check(job, root)
+        finally:
+            self._thread = None
+            self._on_change()
+
+    def _check(self, job: Job, root: Path | None) -> None:
+        from shardscope.runtime.check import check
+
+        try:
+            self.report = check(job, STEPS, root=root, on_step=self._on_step)
+        except _Cancelled:
+            self._say("The check was given up.")
+        except ShardscopeError as error:
+            self.box.value = problem_html(_failure(error))
+        except Exception as error:
+            self.box.value = problem_html(f"The check failed. {safe(type(error).__name__)}: {safe(error)}")
+        else:
+            self.box.value = f'<div class="ss-verdict">{self.report._repr_html_()}</div>'
+
+    def _on_step(self, run: Run, step: int) -> None:
+        if self._cancelled.is_set():
+            raise _Cancelled
+        job = run.job
+        who = "one process" if job.world_size == 1 else f"{job.strategy.label} on {job.world_size} ranks"
+        part = 2 if job.world_size == 1 else 1
+        self._say(f"Checking, run {part} of 2: {who}, step {step} of {job.steps}.")
+
+    def _say(self, text: str) -> None:
+        self.box.value = f'<div class="ss-status running" role="status">{safe(text)}</div>'
+
+
+def _failure(error: ShardscopeError) -> str:
+    text = error.args[0] if error.args else ""
+    traceback = getattr(error, "traceback", "")
+    details = f"<details><summary>Traceback</summary><pre>{safe(traceback)}</pre></details>"
+    return f"<b>The check could not be made</b><br>{safe(text)}{details if traceback else ''}"

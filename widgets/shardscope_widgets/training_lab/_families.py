@@ -1,0 +1,90 @@
+"""The strategies in families, in the order in which training systems evolved, and the settings worth a control.
+
+The families are the chapters of that story; the settings are read from each strategy's own spec.
+"""
+
+from __future__ import annotations
+
+from types import NoneType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from shardscope.spec import STRATEGIES
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "One process": ("single",),
+    "A central server": ("parameter-server",),
+    "All-reduce": ("all-reduce", "ring", "tree", "hierarchical"),
+    "Without a centre": ("gossip",),
+    "Layers apart": ("pipeline",),
+    "State in shards": ("zero-1", "zero-2", "zero-3"),
+}
+_LABELS = {
+    "per_node": "Ranks a node",
+    "directions": "Ring directions",
+    "trace_chunks": "Chunk by chunk",
+    "microbatches": "Micro-batches",
+    "staleness": "Staleness bound",
+}
+_WORDS = {"gpipe": "GPipe", "1f1b": "1F1B", "ssp": "bounded (ssp)"}
+_LEFT_TO_CODE = {("pipeline", "microbatches")}
+"""Settings without a control: the lab's micro-batch says how many there are."""
+_ONLY_WITH = {("parameter-server", "staleness"): ("mode", "ssp")}
+"""Settings that mean something only beside a certain value of another."""
+
+
+class Setting(NamedTuple):
+    """One setting of a strategy: what it may be set to, and what it is when left alone.
+
+    `kind` is ``choice`` (among `values`), ``switch`` or ``count`` (a whole number; 0 stands for None where `optional`).
+    """
+
+    field: str
+    label: str
+    help: str
+    kind: str
+    default: Any
+    values: tuple[tuple[str, Any], ...] = ()
+    optional: bool = False
+
+
+def families() -> list[tuple[str, list[str]]]:
+    """Each family with those of its strategies that there are."""
+    known = {name: [kind for kind in kinds if kind in STRATEGIES] for name, kinds in FAMILIES.items()}
+    return [(name, kinds) for name, kinds in known.items() if kinds]
+
+
+def settings_of(kind: str) -> list[Setting]:
+    """The settings of a strategy that are choices, switches or counts; sizes of buckets and slices are left to code."""
+    fields = STRATEGIES[kind].model_fields.items()
+    found = [
+        _setting(name, info) for name, info in fields if name != "kind" and (kind, name) not in _LEFT_TO_CODE
+    ]
+    return [setting for setting in found if setting is not None]
+
+
+def applies(kind: str, field: str, chosen: dict[str, Any]) -> bool:
+    """Whether a setting means something beside what else is chosen."""
+    other, value = _ONLY_WITH.get((kind, field), (None, None))
+    return other is None or chosen.get(other) == value
+
+
+def _setting(name: str, info: Any) -> Setting | None:
+    label = _LABELS.get(name, name.replace("_", " ").capitalize())
+    about = (name, label, " ".join((info.description or label).split()))
+    annotation, optional = _without_none(info.annotation)
+    if get_origin(annotation) is Literal:
+        values = tuple((_WORDS.get(value, str(value)), value) for value in get_args(annotation))
+        return Setting(*about, "choice", info.default, values)
+    if annotation is bool:
+        return Setting(*about, "switch", info.default)
+    if annotation is int:
+        return Setting(*about, "count", info.default, optional=optional)
+    return None
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    parts = get_args(annotation)
+    if get_origin(annotation) is Union or type(annotation).__name__ == "UnionType":
+        rest = [part for part in parts if part is not NoneType]
+        return (rest[0] if len(rest) == 1 else annotation), len(rest) < len(parts)
+    return annotation, False

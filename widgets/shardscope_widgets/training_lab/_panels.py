@@ -1,0 +1,97 @@
+"""The panels that appear below the timeline once a run has something for them: what each architecture adds.
+
+A pipeline shows its schedule, a parameter server its staleness, gossip its distance from consensus, and every run what
+its memory is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from shardscope_widgets import figures
+from shardscope_widgets.trace import Trace
+from shardscope_widgets.training_lab._live_figure import LiveFigure
+from shardscope_widgets.words import safe
+
+
+class Panel:
+    """A heading, a figure and a sentence; not there until it has something to show."""
+
+    def __init__(self, heading: str, note: str) -> None:
+        self.figure = LiveFigure(go.Figure())
+        self.words = widgets.HTML()
+        head = widgets.HTML(f'<div class="ss-heading">{safe(heading)} <span>{safe(note)}</span></div>')
+        self.box = widgets.VBox([head, self.figure, self.words])
+        self.box.layout.display = "none"
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it is on the page."""
+        return bool(self.box.layout.display != "none")
+
+    def show(self, figure: go.Figure, words: str) -> None:
+        """Be there, with this."""
+        self.figure.show(figure)
+        self.words.value = f'<div class="ss-words">{safe(words)}</div>'
+        self.box.layout.display = None
+
+    def hide(self) -> None:
+        """Not be there."""
+        self.box.layout.display = "none"
+
+
+class Panels:
+    """All panels, in one box."""
+
+    def __init__(self) -> None:
+        self.schedule = Panel("Pipeline", "each pass of each micro-batch, as it was measured")
+        self.staleness = Panel("Staleness", "how far behind the gradients were that the server applied")
+        self.consensus = Panel("Consensus", "how far the ranks' parameters are from their mean")
+        self.memory = Panel("Memory by kind", "what each rank held in the newest step that was measured")
+        self.box = widgets.VBox([p.box for p in (self.schedule, self.staleness, self.consensus, self.memory)])
+
+    def draw(self, focus: Trace | None, shown: Sequence[Trace], *, last_step: int | None = None) -> None:
+        """Schedule and staleness of the run in focus, consensus and memory of all that are shown, as far as there
+        are.
+        """
+        self._draw_schedule(focus, last_step)
+        self._draw_staleness(focus)
+        self._draw_consensus(shown)
+        self._draw_memory(focus, shown)
+
+    def _draw_schedule(self, focus: Trace | None, last_step: int | None) -> None:
+        info = figures.gantt_info(focus, last_step=last_step) if focus else None
+        if info is None or not info.ops:
+            self.schedule.hide()
+        else:
+            self.schedule.show(figures.draw_gantt(info), figures.gantt_text(info))
+
+    def _draw_staleness(self, focus: Trace | None) -> None:
+        info = figures.staleness_info(focus) if focus else None
+        if info is None or not info.num_updates:
+            self.staleness.hide()
+        else:
+            self.staleness.show(figures.draw_staleness(info), figures.staleness_text(info))
+
+    def _draw_consensus(self, shown: Sequence[Trace]) -> None:
+        info = figures.consensus_info(shown)
+        if not info.curves:
+            self.consensus.hide()
+        else:
+            self.consensus.show(figures.draw_consensus(info), figures.consensus_text(info))
+
+    def _draw_memory(self, focus: Trace | None, shown: Sequence[Trace]) -> None:
+        info = figures.memory_kinds_info(shown, alone=alone_beside(focus, shown))
+        if not info.runs:
+            self.memory.hide()
+        else:
+            self.memory.show(figures.draw_memory_kinds(info), figures.memory_kinds_text(info))
+
+
+def alone_beside(focus: Trace | None, shown: Sequence[Trace]) -> Trace | None:
+    """The run on one process that the others can be held against: of the same model and data."""
+    same = [trace for trace in shown if focus is not None and trace.workload == focus.workload]
+    return next((trace for trace in same if trace.strategy == "single"), None)

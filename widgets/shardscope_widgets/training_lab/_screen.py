@@ -1,0 +1,100 @@
+"""Everything the Training Lab shows and where it stands. It draws what it is told and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import ipywidgets as widgets
+
+from shardscope_widgets.figures.theme import Look, run_looks
+from shardscope_widgets.html import summary_html
+from shardscope_widgets.ring_view import RingView
+from shardscope_widgets.trace import Trace
+from shardscope_widgets.training_lab import _controls, _words
+from shardscope_widgets.training_lab._choices import Choices
+from shardscope_widgets.training_lab._frame import Frame
+from shardscope_widgets.training_lab._history import History
+from shardscope_widgets.training_lab._live import LiveView
+from shardscope_widgets.training_lab._options import StrategyOptions
+from shardscope_widgets.training_lab._panels import Panels
+from shardscope_widgets.training_lab._runbook import Entry
+from shardscope_widgets.words import safe
+
+ABOUT = "real ranks, in processes of their own: close the tab and they train on"
+
+
+class Screen:
+    """The widgets of a lab over `choices`; `check_box` is where a check shows itself."""
+
+    def __init__(self, choices: Choices, check_box: widgets.Widget) -> None:
+        self.controls = _controls.make_controls(choices)
+        self.options = StrategyOptions(choices)
+        self.start = widgets.Button(description="Start", icon="play", button_style="primary")
+        self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
+        self.check = widgets.Button(description="Check", icon="check")
+        self.start.tooltip = "Start this job on real ranks"
+        self.stop.tooltip = "Stop the run in focus at its next step"
+        self.plan, self.status, self.problem, self.summary = (widgets.HTML() for _ in range(4))
+        self.history, self.live, self.panels, self.ring = History(), LiveView(), Panels(), RingView()
+        self.tabs = widgets.Tab(
+            [widgets.VBox([self.live.box, self.panels.box]), self.summary, self.ring],
+            titles=("Live", "Side by side", "Ring"),
+        )
+        self.say_checking(is_checking=False)
+        self.children = self._arrange(check_box)
+
+    def _arrange(self, check_box: widgets.Widget) -> tuple[widgets.Widget, ...]:
+        buttons = widgets.HBox([self.start, self.stop, self.check])
+        left = widgets.VBox([_controls.panel(self.controls, self.options), buttons, self.plan, self.history])
+        right = widgets.VBox([self.status, self.problem, check_box, self.tabs])
+        main = widgets.HBox([left, right])
+        for box, name in ((buttons, "ss-buttons"), (left, "ss-left"), (right, "ss-right"), (main, "ss-main")):
+            box.add_class(name)
+        return Frame(title="Training Lab", about=ABOUT), main
+
+    def say_plan(self, text: str, *, is_possible: bool) -> None:
+        """What Start would do, or why it cannot."""
+        self.start.disabled = not is_possible
+        self.plan.value = f'<div class="ss-note{"" if is_possible else " bad"}">{safe(text)}</div>'
+
+    def say_checking(self, *, is_checking: bool) -> None:
+        """The button starts a check, or gives up the one that is going on."""
+        self.check.description, self.check.icon = ("Give up", "times") if is_checking else ("Check", "check")
+        self.check.tooltip = (
+            "Give up the check that is going on"
+            if is_checking
+            else "Run this job sharded and on one process, and compare every loss and parameter"
+        )
+
+    def draw_runs(self, entries: Mapping[str, Entry], shown: Sequence[Entry], focus: str) -> None:
+        """The list of runs, the legend and the four plots."""
+        traces = [entry.trace for entry in shown]
+        looks = run_looks([trace.strategy for trace in traces])
+        by_id: dict[str, Look] = {entry.run.id: look for entry, look in zip(shown, looks, strict=True)}
+        self.history.shown = list(by_id)
+        self.history.update(entries, by_id)
+        self.live.offer_runs({entry.run.id: entry.trace.label for entry in shown}, focus)
+        self.live.draw_overview(traces, looks)
+
+    def draw_status(self, entry: Entry | None, text: str) -> None:
+        """The status line of the run in focus."""
+        state = entry.state if entry else "idle"
+        self.status.value = f'<div class="ss-status {safe(state)}" role="status">{safe(text)}</div>'
+        self.stop.disabled = entry is None or not entry.is_alive
+
+    def draw_details(self, focus: Trace | None, shown: Sequence[Trace]) -> None:
+        """The timeline and the panels below it, and the ring."""
+        self.live.draw_timeline(focus)
+        last_step = None if self.live.follow.value else self.live.last_step.value
+        self.panels.draw(focus, shown, last_step=last_step)
+        if focus is not None and focus.chunks:
+            self.ring.show(focus)
+
+    def draw_summary(self, shown: Sequence[Trace]) -> None:
+        """The table of the runs side by side."""
+        self.summary.value = summary_html(shown)
+
+    def failure_of(self, entry: Entry) -> str:
+        """Why a run failed, as HTML; empty if it did not."""
+        error = entry.run.error
+        return "" if error is None else _words.failure_html(entry, error)

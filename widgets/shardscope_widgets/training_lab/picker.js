@@ -1,0 +1,39 @@
+/* A select box whose options stand in groups. */
+
+let made = 0;
+
+function render({ model, el }) {
+  const id = `ss-picker-${(made += 1)}`;
+  const label = document.createElement("label");
+  const select = document.createElement("select");
+  label.className = "widget-label";
+  label.htmlFor = select.id = id;
+  el.classList.add("widget-inline-hbox", "widget-dropdown");
+  el.append(label, select);
+
+  const fill = () => {
+    label.textContent = model.get("description");
+    label.title = select.title = model.get("tooltip");
+    select.replaceChildren(...model.get("groups").map(([name, values]) => {
+      const group = document.createElement("optgroup");
+      group.label = name;
+      group.append(...values.map((value) => new Option(value, value)));
+      return group;
+    }));
+    show();
+  };
+  const show = () => { select.value = model.get("value"); };
+  fill();
+  select.addEventListener("change", () => {
+    model.set("value", select.value);
+    model.save_changes();
+  });
+  model.on("change:value", show);
+  model.on("change:groups change:description change:tooltip", fill);
+  return () => {
+    model.off("change:value", show);
+    model.off("change:groups change:description change:tooltip", fill);
+  };
+}
+
+export default { render };
