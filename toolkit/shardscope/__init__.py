@@ -44,6 +44,9 @@ if TYPE_CHECKING:
         Schedule,
         Single,
         Tree,
+        Zero1,
+        Zero2,
+        Zero3,
     )
 
 __version__ = "0.1.0"
@@ -77,6 +80,9 @@ _HOMES = {
         "Schedule",
         "Single",
         "Tree",
+        "Zero1",
+        "Zero2",
+        "Zero3",
     ),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -105,6 +111,9 @@ __all__ = [
     "Single",
     "SpecError",
     "Tree",
+    "Zero1",
+    "Zero2",
+    "Zero3",
     "__version__",
     "analytic",
     "check",

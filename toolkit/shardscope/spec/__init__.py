@@ -14,6 +14,9 @@ from shardscope.spec.strategy import (
     Single,
     Strategy,
     Tree,
+    Zero1,
+    Zero2,
+    Zero3,
 )
 from shardscope.spec.user_code import UserCode
 
@@ -34,4 +37,7 @@ __all__ = [
     "Strategy",
     "Tree",
     "UserCode",
+    "Zero1",
+    "Zero2",
+    "Zero3",
 ]

@@ -64,3 +64,12 @@ def _fsdp_groups(state: Any) -> list[Any]:
     if several is None:  # torch 2.11 knows one group a module
         return [group for group in [getattr(state, "_fsdp_param_group", None)] if group is not None]
     return list(several)
+
+
+def overflow_flags(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """After `unscale_`: for each device a tensor of one element that is 1 where a gradient is not finite.
+
+    The scaler reads these tensors when it decides whether to step; they may be written to.
+    """
+    state = scaler._per_optimizer_states[id(optimizer)]  # noqa: SLF001
+    return list(state["found_inf_per_device"].values())

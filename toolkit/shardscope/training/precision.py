@@ -2,26 +2,34 @@
 
 bf16 and fp16 are mixed precision in the sense of Micikevicius et al. (2018): weights, gradients and optimizer state
 stay in fp32, matrix products compute in the short format under autocast. fp16's narrow range needs its loss scaled;
-the scale halves when a gradient overflows, and that step is skipped on every rank alike, since every rank holds the
-same reduced gradient.
+the scale halves when a gradient overflows, and that step is skipped on every rank alike: every rank holds the same
+reduced gradient, or, where each holds a piece of it, they tell each other (`Precision.share_overflow`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shardscope.training import _compat
 from shardscope.training.sharding import ReduceSquares, clip_grad_norm_
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """The recipe of one job on one device."""
+    """The recipe of one job on one device.
+
+    Attributes:
+        share_overflow: Takes, in place, the largest of a flag over all ranks; set where ranks hold different pieces of
+            the gradients, so that one that overflows on one rank skips the step on all.
+    """
+
+    share_overflow: Callable[[Tensor], object] | None = None
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.name = name
@@ -64,6 +72,9 @@ class Precision:
         """
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
+            if self.share_overflow is not None:
+                for flag in _compat.overflow_flags(self.scaler, optimizer):
+                    self.share_overflow(flag)
         norm = None
         if clip_norm is not None:
             norm = clip_grad_norm_(parameters, clip_norm, reduce_square=reduce_square, uncounted=uncounted)

@@ -15,11 +15,13 @@ from shardscope.analytic.communication.ring import (
     ring_reduce_scatter_bytes,
 )
 from shardscope.analytic.communication.tree import tree_all_reduce_bytes
+from shardscope.analytic.communication.zero import fully_sharded_bytes, zero_1_bytes
 
 __all__ = [
     "HierarchicalBytes",
     "all_reduce_bytes",
     "chunk_sizes",
+    "fully_sharded_bytes",
     "gossip_contraction",
     "gossip_mix_bytes",
     "hierarchical_all_reduce_bytes",
@@ -30,4 +32,5 @@ __all__ = [
     "ring_all_reduce_bytes",
     "ring_reduce_scatter_bytes",
     "tree_all_reduce_bytes",
+    "zero_1_bytes",
 ]

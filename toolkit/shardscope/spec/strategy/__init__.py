@@ -20,6 +20,7 @@ from shardscope.spec.strategy.parameter_server import ParameterServer
 from shardscope.spec.strategy.ring import Ring
 from shardscope.spec.strategy.single import Single
 from shardscope.spec.strategy.tree import Tree
+from shardscope.spec.strategy.zero import FullySharded, Zero1, Zero2, Zero3
 
 AnyStrategy = (
     Single
@@ -29,6 +30,9 @@ AnyStrategy = (
     | Ring
     | Hierarchical
     | Gossip
+    | Zero1
+    | Zero2
+    | Zero3
 )  # fmt: skip
 STRATEGIES: dict[str, type[StrategySpec]] = {
     cls.model_fields["kind"].default: cls for cls in get_args(AnyStrategy)
@@ -67,6 +71,7 @@ __all__ = [
     "AllReduce",
     "AnyStrategy",
     "Bucketed",
+    "FullySharded",
     "Gossip",
     "Hierarchical",
     "ParameterServer",
@@ -75,5 +80,8 @@ __all__ = [
     "Strategy",
     "StrategySpec",
     "Tree",
+    "Zero1",
+    "Zero2",
+    "Zero3",
     "parse_strategy",
 ]

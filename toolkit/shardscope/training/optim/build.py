@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ def build_optimizer(
     *,
     reduce_squares: ReduceSquares | None = None,
     reduce_grad_square: ReduceSquares | None = None,
+    dimensions: Mapping[str, int] | None = None,
 ) -> torch.optim.Optimizer:
     """The torch optimizer that a spec asks for, over the parameters that take a gradient.
 
@@ -34,6 +35,8 @@ def build_optimizer(
         reduce_squares: LAMB and LARS on sharded parameters: sums the layers' squares over the ranks.
         reduce_grad_square: LAMB's `max_grad_norm`: sums the one square of all gradients over all ranks that hold
             distinct ones. Default: `reduce_squares`.
+        dimensions: How many dimensions the whole tensor has, by name, where a parameter is a flat piece of it: what
+            is excluded goes by the whole. None: the parameters' own.
 
     Example:
         >>> params = torch.nn.Linear(4, 2).named_parameters()
@@ -42,7 +45,7 @@ def build_optimizer(
         [True, False]
     """
     settings = dict(spec.settings)
-    groups = _groups(params, exclude=settings.pop("exclude"))
+    groups = _groups(params, exclude=settings.pop("exclude"), dimensions=dimensions or {})
     if spec.name == "lamb":
         return _lamb(groups, settings, reduce_squares, reduce_grad_square)
     if spec.name == "lars":
@@ -55,13 +58,13 @@ def build_optimizer(
     return torch.optim.SGD(groups, **settings, nesterov=spec.name == "nesterov", fused=fused)
 
 
-def _groups(params: NamedParameters, *, exclude: str) -> list[dict[str, Any]]:
+def _groups(params: NamedParameters, *, exclude: str, dimensions: Mapping[str, int]) -> list[dict[str, Any]]:
     """One group, or two where biases and norms are excluded from decay and adaptation; no group is empty."""
     trained = [(name, param) for name, param in params if param.requires_grad]
     if exclude == "none":
         return [{"params": trained}]
-    kept = [item for item in trained if item[1].ndim > 1]
-    excluded = [item for item in trained if item[1].ndim <= 1]
+    kept = [item for item in trained if dimensions.get(item[0], item[1].ndim) > 1]
+    excluded = [item for item in trained if dimensions.get(item[0], item[1].ndim) <= 1]
     groups: list[dict[str, Any]] = [
         {"params": kept},
         {"params": excluded, "weight_decay": 0.0, "adapt": False},

@@ -12,6 +12,9 @@ from shardscope.training.strategies.parameter_server import ParameterServer
 from shardscope.training.strategies.ring import Ring
 from shardscope.training.strategies.single import Single
 from shardscope.training.strategies.tree import Tree
+from shardscope.training.strategies.zero_1 import Zero1
+from shardscope.training.strategies.zero_2 import Zero2
+from shardscope.training.strategies.zero_3 import Zero3
 
 STRATEGIES: dict[str, type[Strategy]] = {
     cls.name: cls
@@ -23,6 +26,9 @@ STRATEGIES: dict[str, type[Strategy]] = {
         Ring,
         Hierarchical,
         Gossip,
+        Zero1,
+        Zero2,
+        Zero3,
     )
 }
 

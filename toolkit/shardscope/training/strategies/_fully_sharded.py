@@ -1,0 +1,180 @@
+"""The pattern of ZeRO-2 and ZeRO-3: torch's `fully_shard` (FSDP2) on every block, with our ring in its collectives.
+
+Each block of the model is one unit of communication; what no block holds alone (embeddings, norms, heads, and whatever
+several blocks share) is one more. Parameters become DTensors cut along their first dimension, padded to a multiple of
+the ranks; the optimizer works on the shards, and norms are summed over the ranks that hold other shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from shardscope.errors import SpecError
+from shardscope.spec import strategy as spec
+from shardscope.training.collectives.ring import Ring
+from shardscope.training.collectives.sharded import RingAllGather, RingReduceScatter, ShardRing
+from shardscope.training.models import blocks
+from shardscope.training.sharding import local
+from shardscope.training.strategies._partitioned import Partitioned, Piece
+from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult
+
+
+class FullySharded(Partitioned):
+    """Base of both stages; `keeps_gathered` is all they differ in."""
+
+    lockstep = True
+    keeps_gathered: ClassVar[bool]
+    """Whether parameters stay gathered from the forward to the end of the last micro-batch's backward pass."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        from torch.distributed.fsdp import FSDPModule  # imports much; only these strategies need it
+
+        settings = self.job.strategy
+        assert isinstance(settings, spec.FullySharded)
+        self.settings = settings
+        _refuse_scalars(model, self.name)
+        mesh = self._mesh()
+        self.shard_group = mesh.get_group(mesh.ndim - 1)
+        self._shard(model, mesh)
+        self.units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        self.ring = self._plug_ring() if settings.collectives == "ring" else None
+        self.pieces = [
+            Piece(name, parameter, nn.Parameter(local(parameter.detach())))
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        ]
+        self.reduce_squares = self.reduce_grad_square = self._sum_over_shards
+        return model
+
+    def _mesh(self) -> DeviceMesh:
+        """All ranks in a row, or a row for each replica."""
+        replicas, kind = self.settings.replicas, self.context.device.type
+        if replicas == 1:
+            return init_device_mesh(kind, (self.context.world_size,))
+        shape = (replicas, self.context.world_size // replicas)
+        return init_device_mesh(kind, shape, mesh_dim_names=("replica", "shard"))
+
+    def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+        has_gpu = self.context.device.type == "cuda"
+        policy = CPUOffloadPolicy(pin_memory=has_gpu) if self.settings.offload else OffloadPolicy()
+        for module in [*units_of(model), model]:
+            fully_shard(
+                module, mesh=mesh, reshard_after_forward=not self.keeps_gathered, offload_policy=policy
+            )
+
+    def _plug_ring(self) -> ShardRing:
+        group, shards = self.context.group, dist.get_process_group_ranks(self.shard_group)
+        assert group is not None
+        ring = ShardRing(Ring(group, members=shards), self.context.world_size, staged=self.context.staged)
+        for unit in self.units:
+            unit.set_custom_reduce_scatter(RingReduceScatter(ring))  # type: ignore[arg-type]  # of the same shape
+            unit.set_custom_all_gather(RingAllGather(ring))  # type: ignore[arg-type]
+            unit.set_gradient_divide_factor(1.0)  # the ring takes the mean itself
+            unit.set_force_sum_reduction_for_comms(True)
+        return ring
+
+    def _sum_over_shards(self, squares: Tensor) -> Tensor:
+        dist.all_reduce(squares, group=self.shard_group)
+        return squares
+
+    def close(self) -> None:
+        if self.ring is not None:
+            self.ring.close()
+
+    @contextmanager
+    def no_exchange(self) -> Iterator[None]:
+        """Inside, as ever, gradients are reduce-scattered, for only shards are held; parameters may stay gathered."""
+        if not self.keeps_gathered:
+            yield
+            return
+        for unit in self.units:
+            unit.set_reshard_after_backward(False, recurse=False)
+        yield
+        for unit in self.units:
+            unit.set_reshard_after_backward(True, recurse=False)
+
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_function: LossFunction,
+        optimizer: torch.optim.Optimizer,
+    ) -> StepResult:
+        for piece in self.pieces:
+            piece.whole.grad = None
+        if self.ring is not None:  # a gradient that is added to another must be there
+            self.ring.deferred = len(micro_batches) == 1 and self.settings.replicas == 1
+        return super().step(micro_batches, loss_function, optimizer)
+
+    def finish_exchange(self) -> None:
+        if self.ring is not None:
+            self.ring.finish()
+        for piece in self.pieces:
+            piece.parameter.data = local(piece.whole.detach())  # offloading moves it before the first step
+            piece.parameter.grad = None if piece.whole.grad is None else local(piece.whole.grad)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Predict]:
+        with super().evaluating() as predict:
+            yield predict
+        for unit in self.units:
+            unit.reshard()  # what a forward pass without a backward has left gathered would go stale
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        for unit in self.units:
+            unit.unshard()
+        whole = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+        for unit in self.units:
+            unit.reshard()
+        return whole
+
+    def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As DTensors, cut like the parameters: nothing is gathered."""
+        return {piece.name: _like(piece.whole, parts[piece.name]) for piece in self.pieces}
+
+    def part(self, piece: Piece, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor knows
+        return local(whole)
+
+
+def _like(whole: nn.Parameter, part: Tensor) -> Tensor:
+    assert isinstance(whole, DTensor)
+    return DTensor.from_local(
+        part, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def units_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model whose parameters no other part of it holds.
+
+    FSDP2 would cut a tensor that two blocks share in the first one only, and silently untie the second: such blocks
+    are left to the model around them, which keeps them tied.
+    """
+    owners: dict[int, set[int]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(id(module))
+    return [block for block in blocks(model) if block is not model and _holds_alone(block, owners)]
+
+
+def _holds_alone(block: nn.Module, owners: dict[int, set[int]]) -> bool:
+    inside = {id(module) for module in block.modules()}
+    parameters = list(block.parameters())
+    return bool(parameters) and all(owners[id(parameter)] <= inside for parameter in parameters)
+
+
+def _refuse_scalars(model: nn.Module, strategy: str) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 0:
+            raise SpecError(
+                f"parameter {name!r} is a single number, which strategy={strategy!r} cannot cut along its first "
+                "dimension; give it the shape (1,), or use strategy='zero-1'"
+            )

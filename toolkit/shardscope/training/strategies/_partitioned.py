@@ -1,0 +1,120 @@
+"""The pattern of strategies whose optimizer updates only this rank's pieces of the parameters.
+
+The optimizer works on plain tensors, views of what the rank holds, under the names of the whole parameters: so it runs
+in the fused kernels, and never through DTensor's dispatch. Checkpoints hold its state by the same names as every other
+strategy's and in the shape of the whole, so that any number of ranks, and any strategy, can take it up.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardscope.training.optim import build_optimizer
+from shardscope.training.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class Piece:
+    """This rank's part of a parameter; empty where the rank has none of it."""
+
+    name: str
+    whole: nn.Parameter
+    parameter: nn.Parameter
+    """What the optimizer updates: a view of what this rank holds."""
+
+
+class Partitioned(Strategy):
+    """Base: a subclass's `wrap` sets `pieces`, for the same parameters in the same order on every rank."""
+
+    pieces: list[Piece]
+
+    def setup(self, model: nn.Module) -> nn.Module:
+        module = super().setup(model)
+        self.parameters = [piece.parameter for piece in self.pieces]
+        self.precision.share_overflow = _largest_over_ranks
+        return module
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        return build_optimizer(
+            self.job.optimizer, [(piece.name, piece.parameter) for piece in self.pieces],
+            reduce_squares=self.reduce_squares, reduce_grad_square=self.reduce_grad_square,
+            dimensions={piece.name: piece.whole.ndim for piece in self.pieces},
+        )  # fmt: skip
+
+    def settle(self) -> None:
+        """Buffers (of a BatchNorm) become those of rank 0, as under DistributedDataParallel."""
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, src=0)
+
+    @abstractmethod
+    def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One tensor of state for each piece, by name, as tensors (or DTensors) shaped like the whole parameters."""
+
+    @abstractmethod
+    def part(self, piece: Piece, whole: Tensor) -> Tensor:
+        """What `join` made, cut again to this rank's piece."""
+
+    def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        if not optimizer.state:
+            _make_state(optimizer)
+        settings = {
+            f"param_groups.{name}.{key}": value
+            for group in optimizer.param_groups
+            for name in group["param_names"]
+            for key, value in group.items()
+            if key not in {"params", "param_names"}
+        }
+        state = {
+            f"state.{name}.{key}": value
+            for key in self._state_keys(optimizer)
+            for name, value in self._whole_state(optimizer, key).items()
+        }
+        return {"model": self.model.state_dict(), "optimizer": {**settings, **state}}
+
+    def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        self.model.load_state_dict(state["model"])
+        saved = state["optimizer"]
+        for group in optimizer.param_groups:
+            for key in group.keys() - {"params", "param_names"}:
+                group[key] = saved[f"param_groups.{group['param_names'][0]}.{key}"]
+        for key in self._state_keys(optimizer):
+            for piece in self.pieces:
+                mine, value = optimizer.state[piece.parameter][key], saved[f"state.{piece.name}.{key}"]
+                mine.copy_(value if key == _STEP else self.part(piece, value))
+
+    def _state_keys(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        """What a parameter carries from step to step; nothing for plain SGD."""
+        state = optimizer.state.get(self.pieces[0].parameter, {})
+        return [key for key, value in state.items() if isinstance(value, Tensor)]
+
+    def _whole_state(self, optimizer: torch.optim.Optimizer, key: str) -> dict[str, Tensor]:
+        parts = {piece.name: optimizer.state[piece.parameter][key] for piece in self.pieces}
+        return parts if key == _STEP else self.join(parts)
+
+
+_STEP = "step"
+"""The one entry of a state that is a number for the whole tensor, under each of torch's optimizers and ours."""
+
+
+def _make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give a fresh optimizer the state that a checkpoint is loaded into, by a step that moves nothing."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _largest_over_ranks(flag: Tensor) -> None:
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)

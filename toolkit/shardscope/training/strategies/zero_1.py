@@ -1,0 +1,146 @@
+"""ZeRO-1: gradients whole, optimizer state in balanced pieces, one ring all-reduce's worth of bytes a step.
+
+torch's `ZeroRedundancyOptimizer` gives whole parameters to ranks, which makes uneven shares, and broadcasts them one
+by one. Here the parameters lie flat in buckets, each cut element by element into equal chunks. As soon as the backward
+pass has filled a bucket, one thread a rank reduce-scatters it, in the same order on all ranks; each rank updates its
+own chunk with its share of the optimizer state; then the buckets are all-gathered in place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardscope.errors import SpecError
+from shardscope.spec import strategy as spec
+from shardscope.training.collectives.ring import Ring
+from shardscope.training.strategies._flat import FlatBucket, FlatPiece, cut_into_buckets
+from shardscope.training.strategies._partitioned import Partitioned, Piece
+from shardscope.training.strategies.base import LossFunction, MicroBatch, StepResult
+
+
+class Zero1(Partitioned):
+    """Each rank updates an equal share of all elements."""
+
+    name = "zero-1"
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        settings, group = self.job.strategy, self.context.group
+        assert isinstance(settings, spec.Zero1)
+        assert group is not None
+        self.is_ring = settings.collectives == "ring"
+        self.ring = Ring(group)
+        self.sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self.name)
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.buckets = [
+            FlatBucket(named, self.context.rank, self.context.world_size, even=not self.is_ring)
+            for named in cut_into_buckets(trained, int(settings.bucket_mb * 2**20))
+        ]
+        self.pieces = [piece for bucket in self.buckets for piece in bucket.pieces]
+        self.order = {id(p): (index, name) for index, b in enumerate(self.buckets) for name, p in b.named}
+        for _, parameter in trained:
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+        self.is_last = True
+        self.reduce_squares = self.reduce_grad_square = _sum_over_ranks
+        return model
+
+    def close(self) -> None:
+        self.sender.shutdown()
+
+    @contextmanager
+    def no_exchange(self) -> Iterator[None]:
+        self.is_last = False
+        yield
+        self.is_last = True
+
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_function: LossFunction,
+        optimizer: torch.optim.Optimizer,
+    ) -> StepResult:
+        self._clear()
+        result = super().step(micro_batches, loss_function, optimizer)
+        if not result.skipped:
+            for done in [self.sender.submit(self._gather, bucket.weights, bucket) for bucket in self.buckets]:
+                done.result()
+        return result
+
+    # Gradients, as they arrive.
+
+    def _clear(self) -> None:
+        for bucket in self.buckets:
+            bucket.clear_gradients()
+        self.missing = [{name for name, _ in bucket.named} for bucket in self.buckets]
+        self.sent: list[Future[None]] = []
+
+    def _arrived(self, parameter: nn.Parameter) -> None:
+        """A gradient is complete; send all buckets that are, in their order, which is the same on all ranks."""
+        if not self.is_last:
+            return
+        index, name = self.order[id(parameter)]
+        self.missing[index].discard(name)
+        while len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]:
+            self.context.meter.handed_over = time.time()
+            self.sent.append(self.sender.submit(self._reduce, self.buckets[len(self.sent)]))
+
+    def finish_exchange(self) -> None:
+        absent = [name for names in self.missing for name in names]
+        if absent:
+            raise SpecError(
+                f"parameter {absent[0]!r} took no part in the loss, and strategy='zero-1' needs a gradient of each; "
+                "use it, or freeze it with requires_grad_(False)"
+            )
+        for done in self.sent:
+            done.result()
+        for bucket in self.buckets:
+            for piece in bucket.pieces:
+                piece.parameter.grad = piece.grad
+
+    def _reduce(self, bucket: FlatBucket) -> None:
+        """This rank's chunk of the bucket's gradients becomes the mean over all ranks; the rest is scratch."""
+        own = bucket.own(bucket.grads)
+        if not self.is_ring:
+            reduced = torch.empty_like(own)
+            dist.reduce_scatter_tensor(reduced, bucket.grads)
+            own.copy_(reduced)
+        elif self.context.staged:
+            own.copy_(self.ring.reduce_scatter_(bucket.grads.cpu()))
+        else:
+            self.ring.reduce_scatter_(bucket.grads)
+        own.div_(self.context.world_size)
+
+    def _gather(self, flat: Tensor, bucket: FlatBucket) -> None:
+        """Fill a tensor laid out like `bucket` from every rank's chunk of it."""
+        if not self.is_ring:
+            dist.all_gather_into_tensor(flat, bucket.own(flat).clone())
+        elif self.context.staged:
+            flat.copy_(self.ring.all_gather_(flat.cpu()))
+        else:
+            self.ring.all_gather_(flat)
+
+    def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gathered on every rank: while a checkpoint is taken, each holds the whole optimizer state once."""
+        joined: dict[str, Tensor] = {}
+        for bucket in self.buckets:
+            flat = torch.zeros_like(bucket.weights)
+            own = torch.cat([parts[piece.name] for piece in bucket.pieces])
+            bucket.own(flat)[: len(own)] = own
+            self._gather(flat, bucket)
+            joined.update(bucket.wholes(flat))
+        return joined
+
+    def part(self, piece: Piece, whole: Tensor) -> Tensor:
+        assert isinstance(piece, FlatPiece)
+        return whole.reshape(-1)[piece.start : piece.stop]
+
+
+def _sum_over_ranks(squares: Tensor) -> Tensor:
+    dist.all_reduce(squares)
+    return squares
