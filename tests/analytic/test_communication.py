@@ -53,3 +53,21 @@ def test_equal_shards_give_the_textbook_formula_of_a_hierarchy() -> None:
     sent = comm.hierarchical_all_reduce_bytes(800, 4, 8, 4)
     assert sent.inside == pytest.approx(800 * 4 * 2 * 3 / 4)
     assert sent.across == pytest.approx(800 * 4 / 4 * 2 * 1 / 2)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=8), st.integers(1, 8))
+def test_every_micro_batch_crosses_every_boundary_there_and_back(
+    boundaries: list[int], microbatches: int
+) -> None:
+    ranks = range(len(boundaries) + 1)
+    sent = comm.pipeline_bytes(boundaries, ranks, microbatches)
+    assert sent.sum() == 2 * microbatches * sum(boundaries)
+    assert sent[0] == microbatches * boundaries[0]
+
+
+def test_a_boundary_within_a_rank_costs_nothing() -> None:
+    assert comm.pipeline_bytes([10, 100, 10], [0, 1, 1, 0], 2).tolist() == [40, 40]
+
+
+def test_two_holders_of_a_tied_parameter_send_its_gradient_to_each_other() -> None:
+    assert comm.tied_bytes(1000, 4, [0, 3], 4).tolist() == [4000, 0, 0, 4000]

@@ -18,7 +18,6 @@ from shardscope.runtime.machine import usable_cores
 from shardscope.spec import STRATEGIES, Batch, Job
 from shardscope.spec.strategy import StrategySpec, parse_strategy
 from shardscope_widgets.figures._comparison import HEADERS, Row, comparison_info, comparison_text
-from shardscope_widgets.micro_batch import suited_micro_size
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import seconds_text
 
@@ -41,7 +40,7 @@ def _job(kind: str, workload: tuple[str, str, int, int], *, ranks: int, steps: i
     model, data, batch, usual = workload
     strategy: StrategySpec = parse_strategy(kind)
     world_size = min(ranks, strategy.max_ranks or ranks)
-    micro = suited_micro_size(strategy, batch, world_size)
+    micro = strategy.suggested_micro_size(batch, world_size)
     return Job(
         model=model, data=data, strategy=strategy, world_size=world_size,
         batch=Batch(global_size=batch, micro_size=micro), steps=steps or usual, name=f"{kind} {model}",

@@ -88,3 +88,25 @@ def test_without_the_reduction_shards_go_wrong():
             half.grad = shard(grads[1], rank, 2)
             optimizer.step()
     assert worst_difference([torch.cat(halves).detach()], [expected]) > 1e-4
+
+
+def test_lamb_leaves_uncounted_gradients_out_of_its_global_norm():
+    seen = []
+
+    def reduce_square(square):
+        seen.append(float(square))
+        return square
+
+    counted, copied = (torch.nn.Parameter(torch.ones(4, 2)) for _ in range(2))
+    counted.grad, copied.grad = torch.full((4, 2), 2.0), torch.full((4, 2), 5.0)
+    Lamb([counted, copied], max_grad_norm=1.0, reduce_grad_square=reduce_square, uncounted=[copied]).step()
+    assert seen == [8 * 4.0]
+
+
+def test_lamb_joins_the_global_norm_without_a_gradient_of_its_own():
+    seen = []
+    weight = torch.nn.Parameter(torch.ones(4))
+    Lamb(
+        [weight], max_grad_norm=1.0, reduce_grad_square=lambda square: seen.append(float(square)) or square
+    ).step()
+    assert seen == [0.0]

@@ -58,6 +58,10 @@ class Record(Spec):
             return step == first
         return self.memory_every is not None and step % self.memory_every == 0
 
+    def shows(self, step: int) -> bool:
+        """Whether the spans of this step are written."""
+        return step <= self.spans_first or step % self.spans_every == 0
+
 
 def _coerce(cls: type[Spec], field: str) -> BeforeValidator:
     def build(value: Any) -> Any:

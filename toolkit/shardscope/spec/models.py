@@ -49,6 +49,11 @@ class MLPConfig(Spec):
     classes: PositiveInt = 10
 
     @property
+    def num_layers_in_order(self) -> int:
+        """Pieces that a pipeline can cut the model into: the hidden layers and the head."""
+        return self.layers + 1
+
+    @property
     def num_params(self) -> int:
         """Trainable parameters, exactly."""
         widths = [self.inputs] + [self.hidden] * self.layers
@@ -77,6 +82,11 @@ class CNNConfig(Spec):
         for width in self.channels:
             _require_divides("groups", self.groups, "channels", width)
         return self
+
+    @property
+    def num_layers_in_order(self) -> int:
+        """Pieces that a pipeline can cut the model into: the convolutions and the head."""
+        return len(self.channels) + 1
 
     @property
     def num_params(self) -> int:
@@ -115,6 +125,11 @@ class ResNetConfig(Spec):
         return tuple(
             self.width * 2**stage for stage in range(self.stages) for _ in range(self.blocks_per_stage)
         )
+
+    @property
+    def num_layers_in_order(self) -> int:
+        """Pieces that a pipeline can cut the model into: stem, blocks and head."""
+        return len(self.channels) + 2
 
     @property
     def num_params(self) -> int:
@@ -156,6 +171,11 @@ class GPTConfig(Spec):
     def ffn_width(self) -> int:
         """Inner width of the feed-forward part, with its default filled in."""
         return self.ffn or 4 * self.hidden
+
+    @property
+    def num_layers_in_order(self) -> int:
+        """Pieces that a pipeline can cut the model into: embedding, blocks and head."""
+        return self.layers + 2
 
     @property
     def num_params(self) -> int:

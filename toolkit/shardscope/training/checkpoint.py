@@ -110,6 +110,8 @@ def load(
 
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+_NAMES_OF_GROUP = ".param_names"
+"""Which parameters a group has is no state: a rank may hold others than the one that saved."""
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -125,14 +127,17 @@ def load_state_of(state: dict[str, Any], model: nn.Module, optimizer: torch.opti
 
 def optimizer_state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's state by the names that its parameters have in `model`."""
-    return dict(get_optimizer_state_dict(model, optimizer, options=_FLAT))
+    flat = get_optimizer_state_dict(model, optimizer, options=_FLAT)
+    return {key: value for key, value in flat.items() if not key.endswith(_NAMES_OF_GROUP)}
 
 
 def load_optimizer_state_of(
     state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """Put what `optimizer_state_of` gave, filled from a checkpoint, into the optimizer."""
-    set_optimizer_state_dict(model, optimizer, optim_state_dict=state, options=_FLAT)
+    own = get_optimizer_state_dict(model, optimizer, options=_FLAT)
+    names = {key: value for key, value in own.items() if key.endswith(_NAMES_OF_GROUP)}
+    set_optimizer_state_dict(model, optimizer, optim_state_dict={**state, **names}, options=_FLAT)
 
 
 def _random_state(rank: int) -> dict[str, Any]:

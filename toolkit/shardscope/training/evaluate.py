@@ -26,8 +26,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Mean loss and accuracy (None for regressions) over the test split's first rows; called by all ranks."""
     context = strategy.context
-    totals = torch.zeros(3, dtype=torch.float64)  # samples, loss, accuracy
-    scored = True
+    totals = torch.zeros(4, dtype=torch.float64)  # samples, loss, accuracy, samples that have an accuracy
     with context.meter.span("compute", "evaluation"), strategy.evaluating() as predict:
         for part, counts in _parts(strategy, _num_rows(source)):
             inputs, targets = (place(tensor) for tensor in source.batch(part))
@@ -35,16 +34,20 @@ def evaluate(
             if output is None or not counts:
                 continue
             score = accuracy(output, targets)
-            scored = scored and score is not None
-            totals += len(part) * torch.tensor([1.0, float(loss_function(output, targets)), score or 0.0])
+            loss, scored = float(loss_function(output, targets)), float(score is not None)
+            totals += len(part) * torch.tensor([1.0, loss, score or 0.0, scored], dtype=torch.float64)
     if context.group is not None:
         on_device = totals.to(context.device)
         dist.all_reduce(on_device)
         totals = on_device.cpu()
-    samples, loss, hits = totals.tolist()
+    samples, loss, hits, scored = totals.tolist()
     if not samples:
         return {"loss": None, "accuracy": None, "samples": 0}
-    return {"loss": loss / samples, "accuracy": hits / samples if scored else None, "samples": int(samples)}
+    return {
+        "loss": loss / samples,
+        "accuracy": hits / samples if scored == samples else None,
+        "samples": int(samples),
+    }
 
 
 def _parts(strategy: Strategy, num_rows: int) -> Iterator[tuple[Tensor, bool]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 ReduceSquares = Callable[[Tensor], Tensor]
@@ -17,6 +18,11 @@ def local(tensor: Tensor) -> Tensor:
     """The shard of a DTensor that lies on this rank; any other tensor as it is."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
+
+
+def largest_over_ranks(flag: Tensor) -> None:
+    """Take the largest of a flag over all ranks, in place."""
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:

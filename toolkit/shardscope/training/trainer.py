@@ -78,6 +78,7 @@ class Trainer:
         self.num_params = sum(p.numel() for p in self.model.parameters())
         self.data = self._data()
         self.loader = self._loader()
+        self.strategy.example = self._example
         self.strategy.setup(self.model)
         self.optimizer = self.strategy.build_optimizer()
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -101,6 +102,13 @@ class Trainer:
             return None
         sampler = GlobalSampler(len(self.data.train), self.job.batch.global_size, self.job.seed)
         return Loader(self.data.train, sampler, rank=rank, world_size=world_size)
+
+    def _example(self) -> MicroBatch:
+        """One micro-batch of the training split, always the same."""
+        job, train = self.job, self.data.train
+        size = job.batch.micro_size or job.batch.per_rank(job.num_data_ranks)
+        inputs, targets = train.batch(torch.arange(size) % len(train))
+        return self._place(inputs), self._place(targets)
 
     def _announce(self) -> None:
         job, context = self.job, self.context
@@ -191,8 +199,7 @@ class Trainer:
 
     def _record(self, step: int, result: StepResult, micro_batches: list[MicroBatch], seconds: float) -> None:
         traffic, spans = self.context.meter.drain()
-        record = self.job.record
-        shown = step <= record.spans_first or step % record.spans_every == 0
+        shown = self.job.record.shows(step)
         counted = micro_batches if result.loss is not None else []
         samples = sum(len(inputs) for inputs, _ in counted)
         tokens = sum(targets.numel() for _, targets in counted) if self._reads_tokens(counted) else None

@@ -14,7 +14,6 @@ from shardscope.spec.job import PRECISIONS, RECOMPUTE
 from shardscope.spec.models import MODELS
 from shardscope.spec.optimizer import DEFAULTS
 from shardscope.spec.strategy import StrategySpec, parse_strategy
-from shardscope_widgets.micro_batch import suited_micro_size
 
 CATALOGUES: dict[str, tuple[str, ...]] = {
     "model": tuple(MODELS),
@@ -118,7 +117,7 @@ class Choices(t.HasTraits):
             SpecError: They do not go together; the sentence says what to change.
         """
         strategy = STRATEGIES[self.strategy](**self.options)
-        suited = suited_micro_size(strategy, self.global_batch, self.num_ranks)
+        suited = strategy.suggested_micro_size(self.global_batch, self.num_ranks)
         return Job(
             model=self.model,
             data=self.data,

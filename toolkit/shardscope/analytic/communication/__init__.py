@@ -8,6 +8,7 @@ from shardscope.analytic.communication.parameter_server import (
     parameter_server_pull_bytes,
     parameter_server_push_bytes,
 )
+from shardscope.analytic.communication.pipeline import pipeline_bytes, tied_bytes
 from shardscope.analytic.communication.ring import (
     chunk_sizes,
     ring_all_gather_bytes,
@@ -28,9 +29,11 @@ __all__ = [
     "parameter_server_control_bytes",
     "parameter_server_pull_bytes",
     "parameter_server_push_bytes",
+    "pipeline_bytes",
     "ring_all_gather_bytes",
     "ring_all_reduce_bytes",
     "ring_reduce_scatter_bytes",
+    "tied_bytes",
     "tree_all_reduce_bytes",
     "zero_1_bytes",
 ]

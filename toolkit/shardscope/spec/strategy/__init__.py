@@ -17,6 +17,7 @@ from shardscope.spec.strategy.base import StrategySpec
 from shardscope.spec.strategy.gossip import Gossip
 from shardscope.spec.strategy.hierarchical import Hierarchical
 from shardscope.spec.strategy.parameter_server import ParameterServer
+from shardscope.spec.strategy.pipeline import Pipeline
 from shardscope.spec.strategy.ring import Ring
 from shardscope.spec.strategy.single import Single
 from shardscope.spec.strategy.tree import Tree
@@ -30,6 +31,7 @@ AnyStrategy = (
     | Ring
     | Hierarchical
     | Gossip
+    | Pipeline
     | Zero1
     | Zero2
     | Zero3
@@ -75,6 +77,7 @@ __all__ = [
     "Gossip",
     "Hierarchical",
     "ParameterServer",
+    "Pipeline",
     "Ring",
     "Single",
     "Strategy",

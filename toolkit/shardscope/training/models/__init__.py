@@ -14,13 +14,13 @@ from torch import nn
 
 from shardscope.errors import SpecError
 from shardscope.spec.models import CNNConfig, GPTConfig, MLPConfig, ModelConfig, ResNetConfig, model_config
-from shardscope.training.models._blocks import CheapToRecompute, blocks
+from shardscope.training.models._blocks import CheapToRecompute, Part, blocks
 from shardscope.training.models.cnn import CNN
 from shardscope.training.models.gpt import GPT
 from shardscope.training.models.mlp import MLP
 from shardscope.training.models.resnet import ResNet
 
-__all__ = ["CNN", "GPT", "MLP", "CheapToRecompute", "ResNet", "blocks", "build_model"]
+__all__ = ["CNN", "GPT", "MLP", "CheapToRecompute", "Part", "ResNet", "blocks", "build_model"]
 
 
 def build_model(

@@ -1,10 +1,10 @@
-"""The parts of a model that recomputation works on: its blocks, and regions that are cheap to run twice."""
+"""The parts of a model: blocks and cheap regions, for recomputation, and pieces that a pipeline can cut it into."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class CheapToRecompute(nn.Module):
@@ -13,6 +13,23 @@ class CheapToRecompute(nn.Module):
     Selective recomputation keeps only the inputs of such a region. Where it ends in a linear layer, that
     layer's product is not computed twice: recomputation stops once the layer's input is back.
     """
+
+
+class Part(nn.Module):
+    """A piece of a model's forward pass that is no module of its own, as one: for cutting the model into stages.
+
+    Args:
+        function: From the piece's input to its output; usually a method of the model.
+        uses: The modules whose parameters it reads.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor], *uses: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        self.uses = nn.ModuleList(uses)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from shardscope.spec.models import CNNConfig
+from shardscope.training.models._blocks import Part
 
 
 class CNN(nn.Module):
@@ -31,5 +32,14 @@ class CNN(nn.Module):
         x = images
         for block in self.blocks:
             x = block(x)
+        return self.score(x)
+
+    def score(self, x: Tensor) -> Tensor:
+        """Features `(N, C, H, W)` to class scores `(N, classes)`."""
         scores: Tensor = self.head(x.mean(dim=(2, 3)))
         return scores
+
+    def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
+        """Blocks and head, in order."""
+        blocks = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
+        return [*blocks, ("head", Part(self.score, self.head))]

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from shardscope.errors import DataError
 from shardscope.spec.models import GPTConfig
-from shardscope.training.models._blocks import CheapToRecompute
+from shardscope.training.models._blocks import CheapToRecompute, Part
 
 _INIT_STD = 0.02
 
@@ -34,16 +34,31 @@ class GPT(nn.Module):
         Raises:
             DataError: The sequences are longer than the model's positions.
         """
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.score(x)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens `(N, T)` to the residual stream `(N, T, hidden)`."""
         length = tokens.shape[1]
         if length > self.config.seq:
             raise DataError(
                 f"seq={length} is longer than the {self.config.seq} positions of the model; cut the sequences"
             )
-        x = self.tokens(tokens) + self.positions(torch.arange(length, device=tokens.device))
-        for block in self.blocks:
-            x = block(x)
+        stream: Tensor = self.tokens(tokens) + self.positions(torch.arange(length, device=tokens.device))
+        return stream
+
+    def score(self, x: Tensor) -> Tensor:
+        """The residual stream to scores `(N, T, vocab)`."""
         scores: Tensor = functional.linear(self.norm(x), self.tokens.weight)
         return scores
+
+    def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
+        """Embedding, blocks and head, in order; embedding and head share the tokens' weight."""
+        embedding = Part(self.embed, self.tokens, self.positions)
+        blocks = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
+        return [("embedding", embedding), *blocks, ("head", Part(self.score, self.norm, self.tokens))]
 
     def _init_parameters(self) -> None:
         """GPT-2's scheme: normal weights, smaller where a block joins the residual stream, zero biases."""

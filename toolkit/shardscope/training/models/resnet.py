@@ -7,6 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from shardscope.spec.models import ResNetConfig
+from shardscope.training.models._blocks import Part
 
 
 class ResNet(nn.Module):
@@ -23,11 +24,25 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Class scores `(N, classes)`."""
-        x = self.stem(images).relu()
+        x = self.embed(images)
         for block in self.blocks:
             x = block(x)
+        return self.score(x)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Features `(N, width, H, W)`."""
+        features: Tensor = self.stem(images).relu()
+        return features
+
+    def score(self, x: Tensor) -> Tensor:
+        """Features `(N, C, H, W)` to class scores `(N, classes)`."""
         scores: Tensor = self.head(x.mean(dim=(2, 3)))
         return scores
+
+    def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
+        """Stem, blocks and head, in order."""
+        blocks = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
+        return [("stem", Part(self.embed, self.stem)), *blocks, ("head", Part(self.score, self.head))]
 
 
 class BasicBlock(nn.Module):

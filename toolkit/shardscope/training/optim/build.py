@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ def build_optimizer(
     reduce_squares: ReduceSquares | None = None,
     reduce_grad_square: ReduceSquares | None = None,
     dimensions: Mapping[str, int] | None = None,
+    uncounted: Sequence[nn.Parameter] = (),
 ) -> torch.optim.Optimizer:
     """The torch optimizer that a spec asks for, over the parameters that take a gradient.
 
@@ -37,6 +38,7 @@ def build_optimizer(
             distinct ones. Default: `reduce_squares`.
         dimensions: How many dimensions the whole tensor has, by name, where a parameter is a flat piece of it: what
             is excluded goes by the whole. None: the parameters' own.
+        uncounted: Parameters whose gradients another rank counts already in that square.
 
     Example:
         >>> params = torch.nn.Linear(4, 2).named_parameters()
@@ -47,7 +49,7 @@ def build_optimizer(
     settings = dict(spec.settings)
     groups = _groups(params, exclude=settings.pop("exclude"), dimensions=dimensions or {})
     if spec.name == "lamb":
-        return _lamb(groups, settings, reduce_squares, reduce_grad_square)
+        return _lamb(groups, settings, reduce_squares, reduce_grad_square, uncounted)
     if spec.name == "lars":
         return Lars(groups, **settings, reduce_squares=reduce_squares)
     for group in groups:
@@ -77,6 +79,7 @@ def _lamb(
     settings: dict[str, Any],
     reduce_squares: ReduceSquares | None,
     reduce_grad_square: ReduceSquares | None,
+    uncounted: Sequence[nn.Parameter],
 ) -> Lamb:
     del settings["variant"]
     for bound in ("clamp", "max_grad_norm"):
@@ -88,6 +91,7 @@ def _lamb(
         adapt=adapt,
         reduce_squares=reduce_squares,
         reduce_grad_square=reduce_grad_square,
+        uncounted=uncounted,
     )
 
 

@@ -8,11 +8,11 @@ With ``r`` Adam's bare update and ``u = r + decay * w``, each layer moves by ``-
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardscope.errors import SpecError
 from shardscope.training.optim._checks import check_bound, check_choice, check_fraction, check_non_negative
@@ -34,7 +34,7 @@ from shardscope.training.optim._layerwise import (
     Staged,
     total_squares,
 )
-from shardscope.training.sharding import ReduceSquares
+from shardscope.training.sharding import ReduceSquares, local
 
 Form = Literal["auto", "fused", "plain"]
 
@@ -60,7 +60,8 @@ class Lamb(LayerwiseOptimizer):
             `grad_averaging`), ``plain`` in ordinary operations; ``auto`` takes fused where it applies.
         reduce_squares: For shards: sums the layers' squares over the ranks, once a step.
         reduce_grad_square: For shards and pipeline stages, with `max_grad_norm`: sums the one square of all
-            gradients over all ranks. Default: `reduce_squares`.
+            gradients over all ranks; called once a step by every rank. Default: `reduce_squares`.
+        uncounted: Parameters that this square leaves out, since another rank counts their gradients (tied copies).
 
     Raises:
         SpecError: A setting outside its range; at the first step, ``form="fused"`` where it does not apply.
@@ -84,6 +85,7 @@ class Lamb(LayerwiseOptimizer):
         form: Form = "auto",
         reduce_squares: ReduceSquares | None = None,
         reduce_grad_square: ReduceSquares | None = None,
+        uncounted: Sequence[nn.Parameter] = (),
     ) -> None:
         defaults = {
             "lr": lr,
@@ -108,10 +110,11 @@ class Lamb(LayerwiseOptimizer):
         self.max_grad_norm = max_grad_norm
         self.form = form
         self.reduce_grad_square = reduce_grad_square or reduce_squares
+        self.uncounted = list(uncounted)
         self._grad_factor: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("max_grad_norm", "form", "reduce_grad_square", "_grad_factor")
+        own = ("max_grad_norm", "form", "reduce_grad_square", "uncounted", "_grad_factor")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:  # noqa: ARG002
@@ -130,14 +133,21 @@ class Lamb(LayerwiseOptimizer):
         if steps:
             torch._foreach_add_(steps, 1)
         self._grad_factor = None
-        if self.max_grad_norm is None or not batches:
+        if self.max_grad_norm is None:
             return
-        device = batches[0].weights[0].device
-        squares = [square.to(device) for batch in batches for square in sums_of_squares(batch.grads)]
-        total = torch.stack([square.double() for square in squares]).sum(dim=0, keepdim=True)
+        counted = [grads for batch in batches if (grads := self._counted(batch))]
+        device = batches[0].weights[0].device if batches else torch.device("cpu")
+        squares = [square.to(device).double() for grads in counted for square in sums_of_squares(grads)]
+        none = torch.zeros(1, dtype=torch.float64, device=device)
+        total = torch.stack(squares).sum(dim=0, keepdim=True) if squares else none
         if self.reduce_grad_square is not None:
             total = self.reduce_grad_square(total)
         self._grad_factor = (self.max_grad_norm / total[0].sqrt()).clamp(max=1.0)
+
+    def _counted(self, batch: Batch) -> list[Tensor]:
+        """The gradients of a batch that no other rank counts."""
+        left_out = {local(param.grad).data_ptr() for param in self.uncounted if param.grad is not None}
+        return [grad for grad in batch.grads if grad.data_ptr() not in left_out]
 
     def _stage(self, batch: Batch) -> Staged:
         group = batch.group

@@ -9,6 +9,7 @@ from shardscope.training.strategies.base import StepResult, Strategy
 from shardscope.training.strategies.gossip import Gossip
 from shardscope.training.strategies.hierarchical import Hierarchical
 from shardscope.training.strategies.parameter_server import ParameterServer
+from shardscope.training.strategies.pipeline import Pipeline
 from shardscope.training.strategies.ring import Ring
 from shardscope.training.strategies.single import Single
 from shardscope.training.strategies.tree import Tree
@@ -26,6 +27,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         Ring,
         Hierarchical,
         Gossip,
+        Pipeline,
         Zero1,
         Zero2,
         Zero3,

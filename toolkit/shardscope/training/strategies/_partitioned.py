@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardscope.training.optim import build_optimizer
+from shardscope.training.sharding import largest_over_ranks
 from shardscope.training.strategies.base import Strategy
 
 
@@ -38,7 +39,7 @@ class Partitioned(Strategy):
     def setup(self, model: nn.Module) -> nn.Module:
         module = super().setup(model)
         self.parameters = [piece.parameter for piece in self.pieces]
-        self.precision.share_overflow = _largest_over_ranks
+        self.precision.share_overflow = largest_over_ranks
         return module
 
     def build_optimizer(self) -> torch.optim.Optimizer:
@@ -114,7 +115,3 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     optimizer.zero_grad(set_to_none=True)
-
-
-def _largest_over_ranks(flag: Tensor) -> None:
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)

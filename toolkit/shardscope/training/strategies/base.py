@@ -63,6 +63,8 @@ class Strategy(ABC):
     """Sums the square of all gradients over all ranks that hold distinct ones; None where each rank holds all."""
     uncounted: Sequence[nn.Parameter] = ()
     """Parameters of this rank whose gradients another rank counts already (tied copies)."""
+    example: Callable[[], MicroBatch]
+    """Gives one micro-batch, the same on every rank; set before `setup`, for strategies that try the model out."""
 
     def __init__(self, job: Job, context: RankContext) -> None:
         self.job = job
@@ -90,7 +92,7 @@ class Strategy(ABC):
         """The job's optimizer over what this rank updates."""
         return build_optimizer(
             self.job.optimizer, self.model.named_parameters(), reduce_squares=self.reduce_squares,
-            reduce_grad_square=self.reduce_grad_square,
+            reduce_grad_square=self.reduce_grad_square, uncounted=self.uncounted,
         )  # fmt: skip
 
     def settle(self) -> None:

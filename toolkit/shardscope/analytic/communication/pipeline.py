@@ -1,0 +1,43 @@
+"""Bytes of a pipeline: activations that cross a boundary between ranks, their gradients, and shared parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from shardscope.analytic.communication.ring import Ints, ring_all_reduce_bytes
+
+
+def pipeline_bytes(boundary_bytes: Sequence[int], stage_ranks: Sequence[int], microbatches: int) -> Ints:
+    """Bytes that each rank sends in a step: shape `(W,)`, by rank.
+
+    Every micro-batch crosses every boundary once as activations and once, the other way, as their gradients, which are
+    as large. A boundary between two stages of the same rank costs nothing.
+
+    Args:
+        boundary_bytes: Of one micro-batch's activations behind each stage but the last.
+        stage_ranks: The rank that holds each stage.
+        microbatches: In a step.
+
+    Example:
+        >>> pipeline_bytes([100, 100], stage_ranks=[0, 1, 2], microbatches=4).tolist()
+        [400, 800, 400]
+    """
+    sent = np.zeros(max(stage_ranks) + 1, dtype=np.int64)
+    for num_bytes, (before, after) in zip(boundary_bytes, pairwise(stage_ranks), strict=True):
+        if before != after:
+            sent[before] += num_bytes * microbatches
+            sent[after] += num_bytes * microbatches
+    return sent
+
+
+def tied_bytes(num_elements: int, element_bytes: int, holders: Sequence[int], world_size: int) -> Ints:
+    """Bytes that each rank sends to sum the gradients of one parameter that several ranks hold; shape `(W,)`.
+
+    The holders form a ring: between two of them each sends the whole gradient once.
+    """
+    sent = np.zeros(world_size, dtype=np.int64)
+    sent[list(holders)] = ring_all_reduce_bytes(num_elements, element_bytes, len(holders))
+    return sent

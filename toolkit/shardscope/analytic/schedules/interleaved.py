@@ -1,0 +1,62 @@
+"""Several stages a rank in a loop: interleaved 1F1B, and the same with the weights' backward put off.
+
+Rank r of p holds stages r, r+p, r+2p and so on. Micro-batches go through them in rounds: each stage takes all of a
+round before the next stage on the rank takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from shardscope.analytic.schedules.table import Op
+
+
+def interleaved(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:
+    """Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021, section 2.2.
+
+    Two more warm-up forwards for each hop to the last rank, then forwards and backwards by turns. A round has
+    p micro-batches, or evenly more where their number is no multiple of p.
+    """
+    forwards, backwards, warmup = _lanes(rank, ranks, microbatches, held, hop=2)
+    ops = [Op("F", *item) for item in forwards[:warmup]]
+    for forward, backward in zip(forwards[warmup:], backwards, strict=False):
+        ops += [Op("F", *forward), Op("B", *backward)]
+    return ops + [Op("B", *item) for item in backwards[len(forwards) - warmup :]]
+
+
+def zero_bubble(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:
+    """Qi et al., Zero bubble pipeline parallelism, 2023, ZB-H1 (section 2.3) on interleaved stages.
+
+    Only the gradient of the input is computed in turn, so that it leaves early: one warm-up forward a hop is enough.
+    The weights' gradients follow `rank` backwards later and fill what would be bubble at the end.
+    """
+    forwards, backwards, warmup = _lanes(rank, ranks, microbatches, held, hop=1)
+    weights = iter(backwards)
+    ops = [Op("F", *item) for item in forwards[:warmup]]
+    later = forwards[warmup:]
+    for i, backward in enumerate(backwards):
+        if i < len(later):
+            ops.append(Op("F", *later[i]))
+        ops.append(Op("I", *backward))
+        if i >= rank:
+            ops += [Op("W", *item) for item in islice(weights, 1)]
+    return ops + [Op("W", *item) for item in weights]
+
+
+Lane = list[tuple[int, int]]
+
+
+def _lanes(rank: int, ranks: int, microbatches: int, held: int, *, hop: int) -> tuple[Lane, Lane, int]:
+    """Stage and micro-batch of the forwards and of the backwards in order, and how many forwards warm up."""
+    per_round = microbatches // max(1, microbatches // ranks)
+    forwards = list(_in_rounds([rank + ranks * i for i in range(held)], microbatches, per_round))
+    backwards = list(_in_rounds([rank + ranks * i for i in reversed(range(held))], microbatches, per_round))
+    warmup = (held - 1) * per_round + hop * (ranks - 1 - rank)
+    return forwards, backwards, min(warmup, len(forwards))
+
+
+def _in_rounds(stages: list[int], microbatches: int, per_round: int) -> Iterator[tuple[int, int]]:
+    for first in range(0, microbatches, per_round):
+        for stage in stages:
+            yield from ((stage, i) for i in range(first, first + per_round))

@@ -1,0 +1,87 @@
+"""Cutting a row of layers into stages: the optimal contiguous partition, exactly.
+
+The slowest stage sets the pace of a pipeline, and the fullest one its memory; so the best cut is the one whose largest
+stage is smallest. Dynamic programming finds it (the linear partition problem: Skiena, The Algorithm Design Manual,
+section 10.7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from math import inf
+
+from shardscope.errors import SpecError
+
+
+def optimal_split(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
+    """Layers in each stage, so that the most expensive stage is as cheap as it can be; no stage is empty.
+
+    Among the cuts with the smallest largest stage it takes one with the smallest sum of squares, which also evens out
+    the others. Time O(stages * layers**2).
+
+    Args:
+        costs: Of each layer, in order; at least 0, in any unit.
+        num_stages: 1 to ``len(costs)``.
+
+    Raises:
+        SpecError: There are fewer layers than stages.
+
+    Example:
+        >>> optimal_split([1, 1, 1, 1, 4], 2)
+        (4, 1)
+    """
+    require_enough_layers(len(costs), num_stages)
+    sums = [0.0, *accumulate(costs)]
+    _, worst = _cut(sums, num_stages, join=max, cost=lambda c: c)
+    ends, _ = _cut(sums, num_stages, join=lambda a, b: a + b, cost=lambda c: c * c if c <= worst else inf)
+    return tuple(end - start for start, end in pairwise((0, *ends)))
+
+
+def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Layers in each stage, equal in number; the first stages take the remainder.
+
+    Raises:
+        SpecError: There are fewer layers than stages.
+    """
+    require_enough_layers(num_layers, num_stages)
+    base, rest = divmod(num_layers, num_stages)
+    return tuple(base + (stage < rest) for stage in range(num_stages))
+
+
+def require_enough_layers(num_layers: int, num_stages: int) -> None:
+    """Refuse a pipeline of more stages than there are layers.
+
+    Raises:
+        SpecError: With both numbers.
+    """
+    if num_layers < num_stages:
+        raise SpecError(
+            f"the model has {num_layers} layers to cut, fewer than the pipeline's {num_stages} stages; "
+            f"use at most {num_layers} stages (world_size times virtual_stages) or a deeper model"
+        )
+
+
+def _cut(
+    sums: Sequence[float],
+    num_stages: int,
+    *,
+    join: Callable[[float, float], float],
+    cost: Callable[[float], float],
+) -> tuple[list[int], float]:
+    """Ends of the stages that make the joined cost of all stages least, and that cost."""
+    num_layers = len(sums) - 1
+    best = [cost(total) for total in sums]  # of the first i layers in one stage
+    starts: list[list[int]] = []
+    for stage in range(1, num_stages):
+        row, start_of = [inf] * len(sums), [0] * len(sums)
+        for end in range(stage + 1, num_layers + 1):
+            row[end], start_of[end] = min(
+                (join(best[start], cost(sums[end] - sums[start])), start) for start in range(stage, end)
+            )
+        best = row
+        starts.append(start_of)
+    ends = [num_layers]
+    for start_of in reversed(starts):
+        ends.append(start_of[ends[-1]])
+    return ends[::-1], best[num_layers]

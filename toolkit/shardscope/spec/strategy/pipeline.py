@@ -1,0 +1,213 @@
+"""Pipelines: each rank holds some of the layers, and micro-batches flow through them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from shardscope.errors import SpecError
+from shardscope.spec.models import model_config
+from shardscope.spec.partition import require_enough_layers
+from shardscope.spec.strategy.base import StrategySpec
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a schedule asks of stages: how many each rank may hold, how many by default, and how they lie."""
+
+    default: int
+    least: int
+    most: int | None = None
+    v_shaped: bool = False
+    """The stages run down the ranks and back up, so that the first rank holds the first and the last one."""
+    splits_backward: bool = False
+    """Whether gradients of inputs and of weights are computed apart."""
+
+
+SHAPES: dict[str, Shape] = {
+    "gpipe": Shape(1, 1, 1),
+    "1f1b": Shape(1, 1, 1),
+    "interleaved": Shape(2, 2),
+    "zero-bubble": Shape(2, 1, splits_backward=True),
+    "zbv": Shape(2, 2, 2, v_shaped=True, splits_backward=True),
+    "dualpipev": Shape(2, 2, 2, v_shaped=True, splits_backward=True),
+}
+"""Of every schedule, in the order in which they were invented."""
+
+
+class Pipeline(StrategySpec):
+    """The layers cut into stages over the ranks; micro-batches flow through them, forward and back.
+
+    All ranks work on the whole batch: the first stage reads its inputs, the last one its targets. A model of the user's
+    is an `nn.Sequential`, or has a method ``pipeline_layers()`` that returns its layers as (name, module) in order.
+    """
+
+    kind: Literal["pipeline"] = "pipeline"
+    schedule: ScheduleName = "1f1b"
+    """The order of forwards and backwards: gpipe, 1f1b, interleaved, zero-bubble (interleaved), zbv, dualpipev."""
+    virtual_stages: int | None = Field(default=None, ge=1, le=64)
+    """Stages that each rank holds; None takes 1 for gpipe and 1f1b and 2 for the others."""
+    microbatches: int | None = Field(default=None, ge=1)
+    """Micro-batches of one pass through the pipeline; None takes all of a step, fewer make several passes."""
+    split: Literal["time", "memory", "even"] | tuple[int, ...] = "time"
+    """How layers are cut: by measured time, by memory, evenly by count, or by hand as the layers of each stage."""
+    _variant: ClassVar[str | None] = "schedule"
+
+    @model_validator(mode="after")
+    def _possible_stages(self) -> Self:
+        shape, given = SHAPES[self.schedule], self.virtual_stages
+        if given is not None and (given < shape.least or (shape.most is not None and given > shape.most)):
+            bound = f"exactly {shape.least}" if shape.least == shape.most else f"at least {shape.least}"
+            raise SpecError(
+                f"virtual_stages={given}: the {self.schedule} schedule has {bound} stages a rank; "
+                f"use virtual_stages={shape.default}"
+            )
+        return self
+
+    @property
+    def label(self) -> str:
+        """``pipeline:1f1b``: the schedule is always named."""
+        return f"pipeline:{self.schedule}"
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Stages that each rank holds, the default filled in."""
+        return self.virtual_stages or SHAPES[self.schedule].default
+
+    def num_data_ranks(self, world_size: int) -> int:  # noqa: ARG002
+        """1: all ranks work on the same batch."""
+        return 1
+
+    def stage_ranks(self, world_size: int) -> tuple[int, ...]:
+        """The rank that holds each stage, in the order of the stages."""
+        if SHAPES[self.schedule].v_shaped:
+            return (*range(world_size), *reversed(range(world_size)))
+        return tuple(range(world_size)) * self.stages_per_rank
+
+    def role(self, rank: int, world_size: int) -> str:
+        """``stage 2``, or ``stages 1 and 6``."""
+        held = [str(stage) for stage, at in enumerate(self.stage_ranks(world_size)) if at == rank]
+        if len(held) == 1:
+            return f"stage {held[0]}"
+        return f"stages {', '.join(held[:-1])} and {held[-1]}"
+
+    def passes(self, num_microbatches: int) -> int:
+        """Passes through the pipeline that a step of so many micro-batches makes."""
+        return num_microbatches // (self.microbatches or num_microbatches)
+
+    def suggested_micro_size(self, global_size: int, world_size: int) -> int | None:
+        """The largest that makes two micro-batches a rank or more; without one, the largest the schedule accepts."""
+        sizes = [size for size in range(global_size, 0, -1) if global_size % size == 0]
+        fitting = [size for size in sizes if self.accepts(global_size // size, world_size)]
+        several = [size for size in fitting if global_size // size >= 2 * world_size]
+        return next(iter(several or fitting), None)
+
+    def check(self, job: Job) -> None:
+        """Refuse too few micro-batches, too few layers, and a cut by hand that does not add up.
+
+        Raises:
+            SpecError: With the field, the value and the way out.
+        """
+        self._check_microbatches(job)
+        self._check_layers(job)
+        if isinstance(job.model, str):
+            self.check_recompute(job.recompute, marks_regions=model_config(job.model).kind == "gpt")
+
+    def check_recompute(self, recompute: str, *, marks_regions: bool) -> None:
+        """Refuse selective recomputation where torch picks the operations and the backward pass is split.
+
+        Raises:
+            SpecError: With the way out.
+        """
+        if recompute == "selective" and SHAPES[self.schedule].splits_backward and not marks_regions:
+            raise SpecError(
+                f"recompute='selective' with the {self.schedule} schedule works only on models that mark what is cheap "
+                "to recompute, as the GPTs do: elsewhere torch recomputes once, and a split backward pass asks twice; "
+                "use recompute='full' or schedule='1f1b'"
+            )
+
+    def _check_microbatches(self, job: Job) -> None:
+        total = job.batch.accumulation(1)
+        count = self.microbatches or total
+        if total % count:
+            raise SpecError(
+                f"microbatches={count} does not divide the {total} micro-batches of a step "
+                f"(batch.global_size={job.batch.global_size}, micro_size={job.batch.micro_size}); "
+                f"use one of {_divisors(total)}"
+            )
+        if self.accepts(count, job.world_size):
+            return
+        need = self.needs(job.world_size)
+        field = "batch.micro_size" if self.microbatches is None else "microbatches"
+        raise SpecError(
+            f"{field}={job.batch.micro_size if self.microbatches is None else count} makes {count} micro-batches "
+            f"a pass, but the {self.schedule} schedule on {job.world_size} ranks needs {need}; "
+            f"use {self._way_out(job)}"
+        )
+
+    def accepts(self, count: int, ranks: int) -> bool:
+        """Whether the schedule runs with so many micro-batches in a pass."""
+        match self.schedule:
+            case "1f1b":
+                return count >= ranks
+            case "dualpipev":
+                return count >= 2 * ranks
+            case "interleaved" | "zero-bubble":
+                return count >= ranks and count % (count // ranks) == 0
+        return True
+
+    def needs(self, ranks: int) -> str:
+        """How many micro-batches the schedule needs, in words."""
+        match self.schedule:
+            case "dualpipev":
+                return f"at least {2 * ranks}"
+            case "interleaved" | "zero-bubble":
+                return f"at least {ranks}, in rounds of equal size (a multiple of {ranks} always is)"
+        return f"at least {ranks}"
+
+    def _way_out(self, job: Job) -> str:
+        """The largest micro-batch with which the schedule runs."""
+        size = job.batch.global_size
+        for micro in range(size, 0, -1):
+            if size % micro == 0 and self.accepts(size // micro, job.world_size):
+                count = size // micro
+                more = "" if self.microbatches is None else f" with microbatches={count}"
+                return f"batch.micro_size={micro}{more} ({count} micro-batches)"
+        return f"batch.global_size={2 * job.world_size} or more"
+
+    def _check_layers(self, job: Job) -> None:
+        stages = job.world_size * self.stages_per_rank
+        if isinstance(self.split, tuple) and (len(self.split) != stages or min(self.split, default=0) < 1):
+            raise SpecError(
+                f"split={self.split} names {len(self.split)} stages, but world_size={job.world_size} times "
+                f"{self.stages_per_rank} stages a rank are {stages}; give {stages} numbers of at least 1"
+            )
+        if isinstance(job.model, str):
+            check_split(
+                self.split, model_config(job.model).num_layers_in_order, stages, of=f"model={job.model!r}"
+            )
+
+
+def check_split(split: str | tuple[int, ...], num_layers: int, num_stages: int, *, of: str) -> None:
+    """Refuse a cut that this many layers do not have.
+
+    Raises:
+        SpecError: Fewer layers than stages, or numbers by hand that do not add up to the layers.
+    """
+    require_enough_layers(num_layers, num_stages)
+    if isinstance(split, tuple) and sum(split) != num_layers:
+        raise SpecError(
+            f"split={split} adds up to {sum(split)} layers, but {of} has {num_layers} layers to cut; "
+            f"make the numbers add up to {num_layers}"
+        )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

@@ -1,0 +1,93 @@
+"""What of torch.distributed.pipelining is private, or drifts between releases, in one place.
+
+Imported only where a pipeline runs: it costs 20 ms.
+"""
+
+# ruff: noqa: SLF001 - torch's private names are what this module is for
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+
+logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
+"""On any error torch writes its whole schedule to the log; the error itself is raised, and said in one sentence."""
+
+
+class StaticStage(PipelineStage):
+    """A stage whose messages are those of its formula and no others, and pass through the CPU where they must.
+
+    torch lets stages vote by message whether the shapes of their inputs are known, and warms connections up with
+    messages. Here the shapes are always known (`input_args` and `output_args`), and gloo needs no warming up.
+
+    Args:
+        staged: Copy messages to the CPU before sending and from there after receiving: gloo sends no GPU tensors.
+        splits_backward: Hand on no views: torch's split backward pass detaches a stage's output in place, which a
+            view (such as the output of a linear layer on three dimensions) does not allow.
+        options: As for `PipelineStage`.
+    """
+
+    def __init__(
+        self, *args: Any, staged: bool = False, splits_backward: bool = False, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self.staged = staged
+        self.splits_backward = splits_backward
+        self._landing: dict[int, tuple[Tensor, Tensor]] = {}
+
+    # No messages but activations and gradients.
+
+    def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return torch.ones(1, dtype=torch.int32)
+
+    def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return torch.ones(1, dtype=torch.int32)
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        return []
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        output: Any = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return output.clone() if self.splits_backward and output._is_view() else output
+
+    # Messages: contiguous, and on the CPU where they must be.
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._sendable(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._sendable(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _sendable(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        for op in ops:
+            op.tensor = (op.tensor.cpu() if self.staged else op.tensor).contiguous()
+        return ops
+
+    def _get_recv_ops(self, recv_infos: Any) -> list[dist.P2POp]:
+        ops = super()._get_recv_ops(recv_infos)
+        if self.staged:
+            for op in ops:
+                landing = torch.empty_like(op.tensor, device="cpu", requires_grad=False)
+                self._landing[id(op.tensor)] = op.tensor, landing
+                op.tensor = landing
+        return ops
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
+        self._land(self.args_recv_info[fwd_chunk_id])
+        return super()._retrieve_recv_activations(fwd_chunk_id)
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
+        self._land(self.grad_recv_info[bwd_chunk_id])
+        return super()._retrieve_recv_grads(bwd_chunk_id)
+
+    def _land(self, recv_infos: Any) -> None:
+        for info in recv_infos:
+            if info.buffer is not None and id(info.buffer) in self._landing:
+                buffer, landing = self._landing.pop(id(info.buffer))
+                with torch.no_grad():
+                    buffer.copy_(landing)

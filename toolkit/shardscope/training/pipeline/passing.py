@@ -1,0 +1,40 @@
+"""Activations handed from stage to stage in an evaluation.
+
+A training step's messages have shapes that all ranks know. An evaluation's last micro-batch may be smaller, so here
+each message is announced by a short one that holds its shape and type.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shardscope.training.context import RankContext
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_MOST_DIMS = 8
+_TAG = 1 << 19  # apart from the messages of training
+
+
+def hand_on(x: Tensor, peer: int, context: RankContext) -> None:
+    """Send a floating-point tensor to a rank that calls `take_over`."""
+    assert context.group is not None
+    shape = [*x.shape, *[0] * (_MOST_DIMS - x.dim())]
+    header = torch.tensor([_DTYPES.index(x.dtype), x.dim(), *shape])
+    context.group.send([header], peer, _TAG).wait()
+    context.group.send([_sendable(x, context)], peer, _TAG + 1).wait()
+
+
+def take_over(peer: int, context: RankContext) -> Tensor:
+    """Receive what `peer` hands on."""
+    assert context.group is not None
+    header = torch.empty(2 + _MOST_DIMS, dtype=torch.int64)
+    context.group.recv([header], peer, _TAG).wait()
+    kind, dims, *shape = header.tolist()
+    x = torch.empty(shape[:dims], dtype=_DTYPES[kind])
+    context.group.recv([x], peer, _TAG + 1).wait()
+    return x.to(context.device)
+
+
+def _sendable(x: Tensor, context: RankContext) -> Tensor:
+    return (x.cpu() if context.staged else x).detach().contiguous()

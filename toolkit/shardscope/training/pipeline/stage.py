@@ -1,0 +1,93 @@
+"""A stage that torch's schedules run, with every operation written down as it happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.pipelining import schedules
+
+from shardscope.training._compat_pipelining import StaticStage
+from shardscope.training.memory import MemoryWatch
+from shardscope.training.meter import Meter
+from shardscope.training.pipeline.layers import Layers
+from shardscope.training.pipeline.probe import Autocast
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": schedules.ScheduleGPipe,
+    "1f1b": schedules.Schedule1F1B,
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+    "zero-bubble": schedules.ScheduleInterleavedZeroBubble,
+    "zbv": schedules.ScheduleZBVZeroBubble,
+    "dualpipev": schedules.ScheduleDualPipeV,
+}
+"""torch's own, by our names; the first two take one stage, the others a list."""
+
+
+class Recorder:
+    """The operations of one rank in a step: kind, stage, micro-batch, start and end in unix seconds."""
+
+    def __init__(self, meter: Meter, memory: MemoryWatch) -> None:
+        self.meter = meter
+        self.memory = memory
+        self.ops: list[list[Any]] = []
+        self.first = 0
+        """Added to micro-batches: those of a step's later passes count on."""
+
+    def begin(self) -> None:
+        """Forget the last step."""
+        self.ops, self.first = [], 0
+
+    @contextmanager
+    def op(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
+        """Write down what happens inside as one operation."""
+        start = time.time()
+        with self.meter.span("compute", "forward" if kind == "F" else "backward"):
+            yield
+        self.ops.append([kind, stage, microbatch + self.first, round(start, 6), round(time.time(), 6)])
+        self.memory.sample()
+
+    @contextmanager
+    def loss(self) -> Iterator[None]:
+        """The loss belongs to the forward pass just written down."""
+        with self.meter.span("compute", "forward"):
+            yield
+        self.ops[-1][4] = round(time.time(), 6)
+
+
+class StageModule(nn.Module):
+    """The layers of one stage, one after another, in the job's precision."""
+
+    def __init__(self, layers: Layers, autocast: Autocast) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer for _, layer in layers)
+        self.autocast = autocast
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.autocast():
+            for layer in self.layers:
+                x = layer(x)
+        return x
+
+
+class Stage(StaticStage):
+    """torch's stage, whose forwards and backwards are recorded."""
+
+    recorder: Recorder
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
+        with self.recorder.op("F", self.stage_index, fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **options)
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        with self.recorder.op("B" if full_backward else "I", self.stage_index, bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        with self.recorder.op("W", self.stage_index, bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
