@@ -12,9 +12,11 @@ from torch import nn
 import shardscope as ss
 from conformance.memory import batch, make, step
 from conformance.ranks import RankPool
+from conformance.runs import small_job
 from shardscope.analytic.memory import model_states
 from shardscope.training.context import RankContext
 from shardscope.training.memory import MemoryWatch, StepMemory, Storages, held_by_default
+from shardscope.training.parameter_server.messages import HEADER_BYTES
 from shardscope.training.trainer import Trainer
 
 OPTIMIZERS = ["sgd", "nesterov", "adamw", "lamb", "lars"]
@@ -77,6 +79,34 @@ def test_accumulation_holds_gradients_beside_the_buckets(two: RankPool, tmp_path
     job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=ss.Batch(16, micro_size=4))
     for peaks, num_params, _ in two.run(measured(job), tmp_path):
         assert peaks["gradients"] == 2 * 4 * num_params
+
+
+def test_gossip_holds_a_flat_copy_beside_its_model(two: RankPool, tmp_path: Path) -> None:
+    job = ss.Job(model="mlp", data="digits", strategy="gossip", world_size=2, optimizer="adamw", batch=8)
+    for peaks, num_params, num_tensors in two.run(measured(job), tmp_path):
+        expected = model_states(num_params, num_tensors=num_tensors)
+        assert [peaks[kind] for kind in ("parameters", "gradients", "optimizer")] == [
+            int(t) for t in expected
+        ]
+        assert peaks["buffers"] == 4 * num_params
+
+
+@pytest.mark.parametrize("dedicated", [False, True])
+def test_a_server_holds_the_optimizer_and_room_for_its_workers(*, dedicated: bool) -> None:
+    """The worker's copies, the server's own tensors, and a message of each worker, with its header."""
+    strategy = ss.ParameterServer(dedicated=dedicated)
+    run = ss.launch(small_job(strategy=strategy, world_size=3, batch=48, steps=3, optimizer="adamw")).wait(60)
+    server, worker, _ = run.memory().to_dict("records")
+    num_params = run.events("start")[0]["num_params"]
+    states = model_states(num_params, num_tensors=14)  # of the mlp
+    message = 4 * num_params + HEADER_BYTES
+    assert worker["parameters"] == worker["gradients"] == 4 * num_params
+    assert worker["optimizer"] == 0
+    assert worker["buffers"] == 2 * message
+    assert server["parameters"] == 4 * num_params + message
+    assert server["optimizer"] == int(states.optimizer)
+    assert server["gradients"] == (1 if dedicated else 2) * 4 * num_params
+    assert server["buffers"] == (2 if dedicated else 3) * message
 
 
 def test_buffers_of_the_ring_are_counted(two: RankPool, tmp_path: Path) -> None:

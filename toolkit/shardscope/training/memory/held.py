@@ -18,7 +18,9 @@ def held_by_default(model: nn.Module, optimizer: Optimizer) -> Held:
     own += [param for param in model.parameters() if id(param) not in gathered]
     grads = [param.grad for param in [*own, *whole]]
     grads += [param.unsharded_accumulated_grad for param in sharded]
-    state = [value for row in optimizer.state.values() for value in row.values()]
+    state = [
+        value for row in list(optimizer.state.values()) for value in list(row.values())
+    ]  # a server's threads add
     return {
         "parameters": [*own, *model.buffers()],
         "gradients": [grad for grad in grads if grad is not None],

@@ -69,6 +69,11 @@ class Client:
                 copy_tensors_(self.shards[s].parameters, self.shards[s].views(inbox.payload))
         return answers[0][1], any(skipped for _, _, skipped in answers)
 
+    @property
+    def work_space(self) -> list[Tensor]:
+        """Room for what goes to each server and comes from it."""
+        return [message.bytes for message in [*self._outbox, *self._inbox.values()]]
+
     def rest(self, kind: Kind, step: int) -> int | None:
         """Rest after `step` until all workers do; returns the step that all have taken, None if somebody ends."""
         answers = self._ask(kind, step)

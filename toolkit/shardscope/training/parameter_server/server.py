@@ -89,6 +89,11 @@ class Server:
         self.message.payload.copy_(self.flat)
 
     @property
+    def work_space(self) -> list[Tensor]:
+        """Room for what each worker pushes."""
+        return [message.bytes for message in self._inbox.values()]
+
+    @property
     def _reduce_square(self) -> ReduceSquares | None:
         """Sums squares over the servers, where they update in step; one server sees whole gradients."""
         if self.spec.servers == 1 or not self.spec.clips_at_servers:

@@ -14,6 +14,7 @@ from shardscope.errors import CheckpointError, SpecError
 from shardscope.spec import strategy as spec
 from shardscope.training.collectives.neighbours import Neighbours
 from shardscope.training.flat import copy_tensors_, views_of
+from shardscope.training.memory import Held
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult, Strategy
 
 
@@ -98,6 +99,10 @@ class Gossip(Strategy):
                 yield predict
         finally:
             self._write(own)
+
+    def held(self, optimizer: torch.optim.Optimizer) -> Held:
+        held = super().held(optimizer)
+        return {**held, "buffers": [*held["buffers"], self._flat]}
 
     def full_parameters(self) -> dict[str, Tensor]:
         own = dict(self.model.named_parameters())

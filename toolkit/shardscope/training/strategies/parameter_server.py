@@ -11,6 +11,7 @@ from torch import nn
 
 from shardscope.spec import strategy as spec
 from shardscope.training.flat import copy_tensors_
+from shardscope.training.memory import Held
 from shardscope.training.parameter_server import Client, Link, Server, cut_into_shards
 from shardscope.training.parameter_server.messages import Kind
 from shardscope.training.sharding import clip_grad_norm_
@@ -153,6 +154,17 @@ class ParameterServer(Strategy):
         self.meet(self.context.meter.step, ending=True)
         if self.server is not None:
             self.server.close()
+
+    def held(self, optimizer: torch.optim.Optimizer) -> Held:
+        """A server's own tensors and its room for every worker's gradients, beside the worker's copies."""
+        held = {kind: list(tensors) for kind, tensors in super().held(optimizer).items()}
+        if self.server is not None:
+            held["parameters"] += self.server.parameters
+            held["gradients"] += [self.server.total, self.server.gradient]
+            held["buffers"] += [*self.server.work_space, *getattr(self.server.optimizer, "work_space", ())]
+        if self.client is not None:
+            held["buffers"] += self.client.work_space
+        return held
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:  # noqa: ARG002
         """Each server brings the optimizer's state of its own tensors; the parameters are every rank's."""
