@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -81,6 +82,8 @@ class FullySharded(Partitioned):
             unit.set_custom_all_gather(RingAllGather(ring))  # type: ignore[arg-type]
             unit.set_gradient_divide_factor(1.0)  # the ring takes the mean itself
             unit.set_force_sum_reduction_for_comms(True)
+        for unit, following in pairwise(self.units):  # its parameters travel while this one computes
+            unit.set_modules_to_forward_prefetch([following])
         return ring
 
     def _sum_over_shards(self, squares: Tensor) -> Tensor:
@@ -93,15 +96,19 @@ class FullySharded(Partitioned):
 
     @contextmanager
     def no_exchange(self) -> Iterator[None]:
-        """Inside, as ever, gradients are reduce-scattered, for only shards are held; parameters may stay gathered."""
-        if not self.keeps_gathered:
-            yield
-            return
-        for unit in self.units:
-            unit.set_reshard_after_backward(False, recurse=False)
+        """Inside, gradients are reduce-scattered as ever, for a rank holds only shards of them; the rest can wait.
+
+        Replicas exchange the sum of all micro-batches once, and parameters that stay gathered are not freed.
+        """
+        self._set_last(False)
         yield
+        self._set_last(True)
+
+    def _set_last(self, is_last: bool) -> None:
         for unit in self.units:
-            unit.set_reshard_after_backward(True, recurse=False)
+            unit.set_requires_all_reduce(is_last, recurse=False)
+            if self.keeps_gathered:
+                unit.set_reshard_after_backward(is_last, recurse=False)
 
     def step(
         self,

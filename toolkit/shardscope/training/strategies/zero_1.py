@@ -42,7 +42,8 @@ class Zero1(Partitioned):
             FlatBucket(named, self.context.rank, self.context.world_size, even=not self.is_ring)
             for named in cut_into_buckets(trained, int(settings.bucket_mb * 2**20))
         ]
-        self.pieces = [piece for bucket in self.buckets for piece in bucket.pieces]
+        by_name = {piece.name: piece for bucket in self.buckets for piece in bucket.pieces}
+        self.pieces = [by_name[name] for name, _ in trained]
         self.order = {id(p): (index, name) for index, b in enumerate(self.buckets) for name, p in b.named}
         for _, parameter in trained:
             parameter.register_post_accumulate_grad_hook(self._arrived)

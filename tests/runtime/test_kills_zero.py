@@ -1,0 +1,111 @@
+"""A rank that dies under ZeRO is named and nothing is left; what cannot work is refused; any strategy resumes."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+import shardscope as ss
+from conformance.runs import all_gone, endless_job, family, rank_pids, small_job
+
+ALL = ["zero-1", "zero-2", "zero-3"]
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_a_killed_rank_is_named(strategy: str) -> None:
+    run = ss.launch(endless_job(strategy=strategy, world_size=3, batch=48))
+    pids = rank_pids(run)
+    processes = family(run)
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(
+        ss.RunFailed, match=f"rank 1 of strategy '{strategy}' was killed by SIGKILL"
+    ) as failed:
+        run.wait(30)
+    assert failed.value.rank == 1
+    assert run.state == "failed"
+    assert all_gone(processes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"strategy": ss.Zero3(replicas=3)}, "strategy.replicas=3 does not divide world_size=4"),
+        ({"strategy": ss.Zero2(replicas=4)}, "groups of at least 2 ranks; use 1 or 2"),
+        ({"strategy": "zero-3", "world_size": 1}, "needs at least 2 ranks"),
+        ({"strategy": "zero-3:rings"}, "collectives='rings'"),
+        ({"strategy": "zero-4"}, "did you mean 'zero-"),
+    ],
+)
+def test_impossible_jobs_are_refused_before_anything_starts(fields: dict, message: str) -> None:
+    with pytest.raises(ss.SpecError) as refused:
+        small_job(**{"world_size": 4, **fields})
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_labels_tell_the_settings_apart() -> None:
+    strategies = [ss.Zero1(), ss.Zero2(collectives="backend"), ss.Zero3(replicas=2), ss.Zero3(offload=True)]
+    assert [s.label for s in strategies] == ["zero-1", "zero-2:backend", "zero-3 x2", "zero-3 offload"]
+    assert small_job(strategy="zero-2:backend").strategy == strategies[1]
+
+
+def test_a_parameter_that_cannot_be_cut_is_named() -> None:
+    def make_model() -> nn.Module:
+        model = nn.Linear(64, 10)
+        model.gain = nn.Parameter(torch.ones(()))
+        return nn.Sequential(nn.Flatten(), model)
+
+    run = ss.launch(small_job(model=make_model, strategy="zero-3"))
+    with pytest.raises(ss.RunFailed, match="parameter '1.gain' is a single number"):
+        run.wait(60)
+
+
+RESUMES = [
+    ("zero-1", 3, "zero-1", 2),
+    ("zero-2", 4, "zero-2", 2),
+    ("zero-3", 3, "zero-3", 2),
+    ("zero-3", 2, "zero-1", 3),
+    ("zero-1", 2, "ring", 2),
+    ("ring", 2, "zero-3", 3),
+]
+
+
+@pytest.mark.parametrize(("first", "first_size", "then", "then_size"), RESUMES)
+def test_a_run_goes_on_under_other_ranks_as_if_never_stopped(
+    first: str, first_size: int, then: str, then_size: int
+) -> None:
+    fields = {"batch": 48, "optimizer": "lamb", "precision": "fp64", "schedule": ss.Schedule("cosine")}
+    whole = ss.launch(small_job(strategy="single", world_size=1, steps=6, **fields))
+    half = ss.launch(
+        small_job(
+            strategy=first,
+            world_size=first_size,
+            steps=6,
+            checkpoint=ss.Checkpoint(every=3, keep=2),
+            **fields,
+        )
+    )
+    expected = whole.wait(60).summary()
+    half.wait(60)
+    (half.path / "checkpoints" / "step-6").rename(half.path / "step-6")  # as if it had ended after step 3
+    resumed = ss.launch(small_job(strategy=then, world_size=then_size, steps=6, **fields), resume=half).wait(
+        60
+    )
+    assert [event["step"] for event in resumed.events("step") if event["rank"] == 0] == [4, 5, 6]
+    assert resumed.summary().loss == pytest.approx(
+        expected.loss, rel=1e-11
+    )  # what updates 4 and 5 have led to
+
+
+@pytest.mark.parametrize("strategy", ALL)
+@pytest.mark.parametrize("optimizer", ["adamw", ss.Optimizer("sgd", momentum=0.0), "nesterov", "lars"])
+def test_every_optimizer_resumes(strategy: str, optimizer: object) -> None:
+    fields = {"batch": 48, "optimizer": optimizer, "strategy": strategy, "precision": "fp64", "steps": 4}
+    half = ss.launch(small_job(checkpoint=ss.Checkpoint(every=2), **fields)).wait(60)
+    (half.path / "checkpoints" / "step-4").rename(half.path / "step-4")
+    resumed = ss.launch(small_job(**fields), resume=half).wait(60)
+    assert resumed.summary().test_loss == pytest.approx(half.summary().test_loss, rel=1e-12)
