@@ -141,8 +141,11 @@ figures.gantt(pipelines[1])
 # then the parameters (3), and gathers what a layer needs just when it needs it.
 
 # %%
-stages = [Trace.read(train(strategy)) for strategy in ("all-reduce", "zero-1", "zero-2", "zero-3")]
-alone = Trace.read(single)
+kinds = ("all-reduce", "zero-1", "zero-2", "zero-3")
+stages = [
+    Trace.read(train(kind, batch=4)) for kind in kinds
+]  # one sample a rank, so that activations do not hide it
+alone = Trace.read(train("single", world_size=1, batch=4))
 print(figures.memory_kinds_text(figures.memory_kinds_info(stages, alone=alone)))
 figures.memory_kinds(stages, alone=alone)
 

@@ -13,7 +13,7 @@ from conformance.runs import small_job
 from shardscope import cli
 from shardscope.runtime.check import both_jobs, check, read_parameters
 from shardscope.runtime.check_report import compare
-from shardscope.spec import Record
+from shardscope.spec import STRATEGIES, Record
 
 
 def report_of(ours, theirs, *, losses=None, **changes):
@@ -140,6 +140,12 @@ class TestRealRuns:
         assert {run_id for run_id, _ in seen} == set(report.runs) == {run.id for run in ss.runs()}
         sharded = ss.Run.attach(report.runs[0])
         assert set(read_parameters(sharded)) == {row.tensor for row in report.tensors}
+
+    @pytest.mark.parametrize("kind", [kind for kind in STRATEGIES if kind != "single"])
+    def test_every_strategy_agrees_or_says_why_not(self, kind):
+        job = small_job(strategy=kind, batch=ss.Batch(global_size=64, micro_size=8))
+        report = check(job, 2)
+        assert report.passed is (None if job.strategy.differs_because else True), report.verdict
 
     def test_a_forward_that_depends_on_the_rank_fails_and_the_tensor_is_named(self):
         report = check(small_job(model=two_layers, optimizer=ss.Optimizer("sgd", lr=0.01)), 3)

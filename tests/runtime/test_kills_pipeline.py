@@ -62,10 +62,10 @@ def test_a_layer_that_raises_is_named_with_its_own_error() -> None:
     ("fields", "message"),
     [
         (
-            {"batch": 48},
-            "batch.micro_size=None makes 1 micro-batches a pass, but the 1f1b schedule on 3 ranks needs",
+            {"batch": ss.Batch(48, micro_size=24)},
+            "batch.micro_size=24 makes 2 micro-batches a pass, but the 1f1b schedule on 3 ranks needs",
         ),
-        ({"batch": 48}, "use batch.micro_size=16 (3 micro-batches)"),
+        ({"batch": ss.Batch(48, micro_size=24)}, "use batch.micro_size=16 (3 micro-batches)"),
         ({"strategy": "pipeline:zb"}, "zero-bubble"),
         (
             {"strategy": "pipeline:dualpipev", "batch": ss.Batch(48, micro_size=12), "model": "resnet"},

@@ -130,6 +130,12 @@ class TestStaleness:
         assert figures.staleness(trace_of(events)).layout.shapes == ()
         assert "with no bound" in figures.staleness_text(figures.staleness_info(trace_of(events)))
 
+    def test_a_synchronous_server_has_nothing_to_tell(self):
+        events = update_events([[0, 0]])
+        assert not figures.staleness_info(trace_of(events, bound=0.0)).is_telling
+        assert figures.staleness_info(trace_of(events, bound=1.0)).is_telling
+        assert not figures.staleness_info(trace_of([])).is_telling
+
     def test_a_long_run_is_thinned_to_the_stalest(self):
         values = [[0]] * 5000
         values[777] = [9]

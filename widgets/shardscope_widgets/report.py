@@ -121,7 +121,7 @@ class _Page:
         if timeline.steps:
             words = f"{figures.timeline_text(timeline)} {_EXPLAIN['timeline']}"
             parts += self._part(f"Timeline of {trace.label}", words, figures.timeline(trace))
-        if staleness.num_updates:
+        if staleness.is_telling:
             words = f"{figures.staleness_text(staleness)} {_EXPLAIN['staleness']}"
             parts += self._part(f"Staleness of {trace.label}", words, figures.draw_staleness(staleness))
         if ring.rounds:

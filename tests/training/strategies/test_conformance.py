@@ -10,16 +10,16 @@ import pytest
 
 import shardscope as ss
 from conformance.ranks import RankPool
-from conformance.strategy import StrategyConformance
+from conformance.strategy import FullConformance, StrategyConformance
 from shardscope.spec import STRATEGIES
 from shardscope.spec.strategy import parse_strategy
 
 
-class TestAllReduce(StrategyConformance):
+class TestAllReduce(FullConformance):
     strategy = ss.AllReduce(bucket_mb=0.02)  # several buckets even for a tiny model
 
 
-class TestRing(StrategyConformance):
+class TestRing(FullConformance):
     strategy = ss.Ring(bucket_mb=0.02)
 
 

@@ -14,7 +14,7 @@ import pytest
 import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.runs import small_job
-from conformance.strategy import TWO_CASES, StrategyConformance
+from conformance.strategy import StrategyConformance
 from shardscope.analytic.communication import all_reduce_bytes
 from shardscope.training.context import RankContext
 from shardscope.training.strategies import build
@@ -22,7 +22,6 @@ from shardscope.training.strategies import build
 
 class TestHierarchical(StrategyConformance):
     strategy = ss.Hierarchical(bucket_mb=0.02)  # several buckets even for a tiny model
-    cases = TWO_CASES
 
 
 def test_a_step_sends_what_the_formula_says() -> None:

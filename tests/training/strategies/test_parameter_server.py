@@ -14,7 +14,7 @@ from torch import nn
 
 import shardscope as ss
 from conformance.ranks import RankPool
-from conformance.strategy import OPTIMIZERS, TWO_CASES, StrategyConformance
+from conformance.strategy import OPTIMIZERS, StrategyConformance
 from shardscope.analytic import communication as comm
 from shardscope.spec.strategy import ParameterServer
 from shardscope.training.context import RankContext
@@ -25,7 +25,6 @@ STEPS = 12
 
 class TestParameterServer(StrategyConformance):
     strategy = "parameter-server"
-    cases = TWO_CASES
 
 
 def follow(pool: RankPool, folder: Path, strategy: ParameterServer, optimizer: str, **changes: Any) -> None:

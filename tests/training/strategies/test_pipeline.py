@@ -13,7 +13,7 @@ from torch import nn
 
 import shardscope as ss
 from conformance.ranks import RankPool
-from conformance.strategy import TWO_CASES, StrategyConformance, job, train
+from conformance.strategy import StrategyConformance, job, train
 from shardscope.analytic import communication as comm
 from shardscope.analytic import schedules
 from shardscope.spec.models import GPTConfig, MLPConfig
@@ -33,7 +33,6 @@ def deep_gpt() -> nn.Module:
 class TestPipeline(StrategyConformance):
     strategy = ss.Pipeline(split="even")
     model = staticmethod(deep_gpt)
-    cases = TWO_CASES
 
     def batch(self, world_size: int, accumulation: int) -> ss.Batch:
         """48 samples in 4 micro-batches, as few as four stages take, or in 8."""

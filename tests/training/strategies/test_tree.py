@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shardscope as ss
 from conformance.runs import small_job
-from conformance.strategy import TWO_CASES, StrategyConformance
+from conformance.strategy import StrategyConformance
 from shardscope.analytic.communication import all_reduce_bytes, tree_all_reduce_bytes
 
 
@@ -21,4 +21,3 @@ class TestTree(StrategyConformance):
     strategy = ss.Tree(
         bucket_mb=0.02, slice_mb=0.002
     )  # several buckets of several slices even for a tiny model
-    cases = TWO_CASES

@@ -10,24 +10,21 @@ from torch import nn
 
 import shardscope as ss
 from conformance.ranks import RankPool
-from conformance.strategy import TWO_CASES, StrategyConformance, job, train
+from conformance.strategy import StrategyConformance, job, train
 from shardscope.training.context import RankContext
 from shardscope.training.trainer import Trainer
 
 
 class TestZero1(StrategyConformance):
     strategy = ss.Zero1(bucket_mb=0.02)  # several buckets even for a tiny model
-    cases = TWO_CASES
 
 
 class TestZero2(StrategyConformance):
     strategy = ss.Zero2()
-    cases = TWO_CASES
 
 
 class TestZero3(StrategyConformance):
     strategy = ss.Zero3()
-    cases = TWO_CASES
 
 
 ALL = ["zero-1", "zero-2", "zero-3"]

@@ -19,7 +19,9 @@ def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> Non
     )
     parser.add_argument("--model", help="model by name (default: gpt-nano)")
     parser.add_argument("--data", help="data by name, or a path (default: what the model reads)")
-    parser.add_argument("--strategy", help="single, all-reduce, ring, ring:2 (default: ring)")
+    parser.add_argument(
+        "--strategy", help="strategy, such as ring, tree, zero-3, pipeline:gpipe (default: ring)"
+    )
     parser.add_argument("--ranks", type=int, dest="world_size", help="number of ranks (default: 2)")
     parser.add_argument("--optimizer", help="sgd, nesterov, adamw, lamb, lars (default: adamw)")
     parser.add_argument("--lr", type=float, help="learning rate (default: the optimizer's own)")

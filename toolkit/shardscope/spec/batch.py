@@ -16,7 +16,8 @@ class Batch(Spec):
     global_size: int = Field(default=64, ge=1)
     """Samples in one optimizer step over all ranks. At least 1, divisible by the number of ranks."""
     micro_size: int | None = Field(default=None, ge=1)
-    """Samples in one forward pass on one rank; None takes the rank's whole share at once. Divides the rank's share."""
+    """Samples in one forward pass on one rank; None takes the rank's whole share at once, in a
+    pipeline as many micro-batches as suit its schedule. Divides the rank's share."""
 
     def per_rank(self, world_size: int) -> int:
         """Samples a rank takes in one step.

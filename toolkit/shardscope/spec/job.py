@@ -13,7 +13,7 @@ from shardscope.spec.data import check_compatible
 from shardscope.spec.models import model_config
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.schedule import Schedule
-from shardscope.spec.strategy import Ring, Strategy, parse_strategy
+from shardscope.spec.strategy import Ring, Strategy, StrategySpec, parse_strategy
 from shardscope.spec.user_code import Named, UserCode, label_of
 
 PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
@@ -127,6 +127,22 @@ class Job(Spec):
             if getattr(strategy, "max_ranks", None) == 1:
                 return {**fields, "strategy": strategy, "world_size": 1}
         return fields
+
+    @model_validator(mode="before")
+    @classmethod
+    def _suited_micro_batch(cls, fields: Any) -> Any:
+        """Where none is given, the micro-batch that suits the strategy: a pipeline needs several."""
+        batch, strategy = fields.get("batch", 64), parse_strategy(fields.get("strategy", "ring"))
+        if isinstance(batch, int | dict):
+            batch = Batch(**batch) if isinstance(batch, dict) else Batch(global_size=batch)
+        world_size = fields.get("world_size", cls.model_fields["world_size"].default)
+        known = (
+            isinstance(batch, Batch) and isinstance(strategy, StrategySpec) and isinstance(world_size, int)
+        )
+        if not known or batch.micro_size is not None or world_size < 1:
+            return fields
+        micro_size = strategy.suggested_micro_size(batch.global_size, world_size)
+        return {**fields, "batch": batch.replace(micro_size=micro_size)}
 
     @model_validator(mode="before")
     @classmethod

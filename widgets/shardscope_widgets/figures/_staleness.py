@@ -32,6 +32,11 @@ class StalenessInfo(NamedTuple):
     bound: float | None
 
     @property
+    def is_telling(self) -> bool:
+        """Whether there is something to see: updates, and a bound that lets gradients be stale at all."""
+        return self.num_updates > 0 and self.bound != 0
+
+    @property
     def num_gradients(self) -> int:
         """Gradients in all updates."""
         return sum(count for _, count in self.counts)
@@ -85,7 +90,7 @@ def draw(info: StalenessInfo) -> go.Figure:
             ),
             go.Scatter(
                 x=times, y=worst, xaxis="x2", yaxis="y2", mode="markers",
-                marker={"color": COLOUR, "size": 4, "opacity": 0.7},
+                marker={"color": COLOUR, "size": 6, "opacity": 0.75},
                 hovertemplate="%{y} updates behind after %{x:.2f} s<extra></extra>",
             ),
         ]

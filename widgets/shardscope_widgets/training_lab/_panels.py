@@ -71,7 +71,7 @@ class Panels:
 
     def _draw_staleness(self, focus: Trace | None) -> None:
         info = figures.staleness_info(focus) if focus else None
-        if info is None or not info.num_updates:
+        if info is None or not info.is_telling:
             self.staleness.hide()
         else:
             self.staleness.show(figures.draw_staleness(info), figures.staleness_text(info))
