@@ -137,6 +137,29 @@ def test_a_worker_that_raises_is_the_cause_and_not_its_server() -> None:
         run.wait(30)
 
 
+@pytest.mark.parametrize("strategy", [ss.ParameterServer(mode="ssp"), ss.ParameterServer(dedicated=True)])
+def test_a_worker_that_falls_silent_is_named_by_the_server_that_waits_for_it(strategy: Any) -> None:
+    def make_model() -> nn.Module:
+        class Hangs(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer, self.calls = nn.Linear(64, 10), 0
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.calls += 1
+                if self.calls == 3 and os.environ["RANK"] == "2":
+                    time.sleep(1000)
+                return self.layer(x.flatten(1))
+
+        return Hangs()
+
+    run = ss.launch(endless_job(strategy=strategy, world_size=3, batch=48, model=make_model, timeout_s=1))
+    with pytest.raises(
+        ss.RunFailed, match=r"rank 0 \(server.*worker rank 2 sent nothing for 1 s; .*raise timeout_s=1"
+    ):
+        run.wait(20)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

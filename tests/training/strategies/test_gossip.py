@@ -117,7 +117,7 @@ def test_the_measured_consensus_is_that_of_the_parameters(pool: RankPool, tmp_pa
 
 def test_reaches_the_accuracy_of_the_ring() -> None:
     def accuracy(strategy: str) -> float:
-        job = digits(4, strategy=strategy, steps=300, batch=64, optimizer=ss.Optimizer("adamw", lr=2e-3))
+        job = digits(4, strategy=strategy, steps=150, optimizer=ss.Optimizer("adamw", lr=2e-3))
         found = ss.launch(job).wait(90).summary().test_accuracy
         assert found is not None
         return found

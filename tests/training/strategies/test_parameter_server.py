@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,10 +205,115 @@ def test_without_a_bound_a_slow_workers_gradients_are_as_stale_as_the_others_are
     assert all(math.isfinite(s) for s in stale)
 
 
+@pytest.mark.parametrize(("mode", "schedule"), [("async", "cosine"), ("ssp", "constant")])
+def test_gradients_that_do_not_age_move_the_parameters_as_far_as_the_synchronous_run(
+    pool: RankPool, tmp_path: Path, mode: str, schedule: str
+) -> None:
+    """Of a loss that is linear in the parameters: each gradient brings its share of its own step's rate."""
+
+    def linear(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output.gather(-1, target[:, None]).mean()
+
+    def parameters(mode: str) -> dict[str, torch.Tensor]:
+        job = digits(
+            pool.world_size, f"parameter-server:{mode}", optimizer=ss.Optimizer("sgd", lr=0.1, momentum=0.0),
+            model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), loss=linear, schedule=schedule,
+        )  # fmt: skip
+        return pool.run(lambda context: run(job, context)[1], tmp_path)[0]
+
+    ours, expected = parameters(mode), parameters("sync")
+    assert all(torch.allclose(ours[name], expected[name], rtol=0, atol=1e-12) for name in expected)
+
+
+def test_an_overflow_in_fp16_is_skipped_by_all_as_with_an_all_reduce(pool: RankPool, tmp_path: Path) -> None:
+    def steep(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return 30 * nn.functional.cross_entropy(output, target)
+
+    def steps(strategy: Any, folder: Path) -> list[list[dict[str, Any]]]:
+        folder.mkdir()
+        job = digits(
+            pool.world_size, strategy, precision="fp16", loss=steep, optimizer=ss.Optimizer("sgd", lr=1e-6)
+        )
+        ranks = pool.run(lambda context: run(job, context)[0], folder)
+        return [[e for e in events if e["event"] == "step"] for events in ranks]
+
+    expected, *_ = steps("all-reduce", tmp_path / "theirs")
+    assert expected[0]["skipped"]
+    assert not expected[-1]["skipped"]
+    ours = steps(ss.ParameterServer(servers=2), tmp_path / "ours")
+    for rows in ours:
+        for name in ("skipped", "loss_scale"):
+            assert [e[name] for e in rows] == [e[name] for e in expected]
+    assert ours[0][-1]["loss"] == pytest.approx(expected[-1]["loss"], rel=2e-2)
+
+
+def test_a_dedicated_servers_loss_scale_is_its_workers(pool: RankPool, tmp_path: Path) -> None:
+    job = digits(pool.world_size, ss.ParameterServer(dedicated=True), precision="fp16", loss=_overflowing)
+    ranks = pool.run(lambda context: run(job, context)[0], tmp_path)
+    scales = [[e["loss_scale"] for e in events if e["event"] == "step"] for events in ranks]
+    assert scales[0][0] == 2.0**14
+    assert all(row == scales[0] for row in scales)
+
+
+def _overflowing(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return 3e3 * nn.functional.cross_entropy(output, target)
+
+
+def test_only_servers_hold_optimizer_state_and_each_that_of_its_shard(pool: RankPool, tmp_path: Path) -> None:
+    strategy = ss.ParameterServer(servers=2)
+    job = digits(pool.world_size, strategy, steps=2)
+
+    def held(context: RankContext) -> int:
+        trainer = Trainer(job, context, context.events.path.parent)
+        trainer.train(Never())
+        states = trainer.optimizer.state.values()
+        return sum(t.numel() * t.element_size() for state in states for t in state.values() if t.dim())
+
+    moments = [2 * size for size in shard_bytes(strategy)]
+    assert pool.run(held, tmp_path) == moments + [0] * (pool.world_size - 2)
+
+
+@pytest.mark.parametrize("strategy", [ss.ParameterServer(mode="async"), ss.ParameterServer(dedicated=True)])
+def test_a_server_whose_worker_dies_ends_at_once_without_anybodys_help(
+    tmp_path: Path, strategy: ParameterServer
+) -> None:
+    def train(context: RankContext) -> None:
+        model = partial(Dying, dies=context.rank == 2)
+        try:
+            run(digits(3, strategy, model=model), context)
+        except RuntimeError as error:
+            (tmp_path / f"{context.rank}").write_text(str(error))
+
+    ranks = RankPool(3)
+    try:
+        started = time.monotonic()
+        with pytest.raises(EOFError):  # the dead rank cannot answer
+            ranks.run(train, tmp_path)
+        while not (tmp_path / "0").exists() and time.monotonic() < started + 10:
+            time.sleep(0.01)
+        assert re.search("closed|reset", (tmp_path / "0").read_text())
+    finally:
+        ranks.close()
+
+
+class Dying(nn.Module):
+    """A classifier; one that takes its process along in its third pass."""
+
+    def __init__(self, dies: bool) -> None:
+        super().__init__()
+        self.layer, self.dies, self.calls = nn.Linear(64, 10), dies, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.dies and self.calls == 3:
+            os._exit(1)
+        return self.layer(x.flatten(1))
+
+
 def test_asynchronous_training_reaches_the_synchronous_accuracy() -> None:
     def accuracy(mode: str) -> float:
         job = ss.Job(
-            model="mlp", data="digits", strategy=f"parameter-server:{mode}", world_size=4, steps=300, batch=64,
+            model="mlp", data="digits", strategy=f"parameter-server:{mode}", world_size=3, steps=200, batch=48,
             optimizer=ss.Optimizer("sgd", lr=0.2, momentum=0.0),
         )  # fmt: skip
         found = ss.launch(job).wait(90).summary().test_accuracy

@@ -26,6 +26,7 @@ class Neighbours:
 
     Attributes:
         slice_bytes: Longest message.
+        work_space: Buffers to receive in, kept from call to call.
     """
 
     group: MeteredProcessGroup
@@ -34,6 +35,7 @@ class Neighbours:
     def __post_init__(self) -> None:
         rank, world_size = self.group.rank(), self.group.size()
         self.ranks = sorted({(rank - 1) % world_size, (rank + 1) % world_size})
+        self.work_space: list[Tensor] = []
         self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
 
     def average_(self, flat: Tensor) -> Tensor:
@@ -67,15 +69,19 @@ class _Receives:
 
     def __init__(self, neighbours: Neighbours, slices: tuple[Tensor, ...], traffic: Traffic) -> None:
         self.neighbours, self.slices, self.traffic = neighbours, slices, traffic
-        self.buffers = [
-            {peer: torch.empty_like(slices[0]) for peer in neighbours.ranks} for _ in slices[:_AHEAD]
-        ]
+        ahead = min(_AHEAD, len(slices))
+        needed, kept = ahead * len(neighbours.ranks), neighbours.work_space
+        like = (slices[0].shape, slices[0].dtype)
+        if len(kept) < needed or (kept[0].shape, kept[0].dtype) != like:
+            kept[:] = [torch.empty_like(slices[0]) for _ in range(needed)]
+        free = iter(kept)
+        self.buffers = [{peer: next(free) for peer in neighbours.ranks} for _ in range(ahead)]
         self.works: dict[int, list[dist.Work]] = {}
         for i in range(_AHEAD):
             self.post(i)
 
     def _into(self, i: int) -> dict[int, Tensor]:
-        buffers = self.buffers[i % _AHEAD]
+        buffers = self.buffers[i % len(self.buffers)]
         return {peer: buffer[: self.slices[i].numel()] for peer, buffer in buffers.items()}
 
     def post(self, i: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 
 import torch.distributed as dist
 from torch import Tensor
@@ -20,11 +19,14 @@ from shardscope.training.parameter_server.messages import (
     Link,
     Message,
     Shard,
+    SilentPeer,
+    wait_for,
 )
 from shardscope.training.parameter_server.server import Header, Server
 
-_FOR_OTHERS = timedelta(days=1)
-"""For a worker that rests until slower ones have come as far. The servers see to it that none of those is silent."""
+_FOR_OTHERS_S = 86400.0
+"""For a worker that rests until slower ones have come as far. The servers see to it that none of those is silent, and
+give a silent one up after one time-out; a worker that waits for its gradient to be applied gives them two."""
 
 
 class Client:
@@ -47,9 +49,7 @@ class Client:
         self._inbox = {
             s: Message(shards[s].num_elements, dtype) for s in range(len(shards)) if s != context.rank
         }
-        self._patience = timedelta(
-            seconds=2 * job.timeout_s
-        )  # a server gives a silent worker up after one time-out
+        self._timeout_s = job.timeout_s
 
     def exchange(self, step: int, *, finite: bool) -> tuple[float, bool]:
         """Push the gradients of `step`, and pull parameters once they are applied.
@@ -92,7 +92,7 @@ class Client:
         sends = [self.link.send(self._outbox[s], s, TO_SERVER, name) for s in self._inbox]
         try:
             return self._answers(kind, receives, sends)
-        except RuntimeError as error:
+        except (RuntimeError, SilentPeer) as error:
             if self.local is not None and self.local.failure is not None:
                 raise self.local.failure from error  # it has ended all of this process's waits
             raise
@@ -101,13 +101,13 @@ class Client:
         rank = self.context.rank
         if self.local is not None:
             self.local.receive(rank, self._outbox[rank])
-        patience, name = (self._patience, "server_pull") if kind == Kind.PUSH else (_FOR_OTHERS, None)
+        patience, name = (2 * self._timeout_s, "server_pull") if kind == Kind.PUSH else (_FOR_OTHERS_S, None)
         answers = []
         for s, shard in enumerate(self.shards):
             if s == rank and self.local is not None:
                 answers.append(self.local.answer())
                 continue
-            receives[s].wait(patience)
+            wait_for(receives[s], f"server rank {s}", patience, self._timeout_s)
             num_bytes = self._inbox[s].payload.numel() * shard.parameters[0].element_size()
             self.link.received(name, num_bytes)
             answers.append(self._inbox[s].read())

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardscope.errors import SpecError
+from shardscope.errors import ShardscopeError, SpecError
 from shardscope.spec.strategy import ParameterServer
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.flat import views_of
@@ -25,6 +25,27 @@ HEADER_BYTES = 24
 """Three float64: what the message is, and two figures that go with it."""
 TO_SERVER, TO_WORKER, SQUARES = (1 << 21) + 1, (1 << 21) + 2, (1 << 21) + 3
 """Tags, apart from those of the rings."""
+
+
+class SilentPeer(ShardscopeError):
+    """A rank that others wait for has sent nothing for too long, though it has not died."""
+
+
+def wait_for(work: dist.Work, peer: str, patience_s: float, timeout_s: float) -> None:
+    """Wait for a message from `peer`.
+
+    Raises:
+        SilentPeer: It did not come within `patience_s`.
+        RuntimeError: The peer, or this process, has closed the connection.
+    """
+    try:
+        work.wait(timedelta(seconds=patience_s))
+    except RuntimeError as error:
+        if "Timed out" not in str(error):
+            raise
+        raise SilentPeer(
+            f"{peer} sent nothing for {patience_s:g} s; see what it is doing, or raise timeout_s={timeout_s:g}"
+        ) from error
 
 
 class Kind(IntEnum):

@@ -28,6 +28,7 @@ from shardscope.training.parameter_server.messages import (
     Link,
     Message,
     Shard,
+    wait_for,
 )
 from shardscope.training.sharding import ReduceSquares, clip_grad_norm_
 
@@ -167,9 +168,12 @@ class Server:
 
     def _attend(self, worker: int) -> None:
         try:
+            if self.context.device.type == "cuda":
+                torch.cuda.set_device(self.context.device)  # each thread has a current device of its own
             while self._listens_to(worker):
                 inbox = self._inbox[worker]
-                self.link.post(inbox, worker, TO_SERVER).wait()
+                who, patience = f"worker rank {worker}", self.job.timeout_s
+                wait_for(self.link.post(inbox, worker, TO_SERVER), who, patience, patience)
                 self.receive(worker, inbox)
         except BaseException as error:
             with self.state:

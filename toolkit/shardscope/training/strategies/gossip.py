@@ -102,7 +102,7 @@ class Gossip(Strategy):
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
         held = super().held(optimizer)
-        return {**held, "buffers": [*held["buffers"], self._flat]}
+        return {**held, "buffers": [*held["buffers"], self._flat, *self.neighbours.work_space]}
 
     def full_parameters(self) -> dict[str, Tensor]:
         own = dict(self.model.named_parameters())

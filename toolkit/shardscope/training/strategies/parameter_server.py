@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -157,7 +158,9 @@ class ParameterServer(Strategy):
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
         """A server's own tensors and its room for every worker's gradients, beside the worker's copies."""
-        held = {kind: list(tensors) for kind, tensors in super().held(optimizer).items()}
+        # a server's threads make its optimizer's state at the first update
+        with nullcontext() if self.server is None else self.server.state:
+            held = {kind: list(tensors) for kind, tensors in super().held(optimizer).items()}
         if self.server is not None:
             held["parameters"] += self.server.parameters
             held["gradients"] += [self.server.total, self.server.gradient]
