@@ -22,6 +22,7 @@ from shardscope.errors import SpecError
 from shardscope.spec import strategy as spec
 from shardscope.training.collectives.ring import Ring
 from shardscope.training.collectives.sharded import RingAllGather, RingReduceScatter, ShardRing
+from shardscope.training.memory import Held
 from shardscope.training.models import blocks
 from shardscope.training.sharding import local
 from shardscope.training.strategies._partitioned import Partitioned, Piece
@@ -89,6 +90,11 @@ class FullySharded(Partitioned):
     def _sum_over_shards(self, squares: Tensor) -> Tensor:
         dist.all_reduce(squares, group=self.shard_group)
         return squares
+
+    def held(self, optimizer: torch.optim.Optimizer) -> Held:
+        held = super().held(optimizer)
+        rings = [] if self.ring is None else self.ring.ring.work_space
+        return {**held, "buffers": [*held["buffers"], *rings]}
 
     def close(self) -> None:
         if self.ring is not None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from shardscope.errors import SpecError
 from shardscope.spec import strategy as spec
 from shardscope.training.collectives.ring import Ring
+from shardscope.training.memory import Held
 from shardscope.training.strategies._flat import FlatBucket, FlatPiece, cut_into_buckets
 from shardscope.training.strategies._partitioned import Partitioned, Piece
 from shardscope.training.strategies.base import LossFunction, MicroBatch, StepResult
@@ -50,6 +51,10 @@ class Zero1(Partitioned):
         self.is_last = True
         self.reduce_squares = self.reduce_grad_square = _sum_over_ranks
         return model
+
+    def held(self, optimizer: torch.optim.Optimizer) -> Held:
+        held = super().held(optimizer)
+        return {**held, "buffers": [*held["buffers"], *self.ring.work_space]}
 
     def close(self) -> None:
         self.sender.shutdown()
