@@ -35,7 +35,7 @@ def wait_for_bars(notebook, heading, at_least):
 def test_a_pipelines_chart_and_zeros_memory_appear_with_their_runs(lab):
     assert lab.page.evaluate(BARS, "Pipeline") == 0
     choose(lab, "Strategy", "pipeline")
-    choose(lab, "Schedule", "gpipe")
+    choose(lab, "Schedule", "GPipe")
     press(lab, "Start")
     status(lab, "has finished", 60_000)
     wait_for_bars(lab, "Pipeline", 4 * 2 * 8)

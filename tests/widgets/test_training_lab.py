@@ -210,6 +210,14 @@ class TestLiveFigure:
         assert len(LiveFigure._esm) < 5_000
 
 
+def test_the_lab_has_loaded_what_plotly_looks_for_while_another_thread_may_be_importing_it():
+    code = "import sys, shardscope_widgets.training_lab; print('numpy' in sys.modules and 'pandas' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "True"
+
+
 def test_importing_the_package_loads_neither_plotly_nor_ipywidgets():
     heavy = "('plotly', 'ipywidgets', 'torch')"
     code = f"import sys, shardscope_widgets; print([m for m in {heavy} if m in sys.modules])"

@@ -195,7 +195,7 @@ class Job(Spec):
     @property
     def label(self) -> str:
         """The run's name: the one given, or strategy and model."""
-        return self.name or f"{self.strategy.label.replace(':', '')}-{label_of(self.model)}"
+        return self.name or f"{self.strategy.label.replace(':', '-')}-{label_of(self.model)}"
 
     @property
     def user_code(self) -> dict[str, UserCode]:

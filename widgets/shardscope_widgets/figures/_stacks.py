@@ -13,7 +13,7 @@ from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import Look
 from shardscope_widgets.words import bytes_text, safe
 
-_HEAD_PX, _FOOT_PX, _ROW_PX, _FEWEST_PX = 72, 36, 24, 13
+_HEAD_PX, _FOOT_PX, _ROW_PX, _FEWEST_PX = 72, 36, 24, 17
 _ROOMY = 30
 """Rows beyond which they are drawn closer together."""
 

@@ -2,6 +2,9 @@
 
 A pipeline shows its schedule, a parameter server its staleness, gossip its distance from consensus, and every run what
 its memory is made of.
+
+These figures are built in the lab's own thread. Plotly then looks NumPy and pandas up among the loaded modules, and
+would find half of one that another thread, such as a check's, is only just importing; so both are loaded here.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import ipywidgets as widgets
+import numpy as np  # noqa: F401
+import pandas as pd  # noqa: F401
 import plotly.graph_objects as go
 
 from shardscope_widgets import figures
