@@ -70,7 +70,7 @@ class Partitioned(Strategy):
             for group in optimizer.param_groups
             for name in group["param_names"]
             for key, value in group.items()
-            if key != "params"
+            if key not in {"params", "param_names"}
         }
         state = {
             f"state.{name}.{key}": value
