@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -34,7 +35,7 @@ def describe_failure(
         exit_codes: Exit code of each process by pid, as far as known.
     """
     errors = sorted(read_events(run, kind="error"), key=lambda event: event["t"])
-    causes = [event for event in errors if not _is_consequence(event)]
+    causes = [event for event in errors if not is_consequence(event)]
     ranks = {event["pid"]: event["rank"] for event in read_events(run, kind="process")}
     codes = {ranks[pid]: code for pid, code in exit_codes.items() if code and pid in ranks}
     codes |= {rank: failure.exitcode for rank, failure in failed.failures.items()}
@@ -57,7 +58,8 @@ def _who(rank: int, job: Job) -> str:
     return f"rank {rank}{f' ({role})' if role else ''} of strategy {job.strategy.label!r}"
 
 
-def _is_consequence(event: dict[str, Any]) -> bool:
+def is_consequence(event: Mapping[str, Any]) -> bool:
+    """Whether an error only tells that another rank has gone."""
     return event["type"] in {"RuntimeError", "DistBackendError", "DistNetworkError"} and any(
         sign in event["message"] for sign in _CONSEQUENCES
     )

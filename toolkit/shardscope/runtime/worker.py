@@ -12,6 +12,7 @@ import argparse
 import errno
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import torch
 
 from shardscope.errors import ShardscopeError
 from shardscope.runtime.control import StopControl
+from shardscope.runtime.failure import is_consequence
 from shardscope.runtime.processes import die_with_parent, exit_with_agent, ignore_interrupts, process_started
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.summary import write_summary
@@ -26,6 +28,10 @@ from shardscope.spec import Job
 from shardscope.training.context import open_rank
 from shardscope.training.events import EventWriter
 from shardscope.training.trainer import Trainer
+
+_COURTESY_S = 0.5
+"""How long a rank that was only left alone stays: once one has ended, the agent ends all, and the one that knows why
+may still be about to say it."""
 
 
 def main(path: str, resume: str | None = None) -> str:
@@ -64,7 +70,10 @@ def _train(run: RunDir, resume: str | None, events: EventWriter) -> str:
     except BaseException as error:
         if _is_disk_full(error):
             run.release_reserve()
-        events.emit("error", **_describe(error, trainer))
+        described = _describe(error, trainer)
+        events.emit("error", **described)
+        if is_consequence(described):
+            time.sleep(_COURTESY_S)
         raise
 
 
@@ -124,8 +133,6 @@ def _for_this_world(job: Job) -> Job:
 
 
 def _wait_then_work(run: RunDir, resume: str | None) -> str:
-    import time
-
     deadline = time.monotonic() + 60
     while not (run.path / "job.json").is_file():
         if time.monotonic() > deadline:
