@@ -188,7 +188,7 @@ def test_recomputation_lowers_the_measured_peak() -> None:
     for mode in ("none", "full"):
         job = small_job(model="gpt-nano", data="python-source", batch=64, steps=3, recompute=mode)
         peaks[mode] = ss.launch(job).wait(100).summary().peak_memory_bytes
-    assert peaks["full"] < 0.85 * peaks["none"]  # 0.65 to 0.72: allocator and buffers are in it
+    assert peaks["full"] < 0.85 * peaks["none"]  # 0.59 to 0.72 measured: the allocator is in it
 
 
 def test_a_run_on_another_machine_is_not_declared_dead() -> None:
