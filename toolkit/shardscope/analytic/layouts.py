@@ -1,0 +1,81 @@
+"""Many layouts as one table of arrays, so that one layout and a million are the same call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.spec.layout import COMPRESSION_NAMES, OFFLOAD_NAMES, RECOMPUTE_NAMES, SCHEDULE_NAMES, Layout
+
+Ints = npt.NDArray[np.int64]
+
+
+class Layouts(NamedTuple):
+    """The fields of `spec.Layout`, an array each; names are indices into the tuples of `spec.layout`.
+
+    Precision, optimizer and flash attention are one for the whole table: they change which formula holds, and a search
+    calls once for each.
+    """
+
+    data: Ints
+    tensor: Ints
+    pipeline: Ints
+    context: Ints
+    expert: Ints
+    zero: Ints
+    shard: Ints
+    """Ranks that ZeRO partitions over, filled in (never 0)."""
+    micro_batch: Ints
+    num_microbatches: Ints
+    virtual_stages: Ints
+    schedule: Ints
+    recompute: Ints
+    offload: Ints
+    compression: Ints
+    sequence_parallel: Ints
+    precision: str
+    optimizer: str
+    flash_attention: bool
+
+    @classmethod
+    def of(cls, layouts: Iterable[Layout]) -> Layouts:
+        """A table of given layouts, which share precision, optimizer and flash attention."""
+        rows = list(layouts)
+        first = rows[0]
+        alike = {(row.precision, row.optimizer, row.flash_attention) for row in rows}
+        assert len(alike) == 1, "layouts of one table share precision, optimizer and flash_attention"
+
+        def column(name: str) -> Ints:
+            return np.array([getattr(row, name) for row in rows], dtype=np.int64)
+
+        def index(name: str, names: tuple[str, ...]) -> Ints:
+            return np.array([names.index(getattr(row, name)) for row in rows], dtype=np.int64)
+
+        data, context, shard = column("data"), column("context"), column("shard")
+        return cls(
+            data=data,
+            tensor=column("tensor"),
+            pipeline=column("pipeline"),
+            context=context,
+            expert=column("expert"),
+            zero=column("zero"),
+            shard=np.where(shard > 0, shard, data * context),
+            micro_batch=column("micro_batch"),
+            num_microbatches=column("num_microbatches"),
+            virtual_stages=column("virtual_stages"),
+            schedule=index("schedule", SCHEDULE_NAMES),
+            recompute=index("recompute", RECOMPUTE_NAMES),
+            offload=index("offload", OFFLOAD_NAMES),
+            compression=index("compression", COMPRESSION_NAMES),
+            sequence_parallel=column("sequence_parallel"),
+            precision=first.precision,
+            optimizer=first.optimizer,
+            flash_attention=first.flash_attention,
+        )
+
+    def __len__(self) -> int:
+        """Layouts in the table."""
+        return self.data.size

@@ -1,0 +1,6 @@
+"""The machines a job is put on: devices, the links between them, nodes, and what they cost."""
+
+from shardscope.spec.cluster.cluster import Cluster
+from shardscope.spec.cluster.parts import Device, Link
+
+__all__ = ["Cluster", "Device", "Link"]

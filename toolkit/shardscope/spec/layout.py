@@ -1,0 +1,69 @@
+"""How a job is laid out on devices: every degree of parallelism and what trades memory for time."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from shardscope.spec._base import Spec
+
+LayoutSchedule = Literal[
+    "gpipe", "1f1b", "interleaved", "zero-bubble", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev"
+]
+Recompute = Literal["none", "selective", "full"]
+Offload = Literal["none", "optimizer", "states", "activations", "all"]
+Precision = Literal["fp32", "bf16", "fp16", "fp16-mixed", "bf16-mixed", "fp8-mixed"]
+LayoutOptimizer = Literal["sgd", "nesterov", "adamw", "lamb", "lars", "adafactor", "adam8bit", "muon"]
+GradCompression = Literal["none", "fp16", "int8", "int4", "topk-1%", "powersgd-4"]
+
+SCHEDULE_NAMES: tuple[str, ...] = get_args(LayoutSchedule)
+RECOMPUTE_NAMES: tuple[str, ...] = get_args(Recompute)
+OFFLOAD_NAMES: tuple[str, ...] = get_args(Offload)
+COMPRESSION_NAMES: tuple[str, ...] = get_args(GradCompression)
+
+
+class Layout(Spec):
+    """One way to put a model on devices. The number of devices is data x tensor x pipeline x context."""
+
+    data: PositiveInt = 1
+    """Replicas that each take a part of the batch."""
+    tensor: PositiveInt = 1
+    """Devices that share every matrix of a layer."""
+    pipeline: PositiveInt = 1
+    """Devices, one behind the other, that each hold some of the layers."""
+    context: PositiveInt = 1
+    """Devices that each take a part of every sequence."""
+    expert: PositiveInt = 1
+    """Devices over which the experts of a layer are spread; they are taken from data x context."""
+    zero: Literal[0, 1, 2, 3] = 0
+    shard: NonNegativeInt = 0
+    """Ranks over which ZeRO partitions (HSDP, replicas of shards); 0 for all of data x context."""
+    global_batch: PositiveInt = 1
+    """Sequences in one optimizer step, over all replicas."""
+    micro_batch: PositiveInt = 1
+    """Sequences in one forward pass of one replica."""
+    schedule: LayoutSchedule = "1f1b"
+    virtual_stages: PositiveInt = 1
+    """Stages that each pipeline rank holds."""
+    recompute: Recompute = "none"
+    """Of activations in the backward pass: nothing, attention's inner part, or every layer from its input."""
+    flash_attention: bool = True
+    sequence_parallel: bool = False
+    """Split along the sequence, over the tensor ranks, what tensor parallelism leaves whole."""
+    precision: Precision = "bf16-mixed"
+    optimizer: LayoutOptimizer = "adamw"
+    offload: Offload = "none"
+    """What lives in the host's memory: the optimizer's state, all model states, saved activations, or all of it."""
+    compression: GradCompression = "none"
+    """Of gradients between replicas."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the layout takes."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of one replica in one step."""
+        return self.global_batch // (self.data * self.micro_batch)
