@@ -71,8 +71,9 @@ def test_a_killed_server_ends_its_runs_and_the_next_launch_starts_another() -> N
 
 
 DRIVER = """
-    import sys, time
+    import signal, sys, time
     import shardscope as ss
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it runs in the background
     job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=1_000_000)
     run = ss.launch(job, detach={detach})
     while not run.events("step"):

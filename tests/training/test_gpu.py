@@ -6,6 +6,7 @@ import pytest
 
 import shardscope as ss
 from conformance.runs import small_job
+from shardscope.spec import STRATEGIES
 
 torch = pytest.importorskip("torch")
 NUM_GPUS = torch.cuda.device_count()
@@ -13,36 +14,44 @@ NUM_GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS == 0, reason="torch sees no GPU on this machine")]
 
 OPTIMIZERS = ["sgd", "nesterov", "adamw", "lamb", "lars"]
+SYNCHRONOUS = [kind for kind in STRATEGIES if kind not in ("single", "gossip")]
 
 
 def losses(job: ss.Job) -> list[float]:
     return list(ss.launch(job).wait(110).metrics()["loss"])
 
 
+def follows_one_process(run: ss.Run) -> None:
+    alone = losses(run.job.replace(strategy="single", world_size=1, batch=run.job.batch.global_size))
+    assert list(run.wait(110).metrics()["loss"]) == pytest.approx(alone, rel=1e-5)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("strategy", ["all-reduce", "ring"])
+@pytest.mark.parametrize("strategy", SYNCHRONOUS)
 def test_ranks_sharing_a_gpu_follow_one_process(strategy: str, optimizer: str) -> None:
-    world = NUM_GPUS + 1  # more ranks than GPUs
-    batch = ss.Batch(8 * world, micro_size=4)
-    job = small_job(device="cuda", strategy=strategy, world_size=world, batch=batch, optimizer=optimizer)
-    run = ss.launch(job).wait(110)
+    world = 2 * max(NUM_GPUS, 2)  # more ranks than GPUs
+    run = ss.launch(
+        small_job(device="cuda", strategy=strategy, world_size=world, batch=12 * world, optimizer=optimizer)
+    )
+    follows_one_process(run)
     assert {event["backend"] for event in run.events("start")} == {"gloo (shared GPU, staged)"}
-    alone = losses(job.replace(strategy="single", world_size=1))
-    assert list(run.metrics()["loss"]) == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.mark.skipif(NUM_GPUS < 2, reason="needs two GPUs for NCCL between ranks")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("strategy", ["all-reduce", "ring"])
+@pytest.mark.parametrize("strategy", [kind for kind in SYNCHRONOUS if kind != "hierarchical"])
 def test_a_gpu_a_rank_follows_one_process_over_nccl(strategy: str, optimizer: str) -> None:
-    job = small_job(device="cuda", strategy=strategy, world_size=2, optimizer=optimizer)
-    run = ss.launch(job).wait(110)
+    run = ss.launch(small_job(device="cuda", strategy=strategy, world_size=2, optimizer=optimizer))
+    follows_one_process(run)
     assert {event["backend"] for event in run.events("start")} == {
         "nccl"
-    }  # the ring itself is staged through gloo
-    assert list(run.metrics()["loss"]) == pytest.approx(
-        losses(job.replace(strategy="single", world_size=1)), rel=1e-5
-    )
+    }  # our own messages are staged through gloo
+
+
+@pytest.mark.skipif(NUM_GPUS < 2, reason="needs two GPUs for NCCL between ranks")
+@pytest.mark.parametrize("strategy", [ss.Zero2(collectives="backend"), ss.Zero3(collectives="backend")])
+def test_stock_fsdp_follows_one_process_over_nccl(strategy: ss.Zero2 | ss.Zero3) -> None:
+    follows_one_process(ss.launch(small_job(device="cuda", strategy=strategy, world_size=2)))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
