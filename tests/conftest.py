@@ -13,11 +13,24 @@ import psutil
 import pytest
 
 from conformance.ranks import RankPool
+from conformance.thinning import thin
 
 MARK = "SHARDSCOPE_TEST_SESSION"
 """Set for this session and inherited by every process it starts, however detached."""
 GRACE_S = 8.0
 BOOKKEEPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # end with pytest itself
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--every-case", action="store_true", help="run the whole conformance matrix at 3 and 4 ranks too"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--every-case"):
+        items[:], left_out = thin(items)
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session", autouse=True)
