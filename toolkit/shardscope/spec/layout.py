@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from pydantic import NonNegativeInt, PositiveInt
 
+from shardscope.spec import layout_rules
 from shardscope.spec._base import Spec
+
+if TYPE_CHECKING:
+    from shardscope.spec.cluster import Cluster
+    from shardscope.spec.model import Transformer
 
 LayoutSchedule = Literal[
     "gpipe", "1f1b", "interleaved", "zero-bubble", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev"
@@ -67,3 +72,16 @@ class Layout(Spec):
     def num_microbatches(self) -> int:
         """Micro-batches of one replica in one step."""
         return self.global_batch // (self.data * self.micro_batch)
+
+    def check(self, model: Transformer | None = None, cluster: Cluster | None = None) -> None:
+        """Refuse what cannot be: alone, on a model, on a cluster.
+
+        Raises:
+            SpecError: The first rule of `spec.layout_rules` that is broken, with the way out.
+
+        Example:
+            >>> Layout(data=2, global_batch=3).check()
+            Traceback (most recent call last):
+            shardscope.errors.SpecError: global_batch=3 is no multiple of data=2 x micro_batch=1 = 2; use for example 4
+        """
+        layout_rules.check(self, model, cluster)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardscope.spec._base import Spec
+
+if TYPE_CHECKING:
+    from shardscope.spec.model.transformer import Transformer
 
 
 class Model(Spec):
@@ -14,7 +17,7 @@ class Model(Spec):
     """What tables and figures call it."""
 
     @classmethod
-    def transformer(cls, **sizes: Any) -> Model:
+    def transformer(cls, **sizes: Any) -> Transformer:
         """A transformer by its sizes; fields as in `Transformer`.
 
         Example:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
+from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
 from shardscope.spec.model.base import Model
 
@@ -24,6 +25,19 @@ class Mixture(Spec):
     dense_layers: NonNegativeInt = 0
     """Layers, counted from the first, that keep the dense feed-forward layer."""
     router_bias: bool = False
+    """A number for each expert that is added to its score (DeepSeek-V3; set by rule, not trained, but published counts
+    have it)."""
+    shared_gate: bool = False
+    """A gate in front of the shared experts (Qwen2-MoE)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.active > self.experts:
+            raise SpecError(
+                f"mixture.active={self.active} is more than mixture.experts={self.experts}; "
+                f"use 1 to {self.experts}"
+            )
+        return self
 
 
 class LatentAttention(Spec):
@@ -42,18 +56,18 @@ class LatentAttention(Spec):
 
 
 class Transformer(Model):
-    """A decoder (or BERT-like encoder) of equal layers."""
+    """A decoder (or BERT-like encoder) of equal layers. `kv_heads`, `head_size` and `ffn` are filled in."""
 
     kind: Literal["transformer"] = "transformer"
     layers: PositiveInt
     hidden: PositiveInt
     heads: PositiveInt
-    kv_heads: PositiveInt | None = None
-    """Heads of keys and values (grouped-query attention); None for as many as `heads`."""
-    head_size: PositiveInt | None = None
-    """None for hidden / heads."""
-    ffn: PositiveInt | None = None
-    """Inner width of the feed-forward layer; None for 4 x hidden."""
+    kv_heads: PositiveInt = 0
+    """Heads of keys and values (grouped-query attention); None, or left out, for as many as `heads`."""
+    head_size: PositiveInt = 0
+    """None, or left out, for hidden / heads."""
+    ffn: PositiveInt = 0
+    """Inner width of the feed-forward layer; None, or left out, for 4 x hidden."""
     vocab: PositiveInt
     seq: PositiveInt
     """Tokens of one sequence."""
@@ -62,8 +76,184 @@ class Transformer(Model):
     tied: bool = True
     """The output projection is the embedding matrix."""
     positions: Literal["learned", "rotary", "alibi", "none"] = "learned"
+    num_positions: NonNegativeInt = 0
+    """Rows of the learned position embedding; 0, or left out, for `seq`."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True
     """Of the linear layers inside the blocks."""
+    qkv_bias: bool | None = None
+    """Of the projections to queries, keys and values alone (Qwen2); None for as `bias`."""
+    norm_bias: bool = True
+    """Of layer norms; RMSNorm has none."""
+    qk_norm: bool = False
+    """A norm over each head of queries and of keys (Qwen3)."""
+    final_norm: bool = True
+    """A norm before the head; encoders such as BERT have none."""
+    embedding_norm: bool = False
+    """A norm after the embeddings (BERT)."""
+    token_types: NonNegativeInt = 0
+    """Rows of BERT's segment embedding."""
+    pooler: bool = False
+    """BERT's dense layer over the first token."""
+    head_bias: bool = False
+    """Of the output projection (BERT's masked-language head)."""
+    lm_head: bool = True
+    """Whether there is an output projection to the vocabulary at all."""
+    head_transform: bool = False
+    """A dense layer and a norm before the output projection (BERT's masked-language head)."""
     mixture: Mixture | None = None
     latent: LatentAttention | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, fields: Any) -> Any:
+        """What follows from other sizes; a wrong or missing one is left for its own check."""
+        if not isinstance(fields, dict):
+            return fields
+        filled = {name: value for name, value in fields.items() if value is not None or name in _MAY_BE_NONE}
+        hidden, heads = filled.get("hidden"), filled.get("heads")
+        if isinstance(heads, int):
+            filled.setdefault("kv_heads", heads)
+        if isinstance(hidden, int):
+            filled.setdefault("ffn", 4 * hidden)
+            if isinstance(heads, int) and heads > 0 and "head_size" not in filled:
+                if hidden % heads and "latent" not in filled:
+                    raise SpecError(
+                        f"heads={heads} does not divide hidden={hidden}; give head_size=... or other heads"
+                    )
+                filled["head_size"] = max(1, hidden // heads)
+        return filled
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise SpecError(
+                f"kv_heads={self.kv_heads} does not divide heads={self.heads}; "
+                f"use one of {', '.join(str(n) for n in range(1, self.heads + 1) if self.heads % n == 0)}"
+            )
+        if self.mixture is not None and self.mixture.dense_layers > self.layers:
+            raise SpecError(
+                f"mixture.dense_layers={self.mixture.dense_layers} is more than layers={self.layers}; "
+                f"use 0 to {self.layers}"
+            )
+        return self
+
+    # Counts of trainable parameters, exact. A norm has a weight, and a bias where it is a LayerNorm with one.
+
+    def _norm(self, width: int) -> int:
+        return width * (2 if self.norm == "layernorm" and self.norm_bias else 1)
+
+    @property
+    def attention_params(self) -> int:
+        """Of one layer, without its norm."""
+        if self.latent is not None:
+            return _latent_params(self, self.latent)
+        queries, keys = self.heads * self.head_size, 2 * self.kv_heads * self.head_size
+        biased = self.bias if self.qkv_bias is None else self.qkv_bias
+        inward = (self.hidden + biased) * (queries + keys)
+        outward = (queries + self.bias) * self.hidden
+        return inward + outward + (2 * self._norm(self.head_size) if self.qk_norm else 0)
+
+    def _mlp_params(self, width: int) -> int:
+        matrices = 3 if self.gated else 2
+        biases = ((matrices - 1) * width + self.hidden) if self.bias else 0
+        return matrices * self.hidden * width + biases
+
+    @property
+    def ffn_params(self) -> int:
+        """Of the dense feed-forward layer of one layer, without its norm."""
+        return self._mlp_params(self.ffn)
+
+    @property
+    def layer_params(self) -> int:
+        """Of one layer with a dense feed-forward layer: attention, feed-forward and two norms."""
+        return self.attention_params + self.ffn_params + 2 * self._norm(self.hidden)
+
+    @property
+    def expert_params(self) -> int:
+        """Of all routed experts of one mixture layer; 0 without a mixture."""
+        return 0 if self.mixture is None else self.mixture.experts * self._mlp_params(self.mixture.ffn)
+
+    @property
+    def router_params(self) -> int:
+        """Of the router and the shared experts' gate of one mixture layer."""
+        if self.mixture is None:
+            return 0
+        scores = self.hidden * (self.mixture.experts + self.mixture.shared_gate)
+        return scores + (self.mixture.experts if self.mixture.router_bias else 0)
+
+    @property
+    def shared_expert_params(self) -> int:
+        """Of the experts that every token of a mixture layer visits."""
+        width = 0 if self.mixture is None else self.mixture.shared_ffn
+        return self._mlp_params(width) if width else 0
+
+    @property
+    def mixture_layer_params(self) -> int:
+        """Of one layer with a mixture of experts."""
+        ffn = self.expert_params + self.shared_expert_params + self.router_params
+        return self.attention_params + ffn + 2 * self._norm(self.hidden)
+
+    @property
+    def num_dense_layers(self) -> int:
+        """Layers with a dense feed-forward layer."""
+        return self.layers if self.mixture is None else self.mixture.dense_layers
+
+    @property
+    def num_mixture_layers(self) -> int:
+        """Layers with a mixture of experts."""
+        return self.layers - self.num_dense_layers
+
+    @property
+    def embedding_params(self) -> int:
+        """Of everything before the first layer."""
+        rows = self.vocab + self.token_types
+        if self.positions == "learned":
+            rows += self.num_positions or self.seq
+        return rows * self.hidden + (self._norm(self.hidden) if self.embedding_norm else 0)
+
+    @property
+    def final_norm_params(self) -> int:
+        """Of the norm before the head."""
+        return self._norm(self.hidden) if self.final_norm else 0
+
+    @property
+    def head_params(self) -> int:
+        """Of everything behind the last layer and its norm; a tied output projection counts as embedding."""
+        params = (self.hidden + 1) * self.hidden if self.pooler else 0
+        if not self.lm_head:
+            return params
+        if self.head_transform:
+            params += (self.hidden + 1) * self.hidden + self._norm(self.hidden)
+        return params + (0 if self.tied else self.vocab * self.hidden) + (self.vocab if self.head_bias else 0)
+
+    @property
+    def num_params(self) -> int:
+        """Of the whole model."""
+        blocks = (
+            self.num_dense_layers * self.layer_params + self.num_mixture_layers * self.mixture_layer_params
+        )
+        return self.embedding_params + blocks + self.final_norm_params + self.head_params
+
+    @property
+    def num_active_params(self) -> int:
+        """Of what one token passes through: routed experts that it does not visit are left out."""
+        if self.mixture is None:
+            return self.num_params
+        idle = (self.mixture.experts - self.mixture.active) * self._mlp_params(self.mixture.ffn)
+        return self.num_params - self.num_mixture_layers * idle
+
+
+_MAY_BE_NONE = {"mixture", "latent", "qkv_bias"}
+
+
+def _latent_params(model: Transformer, latent: LatentAttention) -> int:
+    """DeepSeek-V2, section 2.1: down and up projections, with a norm over each compressed vector."""
+    head = latent.nope_size + latent.rope_size
+    if latent.query_rank:
+        queries = model.hidden * latent.query_rank + latent.query_rank * (1 + model.heads * head)
+    else:
+        queries = model.hidden * model.heads * head
+    down = model.hidden * (latent.kv_rank + latent.rope_size) + latent.kv_rank
+    up = latent.kv_rank * model.heads * (latent.nope_size + latent.value_size)
+    return queries + down + up + model.heads * latent.value_size * model.hidden

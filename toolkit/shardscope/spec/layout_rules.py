@@ -1,0 +1,162 @@
+"""What a layout must keep to: each rule says in one sentence what is wrong and what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardscope.errors import SpecError
+from shardscope.spec.model import Transformer
+
+if TYPE_CHECKING:
+    from shardscope.spec.cluster import Cluster
+    from shardscope.spec.layout import Layout
+
+
+@dataclass(frozen=True)
+class StagesARank:
+    """How many stages a rank of a schedule may hold."""
+
+    least: int
+    most: int | None
+
+
+STAGES_A_RANK: dict[str, StagesARank] = {
+    "gpipe": StagesARank(1, 1),
+    "1f1b": StagesARank(1, 1),
+    "interleaved": StagesARank(2, None),
+    "zero-bubble": StagesARank(2, None),
+    "zb-h1": StagesARank(1, 1),
+    "zb-h2": StagesARank(1, 1),
+    "zbv": StagesARank(2, 2),
+    "v-half": StagesARank(2, 2),
+    "v-min": StagesARank(2, 2),
+    "dualpipev": StagesARank(2, 2),
+}
+"""Of every schedule in `spec.layout.SCHEDULE_NAMES`."""
+
+
+def problems(layout: Layout, model: Transformer | None, cluster: Cluster | None) -> Iterator[str]:
+    """Every rule that the layout breaks, as a sentence; those about a model or a cluster only where one is given."""
+    yield from _batch(layout)
+    yield from _groups(layout)
+    yield from _schedule(layout)
+    if model is not None:
+        yield from _tensor(layout, model)
+        yield from _sequence(layout, model)
+        yield from _layers(layout, model)
+        yield from _experts(layout, model)
+    if cluster is not None and layout.num_devices != cluster.num_devices:
+        yield (
+            f"data={layout.data} x tensor={layout.tensor} x pipeline={layout.pipeline} x context={layout.context} "
+            f"takes {layout.num_devices} devices, but the cluster has {cluster.num_devices}; "
+            f"make the product {cluster.num_devices}"
+        )
+
+
+def check(layout: Layout, model: Transformer | None = None, cluster: Cluster | None = None) -> None:
+    """Refuse a layout that breaks a rule.
+
+    Raises:
+        SpecError: The first rule that it breaks.
+    """
+    for problem in problems(layout, model, cluster):
+        raise SpecError(problem)
+
+
+def _batch(layout: Layout) -> Iterator[str]:
+    unit = layout.data * layout.micro_batch
+    if layout.global_batch % unit:
+        nearest = max(1, round(layout.global_batch / unit)) * unit
+        yield (
+            f"global_batch={layout.global_batch} is no multiple of data={layout.data} x "
+            f"micro_batch={layout.micro_batch} = {unit}; use for example {nearest}"
+        )
+
+
+def _groups(layout: Layout) -> Iterator[str]:
+    ranks = layout.data * layout.context
+    if layout.shard and ranks % layout.shard:
+        yield f"shard={layout.shard} does not divide data x context = {ranks}; use one of {_divisors(ranks)}"
+    if layout.shard and not layout.zero:
+        yield f"shard={layout.shard} has no effect with zero=0; use zero=1, 2 or 3, or leave shard out"
+    if ranks % layout.expert:
+        yield f"expert={layout.expert} does not divide data x context = {ranks}; use one of {_divisors(ranks)}"
+    if layout.sequence_parallel and layout.tensor == 1:
+        yield "sequence_parallel=True has no effect with tensor=1; use tensor=2 or more, or leave it out"
+    if layout.compression != "none" and ranks == 1:
+        yield (
+            f"compression={layout.compression!r} has no effect with data x context = 1: nothing is sent; "
+            "use data=2 or more, or compression='none'"
+        )
+
+
+def _schedule(layout: Layout) -> Iterator[str]:
+    stages, held = STAGES_A_RANK[layout.schedule], layout.virtual_stages
+    if layout.pipeline == 1:
+        if held != 1:
+            yield f"virtual_stages={held} has no effect with pipeline=1; use pipeline=2 or more, or virtual_stages=1"
+        return
+    if held < stages.least or (stages.most is not None and held > stages.most):
+        allowed = str(stages.least) if stages.least == stages.most else f"{stages.least} or more"
+        yield f"virtual_stages={held}: the {layout.schedule} schedule holds {allowed} stages a rank; use {allowed}"
+    if layout.schedule in ("interleaved", "zero-bubble") and layout.num_microbatches % layout.pipeline:
+        yield (
+            f"num_microbatches={layout.num_microbatches} is no multiple of pipeline={layout.pipeline}, which the "
+            f"{layout.schedule} schedule needs; change global_batch, micro_batch or data"
+        )
+    if layout.schedule == "dualpipev" and layout.num_microbatches < 2 * layout.pipeline:
+        yield (
+            f"num_microbatches={layout.num_microbatches} is too few for the dualpipev schedule on "
+            f"pipeline={layout.pipeline}; use {2 * layout.pipeline} or more"
+        )
+
+
+def _tensor(layout: Layout, model: Transformer) -> Iterator[str]:
+    shared = {"heads": model.heads, "ffn": model.ffn}
+    if model.mixture is not None:
+        shared["mixture.ffn"] = model.mixture.ffn
+    for name, size in shared.items():
+        if size % layout.tensor:
+            yield f"tensor={layout.tensor} does not divide {name}={size} of {model.name}; use one of {_divisors(size)}"
+    small, large = sorted((layout.tensor, model.kv_heads))
+    if large % small:
+        yield (
+            f"tensor={layout.tensor} neither divides kv_heads={model.kv_heads} of {model.name} nor is its multiple; "
+            f"use one of {_divisors(model.kv_heads)}"
+        )
+
+
+def _sequence(layout: Layout, model: Transformer) -> Iterator[str]:
+    if model.seq % layout.context:
+        yield f"context={layout.context} does not divide seq={model.seq} of {model.name}; use a power of 2"
+    elif layout.sequence_parallel and (model.seq // layout.context) % layout.tensor:
+        yield (
+            f"tensor={layout.tensor} does not divide the {model.seq // layout.context} tokens of a rank, which "
+            "sequence_parallel needs; use another tensor or context degree, or sequence_parallel=False"
+        )
+
+
+def _layers(layout: Layout, model: Transformer) -> Iterator[str]:
+    stages = layout.pipeline * layout.virtual_stages
+    if stages > model.layers:
+        yield (
+            f"pipeline={layout.pipeline} x virtual_stages={layout.virtual_stages} = {stages} stages are more than the "
+            f"{model.layers} layers of {model.name}; use at most {model.layers}"
+        )
+
+
+def _experts(layout: Layout, model: Transformer) -> Iterator[str]:
+    if model.mixture is None:
+        if layout.expert > 1:
+            yield f"expert={layout.expert}: {model.name} has no experts; use expert=1"
+    elif model.mixture.experts % layout.expert:
+        yield (
+            f"expert={layout.expert} does not divide mixture.experts={model.mixture.experts} of {model.name}; "
+            f"use one of {_divisors(model.mixture.experts)}"
+        )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
