@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardscope.spec._base import Spec
 
 if TYPE_CHECKING:
+    from shardscope.spec.model.table import LayerTable
     from shardscope.spec.model.transformer import Transformer
 
 
@@ -27,3 +29,21 @@ class Model(Spec):
         from shardscope.spec.model.transformer import Transformer
 
         return Transformer(**sizes)
+
+    @classmethod
+    def from_module(cls, module: Any, example: Any, *, name: str | None = None) -> LayerTable:
+        """The table of layers of a `torch.nn.Module`, traced on shapes alone.
+
+        Args:
+            module: Left as it is; no data of it is copied.
+            example: What it is called with: a tensor, or a tuple of arguments. The first dimension counts samples.
+            name: What tables and figures call it; None for the module's class.
+
+        Raises:
+            SpecError: The module needs real data to run.
+        """
+        tracing = import_module(
+            "shardscope.training.describe"
+        )  # by name: descriptions themselves need no torch
+        table: LayerTable = tracing.describe(module, example, name=name)
+        return table

@@ -1,0 +1,194 @@
+"""A module's table of layers, traced on shapes: no data is allocated and nothing is computed.
+
+The module is copied without its data; the copy runs one forward pass on fake tensors, which live on the meta device but
+say that they are where the module is: attention then takes the kernel that it will really take, and saves what that
+one saves. Hooks on the layers read, before and after each, what torch's FLOP counter and our own count of saved tensors
+have come to.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from shardscope.errors import SpecError
+from shardscope.spec.model.table import Layer, LayerTable
+from shardscope.training.memory.activations import Activations
+from shardscope.training.memory.storages import Storages
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+_ALSO_COUNTED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}  # noqa: SLF001 - its name
+"""What torch's FLOP counter leaves out: the CPU's attention kernel."""
+OUTSIDE = "(outside the layers)"
+"""The row of what the module computes or holds itself, around its layers."""
+
+
+def describe(module: nn.Module, example: Any, *, name: str | None = None) -> LayerTable:
+    """The layers of `module`, in the order in which they run on `example`.
+
+    Its layers are its children, with those of every `nn.Sequential` and `nn.ModuleList` in their place.
+
+    Args:
+        module: Left as it is.
+        example: What the module is called with: a tensor, or a tuple of arguments. The first dimension of its first
+            tensor counts samples.
+        name: Of the described model; None for the module's class.
+
+    Raises:
+        SpecError: The example holds no tensor, or the module needs real data to run.
+
+    Example:
+        >>> table = describe(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.zeros(2, 4))
+        >>> [(layer.name, layer.num_params, layer.flops) for layer in table.layers]
+        [('0', 40, 64.0), ('1', 0, 0.0)]
+    """
+    arguments = example if isinstance(example, tuple) else (example,)
+    samples = _num_samples(arguments)
+    try:
+        with FakeTensorMode():
+            rows = _Trace(_shadow(module), _inputs(arguments, module)).run()
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise SpecError(
+            f"module of type {type(module).__name__} does not run on shapes alone: {reason}; give an example that its "
+            "forward takes, or describe the part of it that does not look at values"
+        ) from error
+    return LayerTable(
+        name=name or type(module).__name__,
+        layers=tuple(row.layer(samples) for row in rows if not row.is_empty),
+    )
+
+
+def _num_samples(arguments: tuple[Any, ...]) -> int:
+    for leaf in tree_leaves(arguments):
+        if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0]:
+            return leaf.shape[0]
+    raise SpecError(
+        "example holds no tensor with a first dimension of samples; give one, as in torch.zeros(1, 64)"
+    )
+
+
+def _inputs(arguments: tuple[Any, ...], module: nn.Module) -> tuple[Any, ...]:
+    """The arguments as shapes, where the module is."""
+    device = next((parameter.device for parameter in module.parameters()), None)
+    shapes: tuple[Any, ...] = tree_map_only(Tensor, lambda tensor: _shape_only(tensor, device), arguments)
+    return shapes
+
+
+def _shape_only(tensor: Tensor, device: torch.device | None = None) -> Tensor:
+    """A tensor like it; a fake one, in a mode that makes such."""
+    return torch.empty_strided(
+        tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device or tensor.device
+    )
+
+
+def _shadow(module: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers have shapes only; copying them is prevented by naming their copies."""
+    known: dict[int, Any] = {}
+    for parameter in module.parameters():
+        known[id(parameter)] = nn.Parameter(_shape_only(parameter), requires_grad=parameter.requires_grad)
+    for buffer in module.buffers():
+        known[id(buffer)] = _shape_only(buffer)
+    return copy.deepcopy(module, known)
+
+
+@dataclass
+class _Row:
+    """What has come together for one layer, for the whole example."""
+
+    name: str
+    parameters: list[nn.Parameter]
+    flops: float = 0.0
+    saved_bytes: float = 0.0
+    output_bytes: float = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        return self.name == OUTSIDE and not (self.parameters or self.flops or self.saved_bytes)
+
+    def layer(self, samples: int) -> Layer:
+        return Layer(
+            name=self.name,
+            num_params=sum(parameter.numel() for parameter in self.parameters),
+            num_tensors=len(self.parameters),
+            flops=self.flops / samples,
+            saved_bytes=self.saved_bytes / samples,
+            output_bytes=self.output_bytes / samples,
+        )
+
+
+class _Trace:
+    def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.module, self.inputs = module, inputs
+        self.flops = FlopCounterMode(display=False, custom_mapping=_ALSO_COUNTED)
+        held = [*module.buffers(), *(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))]
+        known = Storages()
+        known.add("held", held)
+        self.saved = Activations(known)
+        self.outside = _Row(OUTSIDE, [])
+        self.order: list[_Row] = []
+
+    def run(self) -> list[_Row]:
+        """The rows in the order in which their layers first ran; layers that never did come last."""
+        rows = [self._watched(name, layer) for name, layer in _layers_of(self.module)]
+        self._own_parameters(rows)
+        with self.flops, self.saved.active():
+            output = self.module(*self.inputs)
+            self.outside.flops = self.flops.get_total_flops() - sum(row.flops for row in rows)
+            self.outside.saved_bytes = self.saved.bytes - sum(row.saved_bytes for row in rows)
+        del output
+        return [*self.order, *(row for row in rows if row not in self.order), self.outside]
+
+    def _watched(self, name: str, layer: nn.Module) -> _Row:
+        row = _Row(name, [])
+        before: list[tuple[float, float]] = []
+
+        def enter(*_: Any) -> None:
+            before.append((self.flops.get_total_flops(), self.saved.bytes))
+
+        def leave(_layer: nn.Module, _inputs: Any, output: Any) -> None:
+            flops, saved = before.pop()
+            row.flops += self.flops.get_total_flops() - flops
+            row.saved_bytes += self.saved.bytes - saved
+            row.output_bytes += sum(leaf.nbytes for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+            if row not in self.order:
+                self.order.append(row)
+
+        layer.register_forward_pre_hook(enter)
+        layer.register_forward_hook(leave)
+        row.parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+        return row
+
+    def _own_parameters(self, rows: list[_Row]) -> None:
+        """Leave every parameter with the first row that has it, and the rest with none of them."""
+        seen: set[int] = set()
+        for row in rows:
+            row.parameters = [p for p in row.parameters if id(p) not in seen]
+            seen |= {id(p) for p in row.parameters}
+        self.outside.parameters = [
+            p for p in self.module.parameters() if p.requires_grad and id(p) not in seen
+        ]
+
+
+def _layers_of(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    seen: set[int] = set()
+    for name, child in module.named_children():
+        if id(child) in seen:
+            continue
+        seen.add(id(child))
+        if isinstance(child, nn.ModuleList) or type(child).forward is nn.Sequential.forward:
+            yield from _layers_of(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child
