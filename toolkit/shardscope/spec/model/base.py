@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardscope.spec._base import Spec
@@ -47,3 +48,17 @@ class Model(Spec):
         )  # by name: descriptions themselves need no torch
         table: LayerTable = tracing.describe(module, example, name=name)
         return table
+
+    @classmethod
+    def from_hf(cls, path: str | Path) -> Transformer:
+        """The transformer that a Hugging Face ``config.json`` describes; nothing is downloaded.
+
+        Args:
+            path: The file, or the folder that holds it.
+
+        Raises:
+            SpecError: There is no such file, or it cannot be described exactly; says which key is in the way.
+        """
+        from shardscope.spec.model.huggingface import from_hf
+
+        return from_hf(path)

@@ -1,0 +1,126 @@
+"""A config.json describes exactly the module that transformers builds from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardscope.errors import SpecError
+from shardscope.spec.model import Model
+from shardscope.spec.model.huggingface import READERS
+
+LLAMA_LIKE: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "vocab_size": 130, "max_position_embeddings": 50,
+}  # fmt: skip
+SPARSE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+LATENT = {
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10,
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "n_shared_experts": 2,
+    "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4, "vocab_size": 101, "n_positions": 33},
+    "gpt2-124m": {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257},
+    "opt": {**LLAMA_LIKE, "ffn_dim": 100},
+    "gpt_neox": LLAMA_LIKE,
+    "llama": LLAMA_LIKE,
+    "llama-3-8b": {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    },
+    "llama-tied": {**LLAMA_LIKE, "model_type": "llama", "tie_word_embeddings": True, "head_dim": 24},
+    "mistral": LLAMA_LIKE,
+    "gemma": {**LLAMA_LIKE, "head_dim": 32},
+    "qwen2": LLAMA_LIKE,
+    "qwen3": {**LLAMA_LIKE, "head_dim": 24},
+    "mixtral": {**LLAMA_LIKE, "num_local_experts": 4},
+    "mixtral-8x7b": {
+        "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
+    },
+    "qwen2_moe": {**LLAMA_LIKE, **SPARSE, "shared_expert_intermediate_size": 56},
+    "qwen3_moe": {**LLAMA_LIKE, **SPARSE, "head_dim": 16},
+    "deepseek_v2": {**LLAMA_LIKE, **LATENT, "num_key_value_heads": 8},
+    "deepseek_v2-lite": {**LLAMA_LIKE, **LATENT, "model_type": "deepseek_v2", "q_lora_rank": None},
+    "deepseek_v3": {**LLAMA_LIKE, **LATENT, "num_key_value_heads": 8},
+    "bert": LLAMA_LIKE,
+    "bert-mlm": {**LLAMA_LIKE, "model_type": "bert", "architectures": ["BertForMaskedLM"]},
+}  # fmt: skip
+
+
+def write(folder: Path, keys: object) -> Path:
+    (folder / "config.json").write_text(json.dumps(keys))
+    return folder
+
+
+def count_of_the_module(keys: dict[str, Any]) -> int:
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers builds the module to compare with"
+    )
+    import torch
+
+    kind = {key: value for key, value in keys.items() if key != "model_type"}
+    config = transformers.AutoConfig.for_model(keys["model_type"], **kind)
+    build = transformers.AutoModelForCausalLM
+    if keys["model_type"] == "bert":
+        build = transformers.AutoModelForMaskedLM if "architectures" in keys else transformers.AutoModel
+    with torch.device("meta"):
+        module = build.from_config(config)
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_count_is_that_of_the_module_built_from_it(tmp_path: Path, name: str) -> None:
+    keys = {"model_type": name, **CONFIGS[name]}
+    assert Model.from_hf(write(tmp_path, keys)).num_params == count_of_the_module(keys)
+
+
+def test_every_known_type_is_held_against_its_module() -> None:
+    assert {keys.get("model_type", name) for name, keys in CONFIGS.items()} == set(READERS)
+
+
+def test_a_file_or_its_folder_may_be_given(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"model_type": "llama", "_name_or_path": "org/tiny", **LLAMA_LIKE})
+    assert Model.from_hf(folder) == Model.from_hf(str(folder / "config.json"))
+    assert Model.from_hf(folder).name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model_type": "rwkv"}, "model_type of .*config.json='rwkv' is not known"),
+        ({"hidden_size": 3}, "model_type of .*config.json=None is not known; valid are bert"),
+        (
+            {"model_type": "llama", "hidden_size": 4},
+            "has no 'num_hidden_layers', which model_type='llama' needs; add it",
+        ),
+        ([1], "holds a list; give the config.json of a model"),
+        (
+            {"model_type": "llama", **LLAMA_LIKE, "attention_bias": True},
+            "has attention_bias=True, which cannot be described exactly",
+        ),
+        (
+            {"model_type": "llama", **LLAMA_LIKE, "num_key_value_heads": 3},
+            "kv_heads=3 does not divide heads=8",
+        ),
+        (
+            {"model_type": "qwen3_moe", **LLAMA_LIKE, **SPARSE, "decoder_sparse_step": 2},
+            "decoder_sparse_step=2, which cannot be described exactly; only 1 can",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_described_is_refused(tmp_path: Path, keys: object, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Model.from_hf(write(tmp_path, keys))
+
+
+def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"cannot be read \(No such file or directory\); give a config.json"):
+        Model.from_hf(tmp_path / "nothing.json")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(SpecError, match="is no JSON"):
+        Model.from_hf(tmp_path)
