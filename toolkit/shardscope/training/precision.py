@@ -81,10 +81,12 @@ class Precision:
         if self.scaler is None:
             optimizer.step()
             return None if norm is None else float(norm), False
-        before = self.scaler.get_scale()
-        self.scaler.step(optimizer)
+        # not left to the scaler: torch's fused SGD would leave its first momentum uninitialised where it skips
+        skipped = any(bool(flag) for flag in _compat.overflow_flags(self.scaler, optimizer))
+        if not skipped:
+            self.scaler.step(optimizer)
         self.scaler.update()
-        return None if norm is None else float(norm), self.scaler.get_scale() < before
+        return None if norm is None else float(norm), skipped
 
     def unscale(self, gradients: Sequence[Tensor]) -> bool:
         """Take the loss scale off gradients that will be updated with elsewhere; False if any is not finite."""
