@@ -168,3 +168,19 @@ def test_a_parameter_that_takes_no_part_is_named(pool: RankPool, tmp_path: Path)
     for message in pool.run(refusal, tmp_path):
         assert "took no part in the loss" in message
         assert "requires_grad_(False)" in message
+
+
+def repeated() -> nn.Module:
+    block = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+    return nn.Sequential(nn.Flatten(), block, nn.Linear(64, 64), block, nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize("strategy", ["zero-2", "zero-3"])
+def test_a_block_that_runs_twice_follows_one_process(pool: RankPool, tmp_path: Path, strategy: str) -> None:
+    def both(context: RankContext) -> float:
+        ours = tied_job(model=repeated, strategy=strategy, world_size=context.world_size, steps=4)
+        mine = train(ours, context)[1]
+        ring = train(ours.replace(strategy="ring"), context)[1]
+        return max(float((mine[n] - ring[n]).norm() / ring[n].norm()) for n in ring)
+
+    assert max(pool.run(both, tmp_path)) < 1e-9

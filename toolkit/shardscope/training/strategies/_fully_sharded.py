@@ -175,7 +175,8 @@ def units_of(model: nn.Module) -> list[nn.Module]:
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), set()).add(id(module))
-    return [block for block in blocks(model) if block is not model and _holds_alone(block, owners)]
+    found = dict.fromkeys(blocks(model))  # a block that runs twice is listed twice, and one unit
+    return [block for block in found if block is not model and _holds_alone(block, owners)]
 
 
 def _holds_alone(block: nn.Module, owners: dict[int, set[int]]) -> bool:
