@@ -184,3 +184,43 @@ def test_a_block_that_runs_twice_follows_one_process(pool: RankPool, tmp_path: P
         return max(float((mine[n] - ring[n]).norm() / ring[n].norm()) for n in ring)
 
     assert max(pool.run(both, tmp_path)) < 1e-9
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_parameter_that_takes_no_part_hinders_no_checkpoint(
+    pool: RankPool, tmp_path: Path, first: bool
+) -> None:
+    class HalfUsed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            if first:
+                self.unused = nn.Linear(4, 4)
+            self.head = nn.Linear(64, 10)
+            if not first:
+                self.unused = nn.Linear(4, 4)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.head(images.flatten(1))
+
+    def saved(context: RankContext) -> dict[str, bool]:
+        ours = tied_job(
+            model=HalfUsed, strategy="zero-3", world_size=context.world_size, optimizer="adamw", batch=48
+        )
+        trainer = Trainer(ours, context, tmp_path)
+        trainer.take_step(1)
+        state = trainer.strategy.checkpoint_state(trainer.optimizer)["optimizer"]
+        moved = {
+            key: bool(torch.as_tensor(value).any()) if key.endswith("step") else bool(value.to_local().any())
+            for key, value in state.items()
+            if key.startswith("state.")
+        }
+        trainer.strategy.close()
+        return moved
+
+    for moved in pool.run(saved, tmp_path):
+        assert moved["state.head.weight.step"]
+        assert {key for key in moved if "unused" in key and not moved[key]} == {
+            f"state.unused.{name}.{key}"
+            for name in ("weight", "bias")
+            for key in ("step", "exp_avg", "exp_avg_sq")
+        }

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from shardscope.errors import CheckpointError
+from shardscope.training.optim.state import fill_in_state
 from shardscope.training.strategies.base import Strategy
 
 _COMPLETE = re.compile(r"step-(\d+)")
@@ -127,6 +128,7 @@ def load_state_of(state: dict[str, Any], model: nn.Module, optimizer: torch.opti
 
 def optimizer_state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's state by the names that its parameters have in `model`."""
+    fill_in_state(optimizer)
     flat = get_optimizer_state_dict(model, optimizer, options=_FLAT)
     return {key: value for key, value in flat.items() if not key.endswith(_NAMES_OF_GROUP)}
 

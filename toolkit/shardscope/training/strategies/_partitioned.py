@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardscope.training.optim import build_optimizer
+from shardscope.training.optim.state import STEP, fill_in_state
 from shardscope.training.sharding import largest_over_ranks
 from shardscope.training.strategies.base import Strategy
 
@@ -63,8 +64,7 @@ class Partitioned(Strategy):
         """What `join` made, cut again to this rank's piece."""
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        if not optimizer.state:
-            _make_state(optimizer)
+        fill_in_state(optimizer)
         settings = {
             f"param_groups.{name}.{key}": value
             for group in optimizer.param_groups
@@ -88,7 +88,7 @@ class Partitioned(Strategy):
         for key in self._state_keys(optimizer):
             for piece in self.pieces:
                 mine, value = optimizer.state[piece.parameter][key], saved[f"state.{piece.name}.{key}"]
-                mine.copy_(value if key == _STEP else self.part(piece, value))
+                mine.copy_(value if key == STEP else self.part(piece, value))
 
     def _state_keys(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """What a parameter carries from step to step; nothing for plain SGD."""
@@ -97,21 +97,4 @@ class Partitioned(Strategy):
 
     def _whole_state(self, optimizer: torch.optim.Optimizer, key: str) -> dict[str, Tensor]:
         parts = {piece.name: optimizer.state[piece.parameter][key] for piece in self.pieces}
-        return parts if key == _STEP else self.join(parts)
-
-
-_STEP = "step"
-"""The one entry of a state that is a number for the whole tensor, under each of torch's optimizers and ours."""
-
-
-def _make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give a fresh optimizer the state that a checkpoint is loaded into, by a step that moves nothing."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    optimizer.zero_grad(set_to_none=True)
+        return parts if key == STEP else self.join(parts)
