@@ -62,9 +62,10 @@ def _parts(strategy: Strategy, num_rows: int) -> Iterator[tuple[Tensor, bool]]:
     num_ranks = job.num_data_ranks
     size = max(1, job.batch.micro_size or job.batch.per_rank(num_ranks))
     rows = torch.arange(num_rows)
-    parts = rows[rank::num_ranks].split(size)
+    own = rows[rank::num_ranks]
+    parts = own.split(size) if len(own) else ()
     for part in parts:
-        yield part, len(part) > 0
+        yield part, True
     if strategy.lockstep:
         most = len(rows[::num_ranks].split(size))
         for _ in range(most - len(parts)):
