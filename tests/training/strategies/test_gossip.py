@@ -140,3 +140,20 @@ def test_goes_on_from_a_checkpoint_as_if_never_interrupted() -> None:
         ss.RunFailed, match="holds the models of 3 gossiping ranks, not of 2; resume with world_size=3"
     ):
         fewer.wait(60)
+
+
+def test_each_rank_goes_on_with_its_own_loss_scale(pool: RankPool, tmp_path: Path) -> None:
+    job = digits(pool.world_size, precision="fp16", checkpoint=ss.Checkpoint(at_end=True))
+
+    def scales(context: RankContext) -> tuple[float | None, float | None]:
+        first, again = (Trainer(job, context, tmp_path) for _ in range(2))
+        for _ in range(context.rank):
+            first.strategy.precision.follow(skipped=True)
+        first.take_step(1)
+        first._save(1)
+        again.resume(tmp_path / "checkpoints")
+        return first.strategy.precision.loss_scale, again.strategy.precision.loss_scale
+
+    rows = pool.run(scales, tmp_path)
+    assert len({before for before, _ in rows}) == pool.world_size
+    assert all(before == after for before, after in rows)

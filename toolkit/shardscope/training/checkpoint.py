@@ -102,8 +102,8 @@ def load(
         raise CheckpointError(
             f"{path} does not fit this model and optimizer ({reason}); resume the same job"
         ) from error
-    strategy.load_checkpoint_state(state, optimizer)
     precision.load_state_dict(state["extra"].get("precision", {}))
+    strategy.load_checkpoint_state(state, optimizer)  # last: a rank may have a loss scale of its own
     random = state["extra"].get(f"random-{context.rank}")
     if random is not None:  # a rank that was not there when it was saved keeps the state its seed gave it
         torch.set_rng_state(random)
