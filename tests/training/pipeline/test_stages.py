@@ -212,6 +212,30 @@ def test_fp16_skips_a_step_on_all_ranks_alike(pool: RankPool, tmp_path: Path) ->
     assert others == [first] * (pool.world_size - 1)
 
 
+def test_fp16_steps_with_a_stage_that_is_frozen(pool: RankPool, tmp_path: Path) -> None:
+    num_ranks = pool.world_size
+
+    def frozen_first() -> nn.Module:
+        layers = [nn.Linear(64, 64) for _ in range(num_ranks)]
+        layers[0].requires_grad_(False)
+        return nn.Sequential(nn.Flatten(), *layers)
+
+    def skipped(context: RankContext) -> list[bool]:
+        ours = job(
+            model=frozen_first, data="digits", strategy=ss.Pipeline(split=(2,) + (1,) * (num_ranks - 1)),
+            batch=BATCH, world_size=context.world_size, precision="fp16", clip_norm=1.0,
+            optimizer=ss.Optimizer("lamb", max_grad_norm=0.1),
+        )  # fmt: skip
+        trainer = Trainer(ours, context, tmp_path)
+        results = [
+            trainer.strategy.step(trainer._micro_batches(step), trainer.loss_function, trainer.optimizer)
+            for step in (1, 2)
+        ]
+        return [result.skipped for result in results]
+
+    assert pool.run(skipped, tmp_path) == [[False, False]] * pool.world_size
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
 def test_an_evaluation_is_that_of_the_whole_model(pool: RankPool, tmp_path: Path, schedule: str) -> None:
     from shardscope.training.evaluate import evaluate

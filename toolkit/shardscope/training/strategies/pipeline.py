@@ -58,8 +58,9 @@ class Pipeline(Strategy):
         let_go(model, own)
         self.names = {name: p for name, p in model.named_parameters() if p.device.type != "meta"}
         self.parameters = [p for p in self.names.values() if p.requires_grad]
-        if not self.parameters:
-            self.parameters = [self._placeholder(model)]
+        self.placeholder = None if self.parameters else self._placeholder(model)
+        if self.placeholder is not None:
+            self.parameters = [self.placeholder]
         self._share()
         self._make_stages()
         self._agree_on_overflow()
@@ -183,9 +184,8 @@ class Pipeline(Strategy):
         return self.precision.scale(loss / self.parts)
 
     def _sum_tied(self) -> None:
-        for parameter in self.parameters:
-            if parameter.grad is None and not self.names:
-                parameter.grad = torch.zeros_like(parameter)
+        if self.placeholder is not None:
+            self.placeholder.grad = torch.zeros_like(self.placeholder)
         for name, ring in self.rings.items():
             parameter = self.names[name]
             grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
