@@ -25,6 +25,12 @@ def largest_over_ranks(flag: Tensor) -> None:
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
 
 
+def start_alike(model: nn.Module) -> None:
+    """Parameters and buffers become those of rank 0: a model may draw its own random numbers."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor.detach(), src=0)
+
+
 def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     """Of all elements of all tensors, as a float64 vector of one element."""
     if not tensors:

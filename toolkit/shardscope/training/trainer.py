@@ -84,6 +84,7 @@ class Trainer:
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         torch.manual_seed(self.job.seed + 1 + self.context.rank)  # dropout differs from rank to rank
         self.first_step = 1
+        self.context.meter.drain()  # what it took to start alike is no step's
         self._announce()
 
     def _model(self) -> nn.Module:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from shardscope.training.optim import build_optimizer
 from shardscope.training.optim.state import STEP, fill_in_state
-from shardscope.training.sharding import largest_over_ranks
+from shardscope.training.sharding import largest_over_ranks, start_alike
 from shardscope.training.strategies.base import Strategy
 
 
@@ -38,6 +38,7 @@ class Partitioned(Strategy):
     pieces: list[Piece]
 
     def setup(self, model: nn.Module) -> nn.Module:
+        start_alike(model)
         module = super().setup(model)
         self.parameters = [piece.parameter for piece in self.pieces]
         self.precision.share_overflow = largest_over_ranks

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardscope.errors import CheckpointError, SpecError
@@ -15,6 +14,7 @@ from shardscope.spec import strategy as spec
 from shardscope.training.collectives.neighbours import Neighbours
 from shardscope.training.flat import copy_tensors_, views_of
 from shardscope.training.memory import Held
+from shardscope.training.sharding import start_alike
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult, Strategy
 
 
@@ -38,8 +38,7 @@ class Gossip(Strategy):
             raise SpecError(
                 f"the model's parameters are {', '.join(formats)}; gossip needs one format for all of them"
             )
-        for tensor in [*model.parameters(), *model.buffers()]:
-            dist.broadcast(tensor.detach(), src=0)
+        start_alike(model)
         self._flat = torch.empty(sum(p.numel() for p in trained), dtype=trained[0].dtype)
         return model
 

@@ -15,7 +15,7 @@ from shardscope.training.flat import copy_tensors_
 from shardscope.training.memory import Held
 from shardscope.training.parameter_server import Client, Link, Server, cut_into_shards
 from shardscope.training.parameter_server.messages import Kind
-from shardscope.training.sharding import clip_grad_norm_
+from shardscope.training.sharding import clip_grad_norm_, start_alike
 from shardscope.training.strategies.base import LossFunction, MicroBatch, StepResult, Strategy
 
 
@@ -35,7 +35,7 @@ class ParameterServer(Strategy):
         self.settings = self.job.strategy
         self.link = Link(context.group)
         self.shards = cut_into_shards(model, self.settings)
-        self._start_alike(model)
+        start_alike(model)
         workers = self.settings.workers(context.world_size)
         self.server: Server | None = None
         if context.rank < self.settings.servers:
@@ -47,14 +47,6 @@ class ParameterServer(Strategy):
         self._is_settled = True
         self._ended_at: int | None = None
         return model
-
-    def _start_alike(self, model: nn.Module) -> None:
-        for shard in self.shards:
-            for parameter in shard.parameters:
-                dist.broadcast(parameter.detach(), src=shard.index)
-        for tensor in [p for p in model.parameters() if not p.requires_grad]:
-            dist.broadcast(tensor.detach(), src=0)
-        self._share_buffers(model)
 
     def _share_buffers(self, model: nn.Module) -> None:
         """Running means and the like are every worker's own; the first one's count."""

@@ -54,6 +54,7 @@ class Pipeline(Strategy):
         self.cut = cut(model, self.example()[0], self.precision.autocast, self.job, context)
         self.stage_ranks = settings.stage_ranks(context.world_size)
         self.order = [name for name, _ in model.named_parameters()]
+        self._start_alike(model)
         own = [layer for stage in self._own_stages() for _, layer in self.cut.stages[stage]]
         let_go(model, own)
         self.names = {name: p for name, p in model.named_parameters() if p.device.type != "meta"}
@@ -65,6 +66,13 @@ class Pipeline(Strategy):
         self._make_stages()
         self._agree_on_overflow()
         return self.modules
+
+    def _start_alike(self, model: nn.Module) -> None:
+        """Copies of a tied parameter become those of the first rank that holds one."""
+        for name, parameter in model.named_parameters():
+            holders = self.cut.holders.get(name, [])
+            if len(holders) > 1:
+                dist.broadcast(parameter.detach(), holders[0], group=self.group)
 
     def _own_stages(self) -> list[int]:
         return [stage for stage, rank in enumerate(self.stage_ranks) if rank == self.context.rank]
