@@ -151,14 +151,15 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(pool: RankPool, tmp_path:
     assert pool.run(overflow, tmp_path) == [([True, False], True)] * pool.world_size
 
 
-def test_a_parameter_that_takes_no_part_is_named(pool: RankPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["zero-1", "ring"])
+def test_a_parameter_that_takes_no_part_is_named(pool: RankPool, tmp_path: Path, strategy: str) -> None:
     def refusal(context: RankContext) -> str:
         class HeadOnly(Tied):
             def forward(self, images: torch.Tensor) -> torch.Tensor:
                 return self.head(images.flatten(1))
 
         trainer = Trainer(
-            tied_job(model=HeadOnly, strategy="zero-1", world_size=context.world_size), context, tmp_path
+            tied_job(model=HeadOnly, strategy=strategy, world_size=context.world_size), context, tmp_path
         )
         with pytest.raises(ss.SpecError) as refused:
             trainer.take_step(1)

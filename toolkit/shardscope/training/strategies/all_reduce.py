@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from shardscope.errors import SpecError
 from shardscope.spec import strategy as spec
 from shardscope.training.strategies.base import Strategy
 
@@ -27,6 +28,16 @@ class AllReduce(Strategy):
             gradient_as_bucket_view=True,
         )
         return self.ddp
+
+    def finish_exchange(self) -> None:
+        absent = next(
+            (name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None), None
+        )
+        if absent is not None:  # DistributedDataParallel would only say so in the next step
+            raise SpecError(
+                f"parameter {absent!r} took no part in the loss, and strategy={self.name!r} needs a gradient of each; "
+                "use it, or freeze it with requires_grad_(False)"
+            )
 
     def no_exchange(self) -> AbstractContextManager[Any]:
         return self.ddp.no_sync()
