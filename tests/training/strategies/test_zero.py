@@ -225,3 +225,24 @@ def test_a_parameter_that_takes_no_part_hinders_no_checkpoint(
             for name in ("weight", "bias")
             for key in ("step", "exp_avg", "exp_avg_sq")
         }
+
+
+class Transposed(nn.Module):
+    """Its weight lies in memory column by column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(10, 64).t())
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1) @ self.weight
+
+
+@pytest.mark.parametrize("strategy", ["zero-2", "zero-3"])
+def test_a_parameter_that_is_not_contiguous_is_sharded(pool: RankPool, tmp_path: Path, strategy: str) -> None:
+    def difference(context: RankContext) -> float:
+        ours = tied_job(model=Transposed, strategy=strategy, world_size=context.world_size, steps=2)
+        mine, ring = (train(job, context)[1]["weight"] for job in (ours, ours.replace(strategy="ring")))
+        return float((mine - ring).norm() / ring.norm())
+
+    assert max(pool.run(difference, tmp_path)) < 1e-9

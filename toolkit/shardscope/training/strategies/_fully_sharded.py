@@ -43,6 +43,8 @@ class FullySharded(Partitioned):
         assert isinstance(settings, spec.FullySharded)
         self.settings = settings
         _refuse_scalars(model, self.name)
+        for parameter in model.parameters():  # FSDP2 takes no others, such as those in channels_last
+            parameter.data = parameter.data.contiguous()
         mesh = self._mesh()
         self.shard_group = mesh.get_group(mesh.ndim - 1)
         self._shard(model, mesh)
