@@ -91,6 +91,11 @@ def test_a_model_function_that_returns_no_module_is_refused() -> None:
     assert "return a torch.nn.Module" in str(error)
 
 
+def test_a_model_without_anything_to_train_is_refused() -> None:
+    error = failed(small_job(model=lambda: nn.Linear(64, 10).requires_grad_(False)))
+    assert "model of type Linear has no parameter to train" in str(error)
+
+
 @pytest.mark.parametrize("strategy", ["single", "all-reduce", "ring"])
 def test_a_loss_that_is_no_number_ends_the_run(strategy: str) -> None:
     job = small_job(

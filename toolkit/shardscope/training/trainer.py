@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shardscope.errors import ShardscopeError
+from shardscope.errors import ShardscopeError, SpecError
 from shardscope.spec import Job, UserCode
 from shardscope.spec.models import GPTConfig
 from shardscope.spec.user_code import Named, label_of
@@ -89,6 +89,11 @@ class Trainer:
 
     def _model(self) -> nn.Module:
         model = build_model(resolve(self.job.model), dtype=self.strategy.precision.weight_dtype)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise SpecError(
+                f"model of type {type(model).__name__} has no parameter to train; "
+                "set requires_grad on those that are to be"
+            )
         apply_recompute(model, self.job.recompute)
         return model.to(self.context.device).train()
 
