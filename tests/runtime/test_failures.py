@@ -35,6 +35,10 @@ from conformance.runs import small_job
             {"batch": ss.Batch(64, micro_size=5)},
             "micro_size=5 does not divide the per-rank batch 32; use one of 1, 2, 4",
         ),
+        (
+            {"strategy": ss.ParameterServer(dedicated=True), "world_size": 4},
+            "global_size=64 does not divide over the 3 workers of world_size=4; use 63 or 66",
+        ),
         ({"world_size": 1}, "needs at least 2 ranks, got world_size=1"),
         ({"strategy": "single", "world_size": 4}, "runs on 1 rank, got world_size=4"),
         ({"strategy": "all-reduce:2"}, "has no variants"),

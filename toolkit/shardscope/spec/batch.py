@@ -19,28 +19,33 @@ class Batch(Spec):
     """Samples in one forward pass on one rank; None takes the rank's whole share at once, in a
     pipeline as many micro-batches as suit its schedule. Divides the rank's share."""
 
-    def per_rank(self, world_size: int) -> int:
+    def per_rank(self, num_ranks: int, *, among: str | None = None) -> int:
         """Samples a rank takes in one step.
+
+        Args:
+            num_ranks: That the batch is divided over.
+            among: Those ranks in the words of a message; None where they are all that there are.
 
         Raises:
             SpecError: The global batch does not divide evenly.
         """
-        share, rest = divmod(self.global_size, world_size)
+        share, rest = divmod(self.global_size, num_ranks)
         if rest or not share:
-            below, above = share * world_size, (share + 1) * world_size
+            below, above = share * num_ranks, (share + 1) * num_ranks
             near = f"{below} or {above}" if below else f"{above}"
             raise SpecError(
-                f"batch.global_size={self.global_size} does not divide over world_size={world_size}; use {near}"
+                f"batch.global_size={self.global_size} does not divide over "
+                f"{among or f'world_size={num_ranks}'}; use {near}"
             )
         return share
 
-    def accumulation(self, world_size: int) -> int:
-        """Micro-batches that a rank accumulates in one step.
+    def accumulation(self, num_ranks: int, *, among: str | None = None) -> int:
+        """Micro-batches that a rank accumulates in one step; the arguments are those of `per_rank`.
 
         Raises:
             SpecError: The micro-batch does not divide the rank's share.
         """
-        share = self.per_rank(world_size)
+        share = self.per_rank(num_ranks, among=among)
         micro = self.micro_size or share
         if share % micro:
             valid = ", ".join(str(n) for n in range(1, share + 1) if share % n == 0)

@@ -157,7 +157,9 @@ class Job(Spec):
     def _possible(self) -> Self:
         self._check_ranks()
         self._check_names()
-        self.batch.accumulation(self.num_data_ranks)
+        workers = f"the {self.num_data_ranks} workers of world_size={self.world_size}"
+        all_work = self.num_data_ranks == self.world_size
+        self.batch.accumulation(self.num_data_ranks, among=None if all_work else workers)
         self.strategy.check(self)
         if self.schedule.warmup_steps > self.steps:
             raise SpecError(
