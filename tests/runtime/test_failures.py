@@ -39,6 +39,8 @@ from conformance.runs import small_job
             {"strategy": ss.ParameterServer(dedicated=True), "world_size": 4},
             "global_size=64 does not divide over the 3 workers of world_size=4; use 63 or 66",
         ),
+        ({"strategy": None}, "strategy=None is no strategy; give a name such as 'ring'"),
+        ({"strategy": ss.Zero3}, "is no strategy; give a name such as 'ring', or one with settings"),
         ({"world_size": 1}, "needs at least 2 ranks, got world_size=1"),
         ({"strategy": "single", "world_size": 4}, "runs on 1 rank, got world_size=4"),
         ({"strategy": "all-reduce:2"}, "has no variants"),

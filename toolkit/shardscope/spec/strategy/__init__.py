@@ -53,8 +53,12 @@ def parse_strategy(value: Any) -> Any:
         if kind not in STRATEGIES:
             raise unknown_name("strategy", kind, STRATEGIES)
         return STRATEGIES[kind](**value)
-    if not isinstance(value, str):
+    if isinstance(value, StrategySpec):
         return value
+    if not isinstance(value, str):
+        raise SpecError(
+            f"strategy={value!r} is no strategy; give a name such as 'ring', or one with settings such as Ring()"
+        )
     kind, _, variant = value.partition(":")
     if kind not in STRATEGIES:
         raise unknown_name("strategy", value, STRATEGIES)
