@@ -41,6 +41,10 @@ from conformance.runs import small_job
         ),
         ({"strategy": None}, "strategy=None is no strategy; give a name such as 'ring'"),
         ({"strategy": ss.Zero3}, "is no strategy; give a name such as 'ring', or one with settings"),
+        (
+            {"strategy": {"kind": "parameter-server", "staleness": 4}},
+            "staleness=4 has no effect with mode='sync'; leave it out, or use mode='ssp'",
+        ),
         ({"world_size": 1}, "needs at least 2 ranks, got world_size=1"),
         ({"strategy": "single", "world_size": 4}, "runs on 1 rank, got world_size=4"),
         ({"strategy": "all-reduce:2"}, "has no variants"),

@@ -67,6 +67,15 @@ class TestOptions:
         lab.screen.options.controls["per_node"].value = 0
         assert lab.job().strategy.per_node is None
 
+    def test_a_setting_that_is_hidden_is_kept_and_not_used(self, lab):
+        lab.strategy = "parameter-server:ssp"
+        lab.screen.options.controls["staleness"].value = 3
+        assert lab.job().strategy.bound == 3
+        lab.screen.options.controls["mode"].value = "sync"
+        assert lab.job().strategy.bound == 0
+        lab.screen.options.controls["mode"].value = "ssp"
+        assert lab.job().strategy.bound == 3
+
     def test_what_cannot_be_is_said_beside_the_button(self, lab):
         lab.strategy = "hierarchical"
         lab.screen.options.controls["per_node"].value = 3

@@ -14,6 +14,7 @@ from shardscope.spec.job import PRECISIONS, RECOMPUTE
 from shardscope.spec.models import MODELS
 from shardscope.spec.optimizer import DEFAULTS
 from shardscope.spec.strategy import StrategySpec, parse_strategy
+from shardscope_widgets.training_lab._families import applies
 
 CATALOGUES: dict[str, tuple[str, ...]] = {
     "model": tuple(MODELS),
@@ -116,7 +117,9 @@ class Choices(t.HasTraits):
         Raises:
             SpecError: They do not go together; the sentence says what to change.
         """
-        strategy = STRATEGIES[self.strategy](**self.options)
+        chosen = self.all_options  # a setting that means nothing beside the others is remembered, not used
+        used = {name: v for name, v in self.options.items() if applies(self.strategy, name, chosen)}
+        strategy = STRATEGIES[self.strategy](**used)
         suited = strategy.suggested_micro_size(self.global_batch, self.num_ranks)
         return Job(
             model=self.model,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec.strategy.base import StrategySpec
@@ -47,6 +47,15 @@ class ParameterServer(StrategySpec):
     dedicated: bool = False
     """Whether the servers' ranks only serve. Otherwise they are workers, too, and serve in threads beside it."""
     _variant: ClassVar[str | None] = "mode"
+
+    @model_validator(mode="after")
+    def _bound_is_asked_for(self) -> Self:
+        default = type(self).model_fields["staleness"].default
+        if self.mode != "ssp" and self.staleness != default:
+            raise SpecError(
+                f"staleness={self.staleness} has no effect with mode={self.mode!r}; leave it out, or use mode='ssp'"
+            )
+        return self
 
     @property
     def label(self) -> str:
