@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from shardscope_widgets import figures
@@ -71,6 +73,12 @@ class TestLinks:
 
 
 class TestGantt:
+    def test_thousands_of_operations_are_drawn_in_a_moment(self):
+        trace = trace_of(schedule_events(8, 512), world_size=8, schedule="gpipe")
+        started = time.perf_counter()
+        assert len(figures.gantt_info(trace).ops) == 8192
+        assert time.perf_counter() - started < 0.5
+
     @pytest.mark.parametrize(("stages", "parts"), [(2, 4), (4, 8), (3, 1)])
     def test_the_bubble_of_equal_stages_is_the_formulas(self, stages, parts):
         trace = trace_of(schedule_events(stages, parts), world_size=stages, schedule="gpipe")

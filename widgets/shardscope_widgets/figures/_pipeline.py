@@ -71,8 +71,9 @@ def gantt_info(trace: Trace, *, last_step: int | None = None) -> GanttInfo:
     stages = max(op.stage for op in ops) + 1
     parts = max(op.microbatch for op in ops) + 1
     busy_ms = sum(op.end - op.start for op in ops) * 1e3
+    turns = _turns(ops)
     return GanttInfo(
-        trace.label, trace.schedule, known[-1], ranks, stages, parts, tuple(_bar(op, zero, _turns(ops)) for op in ops),
+        trace.label, trace.schedule, known[-1], ranks, stages, parts, tuple(_bar(op, zero, turns) for op in ops),
         round(end_ms, 4), max(0.0, 1 - busy_ms / (end_ms * trace.world_size)), _ideal(trace.schedule, stages, parts),
     )  # fmt: skip
 
