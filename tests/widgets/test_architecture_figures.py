@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from shardscope.spec import Batch, Job, Pipeline
 from shardscope_widgets import figures
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._stacks import Bar, Group
@@ -73,6 +75,21 @@ class TestLinks:
 
 
 class TestGantt:
+    def test_the_ideal_of_several_passes_is_that_of_each(self):
+        twice = Pipeline(schedule="gpipe", microbatches=4)
+        job = Job(model="mlp", data="digits", strategy=twice, batch=Batch(8, micro_size=1))
+        trace = Trace.of(SimpleNamespace(id="id", name="run", job=job))
+        once = schedule_events(2, 4)
+        length = max(op[4] for event in once for op in event["ops"]) - min(
+            op[3] for event in once for op in event["ops"]
+        )
+        for event in once:
+            again = [[op, stage, part + 4, a + length, b + length] for op, stage, part, a, b in event["ops"]]
+            trace.feed([event | {"ops": [*event["ops"], *again]}])
+        info = figures.gantt_info(trace)
+        assert info.ideal == pytest.approx(1 / 5)
+        assert info.bubble == pytest.approx(info.ideal, abs=1e-4)
+
     def test_thousands_of_operations_are_drawn_in_a_moment(self):
         trace = trace_of(schedule_events(8, 512), world_size=8, schedule="gpipe")
         started = time.perf_counter()

@@ -88,6 +88,7 @@ class Trace:
         world_size: Number of ranks; a step counts as finished once all of them have reported it.
         workload: What was trained, for example ``gpt-nano on python-source``; such runs can be compared.
         schedule: Of a pipeline; empty for other strategies.
+        passes: Of a pipeline: in how many parts, one after another, a step's micro-batches flow through it.
         bound: The most updates that a gradient may be behind; None where there is no such bound.
         roles: What a rank is, for example ``server``, for strategies in which ranks differ.
         held: Bytes by kind that each rank held in the newest step that tells.
@@ -103,6 +104,7 @@ class Trace:
     world_size: int
     workload: str = ""
     schedule: str = ""
+    passes: int = 1
     bound: float | None = None
     steps: list[Step] = field(default_factory=list)
     peak_memory: dict[int, int] = field(default_factory=dict)
@@ -130,6 +132,7 @@ class Trace:
         return cls(
             run.id, run.name, job.strategy.kind, job.world_size, workload,
             schedule=str(getattr(job.strategy, "schedule", "")),
+            passes=job.strategy.passes(job.batch.accumulation(1)) if job.strategy.kind == "pipeline" else 1,
             bound=None if bound is None or math.isinf(bound) else float(bound),
         )  # fmt: skip
 

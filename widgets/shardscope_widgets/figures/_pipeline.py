@@ -1,7 +1,7 @@
 """A pipeline's schedule as it was carried out: one row a rank, one bar for each pass of each micro-batch.
 
 The bubble is the part of the ranks' time between the step's first operation and its last in which they do nothing.
-GPipe and 1F1B with p stages of equal cost and m micro-batches cannot have less than (p - 1) / (m + p - 1) of it
+GPipe and 1F1B with p stages of equal cost and m micro-batches a pass cannot have less than (p - 1) / (m + p - 1) of it
 (Huang et al., GPipe, NeurIPS 2019; Narayanan et al., Efficient large-scale language model training on GPU clusters
 using Megatron-LM, SC 2021, section 2.2, there as a fraction of the ideal time).
 """
@@ -74,7 +74,8 @@ def gantt_info(trace: Trace, *, last_step: int | None = None) -> GanttInfo:
     turns = _turns(ops)
     return GanttInfo(
         trace.label, trace.schedule, known[-1], ranks, stages, parts, tuple(_bar(op, zero, turns) for op in ops),
-        round(end_ms, 4), max(0.0, 1 - busy_ms / (end_ms * trace.world_size)), _ideal(trace.schedule, stages, parts),
+        round(end_ms, 4), max(0.0, 1 - busy_ms / (end_ms * trace.world_size)),
+        _ideal(trace.schedule, stages, parts // trace.passes),
     )  # fmt: skip
 
 
