@@ -47,7 +47,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     except Terminated:
         return 143
     print(report.to_json() if arguments.json else text(report))
-    return 1 if report.passed is False else 0
+    return 1 if report.passed is False or not report.was_tried else 0
 
 
 def text(report: CheckReport) -> str:

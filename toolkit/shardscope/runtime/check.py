@@ -49,6 +49,7 @@ def check(
     return compare(
         sharded, (first.id, second.id), (_losses(first), _losses(second)),
         (read_parameters(first), read_parameters(second)),
+        skipped=sum(any(row["skipped"] for row in rows) for rows in steps_of(first.events()).values()),
     )  # fmt: skip
 
 

@@ -58,6 +58,7 @@ class CheckReport:
         losses: Every step.
         only_in_one: Parameters that only one of the runs has, or in another shape.
         runs: Ids of the two runs, sharded first.
+        skipped: Steps of the sharded run whose gradients overflowed in fp16, so that nothing was updated.
     """
 
     strategy: str
@@ -72,11 +73,20 @@ class CheckReport:
     losses: tuple[LossPair, ...] = field(repr=False)
     only_in_one: tuple[str, ...]
     runs: tuple[str, str]
+    skipped: int = 0
+
+    @property
+    def was_tried(self) -> bool:
+        """Whether any step updated anything."""
+        return self.skipped < self.steps
 
     @property
     def passed(self) -> bool | None:
-        """Whether it agrees with one process; None for a strategy that is not equal by design."""
-        if self.because is not None:
+        """Whether it agrees with one process; None where that cannot be said.
+
+        That is so for a strategy that is not equal by design, and where every step was skipped: nothing was updated.
+        """
+        if self.because is not None or not self.was_tried:
             return None
         return not self.only_in_one and self.difference <= self.bound and self.loss_difference <= self.bound
 
@@ -95,6 +105,11 @@ class CheckReport:
             return (
                 f"{who} is not equal to one process by design: {self.because}. "
                 f"After {self.steps} steps {apart}, {losses}."
+            )
+        if not self.was_tried:
+            return (
+                f"{who} was not tried: the gradients of all {self.steps} steps overflowed in {self.precision}, so "
+                "nothing was updated; check more steps, for the loss scale halves with each, or use precision='bf16'."
             )
         bound = f"{self.bound:.0e} for {self.precision}"
         if self.passed:
@@ -138,7 +153,7 @@ class CheckReport:
 
     def _repr_html_(self) -> str:
         """The verdict with a mark, and the tensors that differ most."""
-        mark, colour = _MARKS[self.passed]
+        mark, colour = _MARKS[self.passed] if self.was_tried or self.because else _NOT_TRIED
         rows = "".join(_html_row(row) for row in self.tensors[:_ROWS_SHOWN])
         left = len(self.tensors) - _ROWS_SHOWN
         more = f"<div>and {left} more, none further apart; all are in .table</div>" if left > 0 else ""
@@ -155,6 +170,7 @@ _MARKS = {
     False: ("✗ not equal", "#c5372c"),
     None: ("≠ by design", "#8a6d00"),
 }
+_NOT_TRIED = ("○ not tried", "#8a6d00")
 _HEAD = (("parameter", "left"), ("shape", "right"), ("relative difference", "right"), ("share", "right"))
 
 
@@ -170,8 +186,9 @@ def compare(
     runs: tuple[str, str],
     losses: tuple[Mapping[int, float], Mapping[int, float]],
     values: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
+    skipped: int = 0,
 ) -> CheckReport:
-    """The report of two runs of `job`, the sharded one first: loss by step, parameters by name."""
+    """The report of two runs of `job`, the sharded one first: loss by step, parameters by name, and steps skipped."""
     ours, theirs = values
     both = [name for name in theirs if name in ours and ours[name].shape == theirs[name].shape]
     apart = {name: _norm(_difference(ours[name], theirs[name])) for name in both}
@@ -188,7 +205,7 @@ def compare(
         difference=_relative(whole, size),
         tensors=tuple(sorted(tensors, key=lambda row: _rank(row.relative_difference), reverse=True)),
         losses=tuple(_pair(step, *losses) for step in sorted({*losses[0], *losses[1]})),
-        only_in_one=tuple(sorted({*ours, *theirs} - {*both})), runs=runs,
+        only_in_one=tuple(sorted({*ours, *theirs} - {*both})), runs=runs, skipped=skipped,
     )  # fmt: skip
 
 
