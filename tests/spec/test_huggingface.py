@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +13,11 @@ import pytest
 from shardscope.errors import SpecError
 from shardscope.spec.model import Model
 from shardscope.spec.model.huggingface import READERS
+
+
+def without(keys: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if key not in names}
+
 
 LLAMA_LIKE: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 8,
@@ -27,16 +34,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2-124m": {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257},
     "opt": {**LLAMA_LIKE, "ffn_dim": 100},
     "gpt_neox": LLAMA_LIKE,
+    "gpt_neox-unbiased": {**LLAMA_LIKE, "model_type": "gpt_neox", "attention_bias": False},
     "llama": LLAMA_LIKE,
     "llama-3-8b": {
         "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
     },
     "llama-tied": {**LLAMA_LIKE, "model_type": "llama", "tie_word_embeddings": True, "head_dim": 24},
+    "llama-biased": {**LLAMA_LIKE, "model_type": "llama", "attention_bias": True},
+    "llama-no-groups": {**without(LLAMA_LIKE, "num_key_value_heads"), "model_type": "llama"},
     "mistral": LLAMA_LIKE,
     "gemma": {**LLAMA_LIKE, "head_dim": 32},
     "qwen2": LLAMA_LIKE,
     "qwen3": {**LLAMA_LIKE, "head_dim": 24},
+    "qwen3-biased": {**LLAMA_LIKE, "model_type": "qwen3", "attention_bias": True},
     "mixtral": {**LLAMA_LIKE, "num_local_experts": 4},
     "mixtral-8x7b": {
         "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -47,6 +58,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**LLAMA_LIKE, **LATENT, "num_key_value_heads": 8},
     "deepseek_v2-lite": {**LLAMA_LIKE, **LATENT, "model_type": "deepseek_v2", "q_lora_rank": None},
     "deepseek_v3": {**LLAMA_LIKE, **LATENT, "num_key_value_heads": 8},
+    "deepseek_v2-defaults": {
+        **LLAMA_LIKE, **without(LATENT, "n_shared_experts", "first_k_dense_replace", "q_lora_rank"),
+        "model_type": "deepseek_v2",
+    },
+    "deepseek_v3-671b": {
+        "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280,
+        "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+        "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+    },
+    "deepseek_v3-defaults": {
+        **LLAMA_LIKE, **without(LATENT, "n_shared_experts"), "model_type": "deepseek_v3", "num_hidden_layers": 4,
+        "num_key_value_heads": 8, "first_k_dense_replace": 7,
+    },
     "bert": LLAMA_LIKE,
     "bert-mlm": {**LLAMA_LIKE, "model_type": "bert", "architectures": ["BertForMaskedLM"]},
 }  # fmt: skip
@@ -57,17 +82,18 @@ def write(folder: Path, keys: object) -> Path:
     return folder
 
 
+def transformers() -> ModuleType:
+    return pytest.importorskip("transformers", reason="transformers builds the module to compare with")
+
+
 def count_of_the_module(keys: dict[str, Any]) -> int:
-    transformers = pytest.importorskip(
-        "transformers", reason="transformers builds the module to compare with"
-    )
     import torch
 
     kind = {key: value for key, value in keys.items() if key != "model_type"}
-    config = transformers.AutoConfig.for_model(keys["model_type"], **kind)
-    build = transformers.AutoModelForCausalLM
+    config = transformers().AutoConfig.for_model(keys["model_type"], **kind)
+    build = transformers().AutoModelForCausalLM
     if keys["model_type"] == "bert":
-        build = transformers.AutoModelForMaskedLM if "architectures" in keys else transformers.AutoModel
+        build = transformers().AutoModelForMaskedLM if "architectures" in keys else transformers().AutoModel
     with torch.device("meta"):
         module = build.from_config(config)
     return sum(parameter.numel() for parameter in module.parameters())
@@ -77,6 +103,25 @@ def count_of_the_module(keys: dict[str, Any]) -> int:
 def test_the_count_is_that_of_the_module_built_from_it(tmp_path: Path, name: str) -> None:
     keys = {"model_type": name, **CONFIGS[name]}
     assert Model.from_hf(write(tmp_path, keys)).num_params == count_of_the_module(keys)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt2", "mixtral"])
+def test_a_config_that_transformers_saved_counts_the_same(tmp_path: Path, name: str) -> None:
+    transformers().AutoConfig.for_model(name, **CONFIGS[name]).save_pretrained(tmp_path)
+    assert Model.from_hf(tmp_path).num_params == count_of_the_module({"model_type": name, **CONFIGS[name]})
+
+
+NO_SIZES = [None, -1, "x", [1], {}, 1.5, True]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "bert", "llama", "qwen2_moe", "deepseek_v3"])
+def test_whatever_a_key_holds_it_is_read_or_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
+    keys = {"model_type": name, **CONFIGS[name]}
+    for key, value in itertools.product([*keys, "architectures", "tie_word_embeddings"], NO_SIZES):
+        try:
+            Model.from_hf(write(tmp_path, {**keys, key: value}))
+        except SpecError as error:
+            assert "\n" not in str(error)
 
 
 def test_every_known_type_is_held_against_its_module() -> None:
@@ -99,9 +144,18 @@ def test_a_file_or_its_folder_may_be_given(tmp_path: Path) -> None:
             "has no 'num_hidden_layers', which model_type='llama' needs; add it",
         ),
         ([1], "holds a list; give the config.json of a model"),
+        ({"model_type": ["llama"]}, "model_type of .*config.json=.'llama'. is not known"),
         (
-            {"model_type": "llama", **LLAMA_LIKE, "attention_bias": True},
-            "has attention_bias=True, which cannot be described exactly",
+            {"model_type": "deepseek_v3", **LLAMA_LIKE, **LATENT, "attention_bias": True},
+            "has attention_bias=True, which cannot be described exactly; only False can",
+        ),
+        (
+            {"model_type": "gpt2", **CONFIGS["gpt2"], "add_cross_attention": True},
+            "has add_cross_attention=True, which cannot be described exactly; only False can",
+        ),
+        (
+            {"model_type": "mistral", **without(LLAMA_LIKE, "num_key_value_heads")},
+            "has no 'num_key_value_heads', which model_type='mistral' needs; add it",
         ),
         (
             {"model_type": "llama", **LLAMA_LIKE, "num_key_value_heads": 3},

@@ -10,7 +10,7 @@ from shardscope.errors import SpecError
 from shardscope.spec.cluster import Cluster, Device, Link
 from shardscope.spec.layout import SCHEDULE_NAMES, Layout
 from shardscope.spec.layout_rules import STAGES_A_RANK, problems
-from shardscope.spec.model import Mixture, Transformer
+from shardscope.spec.model import LayerTable, Mixture, Transformer
 
 DENSE = Transformer(name="dense", layers=8, hidden=64, heads=8, kv_heads=4, vocab=100, seq=32)
 SPARSE = DENSE.replace(name="sparse", mixture=Mixture(experts=4, active=2, ffn=64))
@@ -59,6 +59,16 @@ def test_the_number_of_devices_must_be_the_clusters() -> None:
     Layout(data=2, global_batch=2).check(DENSE, CLUSTER)
     with pytest.raises(SpecError, match="takes 1 devices, but the cluster has 2; make the product 2"):
         Layout().check(DENSE, CLUSTER)
+
+
+def test_a_table_of_layers_can_be_replicated_and_cut_between_its_rows() -> None:
+    row = {"num_params": 1, "num_tensors": 1, "flops": 1, "saved_bytes": 0, "output_bytes": 4}
+    table = LayerTable(name="net", layers=[{"name": name, **row} for name in "abc"])
+    Layout(data=2, pipeline=3, global_batch=2).check(table)
+    with pytest.raises(SpecError, match="4 stages are more than the 3 layers of net; use at most 3"):
+        Layout(pipeline=4).check(table)
+    with pytest.raises(SpecError, match="tensor=2: net is a table of layers, which only data and pipeline"):
+        Layout(tensor=2).check(table)
 
 
 def test_every_schedule_has_its_stages() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -83,6 +85,13 @@ def test_what_is_left_out_is_filled_in() -> None:
     model = Transformer(layers=1, hidden=64, heads=4, kv_heads=None, vocab=10, seq=8)
     assert (model.kv_heads, model.head_size, model.ffn) == (4, 16, 256)
     assert Transformer.from_json(model.to_json()) == model
+
+
+@pytest.mark.parametrize("kind", [str, float, np.int64], ids=["text", "float", "numpy"])
+def test_what_follows_is_filled_in_whatever_kind_of_number_is_given(kind: Callable[[int], Any]) -> None:
+    model = Transformer(layers=kind(1), hidden=kind(64), heads=kind(4), vocab=10, seq=8)
+    assert model == Transformer(layers=1, hidden=64, heads=4, vocab=10, seq=8)
+    assert (model.kv_heads, model.head_size, model.ffn) == (4, 16, 256)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,41 @@ def test_the_module_is_left_as_it_is_and_nothing_is_allocated() -> None:
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
+class Loose(nn.Module):
+    """Tensors that are neither parameters nor buffers, one of them left over from an earlier pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.scales = [torch.ones(4)]
+        closed_over = torch.ones(4)
+        self.add = lambda rows: rows + closed_over
+        self.last = self.layer(torch.ones(1, 4))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.last = self.layer(rows) * self.scales[0]
+        return self.add(self.last)
+
+
+def test_tensors_may_lie_about_in_a_module() -> None:
+    module = Loose()
+    last = module.last
+    table = Model.from_module(module, torch.ones(2, 4))
+    assert (table.num_params, table.flops) == (20, 32)
+    assert module.last is last
+
+
+def test_parameters_that_a_module_also_lists_itself_count_once() -> None:
+    assert Model.from_module(nn.LSTM(4, 8), torch.ones(3, 2, 4)).num_params == 4 * 8 * (4 + 8 + 2)
+
+
+def test_a_tensor_that_is_given_twice_stays_one() -> None:
+    rows = torch.ones(2, 5, 16)
+    module = nn.MultiheadAttention(16, 4, batch_first=True)  # projects in one product where all three are one
+    table = Model.from_module(module, (rows, rows, rows))
+    assert table.saved_bytes * 2 == saved_for_real(module, rows, rows, rows)
+
+
 class Looks(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         return rows if float(rows.sum()) > 0 else -rows
@@ -97,6 +132,10 @@ class Looks(nn.Module):
 def test_what_cannot_be_traced_is_refused() -> None:
     with pytest.raises(SpecError, match="module of type Looks does not run on shapes alone"):
         Model.from_module(Looks(), torch.ones(1))
+    with pytest.raises(SpecError, match="does not run on shapes alone: Attempted to use an uninitialized"):
+        Model.from_module(nn.LazyLinear(2), torch.ones(1, 2))
+    with pytest.raises(SpecError, match="module is a type; give a torch.nn.Module, built"):
+        Model.from_module(Looks, torch.ones(1))
     with pytest.raises(SpecError, match="example holds no tensor"):
         Model.from_module(nn.Linear(1, 1), (3,))
     with pytest.raises(SpecError, match="does not run on shapes alone"):

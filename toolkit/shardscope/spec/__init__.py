@@ -1,34 +1,78 @@
-"""What is asked: the job and its parts, as immutable values that go to JSON and back. Imports no torch."""
+"""What is asked: jobs, and models, clusters and layouts too large to run, as immutable values that go to JSON and back.
 
-from shardscope.spec.batch import Batch
-from shardscope.spec.job import Checkpoint, Job, Record
-from shardscope.spec.optimizer import Optimizer
-from shardscope.spec.schedule import Schedule
-from shardscope.spec.strategy import (
-    STRATEGIES,
-    AllReduce,
-    Gossip,
-    Hierarchical,
-    ParameterServer,
-    Pipeline,
-    Ring,
-    Single,
-    Strategy,
-    Tree,
-    Zero1,
-    Zero2,
-    Zero3,
-)
-from shardscope.spec.user_code import UserCode
+Imports no torch. Names are imported when first used (PEP 562): to look up a model costs no description of jobs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardscope.spec.batch import Batch
+    from shardscope.spec.cluster import Cluster, Device, Link
+    from shardscope.spec.job import Checkpoint, Job, Record
+    from shardscope.spec.layout import Layout
+    from shardscope.spec.model import Model
+    from shardscope.spec.optimizer import Optimizer
+    from shardscope.spec.schedule import Schedule
+    from shardscope.spec.strategy import (
+        STRATEGIES,
+        AllReduce,
+        Gossip,
+        Hierarchical,
+        ParameterServer,
+        Pipeline,
+        Ring,
+        Single,
+        Strategy,
+        Tree,
+        Zero1,
+        Zero2,
+        Zero3,
+    )
+    from shardscope.spec.user_code import UserCode
+
+_HOMES = {
+    "batch": ("Batch",),
+    "cluster": ("Cluster", "Device", "Link"),
+    "job": ("Checkpoint", "Job", "Record"),
+    "layout": ("Layout",),
+    "model": ("Model",),
+    "optimizer": ("Optimizer",),
+    "schedule": ("Schedule",),
+    "strategy": (
+        "STRATEGIES",
+        "AllReduce",
+        "Gossip",
+        "Hierarchical",
+        "ParameterServer",
+        "Pipeline",
+        "Ring",
+        "Single",
+        "Strategy",
+        "Tree",
+        "Zero1",
+        "Zero2",
+        "Zero3",
+    ),
+    "user_code": ("UserCode",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "STRATEGIES",
     "AllReduce",
     "Batch",
     "Checkpoint",
+    "Cluster",
+    "Device",
     "Gossip",
     "Hierarchical",
     "Job",
+    "Layout",
+    "Link",
+    "Model",
     "Optimizer",
     "ParameterServer",
     "Pipeline",
@@ -43,3 +87,16 @@ __all__ = [
     "Zero2",
     "Zero3",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

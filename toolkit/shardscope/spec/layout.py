@@ -11,7 +11,7 @@ from shardscope.spec._base import Spec
 
 if TYPE_CHECKING:
     from shardscope.spec.cluster import Cluster
-    from shardscope.spec.model import Transformer
+    from shardscope.spec.model import LayerTable, Transformer
 
 LayoutSchedule = Literal[
     "gpipe", "1f1b", "interleaved", "zero-bubble", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev"
@@ -42,6 +42,8 @@ class Layout(Spec):
     expert: PositiveInt = 1
     """Devices over which the experts of a layer are spread; they are taken from data x context."""
     zero: Literal[0, 1, 2, 3] = 0
+    """Stage 2 reduces gradients for every micro-batch and 3 gathers parameters too, through a pipeline as well (as FSDP
+    does; Megatron refuses 2 and 3 there). With nothing to partition over, every stage is as 0."""
     shard: NonNegativeInt = 0
     """Ranks over which ZeRO partitions (HSDP, replicas of shards); 0 for all of data x context."""
     global_batch: PositiveInt = 1
@@ -49,6 +51,7 @@ class Layout(Spec):
     micro_batch: PositiveInt = 1
     """Sequences in one forward pass of one replica."""
     schedule: LayoutSchedule = "1f1b"
+    """Of a pipeline; with pipeline=1 there is nothing to schedule."""
     virtual_stages: PositiveInt = 1
     """Stages that each pipeline rank holds."""
     recompute: Recompute = "none"
@@ -73,7 +76,7 @@ class Layout(Spec):
         """Micro-batches of one replica in one step."""
         return self.global_batch // (self.data * self.micro_batch)
 
-    def check(self, model: Transformer | None = None, cluster: Cluster | None = None) -> None:
+    def check(self, model: Transformer | LayerTable | None = None, cluster: Cluster | None = None) -> None:
         """Refuse what cannot be: alone, on a model, on a cluster.
 
         Raises:

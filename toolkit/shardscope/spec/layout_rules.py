@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardscope.errors import SpecError
-from shardscope.spec.model import Transformer
+from shardscope.spec.model import LayerTable, Transformer
 
 if TYPE_CHECKING:
     from shardscope.spec.cluster import Cluster
@@ -37,15 +37,19 @@ STAGES_A_RANK: dict[str, StagesARank] = {
 """Of every schedule in `spec.layout.SCHEDULE_NAMES`."""
 
 
-def problems(layout: Layout, model: Transformer | None, cluster: Cluster | None) -> Iterator[str]:
+def problems(
+    layout: Layout, model: Transformer | LayerTable | None, cluster: Cluster | None
+) -> Iterator[str]:
     """Every rule that the layout breaks, as a sentence; those about a model or a cluster only where one is given."""
     yield from _batch(layout)
     yield from _groups(layout)
     yield from _schedule(layout)
-    if model is not None:
+    if isinstance(model, LayerTable):
+        yield from _rows(layout, model)
+    elif model is not None:
         yield from _tensor(layout, model)
         yield from _sequence(layout, model)
-        yield from _layers(layout, model)
+        yield from _stages(layout, model.layers, model.name)
         yield from _experts(layout, model)
     if cluster is not None and layout.num_devices != cluster.num_devices:
         yield (
@@ -55,7 +59,9 @@ def problems(layout: Layout, model: Transformer | None, cluster: Cluster | None)
         )
 
 
-def check(layout: Layout, model: Transformer | None = None, cluster: Cluster | None = None) -> None:
+def check(
+    layout: Layout, model: Transformer | LayerTable | None = None, cluster: Cluster | None = None
+) -> None:
     """Refuse a layout that breaks a rule.
 
     Raises:
@@ -113,6 +119,16 @@ def _schedule(layout: Layout) -> Iterator[str]:
         )
 
 
+def _rows(layout: Layout, model: LayerTable) -> Iterator[str]:
+    for name in ("tensor", "context", "expert"):
+        if getattr(layout, name) > 1:
+            yield (
+                f"{name}={getattr(layout, name)}: {model.name} is a table of layers, which only data and pipeline "
+                f"parallelism divide; use {name}=1"
+            )
+    yield from _stages(layout, len(model.layers), model.name)
+
+
 def _tensor(layout: Layout, model: Transformer) -> Iterator[str]:
     shared = {"heads": model.heads, "ffn": model.ffn}
     if model.mixture is not None:
@@ -138,12 +154,12 @@ def _sequence(layout: Layout, model: Transformer) -> Iterator[str]:
         )
 
 
-def _layers(layout: Layout, model: Transformer) -> Iterator[str]:
+def _stages(layout: Layout, layers: int, name: str) -> Iterator[str]:
     stages = layout.pipeline * layout.virtual_stages
-    if stages > model.layers:
+    if stages > layers:
         yield (
             f"pipeline={layout.pipeline} x virtual_stages={layout.virtual_stages} = {stages} stages are more than the "
-            f"{model.layers} layers of {model.name}; use at most {model.layers}"
+            f"{layers} layers of {name}; use at most {layers}"
         )
 
 

@@ -54,12 +54,14 @@ def describe(module: nn.Module, example: Any, *, name: str | None = None) -> Lay
         >>> [(layer.name, layer.num_params, layer.flops) for layer in table.layers]
         [('0', 40, 64.0), ('1', 0, 0.0)]
     """
+    if not isinstance(module, nn.Module):
+        raise SpecError(f"module is a {type(module).__name__}; give a torch.nn.Module, built")
     arguments = example if isinstance(example, tuple) else (example,)
     samples = _num_samples(arguments)
     try:
-        with FakeTensorMode():
+        with FakeTensorMode(allow_non_fake_inputs=True):  # tensors that functions have closed over
             rows = _Trace(_shadow(module), _inputs(arguments, module)).run()
-    except (RuntimeError, NotImplementedError, TypeError) as error:
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise SpecError(
             f"module of type {type(module).__name__} does not run on shapes alone: {reason}; give an example that its "
@@ -81,9 +83,14 @@ def _num_samples(arguments: tuple[Any, ...]) -> int:
 
 
 def _inputs(arguments: tuple[Any, ...], module: nn.Module) -> tuple[Any, ...]:
-    """The arguments as shapes, where the module is."""
+    """The arguments as shapes, where the module is; one that is given twice stays one."""
     device = next((parameter.device for parameter in module.parameters()), None)
-    shapes: tuple[Any, ...] = tree_map_only(Tensor, lambda tensor: _shape_only(tensor, device), arguments)
+    known: dict[int, Tensor] = {}
+
+    def shape_of(tensor: Tensor) -> Tensor:
+        return known.setdefault(id(tensor), _shape_only(tensor, device))
+
+    shapes: tuple[Any, ...] = tree_map_only(Tensor, shape_of, arguments)
     return shapes
 
 
@@ -99,9 +106,17 @@ def _shadow(module: nn.Module) -> nn.Module:
     known: dict[int, Any] = {}
     for parameter in module.parameters():
         known[id(parameter)] = nn.Parameter(_shape_only(parameter), requires_grad=parameter.requires_grad)
-    for buffer in module.buffers():
-        known[id(buffer)] = _shape_only(buffer)
+    for tensor in (*module.buffers(), *_loose_tensors(module)):
+        known.setdefault(id(tensor), _shape_only(tensor))  # an LSTM also lists its parameters
     return copy.deepcopy(module, known)
+
+
+def _loose_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Tensors that are plain attributes, neither parameters nor buffers."""
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 @dataclass

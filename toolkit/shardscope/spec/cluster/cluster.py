@@ -1,15 +1,24 @@
-"""A cluster: nodes of equal devices, a link inside a node and one between nodes."""
+"""A cluster: nodes of equal devices, a link inside a node and one between nodes; or groups of such nodes."""
 
 from __future__ import annotations
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from collections.abc import Sequence
 
+from pydantic import NonNegativeFloat, PositiveInt
+
+from shardscope.errors import SpecError
+from shardscope.spec import catalogue
 from shardscope.spec._base import Spec
+from shardscope.spec.cluster.mixed import slowest_device, slowest_link
 from shardscope.spec.cluster.parts import Device, Link
+from shardscope.spec.cluster.usual import device_and_node, inter_link, intra_link, link_of, usual_price
+from shardscope.spec.units import BandwidthOrNone, Bytes, BytesOrNone
+
+_OF_THE_HOST = ("host_memory_bytes", "nvme_bytes", "nvme_bandwidth")
 
 
 class Cluster(Spec):
-    """Nodes of equal devices. `Cluster.of` makes one from the catalogue."""
+    """Nodes of equal devices. `Cluster.of` makes one from the catalogue, `Cluster.mixed` joins unequal ones."""
 
     name: str
     device: Device
@@ -19,17 +28,116 @@ class Cluster(Spec):
     """Between devices of one node."""
     inter: Link
     """Between nodes, as one device's share of its node's network cards."""
-    host_memory_bytes: PositiveFloat = 1e12
+    host_memory_bytes: Bytes = 1e12
     """Of one node."""
-    nvme_bytes: NonNegativeFloat = 0.0
+    nvme_bytes: BytesOrNone = 0.0
     """Of one node."""
-    nvme_bandwidth: NonNegativeFloat = 0.0
+    nvme_bandwidth: BandwidthOrNone = 0.0
     """Bytes a second of one node's drives."""
     price_per_device_hour: NonNegativeFloat | None = None
     """US dollars."""
     price_source: str = ""
+    groups: tuple[Cluster, ...] = ()
+    """The parts of a mixed cluster, in the order of its pipeline; empty where all nodes are equal."""
 
     @property
     def num_devices(self) -> int:
         """Devices of all nodes."""
+        if self.groups:
+            return sum(group.num_devices for group in self.groups)
         return self.nodes * self.per_node
+
+    @classmethod
+    def of(
+        cls,
+        name: str | Device,
+        nodes: int = 1,
+        per_node: int | None = None,
+        *,
+        intra: str | Link | None = None,
+        inter: str | Link | None = None,
+        ports: int | None = None,
+        price: float | None = None,
+    ) -> Cluster:
+        """A cluster of devices of the catalogue (``"a100-80gb"``), or of its nodes (``"p4d.24xlarge"``).
+
+        Args:
+            name: A device, which brings the links of the node it usually sits in, or a type of node.
+            nodes: How many.
+            per_node: Devices of each; None for as many as the usual node has.
+            intra: Link inside a node; None for the usual one. A name of the catalogue, a rate ("300 GB/s",
+                with the usual link's latency) or a Link.
+            inter: Link between nodes, likewise; one port a device unless `ports` says otherwise.
+            ports: Network ports that the devices of a node share; with a rate or a Link, how many such.
+            price: US dollars per device and hour; None for the catalogue's, which may be none.
+
+        Raises:
+            SpecError: Unknown names, counts below 1, rates without a unit.
+
+        Example:
+            >>> cluster = Cluster.of("a100-80gb", nodes=128)
+            >>> cluster.num_devices, cluster.intra.name, cluster.inter.bandwidth
+            (1024, 'nvlink-3', 25000000000.0)
+        """
+        device, node = device_and_node(name)
+        count = node.get("per_node", 8) if per_node is None else per_node
+        host = {field: node[field] for field in _OF_THE_HOST if field in node}
+        dollars, price_source = usual_price(device.name) if price is None else (price, "given by the user")
+        return cls(
+            name=f"{nodes} x {count} {device.name}",
+            device=device,
+            nodes=nodes,
+            per_node=count,
+            intra=intra_link(intra, node),
+            inter=inter_link(inter, ports, count, node),
+            **host,
+            price_per_device_hour=dollars,
+            price_source=price_source,
+        )
+
+    @classmethod
+    def mixed(cls, *groups: Cluster, inter: str | Link | None = None) -> Cluster:
+        """A cluster of unequal groups of nodes, for a pipeline whose stages differ.
+
+        `groups` keeps the parts. The other fields describe a cluster that every part is at least as good as:
+        the smallest memory, the slowest rate of each kind, the formats that all devices have, the fewest
+        devices a node, the least host memory. `num_devices` counts all devices; the price is their mean.
+
+        Args:
+            groups: Clusters, in the order in which the pipeline runs through them; mixed ones are taken apart.
+            inter: Link between groups, a device's share; None for the slowest of the groups' own.
+        """
+        parts = tuple(part for group in groups for part in group.groups or (group,))
+        if not parts:
+            raise SpecError("groups=() is not valid: Cluster.mixed needs at least one cluster")
+        between = slowest_link([part.inter for part in parts])
+        price = _mean_price(parts)
+        return cls(
+            name=" + ".join(part.name for part in parts),
+            device=slowest_device([part.device for part in parts]),
+            nodes=sum(part.nodes for part in parts),
+            per_node=min(part.per_node for part in parts),
+            intra=slowest_link([part.intra for part in parts]),
+            inter=link_of(inter, "inter", between),
+            host_memory_bytes=min(part.host_memory_bytes for part in parts),
+            nvme_bytes=min(part.nvme_bytes for part in parts),
+            nvme_bandwidth=min(part.nvme_bandwidth for part in parts),
+            price_per_device_hour=price,
+            price_source="" if price is None else "mean over all devices",
+            groups=parts,
+        )
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """What `of` knows: devices, then types of node."""
+        return (*Device.names(), *catalogue.table("nodes"))
+
+
+def _mean_price(parts: Sequence[Cluster]) -> float | None:
+    """US dollars per device and hour over all devices; None if the price of any is unknown."""
+    total = 0.0
+    for part in parts:
+        if part.price_per_device_hour is None:
+            return None
+        total += part.price_per_device_hour * part.num_devices
+    return total / sum(part.num_devices for part in parts)

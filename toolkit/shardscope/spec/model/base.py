@@ -18,6 +18,32 @@ class Model(Spec):
 
     name: str = "model"
     """What tables and figures call it."""
+    source: str = ""
+    """Where its sizes come from; empty for one of the user's own."""
+
+    @classmethod
+    def of(cls, name: str) -> Transformer | LayerTable:
+        """A published model; `Model.names` lists them. Or what a ``config.json`` describes, given by its path.
+
+        A name with a slash or the ending ``.json`` is a path.
+
+        Raises:
+            SpecError: The catalogue has none of this name, or the file cannot be described.
+
+        Example:
+            >>> Model.of("gpt2-xl").num_params
+            1557611200
+        """
+        from shardscope.spec.model.presets import preset
+
+        return cls.from_hf(name) if "/" in name or name.endswith(".json") else preset(name)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Names in the catalogue."""
+        from shardscope.spec.catalogue import table
+
+        return tuple(table("models"))
 
     @classmethod
     def transformer(cls, **sizes: Any) -> Transformer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,34 @@ Fields = dict[str, Any]
 
 
 class _Config:
-    """The keys of a config, and where they come from, for messages."""
+    """The keys of a config, and where they come from, for messages. A key that is null counts as left out."""
 
     def __init__(self, keys: Fields, path: Path) -> None:
         self.keys, self.path = keys, path
 
-    def __getitem__(self, key: str) -> Any:
-        if self.keys.get(key) is None:
+    def size(self, key: str, default: int | None = None) -> int:
+        """A whole number; one without a default must be given."""
+        value = self.keys.get(key)
+        if value is None and default is not None:
+            return default
+        if value is None:
             raise SpecError(
                 f"{self.path} has no {key!r}, which model_type={self.keys['model_type']!r} needs; add it"
             )
-        return self.keys[key]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.refuse(key, value, "a whole number")
+        return value
 
-    def get(self, key: str, default: Any) -> Any:
+    def flag(self, key: str, *, default: bool) -> bool:
         value = self.keys.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.refuse(key, value, "true or false")
         return default if value is None else value
+
+    def nothing_but(self, key: str, allowed: Any) -> None:
+        """Refuse any other value than what the description stands for."""
+        if self.keys.get(key) not in (None, allowed):
+            raise self.refuse(key, self.keys[key], repr(allowed))
 
     def refuse(self, key: str, value: Any, allowed: str) -> SpecError:
         return SpecError(
@@ -54,7 +68,7 @@ def from_hf(path: str | Path) -> Transformer:
     file = file / "config.json" if file.is_dir() else file
     keys = _read(file)
     kind = keys.get("model_type")
-    if kind not in READERS:
+    if not isinstance(kind, str) or kind not in READERS:
         raise unknown_name(f"model_type of {file}", kind, READERS)
     name = str(keys.get("_name_or_path") or kind).rstrip("/").rpartition("/")[2]
     return Transformer(name=name, **READERS[kind](_Config(keys, file)))
@@ -77,177 +91,202 @@ def _read(file: Path) -> Fields:
 
 
 def _gpt2(config: _Config) -> Fields:
-    hidden = config["n_embd"]
+    config.nothing_but("add_cross_attention", allowed=False)
+    hidden = config.size("n_embd")
     return {
-        "layers": config["n_layer"],
+        "layers": config.size("n_layer"),
         "hidden": hidden,
-        "heads": config["n_head"],
-        "ffn": config.get("n_inner", 4 * hidden),
-        "vocab": config["vocab_size"],
-        "seq": config.get("n_positions", 1024),
-        "tied": config.get("tie_word_embeddings", True),
+        "heads": config.size("n_head"),
+        "ffn": config.size("n_inner", 4 * hidden),
+        "vocab": config.size("vocab_size"),
+        "seq": config.size("n_positions", 1024),
+        "tied": config.flag("tie_word_embeddings", default=True),
     }
 
 
 def _opt(config: _Config) -> Fields:
-    hidden = config["hidden_size"]
-    width = config.get("word_embed_proj_dim", hidden)
-    if width != hidden:
-        raise config.refuse("word_embed_proj_dim", width, f"hidden_size={hidden}")
-    if not config.get("layer_norm_elementwise_affine", True):
-        raise config.refuse("layer_norm_elementwise_affine", False, "True")
-    seq = config.get("max_position_embeddings", 2048)
+    config.nothing_but("word_embed_proj_dim", config.size("hidden_size"))
+    config.nothing_but("layer_norm_elementwise_affine", allowed=True)
+    seq = config.size("max_position_embeddings", 2048)
     return {
         **_sizes(config),
-        "ffn": config["ffn_dim"],
-        "tied": config.get("tie_word_embeddings", True),
-        "bias": config.get("enable_bias", True),
+        "ffn": config.size("ffn_dim"),
+        "tied": config.flag("tie_word_embeddings", default=True),
+        "bias": config.flag("enable_bias", default=True),
         "seq": seq,
         "num_positions": seq + 2,  # OPT's positions begin at 2
-        "final_norm": config.get("do_layer_norm_before", True)
-        and not config.get("_remove_final_layer_norm", False),
+        "final_norm": config.flag("do_layer_norm_before", default=True)
+        and not config.flag("_remove_final_layer_norm", default=False),
     }
 
 
 def _gpt_neox(config: _Config) -> Fields:
     return {
         **_sizes(config),
-        "ffn": config["intermediate_size"],
-        "tied": config.get("tie_word_embeddings", False),
+        **_attention_bias(config, default=True),
+        "ffn": config.size("intermediate_size"),
+        "tied": config.flag("tie_word_embeddings", default=False),
         "positions": "rotary",
-        "qkv_bias": config.get("attention_bias", True),
     }
 
 
 def _bert(config: _Config) -> Fields:
-    built = (config.get("architectures", None) or ["BertModel"])[0]
+    config.nothing_but("add_cross_attention", allowed=False)
     heads: dict[str, Fields] = {
         "BertModel": {"pooler": True, "lm_head": False},
         "BertForMaskedLM": {"head_transform": True, "head_bias": True},
     }
+    architectures = config.keys.get("architectures") or ["BertModel"]
+    built = architectures[0] if isinstance(architectures, list) else None
     if built not in heads:
-        raise config.refuse("architectures", [built], " and ".join(heads))
+        raise config.refuse("architectures", architectures, " and ".join(heads))
     return {
         **_sizes(config),
         **heads[built],
-        "ffn": config["intermediate_size"],
-        "tied": config.get("tie_word_embeddings", True),
+        "ffn": config.size("intermediate_size"),
+        "tied": config.flag("tie_word_embeddings", default=True),
         "final_norm": False,
         "embedding_norm": True,
-        "token_types": config.get("type_vocab_size", 2),
+        "token_types": config.size("type_vocab_size", 2),
     }
 
 
 def _sizes(config: _Config) -> Fields:
     return {
-        "layers": config["num_hidden_layers"],
-        "hidden": config["hidden_size"],
-        "heads": config["num_attention_heads"],
-        "vocab": config["vocab_size"],
-        "seq": config.get("max_position_embeddings", 2048),
+        "layers": config.size("num_hidden_layers"),
+        "hidden": config.size("hidden_size"),
+        "heads": config.size("num_attention_heads"),
+        "vocab": config.size("vocab_size"),
+        "seq": config.size("max_position_embeddings", 2048),
+    }
+
+
+def _attention_bias(config: _Config, *, default: bool = False) -> Fields:
+    """Of all four projections of attention."""
+    biased = config.flag("attention_bias", default=default)
+    return {"qkv_bias": biased, "out_bias": biased}
+
+
+def _llama_like(config: _Config) -> Fields:
+    """What Llama and its many relatives share: rotary positions, RMSNorm, a gated feed-forward layer, no biases."""
+    return {
+        **_sizes(config),
+        "ffn": config.size("intermediate_size"),
+        "tied": config.flag("tie_word_embeddings", default=False),
+        "gated": True,
+        "positions": "rotary",
+        "norm": "rmsnorm",
+        "bias": False,
+    }
+
+
+def _grouped(config: _Config) -> Fields:
+    """Heads of keys and values; transformers has another default for each type, so most configs must say."""
+    if config.keys["model_type"] != "llama" and "num_key_value_heads" not in config.keys:
+        config.size("num_key_value_heads")
+    return {
+        **_llama_like(config),
+        "kv_heads": config.size("num_key_value_heads", config.size("num_attention_heads")),
+        "head_size": config.size("head_dim", 0) or None,
     }
 
 
 def _llama(config: _Config) -> Fields:
-    """What Llama and its many relatives share: rotary positions, RMSNorm, a gated feed-forward layer."""
-    biased = config.get("attention_bias", False)
-    if biased != config.get("mlp_bias", False):
-        raise config.refuse("attention_bias", biased, "the same for attention_bias and mlp_bias")
-    return {
-        **_sizes(config),
-        "kv_heads": config.get("num_key_value_heads", config["num_attention_heads"]),
-        "head_size": config.get("head_dim", None),
-        "ffn": config["intermediate_size"],
-        "tied": config.get("tie_word_embeddings", False),
-        "gated": True,
-        "positions": "rotary",
-        "norm": "rmsnorm",
-        "bias": biased,
-    }
+    biased = config.flag("mlp_bias", default=False)
+    return {**_grouped(config), **_attention_bias(config), "bias": biased}
 
 
 def _gemma(config: _Config) -> Fields:
     return {
-        **_llama(config),
-        "head_size": config.get("head_dim", 256),
-        "tied": config.get("tie_word_embeddings", True),
+        **_grouped(config),
+        **_attention_bias(config),
+        "head_size": config.size("head_dim", 256),
+        "tied": config.flag("tie_word_embeddings", default=True),
     }
 
 
 def _qwen2(config: _Config) -> Fields:
-    return {**_llama(config), "qkv_bias": True}
+    return {**_grouped(config), "qkv_bias": True}
 
 
 def _qwen3(config: _Config) -> Fields:
-    return {**_llama(config), "head_size": config.get("head_dim", 128), "qk_norm": True}
+    return {
+        **_grouped(config),
+        **_attention_bias(config),
+        "head_size": config.size("head_dim", 128),
+        "qk_norm": True,
+    }
 
 
 def _mixtral(config: _Config) -> Fields:
     mixture = Mixture(
-        experts=config["num_local_experts"],
-        active=config.get("num_experts_per_tok", 2),
-        ffn=config["intermediate_size"],
+        experts=config.size("num_local_experts"),
+        active=config.size("num_experts_per_tok", 2),
+        ffn=config.size("intermediate_size"),
     )
-    return {**_llama(config), "mixture": mixture}
+    return {**_grouped(config), "mixture": mixture}
 
 
 def _every_layer_sparse(config: _Config) -> None:
-    if config.get("decoder_sparse_step", 1) != 1:
-        raise config.refuse("decoder_sparse_step", config["decoder_sparse_step"], "1")
-    if config.get("mlp_only_layers", []):
-        raise config.refuse("mlp_only_layers", config["mlp_only_layers"], "[]")
+    config.nothing_but("decoder_sparse_step", 1)
+    config.nothing_but("mlp_only_layers", [])
 
 
 def _qwen2_moe(config: _Config) -> Fields:
     _every_layer_sparse(config)
     mixture = Mixture(
-        experts=config["num_experts"],
-        active=config.get("num_experts_per_tok", 4),
-        ffn=config["moe_intermediate_size"],
-        shared_ffn=config["shared_expert_intermediate_size"],
+        experts=config.size("num_experts"),
+        active=config.size("num_experts_per_tok", 4),
+        ffn=config.size("moe_intermediate_size"),
+        shared_ffn=config.size("shared_expert_intermediate_size"),
         shared_gate=True,
     )
-    return {**_llama(config), "qkv_bias": config.get("qkv_bias", True), "mixture": mixture}
+    return {**_grouped(config), "qkv_bias": config.flag("qkv_bias", default=True), "mixture": mixture}
 
 
 def _qwen3_moe(config: _Config) -> Fields:
     _every_layer_sparse(config)
+    published = "num_experts" in config.keys  # transformers 5 writes num_local_experts
     mixture = Mixture(
-        experts=config["num_experts"],
-        active=config.get("num_experts_per_tok", 8),
-        ffn=config["moe_intermediate_size"],
+        experts=config.size("num_experts" if published else "num_local_experts"),
+        active=config.size("num_experts_per_tok", 8),
+        ffn=config.size("moe_intermediate_size"),
     )
-    return {**_llama(config), "head_size": config.get("head_dim", None), "qk_norm": True, "mixture": mixture}
+    return {**_grouped(config), **_attention_bias(config), "qk_norm": True, "mixture": mixture}
 
 
-def _deepseek(config: _Config) -> Fields:
+def _deepseek(config: _Config, *, shared_experts: int, dense_layers: int) -> Fields:
+    config.nothing_but("attention_bias", allowed=False)
+    query_rank = 0 if config.keys.get("q_lora_rank", 0) is None else config.size("q_lora_rank", 1536)
     latent = LatentAttention(
-        query_rank=config.get("q_lora_rank", 0),
-        kv_rank=config["kv_lora_rank"],
-        rope_size=config["qk_rope_head_dim"],
-        nope_size=config["qk_nope_head_dim"],
-        value_size=config["v_head_dim"],
+        query_rank=query_rank,  # null for none, unlike other keys
+        kv_rank=config.size("kv_lora_rank"),
+        rope_size=config.size("qk_rope_head_dim"),
+        nope_size=config.size("qk_nope_head_dim"),
+        value_size=config.size("v_head_dim"),
     )
-    width = config["moe_intermediate_size"]
+    width = config.size("moe_intermediate_size")
     mixture = Mixture(
-        experts=config["n_routed_experts"],
-        active=config["num_experts_per_tok"],
+        experts=config.size("n_routed_experts"),
+        active=config.size("num_experts_per_tok"),
         ffn=width,
-        shared_ffn=config.get("n_shared_experts", 0) * width,
-        dense_layers=config.get("first_k_dense_replace", 0),
+        shared_ffn=config.size("n_shared_experts", shared_experts) * width,
+        dense_layers=min(
+            config.size("first_k_dense_replace", dense_layers), config.size("num_hidden_layers")
+        ),
     )
-    return {**_llama(config), "kv_heads": None, "head_size": None, "latent": latent, "mixture": mixture}
+    return {**_llama_like(config), "latent": latent, "mixture": mixture}
 
 
 READERS: dict[str, Callable[[_Config], Fields]] = {
     "bert": _bert,
-    "deepseek_v2": _deepseek,
-    "deepseek_v3": _deepseek,
+    "deepseek_v2": partial(_deepseek, shared_experts=2, dense_layers=0),
+    "deepseek_v3": partial(_deepseek, shared_experts=1, dense_layers=3),
     "gemma": _gemma,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "llama": _llama,
-    "mistral": _llama,
+    "mistral": _grouped,
     "mixtral": _mixtral,
     "opt": _opt,
     "qwen2": _qwen2,

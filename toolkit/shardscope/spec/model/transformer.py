@@ -83,6 +83,8 @@ class Transformer(Model):
     """Of the linear layers inside the blocks."""
     qkv_bias: bool | None = None
     """Of the projections to queries, keys and values alone (Qwen2); None for as `bias`."""
+    out_bias: bool | None = None
+    """Of attention's output projection alone; None for as `bias`."""
     norm_bias: bool = True
     """Of layer norms; RMSNorm has none."""
     qk_norm: bool = False
@@ -106,23 +108,28 @@ class Transformer(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, fields: Any) -> Any:
-        """What follows from other sizes; a wrong or missing one is left for its own check."""
+    def _leave_out(cls, fields: Any) -> Any:
+        """None stands for left out, where it is no value of its own."""
         if not isinstance(fields, dict):
             return fields
-        filled = {name: value for name, value in fields.items() if value is not None or name in _MAY_BE_NONE}
-        hidden, heads = filled.get("hidden"), filled.get("heads")
-        if isinstance(heads, int):
-            filled.setdefault("kv_heads", heads)
-        if isinstance(hidden, int):
-            filled.setdefault("ffn", 4 * hidden)
-            if isinstance(heads, int) and heads > 0 and "head_size" not in filled:
-                if hidden % heads and "latent" not in filled:
-                    raise SpecError(
-                        f"heads={heads} does not divide hidden={hidden}; give head_size=... or other heads"
-                    )
-                filled["head_size"] = max(1, hidden // heads)
-        return filled
+        return {name: value for name, value in fields.items() if value is not None or name in _MAY_BE_NONE}
+
+    @model_validator(mode="after")
+    def _fill_in(self) -> Self:
+        """What follows from other sizes; after their own checks, so that they are plain integers."""
+        if not self.head_size and self.latent is None and self.hidden % self.heads:
+            raise SpecError(
+                f"heads={self.heads} does not divide hidden={self.hidden}; give head_size=... or other heads"
+            )
+        follows = {
+            "kv_heads": self.heads,
+            "head_size": max(1, self.hidden // self.heads),
+            "ffn": 4 * self.hidden,
+        }
+        for name, size in follows.items():
+            if not getattr(self, name):
+                self.__dict__[name] = size  # the model is frozen from here on
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -149,9 +156,10 @@ class Transformer(Model):
         if self.latent is not None:
             return _latent_params(self, self.latent)
         queries, keys = self.heads * self.head_size, 2 * self.kv_heads * self.head_size
-        biased = self.bias if self.qkv_bias is None else self.qkv_bias
-        inward = (self.hidden + biased) * (queries + keys)
-        outward = (queries + self.bias) * self.hidden
+        biased_in = self.bias if self.qkv_bias is None else self.qkv_bias
+        biased_out = self.bias if self.out_bias is None else self.out_bias
+        inward = (self.hidden + biased_in) * (queries + keys)
+        outward = (queries + biased_out) * self.hidden
         return inward + outward + (2 * self._norm(self.head_size) if self.qk_norm else 0)
 
     def _mlp_params(self, width: int) -> int:
@@ -244,7 +252,7 @@ class Transformer(Model):
         return self.num_params - self.num_mixture_layers * idle
 
 
-_MAY_BE_NONE = {"mixture", "latent", "qkv_bias"}
+_MAY_BE_NONE = {"mixture", "latent", "qkv_bias", "out_bias"}
 
 
 def _latent_params(model: Transformer, latent: LatentAttention) -> int:

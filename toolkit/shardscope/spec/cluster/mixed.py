@@ -1,0 +1,38 @@
+"""What unequal nodes have in common: the device and the link that none of them falls short of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardscope.errors import SpecError
+from shardscope.spec.cluster.parts import Device, Link
+
+
+def slowest_device(devices: Sequence[Device]) -> Device:
+    """The smallest of every figure, over the formats that all have; the largest power.
+
+    Raises:
+        SpecError: They have no format in common.
+    """
+    if len({device.name for device in devices}) == 1:
+        return devices[0]
+    common = [name for name in devices[0].peak_flops if all(name in other.peak_flops for other in devices)]
+    names = " + ".join(dict.fromkeys(device.name for device in devices))
+    if not common:
+        raise SpecError(f"groups of {names} have no number format in common; use devices that share one")
+    powers = [device.power_w for device in devices]
+    return Device(
+        name=names,
+        memory_bytes=min(device.memory_bytes for device in devices),
+        peak_flops={name: min(device.peak_flops[name] for device in devices) for name in common},
+        memory_bandwidth=min(device.memory_bandwidth for device in devices),
+        power_w=None if None in powers else max(power for power in powers if power is not None),
+        host_bandwidth=min(device.host_bandwidth for device in devices),
+        source="the smallest figure of each kind of " + names,
+        recalled=tuple(sorted({field for device in devices for field in device.recalled})),
+    )
+
+
+def slowest_link(links: Sequence[Link]) -> Link:
+    """The one of least bandwidth; of equals, the one of greatest latency."""
+    return min(links, key=lambda link: (link.bandwidth, -link.latency_s))

@@ -1,0 +1,75 @@
+"""What usually goes with a device: the node it sits in, that node's links, and its price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardscope.errors import SpecError
+from shardscope.spec import catalogue
+from shardscope.spec.cluster.parts import Device, Link, is_rate
+
+
+def device_and_node(name: str | Device) -> tuple[Device, Mapping[str, Any]]:
+    """A device of the catalogue and its usual node, or a type of node and its device.
+
+    A device of the user's own has no node, so nothing is usual for it.
+
+    Raises:
+        SpecError: Neither a device nor a node has this name.
+    """
+    if isinstance(name, Device):
+        return name, _node_of(name.name) if catalogue.has("devices", name.name) else {}
+    if isinstance(name, str) and catalogue.has("nodes", name):
+        node = catalogue.lookup("nodes", name, field="node")[1]
+        return Device.of(node["device"]), node
+    if not isinstance(name, str) or not catalogue.has("devices", name):
+        names = (*catalogue.table("devices"), *catalogue.table("nodes"))
+        raise catalogue.unknown("device or node", name, names)
+    return Device.of(name), _node_of(name)
+
+
+def _node_of(device: str) -> Mapping[str, Any]:
+    usual = catalogue.lookup("devices", device, field="device")[1]["node"]
+    return catalogue.lookup("nodes", usual, field="node")[1]
+
+
+def intra_link(link: str | Link | None, node: Mapping[str, Any]) -> Link:
+    """The link inside a node: the given one, else the node's."""
+    return link_of(link, "intra", Link.of(node["intra"]) if node else None)
+
+
+def inter_link(link: str | Link | None, ports: int | None, per_node: int, node: Mapping[str, Any]) -> Link:
+    """The link between nodes as one device's share: the given one, else the node's.
+
+    The node's own ports are shared by as many devices as it has, however many of them are used.
+    """
+    found = link_of(link, "inter", Link.of(node["inter"]) if node else None)
+    if ports is not None:
+        return found.shared(ports, per_node)
+    return found.shared(node["ports"], node["per_node"]) if link is None else found
+
+
+def link_of(link: str | Link | None, field: str, usual: Link | None) -> Link:
+    """A link by its name or rate; a rate takes the usual link's latency, None the usual link itself."""
+    if isinstance(link, Link):
+        return link
+    if link is None:
+        if usual is None:
+            raise SpecError(
+                f"{field}=None is not valid for a device of your own; give {field}='nvlink-4' or a Link"
+            )
+        return usual
+    if usual is None and is_rate(link):
+        raise SpecError(
+            f"{field}={link!r} is a rate, which needs a latency; give Link.of({link!r}, latency_s='5 us')"
+        )
+    return Link.of(link, latency_s=usual.latency_s if usual and is_rate(link) else None, field=field)
+
+
+def usual_price(device: str) -> tuple[float | None, str]:
+    """US dollars per device and hour with date and source; None where the catalogue has none."""
+    if not catalogue.has("prices", device):
+        return None, ""
+    entry = catalogue.lookup("prices", device, field="device")[1]
+    return entry["usd_per_device_hour"], f"{entry['source']} ({entry['date']})"

@@ -1,0 +1,37 @@
+"""Published models by name, from the catalogue."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from shardscope.spec import catalogue
+from shardscope.spec.model.table import LayerTable
+from shardscope.spec.model.transformer import Transformer
+
+
+def preset(name: str) -> Transformer | LayerTable:
+    """The model of this name, however it is spelt.
+
+    Raises:
+        SpecError: The catalogue has none of this name.
+    """
+    return _made(catalogue.lookup("models", name, field="model")[0])
+
+
+@cache
+def _made(name: str) -> Transformer | LayerTable:
+    """Models are immutable, so that each is made once."""
+    fields = {
+        key: value for key, value in catalogue.table("models")[name].items() if key not in _NOT_OF_A_MODEL
+    }
+    if "rows" in fields:
+        return LayerTable(name=name, layers=_layers(**fields), source=fields["source"])
+    return Transformer(name=name, **fields)
+
+
+_NOT_OF_A_MODEL = {"aliases", "recalled"}
+
+
+def _layers(columns: list[str], rows: list[list[Any]], **_: object) -> tuple[dict[str, Any], ...]:
+    return tuple(dict(zip(columns, row, strict=True)) for row in rows)

@@ -1,0 +1,153 @@
+"""Quantities with their units: read as users write them, never guessed, and written back.
+
+A number is in the base unit that its field names (bytes, bytes a second, FLOP a second, seconds, watts).
+A text must carry its unit: ``"80 GiB"``, ``"200 Gbit/s"``, ``"25 GB/s"``, ``"312 TFLOP/s"``, ``"5 us"``.
+``kB``, ``MB``, ``GB`` are powers of 1000 and ``KiB``, ``MiB``, ``GiB`` of 1024; a byte has 8 bits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, get_args
+
+from pydantic import BeforeValidator, NonNegativeFloat, PositiveFloat, ValidationInfo
+
+from shardscope.errors import SpecError
+
+Kind = Literal["bytes", "bytes/s", "FLOP/s", "s", "W"]
+
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+_SIZES = {
+    **{f"{prefix}B": float(factor) for prefix, factor in (_DECIMAL | _BINARY).items()},
+    **{f"{prefix}bit": factor / 8 for prefix, factor in (_DECIMAL | _BINARY).items()},
+}
+_UNITS: Mapping[Kind, Mapping[str, float]] = {
+    "bytes": _SIZES,
+    "bytes/s": {f"{unit}/s": factor for unit, factor in _SIZES.items()},
+    "FLOP/s": {f"{prefix}FLOP/s": float(factor) for prefix, factor in _DECIMAL.items()},
+    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0},
+    "W": {"mW": 1e-3, "W": 1.0, "kW": 1e3, "MW": 1e6},
+}
+_EXAMPLES: Mapping[Kind, str] = {
+    "bytes": "'80 GiB' or '80 GB'",
+    "bytes/s": "'25 GB/s' or '200 Gbit/s'",
+    "FLOP/s": "'312 TFLOP/s'",
+    "s": "'5 us' or '1.5 ms'",
+    "W": "'400 W'",
+}
+_BASE: Mapping[Kind, str] = {
+    "bytes": "bytes",
+    "bytes/s": "bytes a second",
+    "FLOP/s": "FLOP a second",
+    "s": "seconds",
+    "W": "watts",
+}
+_QUANTITY = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(.*?)\s*")
+
+
+def parse(text: str, kind: Kind, *, field: str = "value") -> float:
+    """A text with its unit as a number in the base unit of its kind.
+
+    Args:
+        text: For example ``"200 Gbit/s"``.
+        kind: What it measures: ``bytes``, ``bytes/s``, ``FLOP/s``, ``s`` or ``W``.
+        field: What an error calls it.
+
+    Raises:
+        SpecError: No number, no unit, or a unit that could mean two things (``G``, ``Gb``, ``Gbps``).
+
+    Example:
+        >>> parse("200 Gbit/s", "bytes/s")
+        25000000000.0
+    """
+    assert kind in get_args(Kind), kind
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise SpecError(f"{field}={text!r} is not a quantity; write a number and its unit, {_EXAMPLES[kind]}")
+    number, unit = match.groups()
+    if not unit:
+        raise SpecError(
+            f"{field}={text!r} has no unit; write {_EXAMPLES[kind]}, or give a plain number of {_BASE[kind]}"
+        )
+    factor = _UNITS[kind].get(unit)
+    if factor is None:
+        raise SpecError(f"{field}={text!r} has the unit {unit!r}, which {_complaint(unit, kind)}")
+    return float(number.replace("_", "")) * factor
+
+
+def positive(value: float, *, field: str, given: object) -> float:
+    """The value, if it is above zero.
+
+    Raises:
+        SpecError: It is not.
+    """
+    if not value > 0:
+        raise SpecError(f"{field}={given!r} is not valid: it should be greater than 0")
+    return value
+
+
+def _complaint(unit: str, kind: Kind) -> str:
+    """Why a unit is refused and what to write."""
+    if kind == "bytes/s" and unit in _SIZES:
+        return f"is a size, not a rate; write {unit}/s"
+    if kind == "bytes" and unit in _UNITS["bytes/s"]:
+        return f"is a rate, not a size; write {unit.removesuffix('/s')}"
+    if kind in {"bytes", "bytes/s"}:
+        rate = "/s" if kind == "bytes/s" else ""
+        prefix = re.match(r"[kKMGTP]?i?", unit)
+        start = prefix[0].replace("K", "k").replace("ki", "Ki") if prefix else ""
+        rest = unit[len(prefix[0]) :] if prefix else unit
+        if rest.lower() in {"", "b", "b/s", "bps", "/s", "bit", "bits", "bits/s", "byte", "bytes", "bytes/s"}:
+            return f"could mean bits or bytes; write {start}bit{rate} or {start}B{rate}"
+    return f"is not one of {_BASE[kind]}; write {_EXAMPLES[kind]}"
+
+
+def _reader(kind: Kind) -> Callable[[object, ValidationInfo], object]:
+    def read(value: object, info: ValidationInfo) -> object:
+        return parse(value, kind, field=info.field_name or "value") if isinstance(value, str) else value
+
+    return read
+
+
+Bytes = Annotated[PositiveFloat, BeforeValidator(_reader("bytes"))]
+BytesOrNone = Annotated[NonNegativeFloat, BeforeValidator(_reader("bytes"))]
+"""Bytes, of which there may be none."""
+Bandwidth = Annotated[PositiveFloat, BeforeValidator(_reader("bytes/s"))]
+BandwidthOrNone = Annotated[NonNegativeFloat, BeforeValidator(_reader("bytes/s"))]
+Flops = Annotated[PositiveFloat, BeforeValidator(_reader("FLOP/s"))]
+Seconds = Annotated[NonNegativeFloat, BeforeValidator(_reader("s"))]
+Watts = Annotated[PositiveFloat, BeforeValidator(_reader("W"))]
+
+
+def gib_text(num_bytes: float) -> str:
+    """Bytes in powers of 1024, as memory is sold and reported: ``79.2 GiB``."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            return f"{size:.0f} B" if unit == "B" else f"{_digits(size)} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def bandwidth_text(bytes_per_s: float) -> str:
+    """Bytes a second in powers of 1000, as links are sold: ``25 GB/s``."""
+    return _scaled(bytes_per_s, "B/s")
+
+
+def flops_text(flops: float) -> str:
+    """FLOP a second: ``312 TFLOP/s``."""
+    return _scaled(flops, "FLOP/s")
+
+
+def _scaled(value: float, unit: str) -> str:
+    prefixes = list(_DECIMAL)
+    step = 0
+    while abs(value) >= 1000 and step < len(prefixes) - 1:
+        value, step = value / 1000, step + 1
+    return f"{_digits(value)} {prefixes[step]}{unit}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
