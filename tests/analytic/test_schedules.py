@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import pairwise
 
-from shardscope.analytic.schedules import SCHEDULES, Op, Table, build
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardscope.analytic.schedules import FACTS, SCHEDULES, Op, Table, build
 from shardscope.errors import SpecError
+from shardscope.spec.layout import SCHEDULE_NAMES
+from shardscope.spec.strategy.pipeline import SHAPES
 
 CASES = [(name, stages, count) for name in SCHEDULES for stages in (2, 4) for count in (8, 12)]
 CASES += [("zero-bubble", 3, 8), ("interleaved", 3, 8), ("zbv", 3, 2), ("dualpipev", 3, 6), ("gpipe", 5, 2)]
+TORCHS = [case for case in CASES if case[0] in SHAPES]
+EQUAL = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+ANY = settings(max_examples=60, deadline=None)
+
+
+@st.composite
+def tables(draw: st.DrawFn, names: tuple[str, ...] = SCHEDULE_NAMES) -> tuple[str, int, int, Table]:
+    """Any schedule with up to 8 ranks and 32 micro-batches that it accepts."""
+    name, stages = draw(st.sampled_from(names)), draw(st.integers(1, 8))
+    allowed = [count for count in range(1, 33) if FACTS[name].accepts(count, stages)]
+    count, shape = draw(st.sampled_from(allowed)), FACTS[name].shape
+    held = draw(st.integers(shape.least, shape.most or 4))
+    return name, stages, count, build(name, stages, count, held)
+
+
+def durations() -> st.SearchStrategy[dict[str, float]]:
+    return st.fixed_dictionaries({kind: st.floats(0.1, 4) for kind in "FIW"})
 
 
 def order_by_torch(name: str, ranks: int, microbatches: int, held: int) -> list[list[Op]]:
@@ -34,7 +57,7 @@ def _ops(action: object) -> list[Op]:
     return [Op(action.computation_type.value, action.stage_index, action.microbatch_index)]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("name", "stages", "microbatches"), CASES)
+@pytest.mark.parametrize(("name", "stages", "microbatches"), TORCHS)
 def test_equals_torchs_own_order(name: str, stages: int, microbatches: int) -> None:
     table = build(name, stages, microbatches)
     held = table.num_stages // stages
@@ -46,20 +69,151 @@ def test_equals_torchs_own_order(name: str, stages: int, microbatches: int) -> N
     assert ours == theirs
 
 
-@pytest.mark.parametrize(("name", "stages", "microbatches"), CASES)
-def test_every_stage_does_everything_once_and_nobody_waits_forever(
-    name: str, stages: int, microbatches: int
+def test_zb_h1_costs_what_torchs_zero_bubble_costs_with_one_stage_a_rank() -> None:
+    for stages, count in ((2, 4), (4, 8), (4, 12), (8, 32)):
+        ours, torchs = build("zb-h1", stages, count), build("zero-bubble", stages, count, 1)
+        assert ours.timeline(EQUAL).idle == torchs.timeline(EQUAL).idle
+        assert ours.peak_activation() == torchs.peak_activation()
+
+
+@ANY
+@given(tables())
+def test_every_stage_does_everything_once_and_nothing_before_what_it_needs(
+    case: tuple[str, int, int, Table],
 ) -> None:
-    table = build(name, stages, microbatches)
-    done = [op for row in table.ranks for op in row]
-    assert len(done) == len(set(done))
-    for stage in range(table.num_stages):
-        for batch in range(microbatches):
-            kinds = {op.op for op in done if (op.stage, op.microbatch) == (stage, batch)}
-            assert kinds in ({"F", "B"}, {"F", "I", "W"})
-    assert all(table.stage_ranks[op.stage] == rank for rank, row in enumerate(table.ranks) for op in row)
-    assert 0 <= table.bubble_fraction < 1
+    name, stages, microbatches, table = case
+    end, last = {}, table.num_stages - 1
+    for row in table.timed(EQUAL):
+        for (kind, stage, batch), _, over in row:
+            assert (kind, stage, batch) not in end
+            end[kind, stage, batch] = over
+    assert {(stage, batch) for _, stage, batch in end} == {
+        (s, b) for s in range(table.num_stages) for b in range(microbatches)
+    }
+    for rank, row in enumerate(table.timed(EQUAL)):
+        clock = 0.0
+        for (kind, stage, batch), start, over in row:
+            assert table.stage_ranks[stage] == rank
+            assert start >= clock
+            clock = over
+            if kind == "F":
+                needs = [("F", stage - 1)] if stage else []
+            elif kind == "W":
+                needs = [("I", stage)]
+            else:
+                needs = [("F", stage)] + ([(kind, stage + 1)] if stage < last else [])
+            for need in needs:
+                key = (*need, batch)
+                assert start >= end.get(key, end.get(("B" if need[0] == "I" else "I", need[1], batch), 1e9))
+    kinds = {kind for kind, _, _ in end}
+    assert kinds <= set("FBIW")
+    assert ("I" in kinds) <= FACTS[name].shape.splits_backward
     assert all(1 <= peak <= microbatches for peak in table.peak_in_flight)
+    assert 0 <= table.bubble_fraction < 1
+    assert len(table.ranks) == stages
+
+
+def test_no_schedule_deadlocks_with_up_to_8_ranks_and_32_micro_batches() -> None:
+    for name, facts in FACTS.items():
+        for stages in range(1, 9):
+            for count in (1, 2, stages, stages + 1, 2 * stages, 31, 32):
+                if facts.accepts(count, stages):
+                    assert len(build(name, stages, count).order.sequence) == len(
+                        build(name, stages, count).ops
+                    )
+
+
+@ANY
+@given(tables(), durations(), st.floats(0, 3))
+def test_the_times_are_the_least_that_any_order_of_looking_finds(
+    case: tuple[str, int, int, Table], costs: dict[str, float], send: float
+) -> None:
+    """A second, plain way to the same times: raise every start until nothing is violated any more."""
+    table = case[3]
+    costs = costs | {"B": costs["I"] + costs["W"]}
+    where = table.stage_ranks
+    start = dict.fromkeys(table.ops, 0.0)
+    made = {("F" if op.op == "F" else "G", op.stage, op.microbatch): op for op in table.ops if op.op != "W"}
+    after: list[tuple[Op, Op, float]] = []
+    for row in table.ranks:
+        after += [(a, b, 0.0) for a, b in pairwise(row)]
+    for op in table.ops:
+        other = op.stage - 1 if op.op == "F" else op.stage + 1
+        if op.op != "W" and 0 <= other < table.num_stages:
+            delay = send if where[other] != where[op.stage] else 0.0
+            after.append((made["F" if op.op == "F" else "G", other, op.microbatch], op, delay))
+    moved = True
+    while moved:
+        moved = False
+        for a, b, delay in after:
+            least = start[a] + costs[a.op] + delay
+            if start[b] < least - 1e-9:
+                start[b], moved = least, True
+    for row in table.timed(costs, send=send):
+        for op, begin, end in row:
+            assert begin == pytest.approx(start[op], abs=1e-6)
+            assert end - begin == pytest.approx(costs[op.op])
+
+
+@ANY
+@given(tables(), durations())
+def test_slower_stages_and_slower_links_never_make_a_step_faster(
+    case: tuple[str, int, int, Table], costs: dict[str, float]
+) -> None:
+    table = case[3]
+    plain = table.timeline(costs)
+    uneven = table.timeline(costs, stage_cost=[1.0 + 0.3 * (stage % 3) for stage in range(table.num_stages)])
+    assert uneven.end >= plain.end - 1e-9
+    assert table.timeline(costs, send=0.5).end >= plain.end - 1e-9
+
+
+def test_memory_never_exceeds_that_of_the_schedule_it_improves_on() -> None:
+    for stages in range(1, 9):
+        for count in {stages, stages + 1, 2 * stages - 1, 2 * stages, 32}:
+            peak = {
+                name: max(build(name, stages, count).peak_activation())
+                for name in ("gpipe", "1f1b", "zb-h1", "zb-h2", "zbv", "v-half", "v-min")
+            }
+            assert peak["1f1b"] <= peak["gpipe"]
+            assert peak["zb-h1"] <= peak["1f1b"]
+            assert peak["zb-h2"] <= 2 * peak["1f1b"]
+            assert peak["zbv"] <= peak["1f1b"]
+            assert peak["v-min"] <= peak["v-half"] <= peak["1f1b"]
+
+
+def test_bubbles_come_in_the_order_of_the_papers() -> None:
+    for stages in range(2, 9):
+        idle = {name: max(build(name, stages, 4 * stages).timeline(EQUAL).idle) for name in SCHEDULES}
+        whole = {name: value / FACTS[name].shape.default for name, value in idle.items()}
+        assert whole["zb-h2"] == whole["zbv"] == 0
+        assert whole["zb-h1"] < whole["1f1b"] == whole["gpipe"]
+        assert whole["zero-bubble"] < whole["interleaved"] < whole["1f1b"]
+        assert whole["v-half"] <= whole["v-min"] < whole["1f1b"]
+        assert whole["dualpipev"] <= whole["v-half"]
+
+
+PUBLISHED = {
+    "1f1b": (1, 1),
+    "zb-h1": (1 / 3, 1),
+    "zb-h2": (0, 2),
+    "zbv": (0, 1),
+    "v-half": (1 / 2, 1 / 2),
+    "v-min": (2 / 3, 1 / 3),
+}
+"""Bubble and activations as parts of 1F1B's for T_F = T_B = T_W: the table of sail-sg/zero-bubble's README."""
+
+
+@pytest.mark.parametrize(("name", "bubble", "memory"), [(name, *both) for name, both in PUBLISHED.items()])
+def test_the_authors_own_table_comes_out_up_to_what_it_rounds_away(
+    name: str, bubble: float, memory: float
+) -> None:
+    for stages in (8, 16, 24):
+        table, base = build(name, stages, 4 * stages), build("1f1b", stages, 4 * stages)
+        held = table.num_stages // stages
+        idle = max(table.timeline(EQUAL).idle) / held / max(base.timeline(EQUAL).idle)
+        assert idle == pytest.approx(bubble, abs=1 / (stages - 1) / 2)
+        part = max(table.peak_activation()) / max(base.peak_activation())
+        assert part == pytest.approx(memory, abs=1.5 / stages)
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 8), (4, 8), (8, 32)])
@@ -72,6 +226,14 @@ def test_gpipe_and_1f1b_have_the_textbooks_bubble(stages: int, microbatches: int
 def test_gpipe_holds_everything_and_1f1b_what_is_ahead_of_it() -> None:
     assert build("gpipe", 4, 8).peak_in_flight == (8, 8, 8, 8)
     assert build("1f1b", 4, 8).peak_in_flight == (4, 3, 2, 1)
+    assert build("interleaved", 4, 8).peak_activation() == (5.5, 4.5, 3.5, 2.5)
+
+
+def test_what_the_inputs_pass_frees_is_not_held_for_the_weights() -> None:
+    table = build("zb-h2", 4, 8)
+    assert table.peak_activation() == (7, 7, 7, 7)
+    assert table.peak_activation(freed_by_input=0.5) == (7, 6, 5, 4)
+    assert build("1f1b", 4, 8).peak_activation(freed_by_input=0.5) == (4, 3, 2, 1)
 
 
 def test_interleaving_and_splitting_the_backward_shrink_the_bubble() -> None:
@@ -85,16 +247,34 @@ def test_interleaving_and_splitting_the_backward_shrink_the_bubble() -> None:
 
 
 def test_zbv_has_no_bubble_but_the_ramp_where_all_parts_take_equally_long() -> None:
-    rows = build("zbv", 4, 12).timed()
+    timeline = build("zbv", 4, 12).timeline()
     work = 6 * 12  # F, I and W of two stages
-    ends = [row[-1].end - row[0].start for row in rows]
-    assert ends == [work] * 4
+    assert timeline.busy == (work,) * 4
+    assert timeline.idle == (0,) * 4
+    assert timeline.step_time == work
+    assert timeline.end == work + 3
+
+
+def test_sending_takes_time_between_ranks_but_not_within_one() -> None:
+    assert build("1f1b", 2, 2).timeline({"F": 1, "B": 2}, send=0.25).end == 9.5
+    assert build("zbv", 1, 2).timeline(EQUAL, send=5).end == build("zbv", 1, 2).timeline(EQUAL).end
 
 
 def test_a_schedule_that_waits_for_itself_is_found_out() -> None:
-    table = Table(((Op("B", 0, 0), Op("F", 0, 0)),), (0,))
+    for ops in ([Op("B", 0, 0), Op("F", 0, 0)], [Op("F", 0, 0), Op("W", 0, 0), Op("I", 0, 0)]):
+        with pytest.raises(ValueError, match="deadlocks"):
+            Table((tuple(ops),), (0,)).timed()
+    crossed = Table(
+        (
+            (Op("F", 0, 0), Op("F", 0, 1), Op("B", 0, 1), Op("B", 0, 0)),
+            (Op("F", 1, 0), Op("B", 1, 0), Op("F", 1, 1), Op("B", 1, 1)),
+        ),
+        (0, 1),
+    )
+    assert crossed.timeline().end > 0
+    missing = Table(((Op("F", 0, 0), Op("B", 0, 0)), (Op("F", 1, 0),)), (0, 1))
     with pytest.raises(ValueError, match="deadlocks"):
-        table.timed()
+        missing.timed()
 
 
 @pytest.mark.parametrize(
@@ -106,8 +286,31 @@ def test_a_schedule_that_waits_for_itself_is_found_out() -> None:
         (("interleaved", 4, 9), "in rounds of equal size"),
         (("gpipe", 4, 8, 2), "has exactly 1 stages a rank"),
         (("zbv", 4, 8, 3), "has exactly 2 stages a rank"),
+        (("v-min", 4, 8, 1), "has exactly 2 stages a rank"),
+        (("zb-h1", 0, 8), "stages=0: a pipeline has at least 1"),
+        (("v-half", 4, 0), "microbatches=0: a pipeline has at least 1"),
     ],
 )
 def test_impossible_schedules_are_refused(arguments: tuple, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         build(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings_", "message"),
+    [
+        ({"durations": {"F": -1, "B": 2}}, "F=-1"),
+        ({"send": -0.1}, "send=-0.1"),
+        ({"send": float("nan")}, "send=nan"),
+        ({"stage_cost": [1.0, -2.0]}, "stage_cost=-2.0"),
+        ({"stage_cost": [1.0]}, "has 1 numbers, but the pipeline has 2 stages"),
+    ],
+)
+def test_impossible_times_are_refused(settings_: dict, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        build("1f1b", 2, 4).timeline(**settings_)
+
+
+def test_every_name_of_a_layout_has_a_table_and_what_a_job_can_run_is_marked() -> None:
+    assert tuple(SCHEDULES) == tuple(FACTS) == SCHEDULE_NAMES
+    assert [name for name, facts in FACTS.items() if facts.runnable] == list(SHAPES)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardscope import analytic
+    from shardscope.analytic.planner import Plans, plan
+    from shardscope.analytic.predict import Prediction, predict
     from shardscope.errors import (
         CheckpointError,
         DataError,
@@ -34,9 +36,14 @@ if TYPE_CHECKING:
         AllReduce,
         Batch,
         Checkpoint,
+        Cluster,
+        Device,
         Gossip,
         Hierarchical,
         Job,
+        Layout,
+        Link,
+        Model,
         Optimizer,
         ParameterServer,
         Pipeline,
@@ -49,11 +56,15 @@ if TYPE_CHECKING:
         Zero2,
         Zero3,
     )
+    from shardscope.spec.calibration import Calibration
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "shardscope.analytic": ("analytic",),
+    "shardscope.analytic.planner": ("Plans", "plan"),
+    "shardscope.analytic.predict": ("Prediction", "predict"),
+    "shardscope.spec.calibration": ("Calibration",),
     "shardscope.errors": (
         "CheckpointError",
         "DataError",
@@ -71,9 +82,14 @@ _HOMES = {
         "AllReduce",
         "Batch",
         "Checkpoint",
+        "Cluster",
+        "Device",
         "Gossip",
         "Hierarchical",
         "Job",
+        "Layout",
+        "Link",
+        "Model",
         "Optimizer",
         "ParameterServer",
         "Pipeline",
@@ -94,16 +110,24 @@ __all__ = [
     "AllReduce",
     "Batch",
     "CheckReport",
+    "Calibration",
     "Checkpoint",
     "CheckpointError",
+    "Cluster",
     "DataError",
+    "Device",
     "Gossip",
     "Hierarchical",
     "Job",
     "LaunchError",
+    "Layout",
+    "Link",
+    "Model",
     "Optimizer",
     "ParameterServer",
     "Pipeline",
+    "Plans",
+    "Prediction",
     "Record",
     "Ring",
     "Run",
@@ -122,6 +146,8 @@ __all__ = [
     "check",
     "doctor",
     "launch",
+    "plan",
+    "predict",
     "runs",
 ]
 

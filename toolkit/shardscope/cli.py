@@ -1,4 +1,4 @@
-"""The command line: `shardscope lab | run | check | demo | runs | stop | doctor`.
+"""The command line: `shardscope lab | run | check | demo | plan | predict | scoreboard | runs | stop | doctor`.
 
 Exit status:
     0    done
@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 
 from shardscope import __version__
-from shardscope.commands import check, demo, doctor, lab, run, runs, stop
+from shardscope.commands import check, demo, doctor, lab, plan, predict, run, runs, scoreboard, stop
 from shardscope.errors import RunFailed, ShardscopeError
 
-COMMANDS = (lab, run, check, demo, runs, stop, doctor)
+COMMANDS = (lab, run, check, demo, plan, predict, scoreboard, runs, stop, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ from shardscope.training.context import RankContext
 from shardscope.training.models import build_model
 from shardscope.training.trainer import Trainer
 
-SCHEDULES = list(schedules.SCHEDULES)
+SCHEDULES = [name for name, facts in schedules.FACTS.items() if facts.runnable]
 OTHERS = [name for name in SCHEDULES if name != "1f1b"]
 
 

@@ -1,8 +1,30 @@
-"""Bytes on the wire, by formula: a module for each way of moving them."""
+"""Communication by formula: exact bytes on the wire of the strategies that run, and times of many more algorithms.
 
+A module for each way of moving bytes counts them to the last one, for runs to be held against. `collective_time` and
+`collective_volume` are the textbook's forms of these and of what does not run here, in `algorithms`; `groups` times the
+collectives of a layout, `crossover` tells where one algorithm overtakes another, `compression` what packing is worth.
+"""
+
+from shardscope.analytic.communication.algorithms import ALGORITHMS, OPS
 from shardscope.analytic.communication.all_reduce import all_reduce_bytes
+from shardscope.analytic.communication.collective import (
+    Outcome,
+    collective_outcome,
+    collective_term,
+    collective_time,
+    collective_volume,
+)
+from shardscope.analytic.communication.compression import (
+    break_even_bandwidth,
+    compressed_all_reduce_time,
+    compression_cost,
+    packed_bytes,
+)
+from shardscope.analytic.communication.crossover import Crossing, crossover, frontier, scaling_efficiency
 from shardscope.analytic.communication.gossip import gossip_contraction, gossip_mix_bytes
+from shardscope.analytic.communication.groups import group_strides, ring_time, spanning_link
 from shardscope.analytic.communication.hierarchical import HierarchicalBytes, hierarchical_all_reduce_bytes
+from shardscope.analytic.communication.overlap import exposed_time
 from shardscope.analytic.communication.parameter_server import (
     parameter_server_control_bytes,
     parameter_server_pull_bytes,
@@ -19,12 +41,29 @@ from shardscope.analytic.communication.tree import tree_all_reduce_bytes
 from shardscope.analytic.communication.zero import fully_sharded_bytes, zero_1_bytes
 
 __all__ = [
+    "ALGORITHMS",
+    "OPS",
+    "Outcome",
+    "Crossing",
+    "break_even_bandwidth",
+    "collective_outcome",
+    "collective_term",
+    "collective_time",
+    "collective_volume",
+    "compressed_all_reduce_time",
+    "compression_cost",
+    "crossover",
+    "frontier",
+    "packed_bytes",
+    "scaling_efficiency",
     "HierarchicalBytes",
     "all_reduce_bytes",
     "chunk_sizes",
+    "exposed_time",
     "fully_sharded_bytes",
     "gossip_contraction",
     "gossip_mix_bytes",
+    "group_strides",
     "hierarchical_all_reduce_bytes",
     "parameter_server_control_bytes",
     "parameter_server_pull_bytes",
@@ -33,6 +72,8 @@ __all__ = [
     "ring_all_gather_bytes",
     "ring_all_reduce_bytes",
     "ring_reduce_scatter_bytes",
+    "ring_time",
+    "spanning_link",
     "tied_bytes",
     "tree_all_reduce_bytes",
     "zero_1_bytes",

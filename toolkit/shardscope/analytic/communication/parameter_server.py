@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 HEADER_BYTES = 24
 """What goes in front of every message: three float64."""
 
@@ -40,6 +41,16 @@ def parameter_server_pull_bytes(
     remote = _remote_workers(len(shard_bytes), world_size, dedicated=dedicated)
     sent[: len(shard_bytes)] = remote.sum(axis=1) * np.asarray(shard_bytes, dtype=np.int64)
     return sent
+
+
+def even_server_bytes(num_bytes: Floats, workers: Floats, servers: Floats, *, dedicated: bool) -> Floats:
+    """Bytes that a server takes in, and hands out, with k shards of equal size: R/k S from R workers elsewhere.
+
+    Broadcasts over whole numbers; the exact forms above become this where k divides the tensor. Dedicated servers come
+    on top of `workers`; others are beside a worker each, which reaches its own server in memory.
+    """
+    remote = workers - (0.0 if dedicated else 1.0)
+    return num_bytes * remote / servers
 
 
 def parameter_server_control_bytes(

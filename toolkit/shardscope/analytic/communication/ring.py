@@ -10,6 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+RING_PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
+"""How often every byte but a rank's own share goes by."""
+
+
+def even_share_bytes(num_bytes: npt.ArrayLike, workers: npt.ArrayLike) -> Floats:
+    """Bytes that each of W ranks sends in a reduce-scatter or all-gather with equal chunks: (W-1)/W S. Broadcasts."""
+    size, count = np.asarray(num_bytes, dtype=np.float64), np.asarray(workers, dtype=np.float64)
+    share: Floats = size * ((count - 1) / count)
+    return share
 
 
 def chunk_sizes(num_elements: int, world_size: int) -> Ints:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from shardscope.analytic.communication.ring import Ints
+from shardscope.analytic.communication.ring import Floats, Ints
 
 
 def tree_all_reduce_bytes(num_elements: int, element_bytes: int, world_size: int) -> Ints:
@@ -18,8 +19,24 @@ def tree_all_reduce_bytes(num_elements: int, element_bytes: int, world_size: int
         element_bytes: Bytes of one element.
         world_size: Ranks in the tree.
     """
-    rank = np.arange(world_size, dtype=np.int64)
-    parents = (rank > 0).astype(np.int64)
-    children = (2 * rank + 1 < world_size).astype(np.int64) + (2 * rank + 2 < world_size)
-    sent: Ints = (parents + children) * num_elements * element_bytes
+    messages = _messages(np.arange(world_size, dtype=np.int64), np.int64(world_size))
+    sent: Ints = messages * num_elements * element_bytes
     return sent
+
+
+def busiest_tree_messages(workers: npt.ArrayLike) -> Floats:
+    """How often the worker with the most neighbours sends the whole tensor in a tree all-reduce. Broadcasts.
+
+    That is the root or its first child: ranks further down have no more children.
+    """
+    count = np.asarray(workers, dtype=np.int64)
+    second = np.where(count > 1, _messages(np.int64(1), count), 0)
+    busiest: Floats = np.maximum(_messages(np.int64(0), count), second).astype(np.float64)
+    return busiest
+
+
+def _messages(rank: Ints | np.int64, workers: Ints | np.int64) -> Ints:
+    """To the parent and to the children of a rank, as far as there are any."""
+    children = (2 * rank + 1 < workers).astype(np.int64) + (2 * rank + 2 < workers)
+    messages: Ints = (rank > 0).astype(np.int64) + children
+    return messages

@@ -1,31 +1,28 @@
-"""The table of a schedule, and what follows from it: times, bubble and activations held."""
+"""The table of a schedule, and what follows from its order: who waits for whom, and activations held."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
+from shardscope.analytic.schedules.timeline import DURATIONS, Op, Timed, Timeline
+from shardscope.errors import SpecError
 
-class Op(NamedTuple):
-    """One operation of one stage on one micro-batch."""
-
-    op: str
-    """``F`` forward, ``B`` backward, ``I`` backward for the input only, ``W`` backward for the weights only."""
-    stage: int
-    microbatch: int
+__all__ = ["DURATIONS", "Op", "Table", "Timed", "Timeline"]
 
 
-class Timed(NamedTuple):
-    """An operation with its place in time, in units of a forward pass of one stage."""
+class Order(NamedTuple):
+    """All operations so that each comes after what it needs; numbers are places in `Table.ops`."""
 
-    op: Op
-    start: float
-    end: float
-
-
-DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
-"""The textbook's: a backward pass takes two forward passes, half for the input and half for the weights."""
+    sequence: tuple[int, ...]
+    before: tuple[int, ...]
+    """By operation, the one before it on its rank; -1 for the first."""
+    needs: tuple[int, ...]
+    """By operation, the neighbouring stage's whose result it takes; -1 for none."""
 
 
 @dataclass(frozen=True)
@@ -40,54 +37,85 @@ class Table:
         """Stages of the whole pipeline."""
         return len(self.stage_ranks)
 
-    def timed(self, durations: dict[str, float] | None = None) -> tuple[tuple[Timed, ...], ...]:
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """All operations, rank by rank."""
+        return tuple(op for row in self.ranks for op in row)
+
+    def timeline(
+        self,
+        durations: Mapping[str, float] | None = None,
+        *,
+        stage_cost: Sequence[float] | None = None,
+        send: float = 0.0,
+    ) -> Timeline:
         """Every operation as early as it can be: after its rank's previous one, and after what it needs from others.
 
-        Sending takes no time.
-
         Args:
-            durations: Of each kind of operation on one stage; default `DURATIONS`.
+            durations: Of each kind of operation on one stage, in any unit of time; default `DURATIONS`. ``B`` may be
+                left out: it is then ``I`` and ``W`` together.
+            stage_cost: By stage, what its operations take as a multiple of `durations`; default 1 for all.
+            send: Time from the end of an operation to the start of the one on another rank that needs its result, in
+                the same unit. Sending keeps no rank from computing.
 
         Raises:
+            SpecError: A negative duration, or another number of costs than of stages.
             ValueError: The order cannot be carried out: each rank waits for another.
+
+        Example:
+            >>> build("1f1b", 2, 4).timeline({"F": 1, "B": 2}).end  # doctest: +SKIP
+            15.0
         """
-        costs = durations or DURATIONS
-        ends: dict[tuple[str, int, int], float] = {}
-        rows: list[list[Timed]] = [[] for _ in self.ranks]
-        while any(len(row) < len(ops) for row, ops in zip(rows, self.ranks, strict=True)):
-            before = len(ends)
-            for row, ops in zip(rows, self.ranks, strict=True):
-                self._advance(row, ops, ends, costs)
-            if len(ends) == before:
-                raise ValueError("the schedule deadlocks: every rank waits for another")
-        return tuple(tuple(row) for row in rows)
+        costs = _costs(durations or DURATIONS, stage_cost, self.num_stages, send)
+        return Timeline.of(self, [costs[op.op][op.stage] for op in self.ops], send)
 
-    def _advance(
+    def timed(
         self,
-        row: list[Timed],
-        ops: tuple[Op, ...],
-        ends: dict[tuple[str, int, int], float],
-        costs: dict[str, float],
-    ) -> None:
-        while len(row) < len(ops):
-            op = ops[len(row)]
-            needs = self._needs(op)
-            if any(need not in ends for need in needs):
-                return
-            start = max([row[-1].end if row else 0.0, *(ends[need] for need in needs)])
-            row.append(Timed(op, start, start + costs[op.op]))
-            key = "G" if op.op in "BI" else op.op
-            ends[key, op.stage, op.microbatch] = row[-1].end
+        durations: Mapping[str, float] | None = None,
+        *,
+        stage_cost: Sequence[float] | None = None,
+        send: float = 0.0,
+    ) -> tuple[tuple[Timed, ...], ...]:
+        """The rows of `timeline`: by rank, every operation with its start and end."""
+        return self.timeline(durations, stage_cost=stage_cost, send=send).rows
 
-    def _needs(self, op: Op) -> list[tuple[str, int, int]]:
-        """What must be over before `op` begins; G stands for the gradient of a stage's input."""
-        stage, batch = op.stage, op.microbatch
-        if op.op == "F":
-            return [("F", stage - 1, batch)] if stage else []
-        if op.op == "W":
-            return [("G", stage, batch)]
-        last = stage == self.num_stages - 1
-        return [("F", stage, batch), *([] if last else [("G", stage + 1, batch)])]
+    @cached_property
+    def order(self) -> Order:
+        """One order of all operations in which each comes after what it needs.
+
+        Raises:
+            ValueError: There is none: each rank waits for another.
+        """
+        firsts = [0]
+        for row in self.ranks:
+            firsts.append(firsts[-1] + len(row))
+        needs, feeds = self._links()
+        sequence = _interleave(firsts, needs, feeds, [self.stage_ranks[op.stage] for op in self.ops])
+        starts = set(firsts)
+        before = tuple(-1 if i in starts else i - 1 for i in range(len(self.ops)))
+        return Order(tuple(sequence), before, tuple(needs))
+
+    def _links(self) -> tuple[list[int], list[int]]:
+        """By operation, the one of a neighbouring stage whose result it takes, and the one that takes its result."""
+        place = {(_result(op), op.stage, op.microbatch): i for i, op in enumerate(self.ops)}
+        needs, feeds = [-1] * len(self.ops), [-1] * len(self.ops)
+        for (kind, stage, batch), i in place.items():
+            if kind == "W":
+                self._require_earlier(place.get(("G", stage, batch)), i)
+                continue
+            if kind == "G":
+                self._require_earlier(place.get(("F", stage, batch)), i)
+            other = stage - 1 if kind == "F" else stage + 1
+            if 0 <= other < self.num_stages:
+                needs[i] = place.get((kind, other, batch), i)
+                feeds[needs[i]] = i
+        return needs, feeds
+
+    @staticmethod
+    def _require_earlier(earlier: int | None, later: int) -> None:
+        """The other passes of the same stage and micro-batch are on the same rank."""
+        if earlier is None or earlier > later:
+            raise ValueError(DEADLOCK)
 
     @cached_property
     def bubble_fraction(self) -> float:
@@ -96,10 +124,7 @@ class Table:
         With the durations of `DURATIONS`. GPipe and 1F1B: (p-1) / (m+p-1) for p stages and m micro-batches
         (Huang et al. 2019, section 2.3; Narayanan et al. 2021, section 2.2, state it as a share of the work, (p-1)/m).
         """
-        rows = self.timed()
-        end = max(row[-1].end for row in rows)
-        busy = sum(timed.end - timed.start for row in rows for timed in row)
-        return 1 - busy / (end * len(rows))
+        return self.timeline().bubble_fraction
 
     @cached_property
     def peak_in_flight(self) -> tuple[int, ...]:
@@ -110,8 +135,92 @@ class Table:
         """
         held = [0] * self.num_stages
         peak = [0] * self.num_stages
-        for ops in self.ranks:
-            for op in ops:
-                held[op.stage] += {"F": 1, "B": -1, "W": -1, "I": 0}[op.op]
-                peak[op.stage] = max(peak[op.stage], held[op.stage])
+        for op in self.ops:
+            held[op.stage] += {"F": 1, "B": -1, "W": -1, "I": 0}[op.op]
+            peak[op.stage] = max(peak[op.stage], held[op.stage])
         return tuple(peak)
+
+    def peak_activation(self, *, freed_by_input: float = 0.0) -> tuple[float, ...]:
+        """What each rank holds at most, by rank, in activations of one micro-batch on a whole rank.
+
+        One of v stages of a rank counts 1/v.
+
+        Args:
+            freed_by_input: The part of a stage's activations, 0 to 1, that the input's backward pass already frees
+                where the backward pass is split; the rest waits for the weights' backward pass.
+        """
+        return tuple(max(held for _, held in steps) for steps in self.held(freed_by_input=freed_by_input))
+
+    def held(self, *, freed_by_input: float = 0.0) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """By rank, each of its operations that stores or frees, counted in `ops`, and what is held while it runs.
+
+        A forward pass counts from its start, what is freed counts to the end.
+        """
+        if not 0 <= freed_by_input <= 1:
+            raise SpecError(
+                f"freed_by_input={freed_by_input}: a part of the activations lies between 0 and 1"
+            )
+        share = len(self.ranks) / self.num_stages
+        change = {"F": share, "B": -share, "I": -share * freed_by_input, "W": share * (freed_by_input - 1)}
+        rows, first = [], 0
+        for ops in self.ranks:
+            rows.append(tuple(_running(ops, first, change)))
+            first += len(ops)
+        return tuple(rows)
+
+
+DEADLOCK = "the schedule deadlocks: every rank waits for another"
+
+
+def _result(op: Op) -> str:
+    """What an operation makes; G stands for the gradient of a stage's input."""
+    return "G" if op.op in "BI" else op.op
+
+
+def _running(ops: Sequence[Op], first: int, change: Mapping[str, float]) -> list[tuple[int, float]]:
+    held, steps = 0.0, []
+    for i, op in enumerate(ops, first):
+        after = held + change[op.op]
+        steps.append((i, max(after, held)))
+        held = after
+    return steps
+
+
+def _interleave(
+    firsts: Sequence[int], needs: Sequence[int], feeds: Sequence[int], rank_of: Sequence[int]
+) -> list[int]:
+    """Each rank goes on until it misses something; whoever makes it wakes the rank."""
+    at, done, sequence = list(firsts[:-1]), bytearray(len(needs)), []
+    ready = deque(range(len(at)))
+    while ready:
+        rank = ready.popleft()
+        i, end = at[rank], firsts[rank + 1]
+        while i < end and (needs[i] < 0 or done[needs[i]]):
+            done[i] = 1
+            sequence.append(i)
+            fed = feeds[i]
+            if fed >= 0 and fed == at[rank_of[fed]] and rank_of[fed] != rank:
+                ready.append(rank_of[fed])
+            i += 1
+        at[rank] = i
+    if len(sequence) < len(needs):
+        raise ValueError(DEADLOCK)
+    return sequence
+
+
+def _costs(
+    durations: Mapping[str, float], stage_cost: Sequence[float] | None, num_stages: int, send: float
+) -> dict[str, list[float]]:
+    """By kind and stage, what an operation takes."""
+    if stage_cost is not None and len(stage_cost) != num_stages:
+        raise SpecError(
+            f"stage_cost has {len(stage_cost)} numbers, but the pipeline has {num_stages} stages; give one for each"
+        )
+    whole = {"B": durations.get("I", 0.0) + durations.get("W", 0.0)} | dict(durations)
+    uneven = [("stage_cost", cost) for cost in stage_cost] if stage_cost is not None else []
+    for name, value in [*whole.items(), ("send", send), *uneven]:
+        if not 0 <= value < inf:
+            raise SpecError(f"{name}={value}: a time is a finite number of at least 0")
+    return {
+        kind: [value * cost for cost in stage_cost or [1.0] * num_stages] for kind, value in whole.items()
+    }

@@ -1,0 +1,119 @@
+"""Compressed gradients: sizes against tensors really packed, times against sums by hand, and when they pay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardscope.analytic import communication as comm
+from shardscope.analytic.communication.compression import METHODS
+from shardscope.errors import SpecError
+from shardscope.spec.layout import COMPRESSION_NAMES
+
+LOSSY = COMPRESSION_NAMES[1:]
+
+
+def really_packed(method: str, gradient: np.ndarray) -> list[np.ndarray]:
+    """What a worker would send, as arrays."""
+    flat = gradient.reshape(-1, 256)
+    scales = np.abs(flat).max(axis=1).astype(np.float32)
+    match method:
+        case "none":
+            return [gradient]
+        case "fp16":
+            return [gradient.astype(np.float16)]
+        case "int8":
+            return [np.round(flat / scales[:, None] * 127).astype(np.int8), scales]
+        case "int4":
+            levels = np.round(flat / scales[:, None] * 7).astype(np.int8).reshape(-1, 2) + 8
+            return [(levels[:, 0] << 4 | levels[:, 1]).astype(np.uint8), scales]
+        case "topk-1%":
+            index = np.argsort(np.abs(gradient.ravel()))[-gradient.size // 100 :].astype(np.int32)
+            return [index, gradient.ravel()[index]]
+    p = gradient @ np.ones((gradient.shape[1], 4), dtype=np.float32)
+    return [p, gradient.T @ p]
+
+
+@pytest.mark.parametrize("method", COMPRESSION_NAMES)
+def test_a_packed_gradient_weighs_what_it_weighs(method: str) -> None:
+    gradient = np.random.default_rng(0).standard_normal((1600, 1600), dtype=np.float32)
+    weight = sum(array.nbytes for array in really_packed(method, gradient))
+    assert comm.packed_bytes(method, gradient.size, matrix_rows=1600) == pytest.approx(weight, rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["int8", "int4", "topk-1%"])
+def test_what_is_gathered_grows_with_the_workers(method: str) -> None:
+    sent = comm.compression_cost(method, 1e8, [2, 4, 8], 1e10).sent_bytes
+    assert sent == pytest.approx(comm.packed_bytes(method, 1e8) * np.array([1, 3, 7]))
+
+
+@pytest.mark.parametrize("method", ["fp16", "powersgd-4"])
+def test_what_is_summed_does_not(method: str) -> None:
+    sent = comm.compression_cost(method, 1e8, [2, 4, 1024], 1e10).sent_bytes
+    assert sent == pytest.approx(2 * comm.packed_bytes(method, 1e8) * np.array([1 / 2, 3 / 4, 1023 / 1024]))
+
+
+def test_uncompressed_is_the_ring_and_needs_no_codec() -> None:
+    cost = comm.compression_cost("none", 1e8, 8, 1e10, latency=5e-6, codec_bandwidth=1.0)
+    ring = comm.collective_time(
+        op="all_reduce", algorithm="ring", num_bytes=4e8, workers=8, bandwidth=1e10, latency=5e-6
+    )
+    assert cost.codec_s == 0
+    assert cost.total_s == pytest.approx(ring)
+
+
+@pytest.mark.parametrize("method", COMPRESSION_NAMES)
+def test_one_worker_packs_nothing(method: str) -> None:
+    assert comm.compression_cost(method, 1e8, 1, 1e10, latency=1, codec_bandwidth=1.0).total_s == 0
+
+
+@given(
+    st.sampled_from(LOSSY),
+    st.floats(1e5, 1e10),
+    st.integers(2, 256),
+    st.floats(1e9, 1e12),
+    st.floats(0, 1e-4),
+)
+def test_compressing_pays_below_its_break_even_and_not_above(
+    method: str, elements: float, workers: int, codec: float, latency: float
+) -> None:
+    rates = {"codec_bandwidth": codec, "latency": latency}
+    even = float(comm.break_even_bandwidth(method, elements, workers, **rates))
+
+    def saved(bandwidth: float) -> float:
+        plain, packed = (
+            comm.compression_cost(name, elements, workers, bandwidth, **rates).total_s
+            for name in ("none", method)
+        )
+        return plain - packed
+
+    if even == 0:
+        assert comm.compression_cost(method, elements, workers, 1.0).sent_bytes >= (
+            comm.compression_cost("none", elements, workers, 1.0).sent_bytes
+        )
+    elif np.isinf(even):
+        assert saved(1e15) >= 0
+    else:
+        assert saved(even * 0.9) > 0 > saved(even * 1.1)
+
+
+def test_a_table_of_methods_is_as_good_as_one_call_each() -> None:
+    rng = np.random.default_rng(1)
+    index, workers = rng.integers(0, len(METHODS), 100), rng.integers(1, 64, 100)
+    rate = rng.uniform(1e9, 1e11, 100)
+    rates = {"latency": 5e-6, "codec_bandwidth": 1e12}
+    table = comm.compressed_all_reduce_time(index, 1e8, workers, rate, **rates)
+    for row in range(100):
+        one = comm.compression_cost(COMPRESSION_NAMES[index[row]], 1e8, workers[row], rate[row], **rates)
+        assert table[row] == pytest.approx(one.total_s)
+
+
+def test_unknown_methods_and_break_even_of_none_are_refused() -> None:
+    with pytest.raises(SpecError, match="compression='zip' is not known"):
+        comm.packed_bytes("zip", 1)
+    with pytest.raises(SpecError, match="compression='none' has no break-even"):
+        comm.break_even_bandwidth("none", 1, 2, codec_bandwidth=1e12)
+    with pytest.raises(SpecError, match="codec_bandwidth=0 is out of range"):
+        comm.compression_cost("int8", 1, 2, 1e9, codec_bandwidth=0)

@@ -1,0 +1,224 @@
+"""Memory of devices by formula: laws, and a plain oracle written apart."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardscope as ss
+from conformance.plain_memory import plain_stage_memory
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory import (
+    FRAMEWORKS,
+    KINDS,
+    MemoryParts,
+    device_memory,
+    memory_term,
+    model_states,
+    offload_traffic,
+    stage_memory,
+)
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import LatentAttention, Mixture, Transformer
+
+GPT = Transformer(layers=24, hidden=1024, heads=16, vocab=50304, seq=1024)
+LLAMA = Transformer(
+    layers=16, hidden=2048, heads=16, kv_heads=4, ffn=5632, vocab=32000, seq=4096, gated=True, tied=False,
+    positions="rotary", norm="rmsnorm", bias=False,
+)  # fmt: skip
+EXPERTS = Transformer(
+    layers=12, hidden=1024, heads=16, vocab=32000, seq=2048, gated=True, tied=False, positions="rotary",
+    norm="rmsnorm", bias=False,
+    mixture=Mixture(experts=16, active=2, ffn=1024, shared_ffn=512, dense_layers=2),
+    latent=LatentAttention(query_rank=256, kv_rank=128, rope_size=32, nope_size=64, value_size=64),
+)  # fmt: skip
+MODELS = [GPT, LLAMA, EXPERTS]
+SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev"]
+
+
+@st.composite
+def layouts(draw: Any) -> Layout:
+    """A layout; degrees are powers of two, as they are in use."""
+    degree = st.sampled_from([1, 2, 4])
+    data, micro, context = draw(degree), draw(degree), draw(st.sampled_from([1, 2]))
+    schedule = draw(st.sampled_from(SCHEDULES))
+    return Layout(
+        data=data,
+        tensor=draw(degree),
+        pipeline=draw(st.sampled_from([1, 2, 4, 5])),
+        context=context,
+        expert=draw(st.sampled_from([1, data * context])),
+        zero=draw(st.integers(0, 3)),
+        shard=draw(st.sampled_from([0, 1, data])),
+        micro_batch=micro,
+        global_batch=data * micro * draw(st.sampled_from([1, 4, 16])),
+        schedule=schedule,
+        virtual_stages=draw(st.sampled_from([1, 2])) if schedule == "interleaved" else 1,
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        flash_attention=draw(st.booleans()),
+        sequence_parallel=draw(st.booleans()),
+        precision=draw(st.sampled_from(["fp32", "bf16", "bf16-mixed", "fp8-mixed"])),
+        optimizer=draw(st.sampled_from(["sgd", "adamw", "adafactor", "adam8bit", "muon"])),
+        offload=draw(st.sampled_from(["none", "none", "optimizer", "states", "activations", "all"])),
+    )
+
+
+models = st.sampled_from(MODELS)
+frameworks = st.sampled_from(sorted(FRAMEWORKS))
+
+
+def one(parts: MemoryParts) -> float:
+    return float(parts.total[0])
+
+
+@settings(max_examples=150, deadline=None)
+@given(layouts(), st.sampled_from([GPT, LLAMA]))
+def test_every_stage_holds_what_a_plain_count_says(layout: Layout, model: Transformer) -> None:
+    layout = layout.replace(precision="bf16-mixed", optimizer="adamw", offload="none")
+    expected = [plain_stage_memory(model, layout, stage) for stage in range(layout.pipeline)]
+    assert stage_memory(model, layout).total.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(layouts(), models, frameworks)
+def test_memory_never_grows_with_the_zero_stage(layout: Layout, model: Transformer, framework: str) -> None:
+    rows = [layout.replace(zero=zero) for zero in range(4)]
+    held = device_memory(model, Layouts.of(rows), framework=framework)
+    on_host = held.host + held.nvme
+    assert (np.diff(held.total) <= 1e-9 * held.total[0]).all()
+    assert (np.diff(on_host) <= 1e-9 * (1 + on_host[0])).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(layouts(), models, frameworks)
+def test_the_fullest_device_is_the_fullest_of_all_stages(
+    layout: Layout, model: Transformer, framework: str
+) -> None:
+    held = device_memory(model, Layouts.of([layout]), framework=framework)
+    assert one(held) == pytest.approx(stage_memory(model, layout, framework=framework).total.max(), rel=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts(), models, frameworks)
+def test_the_tree_of_terms_adds_up_to_the_same_bytes(
+    layout: Layout, model: Transformer, framework: str
+) -> None:
+    held = stage_memory(model, layout, framework=framework)
+    tree = memory_term(model, layout, framework=framework)
+    assert tree.value == pytest.approx(held.total.max(), rel=1e-12)
+    for place, stage in enumerate(tree.parts):
+        assert [part.name for part in stage.parts] == list(KINDS)
+        expected = [float(getattr(held, kind)[place]) for kind in KINDS]
+        assert [part.value for part in stage.parts] == pytest.approx(expected, rel=1e-12, abs=1)
+        leaves = [term for part in stage.parts for term in part.parts]
+        assert all(leaf.formula and leaf.source for leaf in leaves)
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts(), models)
+def test_offloading_moves_bytes_to_the_host_and_loses_none(layout: Layout, model: Transformer) -> None:
+    stays, leaves = layout.replace(offload="none"), layout.replace(offload="all")
+    here, away = stage_memory(model, stays), stage_memory(model, leaves)
+    states = [here.gradients, here.optimizer, here.activations - away.activations]
+    params = here.parameters if layout.precision not in ("bf16", "fp8-mixed") else None
+    if params is not None:
+        assert away.host == pytest.approx(sum(states) + params, rel=1e-9)
+    assert (away.parameters == 0).all()
+    assert (away.optimizer == 0).all()
+
+
+def test_a_table_of_layouts_gives_what_each_gives_alone() -> None:
+    rows = [
+        Layout(data=8, tensor=tensor, pipeline=pipeline, zero=zero, global_batch=64, recompute=recompute)
+        for tensor in (1, 2, 8)
+        for pipeline in (1, 3, 4)
+        for zero in range(4)
+        for recompute in ("none", "full")
+    ]
+    together = device_memory(LLAMA, Layouts.of(rows * 300)).total
+    alone = [one(device_memory(LLAMA, Layouts.of([row]))) for row in rows]
+    assert together.tolist() == alone * 300
+
+
+def test_optimizer_state_is_divided_by_the_ranks_that_hold_the_same_weights_and_by_no_others() -> None:
+    """Tensor and pipeline ranks hold other weights: dividing by all devices counts twice."""
+    alone = stage_memory(GPT, Layout(zero=1))
+    shared = stage_memory(GPT, Layout(zero=1, data=4, global_batch=4))
+    assert shared.optimizer[0] == pytest.approx(alone.optimizer[0] / 4)
+    tensor = stage_memory(GPT, Layout(zero=1, data=4, tensor=8, global_batch=4))
+    assert tensor.optimizer[0] == pytest.approx(tensor.parameters[0] * 12 / 2 / 4)
+
+
+def test_experts_have_a_smaller_group_of_their_own() -> None:
+    """With as many expert ranks as replicas, nobody holds the same experts, so ZeRO cannot divide their states."""
+    layout = Layout(data=4, expert=4, zero=1, global_batch=4)
+    tree = memory_term(EXPERTS, layout)
+    experts = EXPERTS.num_mixture_layers * EXPERTS.expert_params / 4
+    assert tree["optimizer state, experts"].value == pytest.approx(12 * experts)
+    others = EXPERTS.num_params - EXPERTS.num_mixture_layers * EXPERTS.expert_params
+    assert tree["optimizer state"].value == pytest.approx(12 * others / 4)
+
+
+def test_hybrid_shards_divide_by_their_own_group() -> None:
+    whole = stage_memory(GPT, Layout(data=8, zero=3, global_batch=8))
+    hybrid = stage_memory(GPT, Layout(data=8, zero=3, shard=2, global_batch=8))
+    assert hybrid.optimizer[0] == pytest.approx(4 * whole.optimizer[0])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "per_param"),
+    [("sgd", 0), ("lars", 4), ("lamb", 8), ("adam8bit", 2 * (1 + 4 / 256)), ("muon", 4), ("adafactor", 0)],
+)
+def test_optimizers_keep_what_their_papers_say(optimizer: str, per_param: float) -> None:
+    assert model_states(1e6, optimizer=optimizer).optimizer == pytest.approx(1e6 * per_param)
+
+
+def test_adafactor_keeps_rows_and_columns_and_muon_two_moments_of_what_is_no_hidden_matrix() -> None:
+    assert model_states(1e6, optimizer="adafactor", num_factors=2000).optimizer == 8000
+    assert model_states(1e6, optimizer="muon", num_aside=1e5).optimizer == 4e6 + 4e5
+
+
+def test_eight_bit_weights_are_kept_beside_the_short_ones() -> None:
+    bf16, fp8 = (stage_memory(LLAMA, Layout(precision=name)) for name in ("bf16-mixed", "fp8-mixed"))
+    assert fp8.parameters[0] > 1.8 * bf16.parameters[0]
+    assert fp8.activations[0] < bf16.activations[0]
+
+
+def test_what_the_host_cannot_hold_goes_to_its_drives() -> None:
+    layout = Layout(offload="optimizer")
+    held = stage_memory(GPT, layout, host_capacity=1e9)
+    assert held.host[0] == 1e9
+    assert held.nvme[0] == pytest.approx(12 * GPT.num_params - 1e9)
+
+
+def test_the_traffic_of_an_offloaded_optimizer_is_two_bytes_a_parameter_each_way() -> None:
+    rows = Layouts.of(
+        [Layout(offload="optimizer"), Layout(offload="none"), Layout(offload="activations", global_batch=3)]
+    )
+    params = np.full(3, 1e9)
+    traffic = offload_traffic(rows, parameters=params, owned=params, saved=np.full(3, 5e8))
+    assert traffic.to_host.tolist() == [2e9, 0, 1.5e9]
+    assert traffic.to_device.tolist() == [2e9, 0, 1.5e9]
+
+
+def test_more_of_the_sequence_or_the_batch_never_takes_less() -> None:
+    for model in MODELS:
+        rows = [Layout(micro_batch=micro, global_batch=8, flash_attention=False) for micro in (1, 2, 4, 8)]
+        assert (np.diff(device_memory(model, Layouts.of(rows)).total) > 0).all()
+
+
+def test_an_unknown_framework_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ss.SpecError, match="did you mean 'megatron-core'"):
+        stage_memory(GPT, Layout(), framework="megatron")
+
+
+def test_habits_of_your_own_can_be_given() -> None:
+    frugal = FRAMEWORKS["megatron-core"]._replace(workspace_bytes=0.0, reused_gradient=False)
+    usual, own = stage_memory(GPT, Layout()), stage_memory(GPT, Layout(), framework=frugal)
+    assert usual.total[0] - own.total[0] > 64 * 2**20
+    assert dataclasses.is_dataclass(memory_term(GPT, Layout(), framework=frugal))

@@ -1,0 +1,196 @@
+"""Published memory figures, cell by cell, at the precision at which they are printed."""
+
+from __future__ import annotations
+
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+
+import numpy as np
+import pytest
+
+from analytic.published_tables import (
+    DEEPSPEED_EXAMPLE,
+    KORTHIKANTI_FIGURE_1,
+    KORTHIKANTI_FIGURE_7,
+    KORTHIKANTI_GLOBAL_BATCH,
+    KORTHIKANTI_TABLE_3,
+    ZERO_FIGURE_1,
+    ZERO_TABLE_1,
+    ZERO_TABLE_2,
+)
+from shardscope.analytic.memory import (
+    FRAMEWORKS,
+    RECIPES,
+    activation_bytes_per_layer,
+    model_state_bytes,
+    stage_memory,
+)
+from shardscope.analytic.memory.deepspeed import zero_2_estimate, zero_3_estimate
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+
+RECIPE, MEGATRON = RECIPES["fp16-mixed"], FRAMEWORKS["megatron-2022"]
+TOKENS, WORDS = 2048, 51200
+
+
+def is_printed(exact: float, printed: str) -> bool:
+    """Whether a figure, rounded or cut to the digits that are printed, is what is printed; the ZeRO paper does both."""
+    digits = Decimal(1).scaleb(Decimal(printed).as_tuple().exponent)
+    value = Decimal(repr(float(exact)))
+    return Decimal(printed) in {value.quantize(digits, way) for way in (ROUND_HALF_UP, ROUND_DOWN)}
+
+
+@pytest.mark.parametrize(("params", "ranks"), ZERO_TABLE_1)
+def test_table_1_of_the_zero_paper(params: str, ranks: int) -> None:
+    held = model_state_bytes(float(params), zero_stage=[1, 2, 3], data_parallel=ranks, precision="fp16-mixed")
+    for size, printed in zip(held / 1e9, ZERO_TABLE_1[params, ranks], strict=True):
+        assert is_printed(size, printed), (size, printed)
+
+
+def test_figure_1_of_the_zero_paper() -> None:
+    held = model_state_bytes(7.5e9, zero_stage=[0, 1, 2, 3], data_parallel=64, precision="fp16-mixed")
+    assert all(is_printed(size, printed) for size, printed in zip(held / 1e9, ZERO_FIGURE_1, strict=True))
+
+
+def test_the_first_row_of_table_2_of_the_zero_paper() -> None:
+    """Parameters that 32 GB hold; 8 billion bytes more or less would show in the last digit."""
+    per_param = model_state_bytes(1, zero_stage=[0, 1, 2, 3], data_parallel=64, precision="fp16-mixed")
+    for fits, printed in zip(32e9 / per_param, ZERO_TABLE_2[1], strict=True):
+        assert is_printed(fits / 1e9, str(Decimal(printed) / 10**9)), (fits, printed)
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8, 16])
+def test_the_other_rows_of_table_2_of_the_zero_paper(degree: int) -> None:
+    """The paper multiplies its rounded first row by the model-parallel degree."""
+    for first, printed in zip(ZERO_TABLE_2[1], ZERO_TABLE_2[degree], strict=True):
+        unit = 10**12 if Decimal(printed) in {Decimal("0.5e12"), Decimal("1e12"), Decimal("2e12")} else 10**9
+        shown = str((Decimal(printed) / unit).normalize() + 0)
+        assert is_printed(float(degree * Decimal(first) / unit), shown), (first, printed)
+
+
+def test_the_examples_in_the_text_of_the_zero_paper() -> None:
+    """GPT-2 of 1.5 billion parameters needs 24 GB (section 3.1); K is 12 with Adam, 8 with momentum, 4 without."""
+    assert model_state_bytes(1.5e9, precision="fp16-mixed") == 24e9
+    optimizers = {"adamw": 12, "nesterov": 8, "sgd": 4}
+    for optimizer, k in optimizers.items():
+        assert model_state_bytes(1, optimizer=optimizer, precision="fp16-mixed") == 4 + k
+
+
+def korthikanti(name: str) -> tuple[Transformer, dict[str, int]]:
+    row = KORTHIKANTI_TABLE_3[name]
+    sizes = {key: row[key] for key in ("heads", "hidden", "layers")}
+    return Transformer(vocab=WORDS, seq=TOKENS, **sizes), row
+
+
+@pytest.mark.parametrize("name", KORTHIKANTI_TABLE_3)
+def test_activation_formulas_of_korthikanti(name: str) -> None:
+    """Table 2 of arXiv 2205.05198: bytes of a layer under each technique."""
+    model, row = korthikanti(name)
+    s, b, h, a, t = TOKENS, row["micro_batch"], row["hidden"], row["heads"], row["tensor"]
+    expected = {
+        (1, False, "none"): s * b * h * (34 + 5 * a * s / h),
+        (t, False, "none"): s * b * h * (10 + 24 / t + 5 * a * s / (h * t)),
+        (t, True, "none"): s * b * h / t * (34 + 5 * a * s / h),
+        (t, False, "selective"): s * b * h * (10 + 24 / t),
+        (t, True, "selective"): 34 * s * b * h / t,
+        (1, False, "full"): 2 * s * b * h,
+    }
+    for (tensor, split, recompute), size in expected.items():
+        held = activation_bytes_per_layer(
+            model, micro_batch=b, tensor=tensor, sequence_parallel=split, recompute=recompute,
+            recipe=RECIPE, framework=MEGATRON,
+        )  # fmt: skip
+        assert float(held) == pytest.approx(size, rel=1e-14)
+
+
+def first_stage(name: str, **changes: object) -> float:
+    """Bytes of activations on the first stage."""
+    model, row = korthikanti(name)
+    layout = Layout(
+        tensor=row["tensor"], pipeline=row["pipeline"], micro_batch=row["micro_batch"], flash_attention=False,
+        global_batch=KORTHIKANTI_GLOBAL_BATCH[name], virtual_stages=row["chunks"],
+        schedule="interleaved" if row["chunks"] > 1 else "1f1b", precision="fp16-mixed",
+    )  # fmt: skip
+    held = stage_memory(model, layout.replace(**changes), framework="megatron-2022")
+    return float(held.activations[0])
+
+
+@pytest.mark.parametrize("name", KORTHIKANTI_TABLE_3)
+def test_the_first_stages_activations_of_korthikanti(name: str) -> None:
+    """Equation 5, the interleaved schedule's factor 1 + (p-1)/(pm) and the embedding's mask, sections 4.2.3 and 4.3."""
+    model, row = korthikanti(name)
+    t, p, chunks = row["tensor"], row["pipeline"], row["chunks"]
+    sbh = TOKENS * row["micro_batch"] * row["hidden"]
+    factor = 1 + (p - 1) / (p * chunks) if chunks > 1 else 1
+    layers = sbh * model.layers / t * (34 + 5 * row["heads"] * TOKENS / row["hidden"]) * factor
+    in_flight = p * factor
+    assert first_stage(name, sequence_parallel=True) == pytest.approx(layers + sbh * in_flight / t, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", KORTHIKANTI_FIGURE_1)
+def test_figure_1_of_korthikanti(name: str) -> None:
+    """Within 2.5 %, which is what one can read off; 18 bytes a parameter: fp32 gradients beside the short weights."""
+    model, row = korthikanti(name)
+    states, none, both = KORTHIKANTI_FIGURE_1[name]
+    assert 18 * model.num_params / (row["tensor"] * row["pipeline"]) / 2**30 == pytest.approx(
+        states, rel=0.025
+    )
+    assert first_stage(name) / 2**30 == pytest.approx(none, rel=0.025)
+    saved = first_stage(name, sequence_parallel=True, recompute="selective")
+    assert saved / 2**30 == pytest.approx(both, rel=0.025)
+
+
+@pytest.mark.parametrize("name", KORTHIKANTI_FIGURE_7)
+def test_figure_7_of_korthikanti(name: str) -> None:
+    """Within a fifth of a percentage point, which is what one can read off."""
+    model, row = korthikanti(name)
+
+    def layer(**way: object) -> float:
+        return float(
+            activation_bytes_per_layer(
+                model,
+                micro_batch=row["micro_batch"],
+                tensor=row["tensor"],
+                recipe=RECIPE,
+                framework=MEGATRON,
+                **way,
+            )
+        )
+
+    ways = [
+        {"sequence_parallel": True},
+        {"recompute": "selective"},
+        {"sequence_parallel": True, "recompute": "selective"},
+        {"recompute": "full"},
+    ]
+    percents = [100 * layer(**way) / layer() for way in ways]
+    assert percents == pytest.approx(KORTHIKANTI_FIGURE_7[name], abs=0.2)
+
+
+def test_the_savings_in_the_text_of_korthikanti() -> None:
+    """Section 5: selective recomputation saves 70 % of GPT-3's activations and 65 % of MT-NLG's."""
+    for name, percent in {"175B": 70, "530B": 65}.items():
+        model, _ = korthikanti(name)
+        kept = activation_bytes_per_layer(model, recompute="selective", recipe=RECIPE, framework=MEGATRON)
+        whole = activation_bytes_per_layer(model, recipe=RECIPE, framework=MEGATRON)
+        assert round(100 * (1 - float(kept / whole))) == percent
+
+
+def test_deepspeeds_documented_example_follows_its_old_rule() -> None:
+    """The documentation gives whole millions of parameters, so each printed figure lies between two."""
+    millions = DEEPSPEED_EXAMPLE["millions of parameters"]
+    params = np.array([millions, millions + 1]) * 1e6
+
+    def lies_between(low_and_high: np.ndarray, printed: str) -> bool:
+        low, high = low_and_high / 2**30
+        return low - 0.005 <= float(printed) <= high + 0.005
+
+    plain = zero_2_estimate(params, devices=8, per_node=8, rule="before")
+    offload = zero_2_estimate(params, devices=8, per_node=8, offload=True)
+    assert lies_between(plain.device, DEEPSPEED_EXAMPLE["device"])
+    assert lies_between(offload.device, DEEPSPEED_EXAMPLE["device, offload"])
+    assert lies_between(offload.host, DEEPSPEED_EXAMPLE["host, offload"])
+
+
+def test_deepspeeds_rules_of_today() -> None:
+    assert zero_2_estimate(8e9, devices=8, per_node=8).device == 2 * 8e9 + 18e9
+    assert zero_3_estimate(8e9, largest_layer=1e8, devices=8) == 4e8 + 18e9

@@ -1,0 +1,188 @@
+"""Step time: one call for many layouts, and the laws that any machine obeys."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.step import StepParts, step_time, time_term
+from shardscope.analytic.step.distinct import Distinct
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import LatentAttention, Mixture, Transformer
+
+MODEL = Transformer(layers=24, hidden=2048, heads=16, vocab=51200, seq=1024)
+SPARSE = MODEL.replace(
+    gated=True, mixture=Mixture(experts=16, active=2, ffn=1024, shared_ffn=512, dense_layers=1),
+    latent=LatentAttention(query_rank=512, kv_rank=256, rope_size=64, nope_size=128, value_size=128),
+)  # fmt: skip
+CLUSTER = Cluster.of("a100-80gb", nodes=64)
+CALIBRATION = Calibration.of("a100-megatron")
+
+degrees = st.sampled_from([1, 2, 4, 8])
+layouts = st.builds(
+    lambda data, tensor, pipeline, context, micro, count, zero, recompute, offload, sequence: Layout(
+        data=data, tensor=tensor, pipeline=pipeline, context=context, micro_batch=micro,
+        global_batch=data * micro * count, zero=zero, recompute=recompute, offload=offload, sequence_parallel=sequence,
+    ),
+    degrees, degrees, degrees, st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.integers(1, 16),
+    st.sampled_from([0, 1, 2, 3]), st.sampled_from(["none", "selective", "full"]),
+    st.sampled_from(["none", "optimizer", "all"]), st.booleans(),
+)  # fmt: skip
+
+
+def total(layout: Layout, cluster: Cluster = CLUSTER, calibration: Calibration = CALIBRATION) -> float:
+    return float(step_time(MODEL, Layouts.of([layout]), cluster, calibration).total[0])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(layouts, min_size=1, max_size=6))
+def test_a_table_of_layouts_takes_what_each_takes_alone(rows: list[Layout]) -> None:
+    many = rows * (300 // len(rows) + 1)  # enough of them that equal combinations are looked up
+    together = step_time(SPARSE, Layouts.of(many), CLUSTER, CALIBRATION)
+    for at, row in enumerate(rows):
+        alone = step_time(SPARSE, Layouts.of([row]), CLUSTER, CALIBRATION)
+        for name in StepParts._fields:
+            assert getattr(together, name)[at] == pytest.approx(float(getattr(alone, name)[0]), rel=1e-12), (
+                name
+            )
+
+
+@settings(max_examples=40, deadline=None)
+@given(layouts)
+def test_the_parts_add_up_and_none_is_negative(layout: Layout) -> None:
+    parts = step_time(MODEL, Layouts.of([layout]), CLUSTER, CALIBRATION)
+    assert all(float(part[0]) >= 0 for part in parts)
+    assert float(sum(parts[:-1])[0]) == pytest.approx(float(parts.total[0]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(layouts, st.sampled_from(["intra", "inter", "device"]), st.floats(1.1, 10))
+def test_more_bandwidth_never_slows_a_step(layout: Layout, which: str, factor: float) -> None:
+    if which == "device":
+        device = CLUSTER.device
+        faster = CLUSTER.replace(device=device.replace(memory_bandwidth=device.memory_bandwidth * factor))
+    else:
+        link = getattr(CLUSTER, which)
+        faster = CLUSTER.replace(**{which: link.replace(bandwidth=link.bandwidth * factor)})
+    assert total(layout, faster) <= total(layout) * (1 + 1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    layouts,
+    st.sampled_from(["launch_s", "collective_s", "step_s", "half_size", "launch_jitter"]),
+    st.floats(1, 20),
+)
+def test_more_overhead_never_speeds_a_step(layout: Layout, name: str, factor: float) -> None:
+    slower = CALIBRATION.replace(**{name: getattr(CALIBRATION, name) * factor})
+    assert total(layout, calibration=slower) >= total(layout) * (1 - 1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(layouts)
+def test_recomputing_more_never_takes_less(layout: Layout) -> None:
+    times = [total(layout.replace(recompute=kind, offload="none")) for kind in ("none", "selective", "full")]
+    assert times[0] <= times[1] * (1 + 1e-12)
+    assert times[1] <= times[2] * (1 + 1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(layouts)
+def test_the_tree_of_terms_has_the_total_of_the_table(layout: Layout) -> None:
+    assert time_term(MODEL, layout, CLUSTER, CALIBRATION).value == pytest.approx(total(layout))
+
+
+def test_full_recomputation_adds_a_forward_pass_of_the_blocks() -> None:
+    kept, again = (
+        step_time(
+            MODEL, Layouts.of([Layout(recompute=kind, micro_batch=8, global_batch=64)]), CLUSTER, CALIBRATION
+        )
+        for kind in ("none", "full")
+    )
+    tree = time_term(MODEL, Layout(micro_batch=8, global_batch=64), CLUSTER, CALIBRATION)
+    assert float(again.recompute[0]) == pytest.approx(tree["forward"].value)
+    assert float(kept.recompute[0]) == 0
+
+
+def test_the_bubble_of_1f1b_is_the_papers_share() -> None:
+    """(p - 1) / m of the blocks' ideal time (Narayanan et al. 2021, 2.2.1)."""
+    layout = Layout(pipeline=8, micro_batch=8, global_batch=8 * 32, recompute="none")
+    tree = time_term(MODEL, layout, CLUSTER, CALIBRATION)
+    ideal = tree["forward"].value + tree["backward"].value
+    assert tree["pipeline bubble"].value == pytest.approx(ideal * 7 / 32)
+
+
+def test_small_products_wait_for_the_host() -> None:
+    tiny = Transformer(layers=24, hidden=256, heads=4, vocab=51200, seq=256)
+    parts = step_time(tiny, Layouts.of([Layout()]), CLUSTER, CALIBRATION)
+    assert float(parts.overhead[0]) > float(parts.compute[0])
+
+
+def test_gradients_that_add_up_compressed_take_less_of_a_slow_network_and_gathered_ones_more() -> None:
+    """PowerSGD's factors are reduced; the largest 1 % of 64 workers are gathered: 2 x 0.01 x 64 of what is dense."""
+    slow = CLUSTER.replace(inter=CLUSTER.inter.replace(bandwidth=1e8))
+    layout = Layout(data=64, global_batch=64)
+    whole, factors, largest = (
+        float(
+            step_time(MODEL, Layouts.of([layout.replace(compression=kind)]), slow, CALIBRATION).data_comm[0]
+        )
+        for kind in ("none", "powersgd-4", "topk-1%")
+    )
+    assert factors < whole / 5
+    assert largest > whole
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 3_000_000), st.integers(1, 3)), min_size=1, max_size=5
+    ),
+    st.integers(1, 200),
+)
+def test_looking_up_combinations_gives_back_every_row(rows: list[tuple[int, int, int]], times: int) -> None:
+    columns = [np.array(column) for column in zip(*(rows * times), strict=True)]
+    found = Distinct.of(*columns)
+    for given_column, known in zip(columns, found.columns, strict=True):
+        assert (known[found.row] == given_column).all()
+
+
+def test_a_million_layouts_take_less_than_two_seconds_of_one_core() -> None:
+    count, random = 1_000_000, np.random.default_rng(0)
+    base = Layouts.of([Layout()])
+    table = Layouts(
+        **{name: np.zeros(count, np.int64) for name in Layouts._fields[:-3]} | {
+            name: getattr(base, name) for name in Layouts._fields[-3:]
+        }
+    )  # fmt: skip
+    drawn = {
+        name: random.choice([1, 2, 4, 8], count)
+        for name in ("data", "tensor", "pipeline", "micro_batch", "shard")
+    }
+    ones = np.ones(count, np.int64)
+    table = Layouts(
+        **{
+            **table._asdict(), **drawn, "context": ones, "expert": ones, "virtual_stages": ones,
+            "num_microbatches": random.integers(1, 500, count), "zero": random.integers(0, 4, count),
+        }
+    )  # fmt: skip
+    started = time.process_time()
+    parts = step_time(MODEL, table, CLUSTER, CALIBRATION)
+    assert time.process_time() - started < 2
+    assert len(parts.total) == count
+
+
+def test_a_last_stage_with_fewer_layers_hides_the_output_projection() -> None:
+    even, uneven = MODEL.replace(layers=24), MODEL.replace(layers=21)
+    layout = Layout(pipeline=4, micro_batch=8, global_batch=64)
+    edges = [
+        time_term(model, layout, CLUSTER, CALIBRATION)["embedding and output"].value
+        for model in (even, uneven)
+    ]
+    assert edges[1] < edges[0] / 2

@@ -1,0 +1,84 @@
+"""Parameter servers: one star, many stars, and BytePS's best division of the bytes among CPU and GPU machines."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shardscope.analytic.communication.algorithms._algorithm import Algorithm, Option
+from shardscope.analytic.communication.cost import Cost, Message, Phase
+from shardscope.analytic.communication.parameter_server import even_server_bytes
+from shardscope.analytic.communication.ring import Floats
+from shardscope.errors import SpecError
+
+
+def _serve(message: Message, *, servers: Floats, dedicated: bool, overlap: bool) -> Cost:
+    size, count = message.num_bytes, message.workers
+    if not dedicated and np.any(servers > count):
+        raise SpecError(
+            f"servers={np.max(servers):.0f} is more than the {np.min(count):.0f} workers beside which they sit; "
+            f"take as many servers as workers at most, or dedicated=True"
+        )
+    several = np.where(count > 1, 1.0, 0.0)
+    share = several * even_server_bytes(size, count, servers, dedicated=dedicated)
+    # a worker sends all it has, or if it is a server too, what belongs to the others
+    own = several * size * (1.0 if dedicated else (servers - 1) / servers)
+    busiest = np.maximum(share, own) if dedicated else share + own
+    moved = busiest if overlap else 2 * np.maximum(share, own)
+    added = (count - 1) / servers * size
+    return Cost((Phase("push and pull", 2 * several, moved, added),), busiest, busiest)
+
+
+class BytePsSplit(NamedTuple):
+    """Shares of the tensor that each machine sums up; k `of_cpu` and n `of_gpu` make one."""
+
+    of_cpu: Floats
+    of_gpu: Floats
+
+
+def byteps_split(workers: Floats, servers: Floats) -> BytePsSplit:
+    """The division that keeps all links equally busy (Jiang et al. 2020, OSDI).
+
+    Of n machines with GPUs, each sums (n-k)/(n²+kn-2k) of the tensor beside its work; of k machines with CPUs only,
+    each 2(n-1)/(n²+kn-2k). Machines beyond k = n have nothing to add.
+    """
+    n, k = workers, np.minimum(servers, workers)
+    whole = np.maximum(n * n + k * n - 2 * k, 1.0)  # 0 for one machine and one server, which exchange nothing
+    return BytePsSplit(2 * (n - 1) / whole, (n - k) / whole)
+
+
+def _byteps(message: Message, *, servers: Floats) -> Cost:
+    n, size = message.workers, message.num_bytes
+    split = byteps_split(n, servers)
+    several = np.where(n > 1, 1.0, 0.0)
+    moved = several * (1 + (n - 2) * split.of_gpu) * size
+    added = (n - 1) * np.maximum(split.of_cpu, split.of_gpu) * size
+    return Cost((Phase("push and pull at once", 2 * several, moved, added),), moved, moved)
+
+
+PARAMETER_SERVER = Algorithm(
+    title="parameter server",
+    since=2010,
+    source="Smola and Narayanamurthy 2010; Li et al. 2014 (OSDI); all of it through a server's one link",
+    about="Workers push gradients to k servers, which hold a k-th of the parameters each, and pull what comes of them.",
+    costs={"all_reduce": _serve},
+    formulas={
+        "all_reduce": "2α + 2R/k · S/B + (W−1)/k · S/γ,  R = W−1 beside the workers, W if dedicated (then R/k ≥ 1); "
+        "both ways at once: (R+k−1)/k or R/k in place of 2R/k",
+    },
+    options={
+        "servers": Option(1, "k, each with a k-th of the tensor", 1),
+        "dedicated": Option(False, "whether servers are machines of their own, on top of the workers"),
+        "overlap": Option(False, "whether parts are pulled while others are still pushed"),
+    },
+)
+BYTEPS = Algorithm(
+    title="BytePS optimum",
+    since=2020,
+    source="Jiang et al. 2020 (OSDI): k = 0 is the ring's volume, k = n servers of their own",
+    about="CPU machines and the GPU machines' own CPUs share the summing so that every link is busy both ways.",
+    costs={"all_reduce": _byteps},
+    formulas={"all_reduce": "2α + 2W(W−1)/(W²+kW−2k) · S/B + (W−1) max(2(W−1), W−k)/(W²+kW−2k) · S/γ"},
+    options={"servers": Option(0, "k: CPU machines besides; more than W do not help", 0)},
+)

@@ -1,0 +1,177 @@
+"""Time and volume of a collective operation by any algorithm, and both opened into terms."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.analytic.communication._checks import check_options, find_algorithm, numbers
+from shardscope.analytic.communication.cost import Cost, Message, Price, Rates
+from shardscope.analytic.communication.ring import Floats
+from shardscope.analytic.terms import Term
+
+_ASKED = ("num_bytes", "workers", "bandwidth", "latency", "reduce_bandwidth")
+_INNER = ("inner_bandwidth", "inner_latency")
+
+
+def collective_time(
+    *,
+    op: str,
+    algorithm: str,
+    num_bytes: npt.ArrayLike,
+    workers: npt.ArrayLike,
+    bandwidth: npt.ArrayLike,
+    latency: npt.ArrayLike = 0.0,
+    reduce_bandwidth: npt.ArrayLike = np.inf,
+    **options: Any,
+) -> Any:
+    """Seconds that a collective operation takes in the alpha-beta-gamma model. All numbers broadcast.
+
+    Args:
+        op: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"broadcast"``, ``"reduce"``, ``"all_to_all"`` or
+            ``"send_recv"``.
+        algorithm: A name in `ALGORITHMS`, which also holds each one's formula, source and options.
+        num_bytes: S: of the whole tensor. What an all-gather ends with, a reduce-scatter starts with, and what one
+            rank sends in an all-to-all, its own block included.
+        workers: W.
+        bandwidth: B: bytes a second that a worker sends while it receives as many.
+        latency: α: seconds a message.
+        reduce_bandwidth: γ: bytes a second that a worker adds to others; infinite leaves adding out.
+        options: Of the algorithm, for example ``servers=4`` or ``per_node=8, inner_bandwidth=300e9``.
+
+    Raises:
+        SpecError: A number is out of range, or there is no such algorithm, or it does not do this operation.
+
+    Example:
+        >>> link = {"bandwidth": 12.5e9, "latency": 5e-6}
+        >>> float(collective_time(op="all_reduce", algorithm="ring", num_bytes=1e9, workers=64, **link))
+        0.15813
+    """
+    asked = _asked(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
+    cost, rates = _work_out(op, algorithm, asked, options)
+    return _price(cost, rates).total[()]
+
+
+class Outcome(NamedTuple):
+    """A collective's time by what it is spent on, in seconds, and its volumes, in bytes; arrays that broadcast."""
+
+    latency_s: Floats
+    bandwidth_s: Floats
+    reduction_s: Floats
+    sent_bytes: Floats
+    """By the busiest worker, over all its links."""
+    carried_bytes: Floats
+    """By the busiest link, one way."""
+
+    @property
+    def seconds(self) -> Floats:
+        """As `collective_time` has it."""
+        total: Floats = self.latency_s + self.bandwidth_s + self.reduction_s
+        return total
+
+
+def collective_outcome(
+    *,
+    op: str,
+    algorithm: str,
+    num_bytes: npt.ArrayLike,
+    workers: npt.ArrayLike,
+    bandwidth: npt.ArrayLike,
+    latency: npt.ArrayLike = 0.0,
+    reduce_bandwidth: npt.ArrayLike = np.inf,
+    **options: Any,
+) -> Outcome:
+    """`collective_time` and `collective_volume` in one, opened. Takes what they take."""
+    asked = _asked(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
+    cost, rates = _work_out(op, algorithm, asked, options)
+    return Outcome(*_price(cost, rates), cost.sent, cost.carried)
+
+
+def collective_volume(
+    *,
+    op: str,
+    algorithm: str,
+    num_bytes: npt.ArrayLike,
+    workers: npt.ArrayLike,
+    of: Literal["worker", "link"] = "worker",
+    **options: Any,
+) -> Any:
+    """Bytes that the busiest worker sends, or that the busiest link carries one way. All numbers broadcast.
+
+    With segments left open, their number is that for a bandwidth of 1e10 bytes a second and 5 µs, and matters to no
+    volume.
+    """
+    cost, _ = _work_out(op, algorithm, _asked(num_bytes, workers, 1e10, 5e-6, np.inf), options)
+    volume = cost.sent if of == "worker" else cost.carried
+    whole = np.broadcast_shapes(np.shape(volume), np.shape(num_bytes), np.shape(workers))
+    return np.broadcast_to(volume, whole)[()]
+
+
+def collective_term(
+    *,
+    op: str,
+    algorithm: str,
+    num_bytes: float,
+    workers: int,
+    bandwidth: float,
+    latency: float = 0.0,
+    reduce_bandwidth: float = np.inf,
+    **options: Any,
+) -> Term:
+    """The time of one collective, in seconds, opened into its phases, and those into steps, bytes and additions."""
+    asked = _asked(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
+    cost, rates = _work_out(op, algorithm, asked, options)
+    found = find_algorithm(algorithm, op)
+    parts = tuple(_phase_term(phase, rates) for phase in cost.phases)
+    whole = Term.total(f"{op.replace('_', '-')}, {found.title}", parts)
+    inputs = {"S": float(num_bytes), "W": float(workers), "B": float(bandwidth), "α": float(latency)}
+    return Term(
+        whole.name, whole.value, "s", found.formulas[op], inputs | _given(options), found.source, whole.parts
+    )
+
+
+def _given(options: dict[str, Any]) -> dict[str, float | str]:
+    return {name: value if isinstance(value, float | int) else str(value) for name, value in options.items()}
+
+
+def _phase_term(phase: Any, rates: Rates) -> Term:
+    price: Price = rates.price(phase)
+    where = {True: "Bᵢ", False: "B"}[phase.inside]
+    parts = [
+        Term("latency", float(price.latency), "s", "steps · α", {"steps": float(phase.steps)}),
+        Term("bandwidth", float(price.bandwidth), "s", f"bytes / {where}", {"bytes": float(phase.num_bytes)}),
+    ]
+    if price.reduction > 0:
+        reduced = {"bytes": float(phase.reduced)}
+        parts.append(Term("adding", float(price.reduction), "s", "bytes / γ", reduced))
+    return Term.total(phase.name, tuple(parts))
+
+
+def _asked(*values: npt.ArrayLike) -> dict[str, npt.ArrayLike]:
+    return dict(zip(_ASKED, values, strict=True))
+
+
+def _work_out(
+    op: str, algorithm: str, link: dict[str, npt.ArrayLike], options: dict[str, Any]
+) -> tuple[Cost, Rates]:
+    """Check everything, and turn the message into a cost and the links into rates."""
+    found = find_algorithm(algorithm, op)
+    message = Message(
+        numbers("num_bytes", link["num_bytes"], least=0, unit="bytes"),
+        numbers("workers", link["workers"], least=1, unit="", is_whole=True),
+        numbers("bandwidth", link["bandwidth"], least=0, unit="bytes/s", is_open=True),
+        numbers("latency", link["latency"], least=0, unit="seconds"),
+    )
+    gamma = numbers("reduce_bandwidth", link["reduce_bandwidth"], least=0, unit="bytes/s", is_open=True)
+    settings = check_options(algorithm, found, options)
+    inner = [settings.pop(name, None) for name in _INNER]
+    inside = [given if given is not None else own for given, own in zip(inner, message[2:], strict=True)]
+    cost = found.cost(op, message, **settings)
+    return cost, Rates(message.bandwidth, message.latency, gamma, inside[0], inside[1])
+
+
+def _price(cost: Cost, rates: Rates) -> Price:
+    prices = [rates.price(phase) for phase in cost.phases]
+    return Price(*(sum(parts, start=np.zeros(())) for parts in zip(*prices, strict=True)))

@@ -1,0 +1,225 @@
+"""Compressed gradients: what they weigh, what packing them takes, and below which bandwidth that pays.
+
+A sum of compressed gradients is compressed only if the method is linear: half-precision floats and PowerSGD's factors
+can be all-reduced. The others are gathered: each worker sends its part to all others and unpacks W of them. Their
+volume grows with W, and from some number of workers on they lose whatever their ratio (Agarwal et al. 2022, "On the
+utility of gradient compression in distributed training systems").
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.analytic.communication._checks import numbers
+from shardscope.analytic.communication.collective import collective_time
+from shardscope.analytic.communication.ring import Floats
+from shardscope.errors import SpecError, unknown_name
+from shardscope.spec.layout import COMPRESSION_NAMES
+
+BLOCK = 256
+"""Elements that share one float32 scale in the integer formats (Dettmers et al. 2022, blockwise)."""
+MATRIX_ROWS = 4096
+"""Rows of the matrices that PowerSGD is taken to factor, unless told otherwise."""
+
+
+class Method(NamedTuple):
+    """A way to compress."""
+
+    bytes_per_element: float
+    """Packed, before what depends on the shape."""
+    is_summable: bool
+    """Whether packed gradients can be added: an all-reduce instead of an all-gather."""
+    passes: float
+    """Reads and writes of the whole gradient, besides its packed form, that packing takes.
+
+    One to find the scale and one to convert; for the largest 1 % four of a radix selection and two of what is left
+    over; for PowerSGD two products and two of what is left over.
+    """
+    source: str
+
+
+METHODS: dict[str, Method] = {
+    "none": Method(0.0, True, 0.0, ""),
+    "fp16": Method(2.0, True, 1.0, "half precision"),
+    "int8": Method(1 + 4 / BLOCK, False, 2.0, "Alistarh et al. 2017 (QSGD), 8 bits; a scale a block"),
+    "int4": Method(0.5 + 4 / BLOCK, False, 2.0, "Alistarh et al. 2017 (QSGD), 4 bits; a scale a block"),
+    "topk-1%": Method(
+        0.01 * (4 + 4), False, 6.0, "Lin et al. 2018 (Deep Gradient Compression): value and index"
+    ),
+    "powersgd-4": Method(0.0, True, 4.0, "Vogels et al. 2019 (PowerSGD), algorithm 1, rank 4"),
+}
+assert tuple(METHODS) == COMPRESSION_NAMES
+_RANK = 4
+
+
+class CompressedCost(NamedTuple):
+    """What a compressed all-reduce takes; arrays that broadcast."""
+
+    packed_bytes: Floats
+    """Of one worker's gradient."""
+    sent_bytes: Floats
+    """By each worker, over the ring."""
+    wire_s: Floats
+    codec_s: Floats
+
+    @property
+    def total_s(self) -> Floats:
+        """Packing, sending and unpacking, one after the other."""
+        seconds: Floats = self.wire_s + self.codec_s
+        return seconds
+
+
+def packed_bytes(
+    method: str, num_elements: npt.ArrayLike, *, element_bytes: float = 4, matrix_rows: float = MATRIX_ROWS
+) -> Floats:
+    """Bytes of one worker's packed gradient. Broadcasts over `num_elements`.
+
+    PowerSGD sends r (rows + columns) float32 for each matrix: with square ones of `matrix_rows`, 2 r / rows an element.
+
+    Args:
+        method: A name in `METHODS`.
+        num_elements: Of the gradient.
+        element_bytes: Of one element uncompressed.
+        matrix_rows: Rows, and columns, of the matrices that make up the model.
+    """
+    if method not in METHODS:
+        raise unknown_name("compression", method, METHODS)
+    count = numbers("num_elements", num_elements, least=0, unit="")
+    if method == "none":
+        return count * element_bytes
+    if method == "powersgd-4":
+        rows = numbers("matrix_rows", matrix_rows, least=1, unit="")
+        return count * np.minimum(4.0 * 2 * _RANK / rows, element_bytes)
+    return count * METHODS[method].bytes_per_element
+
+
+def compression_cost(
+    method: str,
+    num_elements: npt.ArrayLike,
+    workers: npt.ArrayLike,
+    bandwidth: npt.ArrayLike,
+    *,
+    latency: npt.ArrayLike = 0.0,
+    codec_bandwidth: npt.ArrayLike = np.inf,
+    element_bytes: float = 4,
+    matrix_rows: float = MATRIX_ROWS,
+) -> CompressedCost:
+    """Bytes and seconds of an all-reduce of compressed gradients over a ring. All numbers broadcast.
+
+    Args:
+        method: A name in `METHODS`.
+        num_elements: Of the gradient.
+        workers: W.
+        bandwidth: Of the link: bytes a second, one way.
+        latency: Seconds a message.
+        codec_bandwidth: Bytes a second that the codec reads and writes; near the memory's for kernels on a device.
+        element_bytes: Of one element uncompressed.
+        matrix_rows: Of the matrices that PowerSGD factors.
+
+    Raises:
+        SpecError: The method is not known, or a number is out of range.
+    """
+    packed = packed_bytes(method, num_elements, element_bytes=element_bytes, matrix_rows=matrix_rows)
+    codec = numbers("codec_bandwidth", codec_bandwidth, least=0, unit="bytes/s", is_open=True)
+    count = numbers("workers", workers, least=1, unit="", is_whole=True)
+    is_summable = METHODS[method].is_summable
+    op, size = ("all_reduce", packed) if is_summable else ("all_gather", packed * count)
+    rounds = 2.0 if method == "powersgd-4" else 1.0  # the second factor needs the sum of the first
+    wire = collective_time(
+        op=op, algorithm="ring", num_bytes=size / rounds, workers=count, bandwidth=bandwidth, latency=latency
+    )
+    sent = (2.0 if is_summable else 1.0) * size * (count - 1) / count
+    whole = np.asarray(num_elements, dtype=np.float64) * element_bytes
+    return CompressedCost(packed, sent, rounds * wire, _codec_bytes(method, whole, packed, count) / codec)
+
+
+def _codec_bytes(method: str, whole: Floats, packed: Floats, workers: Floats) -> Floats:
+    """Bytes read and written to pack once and to unpack what arrives: nothing where there is nobody to send to."""
+    if method == "none":
+        return np.zeros(np.broadcast_shapes(whole.shape, workers.shape))
+    arriving = packed if METHODS[method].is_summable else packed * workers
+    touched: Floats = METHODS[method].passes * whole + packed + arriving + whole
+    return np.where(workers > 1, touched, 0.0)
+
+
+def compressed_all_reduce_time(
+    compression: npt.ArrayLike,
+    num_elements: npt.ArrayLike,
+    workers: npt.ArrayLike,
+    bandwidth: npt.ArrayLike,
+    *,
+    latency: npt.ArrayLike = 0.0,
+    codec_bandwidth: npt.ArrayLike = np.inf,
+    element_bytes: float = 4,
+) -> Floats:
+    """Seconds of `compression_cost` for a whole table: `compression` holds indices into `COMPRESSION_NAMES`."""
+    index = np.asarray(compression)
+    arrays = (num_elements, workers, bandwidth, latency, codec_bandwidth)
+    shape = np.broadcast_shapes(index.shape, *(np.shape(value) for value in arrays))
+    index = np.broadcast_to(index, shape)
+    seconds = np.zeros(shape)
+    for which in np.unique(index):
+        rows = index == which
+        count, group, rate, delay, codec = (np.broadcast_to(value, shape)[rows] for value in arrays)
+        cost = compression_cost(
+            COMPRESSION_NAMES[which],
+            count,
+            group,
+            rate,
+            latency=delay,
+            codec_bandwidth=codec,
+            element_bytes=element_bytes,
+        )
+        seconds[rows] = cost.total_s
+    return seconds
+
+
+def break_even_bandwidth(
+    method: str,
+    num_elements: npt.ArrayLike,
+    workers: npt.ArrayLike,
+    *,
+    latency: npt.ArrayLike = 0.0,
+    codec_bandwidth: npt.ArrayLike,
+    element_bytes: float = 4,
+    matrix_rows: float = MATRIX_ROWS,
+) -> Floats:
+    """Bandwidth in bytes a second below which compressing pays: 0 where none is low enough, infinite where any is.
+
+    Both times are a constant plus a volume over B, so that they are equal at B = (V - V') / (T' - T), with V the bytes
+    sent and T latency and codec, and a prime where compressed.
+
+    Args:
+        method: A name in `METHODS`, other than ``"none"``.
+        num_elements: Of the gradient.
+        workers: W.
+        latency: Seconds a message.
+        codec_bandwidth: Bytes a second that the codec reads and writes.
+        element_bytes: Of one element uncompressed.
+        matrix_rows: Of the matrices that PowerSGD factors.
+    """
+    if method == "none":
+        raise SpecError(
+            f"compression='none' has no break-even; take one of {', '.join(COMPRESSION_NAMES[1:])}"
+        )
+    both = [
+        compression_cost(
+            name,
+            num_elements,
+            workers,
+            np.inf,
+            latency=latency,
+            codec_bandwidth=codec_bandwidth,
+            element_bytes=element_bytes,
+            matrix_rows=matrix_rows,
+        )
+        for name in ("none", method)
+    ]
+    saved = both[0].sent_bytes - both[1].sent_bytes
+    extra = both[1].total_s - both[0].total_s
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate: Floats = np.where(saved <= 0, 0.0, np.where(extra <= 0, np.inf, saved / extra))
+    return rate

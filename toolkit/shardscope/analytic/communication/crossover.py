@@ -1,0 +1,190 @@
+"""Where one algorithm overtakes another, and how far adding workers pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.analytic.communication._checks import numbers
+from shardscope.analytic.communication.collective import collective_time
+from shardscope.analytic.communication.overlap import exposed_time
+from shardscope.analytic.communication.ring import Floats
+from shardscope.errors import SpecError, unknown_name
+
+Contender = str | tuple[str, Mapping[str, Any]]
+"""The name of an algorithm, or that and its options."""
+RANGES = {"num_bytes": (1.0, 1e12), "bandwidth": (1e6, 1e13), "workers": (2, 4096)}
+"""Where `crossover` looks unless told otherwise: bytes, bytes a second, workers."""
+POINTS = 800
+
+
+class Crossing(NamedTuple):
+    """One place at which the fastest algorithm changes."""
+
+    value: float
+    """Of what was varied. Workers: the first number at which `above` is faster."""
+    below: str
+    """The algorithm that is fastest just below."""
+    above: str
+    seconds: float
+    """What `above` takes there."""
+
+
+def crossover(
+    algorithm_a: Contender,
+    algorithm_b: Contender,
+    *,
+    over: Literal["num_bytes", "workers", "bandwidth"],
+    **how: Any,
+) -> tuple[Crossing, ...]:
+    """All places at which one of two algorithms overtakes the other, from low to high: a `frontier` of two.
+
+    Args:
+        algorithm_a: A name, or a name and options: ``("hierarchical", {"per_node": 8})``.
+        algorithm_b: Another.
+        over: What is varied.
+        how: The other arguments of `frontier`, and those of `collective_time` that stay as they are.
+
+    Example:
+        >>> link = {"bandwidth": 12.5e9, "latency": 5e-6}
+        >>> [round(found.value) for found in crossover("tree", "ring", over="num_bytes", workers=64, **link)]
+        [710280]
+    """
+    return frontier((algorithm_a, algorithm_b), over=over, **how)
+
+
+def frontier(
+    algorithms: Sequence[Contender],
+    *,
+    over: Literal["num_bytes", "workers", "bandwidth"],
+    op: str = "all_reduce",
+    low: float | None = None,
+    high: float | None = None,
+    points: npt.ArrayLike | None = None,
+    **fixed: Any,
+) -> tuple[Crossing, ...]:
+    """All places between `low` and `high` at which the fastest of several algorithms changes, from low to high.
+
+    A logarithmic grid of `POINTS` finds where another one is ahead, and each place is narrowed to the last bits; of
+    workers, every whole number is looked at. Ties count for who was ahead; who leads only between two points of the
+    grid is not found.
+
+    Args:
+        algorithms: Names, or pairs of a name and options.
+        over: What is varied.
+        op: What all do.
+        low: Where to start; None takes that of `RANGES`.
+        high: Where to end; None takes that of `RANGES`.
+        points: Values to look at instead, from low to high. Algorithms may need, say, multiples of 8 workers.
+        fixed: The other arguments of `collective_time`: `num_bytes`, `workers`, `bandwidth`, `latency`, ...
+
+    Raises:
+        SpecError: As of `collective_time`, or there is nothing between `low` and `high`.
+    """
+    if over not in RANGES:
+        raise unknown_name("over", over, RANGES)
+    ends = zip((low, high), RANGES[over], strict=True)
+    first, last = (own if given is None else given for given, own in ends)
+    if not 0 < first < last:
+        raise SpecError(
+            f"low={first:g} is not between 0 and high={last:g}; give a smaller low or a larger high"
+        )
+    is_whole = over == "workers"
+    grid = np.arange(first, last + 1) if is_whole else np.geomspace(first, last, POINTS)
+    race = _race(op, algorithms, over, fixed)
+    return tuple(race.changes(grid if points is None else np.asarray(points, dtype=np.float64), is_whole))
+
+
+class _Race(NamedTuple):
+    """Algorithms side by side."""
+
+    names: list[str]
+    seconds: list[Callable[[Floats], Floats]]
+    """Of each, from values to its seconds."""
+
+    def changes(self, grid: Floats, is_whole: bool) -> list[Crossing]:
+        """Where the leader on the grid changes; between values that are not whole, narrowed."""
+        leaders = _leaders(np.array([seconds(grid) for seconds in self.seconds]))
+        found = []
+        for left in np.flatnonzero(np.diff(leaders)):
+            pair = leaders[left], leaders[left + 1]
+            value = grid[left + 1] if is_whole else self._narrow(grid[left], grid[left + 1], *pair)
+            took = float(self.seconds[pair[1]](value))
+            found.append(Crossing(float(value), self.names[pair[0]], self.names[pair[1]], took))
+        return found
+
+    def _narrow(self, low: float, high: float, below: int, above: int) -> float:
+        """Where `above` overtakes `below`: a grid within the gap, and within its gap again."""
+        while high / low - 1 > 1e-13:
+            values = np.geomspace(low, high, 65)
+            ahead = self.seconds[above](values) < self.seconds[below](values)
+            ahead[0], ahead[-1] = False, True
+            place = int(np.argmax(ahead))
+            if (values[place - 1], values[place]) == (low, high):
+                break
+            low, high = values[place - 1], values[place]
+        return high
+
+
+def _leaders(seconds: Floats) -> npt.NDArray[np.int64]:
+    """The fastest at each value; whoever is ahead stays so until another is faster by more than rounding."""
+    fastest: npt.NDArray[np.int64] = np.argmin(seconds, axis=0)
+    least = seconds.min(axis=0) * (1 + 1e-12)
+    leader = int(fastest[0])
+    for place, contender in enumerate(fastest):
+        if seconds[leader, place] > least[place]:
+            leader = int(contender)
+        fastest[place] = leader
+    return fastest
+
+
+def _race(op: str, contenders: Sequence[Contender], over: str, fixed: dict[str, Any]) -> _Race:
+    pairs = [(one, {}) if isinstance(one, str) else (one[0], dict(one[1])) for one in contenders]
+
+    def seconds_of(name: str, own: dict[str, Any]) -> Callable[[Floats], Floats]:
+        return lambda values: collective_time(op=op, algorithm=name, **(fixed | own | {over: values}))
+
+    return _Race([name for name, _ in pairs], [seconds_of(name, own) for name, own in pairs])
+
+
+def scaling_efficiency(
+    *,
+    compute_s: npt.ArrayLike,
+    num_bytes: npt.ArrayLike,
+    workers: npt.ArrayLike,
+    algorithm: str,
+    bandwidth: npt.ArrayLike,
+    latency: npt.ArrayLike = 0.0,
+    scaling: Literal["weak", "strong"] = "weak",
+    overlap: npt.ArrayLike = 0.0,
+    **options: Any,
+) -> Any:
+    """Share of the ideal speed-up that W workers reach when each step ends in an all-reduce of gradients.
+
+    Weak scaling keeps the batch of a worker: c / (c + e). Strong scaling keeps the whole batch, of which a worker
+    computes c/W: (c/W) / (c/W + e). Here e is what of the all-reduce no computation hides.
+
+    Args:
+        compute_s: c: seconds that one worker alone computes in a step.
+        num_bytes: Of all gradients.
+        workers: W.
+        algorithm: Of the all-reduce.
+        bandwidth: Bytes a second, one way.
+        latency: Seconds a message.
+        scaling: ``"weak"`` or ``"strong"``.
+        overlap: Share of a worker's computation, 0 to 1, behind which communication can hide. The backward pass is 2/3.
+        options: Further arguments of `collective_time`.
+    """
+    if scaling not in {"weak", "strong"}:
+        raise unknown_name("scaling", scaling, ("weak", "strong"))
+    alone = numbers("compute_s", compute_s, least=0, unit="seconds", is_open=True)
+    share = numbers("overlap", overlap, least=0, unit="a share of 1 at most")
+    if (share > 1).any():
+        raise SpecError(f"overlap={share.max():g} is out of range; give a share of the computation, 0 to 1")
+    link = {"num_bytes": num_bytes, "workers": workers, "bandwidth": bandwidth, "latency": latency}
+    communication = collective_time(op="all_reduce", algorithm=algorithm, **link, **options)
+    computing = alone / np.asarray(workers) if scaling == "strong" else alone
+    return (computing / (computing + exposed_time(communication, share * computing)))[()]

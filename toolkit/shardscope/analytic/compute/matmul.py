@@ -1,0 +1,150 @@
+"""The matrix products of a transformer's block, and the seconds they take.
+
+A device reaches its peak only on large matrices. The time of ``count`` products of (m x k) by (k x n) is
+
+    t = count 2mnk / (peak e) * (1 + w (1/m + 1/n + 1/k))
+
+with e the share of the peak that huge matrices reach and w the size at which moving the operands takes as long as
+multiplying them: bytes / FLOPs of a product is proportional to 1/m + 1/n + 1/k, so this is the roofline (Williams
+et al., CACM 2009) with its corner rounded off. Both are constants of `spec.Calibration`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.spec.model import Transformer
+
+Floats = npt.NDArray[np.float64]
+
+
+class Matmul(NamedTuple):
+    """`times` products of an (m x k) by a (k x n) matrix on one device."""
+
+    name: str
+    m: Floats
+    n: Floats
+    k: Floats
+    times: Floats
+
+    @property
+    def flops(self) -> Floats:
+        """Multiplications and additions."""
+        return np.asarray(2.0 * self.m * self.n * self.k * self.times)
+
+    def seconds(self, rate: float, half_size: float) -> Floats:
+        """Time at `rate` FLOP/s for huge matrices; those of size `half_size` take longer in proportion."""
+        slowdown = 1.0 + half_size * (1.0 / self.m + 1.0 / self.n + 1.0 / self.k)
+        return np.asarray(self.flops / rate * slowdown)
+
+
+class Split(NamedTuple):
+    """How one micro-batch is cut over devices; arrays of one shape."""
+
+    tensor: Floats
+    micro_batch: Floats
+    context: Floats
+    expert: Floats
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        tensor: npt.ArrayLike = 1,
+        micro_batch: npt.ArrayLike = 1,
+        context: npt.ArrayLike = 1,
+        expert: npt.ArrayLike = 1,
+    ) -> Split:
+        """Broadcast against each other."""
+        parts = np.broadcast_arrays(
+            *(np.asarray(part, float) for part in (tensor, micro_batch, context, expert))
+        )
+        return cls(*parts)
+
+    def tokens(self, seq: int) -> Floats:
+        """Tokens of a micro-batch on one device."""
+        return self.micro_batch * seq / self.context
+
+
+def projections(model: Transformer, split: Split) -> tuple[Matmul, ...]:
+    """Attention's linear layers: query, key and value in, output out; for latent attention its narrow ones too."""
+    tokens, one = split.tokens(model.seq), np.ones_like(split.tensor)
+    hidden, heads = one * model.hidden, model.heads / split.tensor
+    if model.latent is None:
+        width = (model.heads + 2 * model.kv_heads) * model.head_size / split.tensor
+        return (
+            Matmul("qkv", tokens, width, hidden, one),
+            Matmul("attention out", tokens, hidden, heads * model.head_size, one),
+        )
+    latent = model.latent
+    query = heads * (latent.nope_size + latent.rope_size)
+    down = (
+        Matmul("query", tokens, query, hidden, one)
+        if latent.query_rank == 0
+        else Matmul("query down", tokens, one * latent.query_rank, hidden, one)
+    )
+    up = () if latent.query_rank == 0 else (Matmul("query up", tokens, query, one * latent.query_rank, one),)
+    return (
+        down,
+        *up,
+        Matmul("key-value down", tokens, one * (latent.kv_rank + latent.rope_size), hidden, one),
+        Matmul(
+            "key-value up", tokens, heads * (latent.nope_size + latent.value_size), one * latent.kv_rank, one
+        ),
+        Matmul("attention out", tokens, hidden, heads * latent.value_size, one),
+    )
+
+
+def attention_core(model: Transformer, split: Split) -> tuple[Matmul, Matmul]:
+    """Scores and their product with the values, for every head: all seq x seq of them, causal or not."""
+    count = split.micro_batch * model.heads / split.tensor
+    one = np.ones_like(count)
+    own, every = one * model.seq / split.context, one * model.seq
+    if model.latent is None:
+        score_size = value_size = model.head_size
+    else:
+        score_size, value_size = model.latent.nope_size + model.latent.rope_size, model.latent.value_size
+    return (
+        Matmul("scores", own, every, one * score_size, count),
+        Matmul("values", own, one * value_size, every, count),
+    )
+
+
+def feed_forward(
+    model: Transformer, split: Split, width: int, *, name: str = "feed-forward"
+) -> tuple[Matmul, ...]:
+    """Up (and gate) and down projections of inner width `width`."""
+    tokens, one = split.tokens(model.seq), np.ones_like(split.tensor)
+    inner = width / split.tensor
+    return (
+        Matmul(f"{name} in", tokens, inner * (2 if model.gated else 1), one * model.hidden, one),
+        Matmul(f"{name} out", tokens, one * model.hidden, inner, one),
+    )
+
+
+def experts(model: Transformer, split: Split) -> tuple[Matmul, ...]:
+    """Router, routed experts under even load, and what every token visits."""
+    mixture = model.mixture
+    assert mixture is not None
+    tokens, one = split.tokens(model.seq), np.ones_like(split.tensor)
+    local = mixture.experts / split.expert
+    visits = tokens * mixture.active / local
+    inner = mixture.ffn / split.tensor
+    routed = (
+        Matmul("router", tokens, one * mixture.experts, one * model.hidden, one),
+        Matmul("experts in", visits, inner * (2 if model.gated else 1), one * model.hidden, local),
+        Matmul("experts out", visits, one * model.hidden, inner, local),
+    )
+    shared = (
+        feed_forward(model, split, mixture.shared_ffn, name="shared expert") if mixture.shared_ffn else ()
+    )
+    return routed + shared
+
+
+def head(model: Transformer, split: Split) -> Matmul:
+    """The output projection onto the vocabulary, cut over the tensor ranks."""
+    one = np.ones_like(split.tensor)
+    return Matmul("head", split.tokens(model.seq), model.vocab / split.tensor, one * model.hidden, one)

@@ -1,0 +1,41 @@
+"""Bytes on a device, by formula: model states, saved activations, buffers, and what is offloaded.
+
+`model_states` is the arithmetic of ZeRO for a count of parameters. `device_memory` puts it together with activations
+and buffers for a transformer under any layout, `stage_memory` does so stage by stage, and `memory_term` is the same
+figure as a tree that can be opened. What frameworks do differently is data: `FRAMEWORKS`.
+"""
+
+from shardscope.analytic.memory.activations import activation_bytes_per_layer
+from shardscope.analytic.memory.device import MemoryParts, device_memory, stage_memory
+from shardscope.analytic.memory.explain import KINDS, memory_term
+from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
+from shardscope.analytic.memory.offload import Traffic, offload_traffic
+from shardscope.analytic.memory.states import (
+    RECIPES,
+    STATES,
+    STEP_COUNTER_BYTES,
+    ModelStates,
+    Recipe,
+    model_state_bytes,
+    model_states,
+)
+
+__all__ = [
+    "FRAMEWORKS",
+    "KINDS",
+    "RECIPES",
+    "STATES",
+    "STEP_COUNTER_BYTES",
+    "Framework",
+    "MemoryParts",
+    "ModelStates",
+    "Recipe",
+    "Traffic",
+    "activation_bytes_per_layer",
+    "device_memory",
+    "memory_term",
+    "model_state_bytes",
+    "model_states",
+    "offload_traffic",
+    "stage_memory",
+]

@@ -1,0 +1,198 @@
+"""Saved activations: bytes of one token in one layer, as two numbers, one that tensor parallelism divides.
+
+Korthikanti et al. 2022 (arXiv 2205.05198), equations 1 to 6, with s tokens, b sequences, h hidden, a heads, t ranks:
+
+    whole                sbh (34 + 5as/h)
+    tensor               sbh (10 + 24/t + 5as/(ht))
+    tensor, sequence     sbh (34 + 5as/h) / t
+    selective            the same without 5as/h
+    full                 2sbh
+
+They are special cases of what is counted here operation by operation: what a norm, a linear layer, the attention's core
+and the activation function save. Grouped queries, gated layers, latent attention, mixtures, flash attention (a float32
+log-sum-exp of each row in place of the 5as/h), other widths of numbers and a job without dropout are the others.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.analytic.memory.frameworks import Framework
+from shardscope.analytic.memory.states import Recipe
+from shardscope.spec.layout import RECOMPUTE_NAMES
+from shardscope.spec.model import Transformer
+
+Floats = npt.NDArray[np.float64]
+SELECTIVE, FULL = RECOMPUTE_NAMES.index("selective"), RECOMPUTE_NAMES.index("full")
+LOGSUMEXP_BYTES = 4
+
+
+class PerToken(NamedTuple):
+    """Bytes of one token in one layer."""
+
+    whole: float
+    """The same on every tensor rank, unless the sequence is split over them."""
+    split: float
+    """Divided by the tensor degree."""
+    whole_always: float = 0.0
+    """The same on every tensor rank in any case: tokens that experts were sent."""
+
+    def plus(self, other: PerToken) -> PerToken:
+        """Both."""
+        return PerToken(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+@lru_cache(maxsize=256)
+def attention_per_token(model: Transformer, recipe: Recipe, framework: Framework) -> PerToken:
+    """What norm, attention and residual save, without the attention's core."""
+    act, product, hidden = recipe.activation, recipe.product, model.hidden
+    whole = hidden * (act + product + framework.dropout)  # norm's input, the product's input, the mask after
+    if model.latent is not None:
+        latent, heads = model.latent, model.heads
+        head = latent.nope_size + latent.rope_size
+        narrow = (act + product) * (latent.query_rank + latent.kv_rank) + act * latent.rope_size
+        split = act * heads * (2 * head + latent.value_size) + product * heads * latent.value_size
+        return PerToken(whole + narrow, split)
+    split = model.head_size * (act * (model.heads + 2 * model.kv_heads) + product * model.heads)
+    return PerToken(whole, split)
+
+
+@lru_cache(maxsize=256)
+def feed_forward_per_token(
+    model: Transformer, recipe: Recipe, framework: Framework, *, mixed: bool
+) -> PerToken:
+    """What norm, feed-forward layer or mixture, and residual save."""
+    act, product, hidden = recipe.activation, recipe.product, model.hidden
+    whole = hidden * (act + product + framework.dropout)
+    inner = inner_per_width(model, recipe, framework)
+    mixture = model.mixture
+    if not mixed or mixture is None:
+        return PerToken(whole, inner * model.ffn)
+    sent = (
+        mixture.active * hidden * product
+    )  # in the order of experts; their weights go into the activation function
+    routing = 4 * mixture.experts  # float32 probabilities
+    split = inner * mixture.shared_ffn + inner * mixture.active * mixture.ffn
+    return PerToken(whole + routing, split, sent)
+
+
+def outside_core(model: Transformer, recipe: Recipe, framework: Framework, *, mixed: bool) -> PerToken:
+    """What one layer saves but for the attention's core."""
+    attention = attention_per_token(model, recipe, framework)
+    return attention.plus(feed_forward_per_token(model, recipe, framework, mixed=mixed))
+
+
+def entry(model: Transformer, recipe: Recipe, *, tokens: Floats, divided: Floats) -> Floats:
+    """What full recomputation keeps of one layer: its input."""
+    return np.asarray(recipe.activation * model.hidden * tokens / divided)
+
+
+def inner_per_width(model: Transformer, recipe: Recipe, framework: Framework) -> int:
+    """Bytes of one token and one unit of the inner width: the activation function's inputs, and its result."""
+    inputs = framework.gated_tensors - 1 if model.gated else 1
+    return recipe.activation * inputs + recipe.product
+
+
+@lru_cache(maxsize=256)
+def core_per_token(
+    model: Transformer, recipe: Recipe, framework: Framework, *, flash: bool
+) -> tuple[float, float]:
+    """What the attention's core saves: bytes of a token, and bytes of a token and a token it looks at; both divided."""
+    act, heads = recipe.activation, model.heads
+    if flash:
+        return float(LOGSUMEXP_BYTES * heads), 0.0
+    return 0.0, float(heads * (act + framework.dropout * (1 + act)))  # softmax, mask, dropout's result
+
+
+def per_layer(
+    part: PerToken,
+    core: tuple[float, float],
+    *,
+    tokens: Floats,
+    span: Floats,
+    tensor: Floats,
+    divided: Floats,
+) -> Floats:
+    """Bytes of `tokens` in one layer.
+
+    Args:
+        part: What is saved outside the attention's core.
+        core: As `core_per_token` gives it; zeros where it is recomputed.
+        tokens: Of one micro-batch on one context rank.
+        span: Tokens that each looks at on one context rank.
+        tensor: t.
+        divided: t where the sequence is split over the tensor ranks, else 1.
+    """
+    split = (part.split + core[0] + core[1] * span) / tensor
+    return np.asarray(tokens * (part.whole / divided + split + part.whole_always))
+
+
+def core(
+    model: Transformer,
+    recipe: Recipe,
+    framework: Framework,
+    *,
+    flash: bool,
+    context: npt.ArrayLike,
+    tokens: Floats,
+    span: Floats,
+    tensor: Floats,
+    divided: Floats,
+) -> Floats:
+    """Bytes that the attention's core saves in one layer; over context ranks also the ring's copies of its output."""
+    inner = core_per_token(model, recipe, framework, flash=flash)
+    nothing = PerToken(0.0, 0.0)
+    once = per_layer(nothing, inner, tokens=tokens, span=span, tensor=tensor, divided=divided)
+    if not framework.ring_copies:
+        return once
+    width = model.heads * (model.latent.value_size if model.latent else model.head_size)
+    copy = framework.ring_copies * (recipe.activation * width + LOGSUMEXP_BYTES * model.heads * flash)
+    return once + copy * tokens / tensor * (np.asarray(context) > 1)
+
+
+def activation_bytes_per_layer(
+    model: Transformer,
+    *,
+    micro_batch: npt.ArrayLike = 1,
+    tensor: npt.ArrayLike = 1,
+    context: npt.ArrayLike = 1,
+    sequence_parallel: npt.ArrayLike = False,
+    recompute: str = "none",
+    flash_attention: bool = False,
+    mixed: bool = False,
+    recipe: Recipe,
+    framework: Framework,
+) -> Floats:
+    """Bytes that one layer saves of one micro-batch, on one rank; arrays broadcast.
+
+    Args:
+        model: Of whose layers one is meant.
+        micro_batch: b, sequences.
+        tensor: t, ranks that share the matrices.
+        context: Ranks that share a sequence.
+        sequence_parallel: Whether what tensor parallelism leaves whole is split along the sequence.
+        recompute: ``none``, ``selective`` (the attention's core) or ``full`` (all but the layer's input).
+        flash_attention: Whether scores are never stored.
+        mixed: Whether the layer has a mixture of experts.
+        recipe: Widths of numbers.
+        framework: Whose habits hold.
+
+    Source:
+        Korthikanti et al. 2022, equations 1 to 6, and table 2.
+    """
+    degree = np.asarray(tensor, float)
+    divided = np.where(sequence_parallel, degree, 1.0)
+    span = model.seq / np.asarray(context, float)
+    tokens = np.asarray(micro_batch) * span
+    if recompute == "full":
+        return entry(model, recipe, tokens=tokens, divided=divided)
+    part = outside_core(model, recipe, framework, mixed=mixed)
+    scale = {"tokens": tokens, "span": span, "tensor": degree, "divided": divided}
+    outside = per_layer(part, (0.0, 0.0), **scale)
+    if recompute == "selective" and not flash_attention:
+        return outside
+    return outside + core(model, recipe, framework, flash=flash_attention, context=context, **scale)

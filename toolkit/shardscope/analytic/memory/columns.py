@@ -1,0 +1,123 @@
+"""Which part of the model a pipeline rank holds, and how many micro-batches at once; an array for each layout."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.analytic.layouts import Layouts
+from shardscope.spec.layout import SCHEDULE_NAMES
+
+Floats = npt.NDArray[np.float64]
+
+_V_SHAPED = np.array([name in ("zbv", "v-half", "v-min", "dualpipev") for name in SCHEDULE_NAMES])
+_CHUNKED = np.array([name in ("interleaved", "zero-bubble") for name in SCHEDULE_NAMES])
+
+
+class Pipeline(NamedTuple):
+    """Of each layout, what does not depend on the place in its pipeline."""
+
+    ranks: Floats
+    microbatches: Floats
+    chunks: Floats
+    """Parts of the model on each rank that are not next to each other."""
+    interleaved: npt.NDArray[np.bool_]
+    head_at: Floats
+    """Place of the output projection: a V-shaped schedule brings it back to the first rank."""
+    layers: Floats
+    """On each rank."""
+    rest: Floats
+    """Layers that are left over: one more for each of the first ranks."""
+    of_left: Floats
+    of_all: Floats
+    constant: Floats
+
+
+class Holding(NamedTuple):
+    """Of one pipeline rank."""
+
+    layers: Floats
+    mixed: Floats | None
+    """Of the layers, those with experts; None where the model has none."""
+    embedding: Floats
+    """1 on the rank that holds it, else 0."""
+    head: Floats
+    """1 on the rank that holds it, else 0."""
+    in_flight: Floats
+    """Micro-batches whose activations it keeps, in units of the whole rank."""
+
+
+_HELD = {
+    "gpipe": (0.0, 0.0, np.inf),
+    "1f1b": (1.0, 0.0, 0.0),
+    "interleaved": (1.0, 0.0, 0.0),
+    "zero-bubble": (0.0, 1.0, 0.0),
+    "zb-h1": (0.0, 1.0, 0.0),
+    "zb-h2": (0.0, 2.0, -1.0),
+    "zbv": (0.0, 1.0, 0.0),
+    "v-half": (0.0, 0.5, 1.0),
+    "v-min": (0.0, 1 / 3, 1.5),
+    "dualpipev": (0.0, 1.0, 0.5),
+}
+"""Micro-batches in flight for each rank from this one to the last, for each rank of all, and in any case."""
+_OF_LEFT, _OF_ALL, _CONSTANT = np.array([_HELD[name] for name in SCHEDULE_NAMES]).T.copy()
+
+
+def pipeline_of(layouts: Layouts, layers: int) -> Pipeline:
+    """The pipelines of the layouts, for a model of so many layers."""
+    ranks, schedule = layouts.pipeline.astype(float), layouts.schedule
+    folded, interleaved = _V_SHAPED[schedule], _CHUNKED[schedule]
+    own = np.floor(layers / ranks)
+    return Pipeline(
+        ranks=ranks,
+        microbatches=layouts.num_microbatches.astype(float),
+        chunks=np.where(interleaved, layouts.virtual_stages, 1.0 + folded),
+        interleaved=interleaved & (layouts.virtual_stages > 1),
+        head_at=(ranks - 1) * ~folded,
+        layers=own,
+        rest=layers - own * ranks,
+        of_left=_OF_LEFT[schedule],
+        of_all=_OF_ALL[schedule],
+        constant=_CONSTANT[schedule],
+    )
+
+
+def held_by(place: Floats, pipeline: Pipeline, *, dense: int | None) -> Holding:
+    """What the rank at `place` holds.
+
+    Args:
+        place: In the pipeline, from 0, one for each layout.
+        pipeline: The layouts' pipelines.
+        dense: How many of the first layers have no experts; None where none has.
+    """
+    own = pipeline.layers + (place < pipeline.rest)
+    mixed = None
+    if dense is not None:
+        chunk = own / pipeline.chunks
+        mixed = own - np.minimum(np.maximum(dense - place * chunk, 0.0), chunk)
+    return Holding(
+        layers=own,
+        mixed=mixed,
+        embedding=(place == 0).astype(float),
+        head=(place == pipeline.head_at).astype(float),
+        in_flight=_in_flight(place, pipeline),
+    )
+
+
+def _in_flight(place: Floats, pipeline: Pipeline) -> Floats:
+    """Micro-batches in flight on the rank at `place`, in units of the whole rank.
+
+    Interleaved: Korthikanti et al. 2022, section 4.2.3, p (1 + (p-1)/(pv)) on the first rank.
+    """
+    left, chunks = pipeline.ranks - place, pipeline.chunks
+    held = pipeline.of_left * left + pipeline.of_all * pipeline.ranks + pipeline.constant
+    if pipeline.interleaved.any():
+        whole = (
+            (chunks - 1) * pipeline.ranks
+            + (2 * left - 1) * pipeline.of_left
+            + pipeline.ranks * pipeline.of_all
+        )
+        held = np.where(pipeline.interleaved, whole / chunks, held)
+    return np.minimum(held, pipeline.microbatches)

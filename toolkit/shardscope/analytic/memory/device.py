@@ -1,0 +1,155 @@
+"""Bytes of every device of a layout, and of a million layouts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory.columns import Floats
+from shardscope.analytic.memory.frameworks import Framework, known_framework
+from shardscope.analytic.memory.offload import (
+    OFFLOADS_ACTIVATIONS,
+    OFFLOADS_OPTIMIZER,
+    OFFLOADS_STATES,
+    tiers,
+)
+from shardscope.analytic.memory.rows import Rows, rows_of
+from shardscope.analytic.memory.stage import NONE, Blocks, blocks_of
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+
+ROWS_AT_ONCE = 16384
+"""Layouts whose arrays fit a core's cache together."""
+
+
+class MemoryParts(NamedTuple):
+    """Bytes by kind: five on the device, and what lies in the host's memory and on its drives for it."""
+
+    parameters: Floats
+    gradients: Floats
+    optimizer: Floats
+    activations: Floats
+    buffers: Floats
+    host: Floats
+    nvme: Floats
+
+    @property
+    def total(self) -> Floats:
+        """Bytes on the device."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
+
+
+def device_memory(
+    model: Transformer,
+    layouts: Layouts,
+    *,
+    framework: str | Framework = "megatron-core",
+    host_capacity: float = np.inf,
+) -> MemoryParts:
+    """Bytes on the fullest device of each layout.
+
+    Args:
+        model: The model.
+        layouts: One layout or a million.
+        framework: A key of `FRAMEWORKS`, or habits of your own.
+        host_capacity: Bytes of the host's memory for one device; what is offloaded beyond it counts as `nvme`.
+
+    Returns:
+        Arrays of the length of `layouts`.
+
+    Example:
+        >>> from shardscope.spec.model import Model
+        >>> model = Model.transformer(layers=2, hidden=64, heads=4, vocab=256, seq=128)
+        >>> held = device_memory(model, Layouts.of([Layout(zero=0), Layout(zero=0, tensor=2)]))
+        >>> bool(held.total[0] > held.total[1])
+        True
+    """
+    habits = known_framework(framework)
+    found = [
+        _of_length(len(rows), _fullest(model, rows, habits, host_capacity)) for rows in _in_cache(layouts)
+    ]
+    columns = zip(*found, strict=True)
+    return MemoryParts(*(np.concatenate(column) for column in columns))
+
+
+def _of_length(length: int, parts: MemoryParts) -> MemoryParts:
+    return MemoryParts(*(np.broadcast_to(part, length) for part in parts))
+
+
+def _in_cache(layouts: Layouts) -> Iterator[Layouts]:
+    """The table in slices."""
+    for start in range(0, max(1, len(layouts)), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        columns: dict[str, Any] = {
+            name: value[rows] if isinstance(value, np.ndarray) else value
+            for name, value in layouts._asdict().items()
+        }
+        yield Layouts(**columns)
+
+
+def _fullest(model: Transformer, layouts: Layouts, framework: Framework, host_capacity: float) -> MemoryParts:
+    """The fullest of the ranks that can be it: the first, the last, and the first that has experts throughout."""
+    rows = rows_of(model, layouts, framework)
+    last = rows.pipeline.ranks - 1
+    places = [np.zeros_like(last), last]
+    if model.mixture and model.mixture.dense_layers:
+        per_rank = np.maximum(1.0, rows.pipeline.layers)
+        places.append(np.minimum(last, np.ceil(model.mixture.dense_layers / per_rank)))
+    most, *others = (parts_of(blocks_of(rows, place), rows, host_capacity) for place in places)
+    for other in others:
+        is_more = other.total > most.total
+        pairs = zip(other, most, strict=True)
+        most = MemoryParts(*(np.where(is_more, theirs, ours) for theirs, ours in pairs))
+    return most
+
+
+def parts_of(blocks: Blocks, rows: Rows, host_capacity: float = np.inf) -> MemoryParts:
+    """Blocks by kind, once what is offloaded has left."""
+    parameters = blocks.dense.parameters + blocks.experts.parameters
+    gradients = blocks.dense.gradients + blocks.experts.gradients
+    optimizer = blocks.dense.optimizer + blocks.experts.optimizer
+    activations = blocks.saved + blocks.embedding_mask
+    buffers = np.maximum(blocks.at_loss, blocks.in_layer) + blocks.gathered + blocks.bucket
+    buffers += blocks.placeholders + blocks.workspace
+    on_device = MemoryParts(
+        parameters + blocks.copies, gradients, optimizer, activations, buffers, NONE, NONE
+    )
+    offload = rows.layouts.offload
+    if not offload.any():
+        return on_device
+    no_optimizer, no_states = OFFLOADS_OPTIMIZER[offload], OFFLOADS_STATES[offload]
+    no_saved = OFFLOADS_ACTIVATIONS[offload]
+    away = optimizer * no_optimizer + (parameters + gradients) * no_states
+    host, nvme = tiers(away + (blocks.saved - blocks.kept) * no_saved, host_capacity)
+    return MemoryParts(
+        parameters=on_device.parameters * ~no_states,
+        gradients=gradients * ~no_states,
+        optimizer=optimizer * ~no_optimizer,
+        activations=activations - (blocks.saved - blocks.kept) * no_saved,
+        buffers=buffers,
+        host=host,
+        nvme=nvme,
+    )
+
+
+def stage_memory(
+    model: Transformer,
+    layout: Layout,
+    *,
+    framework: str | Framework = "megatron-core",
+    host_capacity: float = np.inf,
+) -> MemoryParts:
+    """Bytes on a device of every pipeline stage of one layout; arrays by stage.
+
+    Example:
+        >>> from shardscope.spec.model import Model
+        >>> model = Model.transformer(layers=4, hidden=64, heads=4, vocab=256, seq=128)
+        >>> stage_memory(model, Layout(pipeline=4, global_batch=8)).activations.argmax()
+        np.int64(0)
+    """
+    rows = rows_of(model, Layouts.of([layout] * layout.pipeline), known_framework(framework))
+    parts = parts_of(blocks_of(rows, np.arange(float(layout.pipeline))), rows, host_capacity)
+    return MemoryParts(*(np.broadcast_to(part, layout.pipeline) for part in parts))

@@ -1,0 +1,208 @@
+"""The memory of one layout as a tree of terms: stages, kinds, blocks, each block with formula, inputs and source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory.columns import Floats, Holding, held_by
+from shardscope.analytic.memory.frameworks import Framework, known_framework
+from shardscope.analytic.memory.offload import OFFLOADS_ACTIVATIONS, OFFLOADS_OPTIMIZER, OFFLOADS_STATES
+from shardscope.analytic.memory.rows import Rows, rows_of
+from shardscope.analytic.memory.stage import Blocks, Elements, blocks_of, elements_of, gradient_bytes
+from shardscope.analytic.memory.states import state_bytes_per_param
+from shardscope.analytic.terms import Term
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+
+KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers")
+"""What a device's memory is made of, in the order of `MemoryParts`."""
+ZERO = "Rajbhandari et al. 2020 (arXiv 1910.02054), section 3"
+KORTHIKANTI = "Korthikanti et al. 2022 (arXiv 2205.05198)"
+_SAVED_FORMULAS = {
+    "none": "in flight × layers × bytes of a layer",
+    "selective": "in flight × layers × bytes of a layer, without the attention's core",
+    "full": "in flight × layers × 2bsh / t′",
+}
+_AGAIN = {
+    "none": "",
+    "selective": ", and the attention's core, recomputed",
+    "full": ", and what the layer saves, recomputed",
+}
+Inputs = dict[str, float | str]
+
+
+class _Stages(NamedTuple):
+    """Everything about all stages of a layout; arrays by stage."""
+
+    rows: Rows
+    layout: Layout
+    held: Holding
+    own: Elements
+    blocks: Blocks
+
+
+def memory_term(
+    model: Transformer,
+    layout: Layout,
+    cluster: Cluster | None = None,
+    *,
+    framework: str | Framework = "megatron-core",
+) -> Term:
+    """Bytes on the fullest device of a layout: the largest of its stages, each the sum of its kinds.
+
+    Args:
+        model: The model.
+        layout: One layout.
+        cluster: If given, the device's capacity joins the inputs of the root.
+        framework: A key of `FRAMEWORKS`, or habits of your own.
+
+    Example:
+        >>> from shardscope.spec.model import Model
+        >>> model = Model.transformer(layers=4, hidden=64, heads=4, vocab=256, seq=128)
+        >>> memory_term(model, Layout(pipeline=2, global_batch=8))["stage 1"]["logits"].value > 0
+        True
+    """
+    stages = _stages_of(model, layout, known_framework(framework))
+    parts = tuple(_stage(stages, place) for place in range(layout.pipeline))
+    largest = max(part.value for part in parts)
+    capacity = {"capacity": cluster.device.memory_bytes} if cluster else {}
+    source = stages.rows.framework.name
+    return Term("memory", largest, "bytes", inputs=capacity, source=source, parts=parts, how="max")
+
+
+def _stages_of(model: Transformer, layout: Layout, framework: Framework) -> _Stages:
+    rows = rows_of(model, Layouts.of([layout] * layout.pipeline), framework)
+    places = np.arange(float(layout.pipeline))
+    held = held_by(places, rows.pipeline, dense=model.mixture.dense_layers if model.mixture else None)
+    return _Stages(rows, layout, held, elements_of(rows, held), blocks_of(rows, places))
+
+
+def _stage(stages: _Stages, place: int) -> Term:
+    def at(values: Any) -> float:
+        flat = np.asarray(values).reshape(-1)
+        return float(flat[place if flat.size > 1 else 0])
+
+    kinds = (*_states(stages, at), _activations(stages, at), _buffers(stages, at))
+    return Term.total(f"stage {place}", kinds)
+
+
+At = Callable[[Any], float]
+"""The value of a stage, from an array of all."""
+
+
+def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
+    """Parameters, gradients and optimizer state, of experts and of everything else."""
+    rows, blocks, own, recipe = stages.rows, stages.blocks, stages.own, stages.rows.recipe
+    widths = {
+        "parameters": recipe.parameter,
+        "gradients": gradient_bytes(recipe, rows.framework),
+        "optimizer": recipe.master + state_bytes_per_param(stages.layout.optimizer, recipe.state),
+    }
+    terms = []
+    for number, (kind, width) in enumerate(widths.items()):
+        groups: list[tuple[str, Floats, Floats, Floats]] = [
+            (_NAMES[kind], blocks.dense[number], own.dense, rows.zero_ranks)
+        ]
+        if own.experts is not None:
+            groups.append(
+                (f"{_NAMES[kind]}, experts", blocks.experts[number], own.experts, rows.expert_ranks)
+            )
+        parts = [
+            _state(stages.layout, kind, name, at(value), width, at(count), at(ranks))
+            for name, value, count, ranks in groups
+        ]
+        if kind == "parameters" and recipe.copies:
+            parts.append(_copies(rows, at(blocks.copies)))
+        away = (OFFLOADS_OPTIMIZER if kind == "optimizer" else OFFLOADS_STATES)[rows.layouts.offload][0]
+        terms.append(Term.total(kind, tuple(_away(part, stages.layout) if away else part for part in parts)))
+    return tuple(terms)
+
+
+_NAMES = {"parameters": "weights", "gradients": "gradients of weights", "optimizer": "optimizer state"}
+_DIVIDED_FROM = {"optimizer": 1, "gradients": 2, "parameters": 3}
+
+
+def _state(  # noqa: PLR0917
+    layout: Layout, kind: str, name: str, value: float, width: float, count: float, ranks: float
+) -> Term:
+    inputs: Inputs = {"Ψ on this rank": count}
+    formula = f"{width:.4g}Ψ"
+    if layout.zero >= _DIVIDED_FROM[kind]:
+        inputs["N"] = ranks
+        formula += " / N"
+    return Term(name, value, "bytes", formula, inputs, f"{ZERO}, stage {layout.zero}")
+
+
+def _copies(rows: Rows, value: float) -> Term:
+    formula = f"{rows.recipe.copies}Ψ of matrices"
+    source = "autocast's cache, or TransformerEngine 2.x's fp8 weights and their transposes"
+    return Term("short copies", value, "bytes", formula, {"bytes of each": rows.recipe.copies}, source)
+
+
+def _away(term: Term, layout: Layout) -> Term:
+    """Nothing: it is in the host's memory."""
+    formula = f"in the host's memory (offload={layout.offload!r})"
+    return Term(term.name, 0.0, "bytes", formula, term.inputs, term.source)
+
+
+def _activations(stages: _Stages, at: At) -> Term:
+    rows, layout, held, blocks = stages.rows, stages.layout, stages.held, stages.blocks
+    is_away = bool(OFFLOADS_ACTIVATIONS[rows.layouts.offload][0])
+    shape = rows.shape
+    inputs: Inputs = {
+        "in flight": at(held.in_flight),
+        "layers": at(held.layers),
+        "bytes of a layer": at(blocks.saved_once) / at(held.layers),
+        "bs": at(shape.tokens),
+        "h": rows.model.hidden,
+        "t": layout.tensor,
+        "t′": at(shape.divided),
+    }
+    formula = "the layer that runs and the next; the rest is in the host's memory"
+    layers = Term(
+        "saved by layers", at(blocks.kept if is_away else blocks.saved), "bytes",
+        formula if is_away else _SAVED_FORMULAS[layout.recompute], inputs,
+        f"{KORTHIKANTI}, equations 1 to 6; micro-batches in flight under {layout.schedule}",
+    )  # fmt: skip
+    mask = Term(
+        "dropout mask of the embedding", at(blocks.embedding_mask), "bytes", "in flight × bsh / t′",
+        {"in flight": at(held.in_flight)}, f"{KORTHIKANTI}, section 4.3",
+    )  # fmt: skip
+    return Term.total("activations", (layers, mask) if mask.value else (layers,))
+
+
+def _buffers(stages: _Stages, at: At) -> Term:
+    rows, layout, blocks = stages.rows, stages.layout, stages.blocks
+    habits = rows.framework
+    inputs: Inputs = {
+        "bs": at(rows.shape.tokens), "h": rows.model.hidden, "V": rows.model.vocab, "t": layout.tensor,
+        "bytes of a logit": habits.logits_bytes,
+    }  # fmt: skip
+    at_loss, in_layer = at(blocks.at_loss), at(blocks.in_layer)
+    loss = Term(
+        "logits", at_loss, "bytes", "bsV × bytes of a logit / t + 3 × 2bsh / t′ + 2 × 2bsh where t′ > 1", inputs,
+        f"{habits.name}: {habits.source}",
+    )  # fmt: skip
+    layer = Term(
+        "layer in its backward pass", in_layer, "bytes",
+        "gradients of the inner width and of the residual" + _AGAIN[layout.recompute], inputs,
+        f"{habits.name}: {habits.source}",
+    )  # fmt: skip
+    ranks = at(rows.zero_ranks)
+    others = (
+        Term("gathered parameters", at(blocks.gathered), "bytes", "(1 + prefetched) × largest layer × (1 - 1/N)",
+             {"N": ranks, "prefetched": habits.prefetched}, f"{ZERO}, stage 3"),
+        Term("gradient bucket", at(blocks.bucket), "bytes", "largest layer × (1 - 1/N)", {"N": ranks},
+             f"{ZERO}, stage 2"),
+        Term("placeholders of gradients", at(blocks.placeholders), "bytes", "one for each shape of weight / t",
+             {"t": layout.tensor}, "TransformerEngine 2.x, get_dummy_wgrad"),
+        Term("workspace of matrix products", at(blocks.workspace), "bytes", "constant", {},
+             "inferred from measured peaks on B200 GPUs"),
+    )  # fmt: skip
+    working = loss if at_loss >= in_layer else layer
+    return Term.total("buffers", (working, *(term for term in others if term.value)))

@@ -1,0 +1,192 @@
+"""Bytes on one pipeline rank, block by block, for a table of layouts: the one place where all rules meet."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shardscope.analytic.memory import buffers
+from shardscope.analytic.memory.columns import Floats, Holding, held_by
+from shardscope.analytic.memory.frameworks import Framework
+from shardscope.analytic.memory.offload import OFFLOADS_STATES
+from shardscope.analytic.memory.rows import Rows
+from shardscope.analytic.memory.states import (
+    ModelStates,
+    Recipe,
+    factor_states,
+    partitioned,
+    state_bytes_per_param,
+)
+
+NONE = np.zeros(1)
+NO_STATES = ModelStates(NONE, NONE, NONE)
+
+
+class Blocks(NamedTuple):
+    """Bytes on one rank, before anything is offloaded."""
+
+    dense: ModelStates
+    """Of all but routed experts."""
+    experts: ModelStates
+    copies: Floats
+    """Short copies of weights."""
+    saved: Floats
+    """By layers, for backward passes to come, of all micro-batches in flight."""
+    saved_once: Floats
+    """By layers, of one micro-batch."""
+    kept: Floats
+    """Of what layers save, what stays where the rest is offloaded."""
+    embedding_mask: Floats
+    at_loss: Floats
+    """Working bytes while the loss runs backward, where the rank has it."""
+    in_layer: Floats
+    """Working bytes while a layer runs backward, with what is recomputed for it."""
+    gathered: Floats
+    """Parameters of other ranks."""
+    bucket: Floats
+    """Gradients of a layer on their way to the ranks that own them."""
+    placeholders: Floats
+    workspace: Floats
+
+
+class Elements(NamedTuple):
+    """Parameters of one rank."""
+
+    dense: Floats
+    layer: Floats
+    """The largest layer without its experts."""
+    vocabulary: Floats
+    """The embedding table, where the rank holds one."""
+    aside: Floats
+    """Embeddings, head and vectors."""
+    experts: Floats | None
+    layer_experts: Floats | None
+
+
+def blocks_of(rows: Rows, place: Floats) -> Blocks:
+    """Every block on the rank at `place` of each layout's pipeline."""
+    model, framework, recipe = rows.model, rows.framework, rows.recipe
+    held = held_by(place, rows.pipeline, dense=model.mixture.dense_layers if model.mixture else None)
+    own = elements_of(rows, held)
+    once, in_layer = _saved(rows, held)
+    matrices = own.dense - own.aside + (own.experts if own.experts is not None else 0)
+    return Blocks(
+        dense=_dense_states(rows, own, held),
+        experts=_expert_states(rows, own, held),
+        copies=recipe.copies * matrices * (rows.layouts.zero < 3) if recipe.copies else NONE,
+        saved=once * held.in_flight,
+        saved_once=once,
+        kept=once * np.minimum((1 + framework.prefetched) / held.layers, held.in_flight),
+        embedding_mask=_embedding_mask(rows, held),
+        at_loss=held.head * rows.at_loss,
+        in_layer=in_layer,
+        gathered=_gathered(rows, own, recipe.parameter + recipe.copies, framework.prefetched, 3),
+        bucket=_gathered(rows, own, recipe.gradient, 0, 2),
+        placeholders=_placeholders(rows, held),
+        workspace=np.full(1, framework.workspace_bytes),
+    )
+
+
+def elements_of(rows: Rows, held: Holding) -> Elements:
+    """What a rank holds of the model, by count."""
+    table, tensor = rows.weights, rows.shape.tensor
+    layer: Floats | int = table.attention_params + table.dense_params
+    whole = held.layers * table.whole + held.embedding * table.before + held.head * table.behind
+    own_head = held.head * (1 - held.embedding) if table.tied else held.head
+    words = held.embedding * table.table + own_head * table.head
+    divided = held.layers * layer
+    experts = layer_experts = None
+    if held.mixed is not None:
+        layer = table.attention_params + np.where(
+            held.mixed < held.layers, max(table.dense_params, table.shared_params), table.shared_params
+        )
+        divided += held.mixed * (table.shared_params - table.dense_params)
+        whole += held.mixed * (table.whole_mixed - table.whole)
+        layer_experts = table.expert_params / (tensor * rows.layouts.expert)
+        experts = held.mixed * layer_experts
+    aside = words / tensor + whole
+    return Elements(
+        dense=divided / tensor + aside,
+        layer=layer / tensor + max(table.whole, table.whole_mixed),
+        vocabulary=np.maximum(held.embedding, held.head) * (table.table / tensor),
+        aside=aside,
+        experts=experts,
+        layer_experts=layer_experts,
+    )
+
+
+def gradient_bytes(recipe: Recipe, framework: Framework) -> int:
+    """Of one gradient while micro-batches add up."""
+    return 4 if framework.main_gradients and recipe.master else recipe.gradient
+
+
+def _whole(rows: Rows, count: Floats, aside: Floats, factors: Floats) -> ModelStates:
+    recipe, optimizer = rows.recipe, rows.layouts.optimizer
+    kept = (recipe.master + state_bytes_per_param(optimizer, recipe.state)) * count
+    if optimizer == "muon":
+        kept = kept + recipe.state * aside
+    if optimizer == "adafactor":
+        kept = kept + recipe.state * factor_states(optimizer, factors)
+    return ModelStates(recipe.parameter * count, gradient_bytes(recipe, rows.framework) * count, kept)
+
+
+def _dense_states(rows: Rows, own: Elements, held: Holding) -> ModelStates:
+    factors = held.layers * _factors(rows, mixed=False) / rows.shape.tensor
+    whole = _whole(rows, own.dense, own.aside, factors)
+    return partitioned(whole, stage=rows.layouts.zero, ranks=rows.zero_ranks)
+
+
+def _expert_states(rows: Rows, own: Elements, held: Holding) -> ModelStates:
+    if own.experts is None or held.mixed is None:
+        return NO_STATES
+    factors = held.mixed * _factors(rows, mixed=True) / (rows.shape.tensor * rows.layouts.expert)
+    whole = _whole(rows, own.experts, NONE, factors)
+    return partitioned(whole, stage=rows.layouts.zero, ranks=rows.expert_ranks)
+
+
+def _factors(rows: Rows, *, mixed: bool) -> int:
+    return rows.weights.factors(mixed=mixed, experts=rows.model.mixture.experts if rows.model.mixture else 0)
+
+
+def _gathered(rows: Rows, own: Elements, width: int, prefetched: int, stage: int) -> Floats:
+    """Layers that ZeRO gathers, or whose gradients it has not yet handed on, less a rank's own part of them.
+
+    Never more than the rank has to hold without ZeRO. Where all states are offloaded, the layers that run are whole on
+    the device whatever the stage.
+    """
+    away, is_on = OFFLOADS_STATES[rows.layouts.offload], rows.layouts.zero >= stage
+    running = np.maximum(own.layer, own.vocabulary) + prefetched * own.layer
+    sizes = np.minimum(running, own.dense) * np.where(away, 1.0, is_on * (1 - 1 / rows.zero_ranks))
+    if own.experts is not None and own.layer_experts is not None:
+        part = np.where(away, 1.0, is_on * (1 - 1 / rows.expert_ranks))
+        sizes += np.minimum((1 + prefetched) * own.layer_experts, own.experts) * part
+    return width * sizes
+
+
+def _saved(rows: Rows, held: Holding) -> tuple[Floats, Floats]:
+    """Bytes that the rank's layers save of one micro-batch, and those that one of them works with."""
+    if held.mixed is None:
+        return held.layers * rows.dense.kept, rows.in_dense + rows.dense.again
+    once = (held.layers - held.mixed) * rows.dense.kept + held.mixed * rows.mixed.kept
+    in_dense = (rows.in_dense + rows.dense.again) * (held.mixed < held.layers)
+    return once, np.maximum(in_dense, (rows.in_mixed + rows.mixed.again) * (held.mixed > 0))
+
+
+def _embedding_mask(rows: Rows, held: Holding) -> Floats:
+    """Of the dropout after the embedding; Korthikanti et al. 2022, section 4.3."""
+    if not rows.framework.dropout:
+        return NONE
+    return held.embedding * held.in_flight * rows.model.hidden * rows.shape.tokens / rows.shape.divided
+
+
+def _placeholders(rows: Rows, held: Holding) -> Floats:
+    table, recipe = rows.weights, rows.recipe
+    if not rows.framework.reused_gradient:
+        return NONE
+    layers: Floats | float = buffers.reused_gradients(table, recipe, dense=True, mixed=False)
+    if held.mixed is not None:
+        both = buffers.reused_gradients(table, recipe, dense=True, mixed=True)
+        routed = buffers.reused_gradients(table, recipe, dense=False, mixed=True)
+        layers = np.where(held.mixed > 0, np.where(held.mixed < held.layers, both, routed), layers)
+    return (layers + held.head * (recipe.activation * table.head)) / rows.shape.tensor

@@ -1,0 +1,112 @@
+"""Why a layout cannot be: each rule once, with its sentence, over arrays.
+
+A rule is asked in the order of its place here; a layout is rejected for the first that it breaks, so that the counts by
+reason add up.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.analytic.planner.space import CHUNKED
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.model import Transformer
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+REASONS: dict[str, str] = {
+    "devices": "tensor x pipeline x context does not divide the number of devices",
+    "data": "the replicas that are left are not among those asked for",
+    "heads": "the tensor degree does not divide the attention heads",
+    "kv-heads": "the tensor degree and the heads of keys and values do not divide one another",
+    "ffn": "the tensor degree does not divide the width of the feed-forward layer",
+    "layers": "there are more stages than layers",
+    "sequence": "the context degree does not divide the sequence",
+    "experts": "the expert degree does not divide the experts and the replicas",
+    "batch": "the replicas do not divide the global batch",
+    "micro-batch": "the micro-batch does not divide a replica's part of the batch",
+    "schedule": "the schedule needs more stages, micro-batches or layers, or layers that divide",
+    "no pipeline": "without a pipeline all schedules are the same; counted once",
+    "sequence-parallel": "sequence parallelism needs tensor ranks that divide a rank's part of the sequence",
+    "no replicas": "with nothing to shard, share or compress it is the same as another; counted once",
+    "no recomputation": "flash attention keeps nothing that selective recomputation could drop; counted once",
+    "does not fit": "its fullest device, or the host behind it, holds more than there is memory",
+    "beaten": "as many others as were asked for are faster and leave more memory free",
+}
+"""Reason codes and what they mean, in the order in which they are asked."""
+
+
+class Grid(NamedTuple):
+    """Degrees, an array each."""
+
+    tensor: Ints
+    pipeline: Ints
+    context: Ints
+    expert: Ints
+    data: Ints
+
+
+def grid_faults(
+    model: Transformer, grid: Grid, *, devices: int, batch: int, data: tuple[int, ...] | None
+) -> Ints:
+    """Place in `REASONS` of the first rule that each grid breaks, or -1."""
+    tensor, pipeline, context, expert, replicas = grid
+    kv_heads, ffn = model.kv_heads or model.heads, model.ffn or 4 * model.hidden
+    experts = model.mixture.ffn if model.mixture else ffn
+    others = tensor * pipeline * context
+    return first_fault(
+        {
+            "devices": devices % others != 0,
+            "data": np.zeros(1, bool) if data is None else ~np.isin(replicas, data),
+            "heads": model.heads % tensor != 0,
+            "kv-heads": (kv_heads % tensor != 0) & (tensor % kv_heads != 0),
+            "ffn": (ffn % tensor != 0) | (experts % tensor != 0),
+            "layers": pipeline > model.layers,
+            "sequence": model.seq % context != 0,
+            "experts": _expert_fault(model, expert, replicas * context),
+            "batch": batch % replicas != 0,
+        },
+        len(tensor),
+    )
+
+
+def _expert_fault(model: Transformer, expert: Ints, ranks: Ints) -> Mask:
+    if model.mixture is None:
+        return np.asarray(expert > 1)
+    return np.asarray((model.mixture.experts % expert != 0) | (ranks % expert != 0))
+
+
+def first_fault(rules: dict[str, Mask], length: int) -> Ints:
+    """Place in `REASONS` of the first rule broken, or -1."""
+    codes = list(REASONS)
+    found = np.full(length, -1, np.int64)
+    for name in reversed(rules):
+        found[np.broadcast_to(rules[name], (length,))] = codes.index(name)
+    return found
+
+
+def schedule_faults(
+    name: str, virtual: int, *, layers: int, stages: Ints, microbatches: Ints, is_first: bool
+) -> dict[str, Mask]:
+    """Rules that a schedule breaks on a pipeline of so many stages."""
+    alone = stages == 1
+    broken = stages * virtual > layers
+    if virtual > 1:
+        broken |= layers % (stages * virtual) != 0
+    if name in CHUNKED:
+        broken |= microbatches % stages != 0
+    if name == "dualpipev":
+        broken |= microbatches < 2 * stages
+    return {"schedule": ~alone & broken, "no pipeline": alone & (not is_first)}
+
+
+def shard_size(cluster: Cluster, kind: str, grid: Grid) -> Ints:
+    """Ranks over which ZeRO partitions: all replicas, or those that share a node."""
+    ranks = grid.data * grid.context
+    if kind == "all":
+        return ranks
+    return np.asarray(np.maximum(1, np.gcd(ranks, np.maximum(1, cluster.per_node // grid.tensor))))

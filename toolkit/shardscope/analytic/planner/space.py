@@ -1,0 +1,97 @@
+"""What a search may choose from: the values of every axis of a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from pydantic import Field, PositiveInt
+
+from shardscope.errors import SpecError, unknown_name
+from shardscope.spec._base import Spec
+from shardscope.spec.layout import LayoutSchedule, Offload, Recompute
+
+LARGEST_MICRO_BATCH = 16
+V_SHAPED = ("zbv", "v-half", "v-min", "dualpipev")
+"""Schedules that run down the ranks and back up: each rank holds two stages."""
+CHUNKED = ("interleaved", "zero-bubble")
+"""Schedules that look at `virtual_stages`."""
+
+
+class Space(Spec):
+    """The values that a search tries on each axis; an axis of degrees that is None takes every divisor.
+
+    What would change the result of training, lossy compression of gradients, is left out unless it is asked for.
+
+    Example:
+        >>> Space(pipeline=(1, 2, 4), offload=("none",)).schedule_options[:3]
+        (('gpipe', 1), ('1f1b', 1), ('interleaved', 2))
+    """
+
+    data: tuple[PositiveInt, ...] | None = None
+    """Replicas; they follow from the other degrees and the number of devices, so this only filters."""
+    tensor: tuple[PositiveInt, ...] | None = None
+    pipeline: tuple[PositiveInt, ...] | None = None
+    context: tuple[PositiveInt, ...] | None = None
+    expert: tuple[PositiveInt, ...] | None = None
+    micro_batch: tuple[PositiveInt, ...] | None = None
+    """None for the divisors of the global batch up to 16."""
+    schedule: tuple[LayoutSchedule, ...] = Field(default=get_args(LayoutSchedule), min_length=1)
+    virtual_stages: tuple[PositiveInt, ...] = Field(default=(2, 3, 4, 6, 8), min_length=1)
+    """Of the interleaved schedules; the others have one stage a rank, V-shaped ones two."""
+    zero: tuple[Literal[0, 1, 2, 3], ...] = Field(default=(0, 1, 2, 3), min_length=1)
+    shard: tuple[Literal["all", "node"], ...] = Field(default=("all", "node"), min_length=1)
+    """ZeRO over all replicas, or over those of one node (HSDP)."""
+    recompute: tuple[Recompute, ...] = Field(default=("none", "selective", "full"), min_length=1)
+    offload: tuple[Offload, ...] = Field(
+        default=("none", "optimizer", "states", "activations", "all"), min_length=1
+    )
+    compression: tuple[Literal["none", "fp16", "int8", "int4", "topk-1%", "powersgd-4"], ...] = Field(
+        default=("none",), min_length=1
+    )
+    sequence_parallel: tuple[bool, ...] = Field(default=(False, True), min_length=1)
+
+    @property
+    def schedule_options(self) -> tuple[tuple[str, int], ...]:
+        """Every (schedule, virtual stages) to try."""
+        return tuple(
+            (name, virtual)
+            for name in self.schedule
+            for virtual in (self.virtual_stages if name in CHUNKED else (2,) if name in V_SHAPED else (1,))
+        )
+
+    def fixed(self, values: Mapping[str, Any]) -> Space:
+        """This space with some axes held to one value or a few.
+
+        Raises:
+            SpecError: No such axis, or a value that it cannot take.
+
+        Example:
+            >>> Space().fixed({"tensor": 8, "zero": [1, 2]}).tensor
+            (8,)
+        """
+        axes = type(self).model_fields
+        for name in values:
+            if name not in axes:
+                raise unknown_name("fix", name, axes)
+        return self.replace(**{name: _several(name, value) for name, value in values.items()})
+
+
+def _several(name: str, value: Any) -> tuple[Any, ...]:
+    many = isinstance(value, Sequence) and not isinstance(value, str)
+    values = tuple(dict.fromkeys(value)) if many else (value,)
+    if not values:
+        raise SpecError(f"fix={{{name!r}: []}} leaves nothing to try; give at least one value of {name}")
+    return values
+
+
+def divisors(number: int, *, largest: int | None = None) -> tuple[int, ...]:
+    """Divisors in order.
+
+    Example:
+        >>> divisors(12, largest=6)
+        (1, 2, 3, 4, 6)
+    """
+    small = [value for value in range(1, int(number**0.5) + 1) if number % value == 0]
+    every = sorted({*small, *(number // value for value in small)})
+    return tuple(value for value in every if largest is None or value <= largest)

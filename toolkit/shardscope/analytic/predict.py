@@ -1,0 +1,178 @@
+"""One layout of one model on one cluster: how long a step takes, what a device holds, what it costs, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardscope.analytic.compute.flops import hardware_flops, model_flops
+from shardscope.analytic.memory import memory_term
+from shardscope.analytic.show import term_html, term_text
+from shardscope.analytic.step.machine import Machine
+from shardscope.analytic.step.term import time_term
+from shardscope.analytic.terms import Term
+from shardscope.errors import SpecError
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+
+HOUR_S = 3600.0
+
+
+class Interval(NamedTuple):
+    """Where nine in ten measured steps lay, for such predictions, on rows that were not fitted."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the formulas say of one layout; `time` and `memory` open into terms."""
+
+    model: Transformer
+    cluster: Cluster
+    layout: Layout
+    calibration: Calibration
+    time: Term
+    """Seconds of one optimizer step."""
+    memory: Term
+    """Bytes on the fullest device."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of one optimizer step."""
+        return self.time.value
+
+    @property
+    def interval(self) -> Interval:
+        """Seconds of one step, from the calibration's residuals: the 5th to the 95th of a hundred."""
+        quantiles = self.calibration.quantiles
+        return Interval(self.step_time_s * quantiles["5"], self.step_time_s * quantiles["95"])
+
+    @property
+    def peak_bytes(self) -> float:
+        """Bytes on the fullest device."""
+        return self.memory.value
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest device's memory holds them."""
+        return self.peak_bytes <= self.cluster.device.memory_bytes
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all devices together."""
+        return self.layout.global_batch * self.model.seq / self.step_time_s
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs (3 x forward) over what the devices promise in a step's time."""
+        return float(model_flops(self.model, self.layout.global_batch)) / self._promised_flops
+
+    @property
+    def hfu(self) -> float:
+        """The same with recomputation's FLOPs."""
+        done = hardware_flops(self.model, self.layout.global_batch, recompute=self.layout.recompute)
+        return float(done) / self._promised_flops
+
+    @property
+    def _promised_flops(self) -> float:
+        peak = Machine.of(self.cluster, self.calibration, self.layout.precision).peak
+        return peak * self.layout.num_devices * self.step_time_s
+
+    def time_to_train(self, tokens: float) -> float:
+        """Seconds for so many tokens, without failures or evaluation."""
+        if not tokens > 0:
+            raise SpecError(f"tokens={tokens!r} is not a number of tokens; give one above 0")
+        return tokens / self.tokens_per_s
+
+    def dollars(self, tokens: float) -> float:
+        """US dollars for so many tokens, at the cluster's price.
+
+        Raises:
+            SpecError: The cluster has no price.
+        """
+        price = self.cluster.price_per_device_hour
+        if price is None:
+            raise SpecError(
+                f"cluster {self.cluster.name!r} has no price; give it one: "
+                "cluster.replace(price_per_device_hour=...)"
+            )
+        return self.time_to_train(tokens) / HOUR_S * price * self.layout.num_devices
+
+    def to_dict(self) -> dict[str, object]:
+        """The figures and both trees, for JSON."""
+        return {
+            "model": self.model.name,
+            "cluster": self.cluster.name,
+            "layout": self.layout.model_dump(),
+            "calibration": self.calibration.name,
+            "note": self.calibration.note,
+            "step_time_s": self.step_time_s,
+            "interval_s": list(self.interval),
+            "peak_bytes": self.peak_bytes,
+            "fits": self.fits,
+            "tokens_per_s": self.tokens_per_s,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "time": _plain(self.time),
+            "memory": _plain(self.memory),
+        }
+
+    def __repr__(self) -> str:
+        return "\n".join([*self._headline(), "", term_text(self.time), "", term_text(self.memory)])
+
+    def _headline(self) -> list[str]:
+        low, high = self.interval
+        capacity = self.cluster.device.memory_bytes / 1e9
+        held = f"{self.peak_bytes / 1e9:.1f} of {capacity:.0f} GB"
+        return [
+            f"{self.model.name} on {self.layout.num_devices} x {self.cluster.device.name}",
+            f"step {self.step_time_s:.4g} s ({low:.4g} to {high:.4g}), {self.tokens_per_s:.4g} tokens/s, "
+            f"MFU {self.mfu:.1%}, HFU {self.hfu:.1%}; a device holds {held}"
+            + ("" if self.fits else ": it does not fit"),
+            f"calibration {self.calibration.name}"
+            + (f": {self.calibration.note}" if self.calibration.note else ""),
+        ]
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        title, *rest = map(escape, self._headline())
+        lines = "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in rest)
+        return f"<div><strong>{title}</strong>{lines}{term_html(self.time)}{term_html(self.memory)}</div>"
+
+
+def predict(
+    model: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration | None = None
+) -> Prediction:
+    """Step time and memory of a layout, by the closed forms and a machine's calibration.
+
+    Args:
+        model: What is trained.
+        cluster: What it is trained on; it may have more devices than the layout takes.
+        layout: How it is laid out.
+        calibration: The machine's constants; by default `Calibration.of` the cluster's device, which for a device never
+            measured is a transfer that says so and doubles the interval.
+
+    Raises:
+        SpecError: The layout takes more devices than there are, or does not divide the model or the batch.
+    """
+    layout.check(model, cluster)
+    known = Calibration.of(cluster.device) if calibration is None else calibration
+    return Prediction(
+        model=model,
+        cluster=cluster,
+        layout=layout,
+        calibration=known,
+        time=time_term(model, layout, cluster, known),
+        memory=memory_term(model, layout, cluster),
+    )
+
+
+def _plain(term: Term) -> dict[str, object]:
+    leaf = {"formula": term.formula, "inputs": dict(term.inputs), "source": term.source}
+    parts = {"how": term.how, "parts": [_plain(part) for part in term.parts]}
+    return {"name": term.name, "value": term.value, "unit": term.unit, **(parts if term.parts else leaf)}

@@ -1,0 +1,118 @@
+"""V-Half and V-Min: a building block repeated for each micro-batch, squeezed together at both ends.
+
+Qi et al., Pipeline parallelism with controllable memory, 2024 (arXiv 2405.15362): the life of one micro-batch, from
+its first forward to its last input gradient, is laid on a grid of equal slots and repeated every six of them; the
+weights' gradients take the slots that stay free. How long a micro-batch lives on a rank is how much memory the rank
+needs. Then everything moves forward into slots that warm-up and drain leave free, in the same order, as long as no
+rank holds more than it does where the block repeats.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
+
+from shardscope.analytic.schedules.table import Op
+
+PERIOD = 6
+"""Slots of one micro-batch on a rank: a forward and two gradients of each of its two stages."""
+
+Block = Callable[[int, int], tuple[int, int, int, int]]
+"""Takes rank and ranks; gives the rank's slots of micro-batch 0: forward down, forward up, gradient up and down."""
+
+
+def v_half(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
+    """Half the activations of 1F1B: both forwards down and gradients up again go at half the pace (V-Half)."""
+    return _squeezed(_half_block, ranks, microbatches)[rank]
+
+
+def v_min(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
+    """A third of the activations of 1F1B: a micro-batch goes through without a pause (V-Min)."""
+    return _squeezed(_min_block, ranks, microbatches)[rank]
+
+
+def _half_block(rank: int, ranks: int) -> tuple[int, int, int, int]:
+    pause = 0 if ranks % 2 else 3  # without it two operations of an even number of ranks fall into one slot
+    back = 3 * ranks - 1 + pause
+    return 2 * rank, 3 * ranks - 2 - rank, back + 2 * rank, back + 3 * ranks - 1 - rank
+
+
+def _min_block(rank: int, ranks: int) -> tuple[int, int, int, int]:
+    pause = 0 if ranks % 3 else 2
+    back = 2 * ranks + pause
+    return rank, 2 * ranks - 1 - rank, back + rank, back + 2 * ranks - 1 - rank
+
+
+@lru_cache(maxsize=64)
+def _squeezed(block: Block, ranks: int, microbatches: int) -> tuple[list[Op], ...]:
+    """Slot by slot, the next of each rank's order where it can run and fits, a weights' gradient where it cannot."""
+    rows = [_Row(block, rank, ranks, microbatches) for rank in range(ranks)]
+    done: set[tuple[str, int, int]] = set()
+    while any(row.unfinished for row in rows):
+        done.update([op for row in rows if (op := row.step(done))])
+    return tuple(row.ops for row in rows)
+
+
+class _Row:
+    """One rank: the order in which its block repeats, what it has done of it and what it holds."""
+
+    def __init__(self, block: Block, rank: int, ranks: int, microbatches: int) -> None:
+        self.ops: list[Op] = []
+        self._last = 2 * ranks - 1
+        self._planned = deque(_repeated(block(rank, ranks), (rank, self._last - rank), microbatches))
+        self._owed: deque[Op] = deque()
+        self._free = _most_held(block(rank, ranks))
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether anything is left to do."""
+        return bool(self._planned or self._owed)
+
+    def step(self, done: set[tuple[str, int, int]]) -> Op | None:
+        """What the rank does in one slot, if anything, given all that was over before."""
+        if self._planned and self._can(self._planned[0], done):
+            op = self._planned.popleft()
+        elif self._owed:
+            op = self._owed.popleft()
+        else:
+            return None
+        self.ops.append(op)
+        if op.op == "F":
+            self._free -= 1
+        elif op.op == "W":
+            self._free += 1
+        else:
+            self._owed.append(Op("W", op.stage, op.microbatch))
+        return op
+
+    def _can(self, op: Op, done: set[tuple[str, int, int]]) -> bool:
+        kind, stage, batch = op
+        if kind == "F":
+            return self._free > 0 and (stage == 0 or ("F", stage - 1, batch) in done)
+        return ("F", stage, batch) in done and (stage == self._last or ("I", stage + 1, batch) in done)
+
+
+def _repeated(slots: tuple[int, int, int, int], stages: tuple[int, int], microbatches: int) -> list[Op]:
+    """Forwards and input gradients of all micro-batches in the order of their slots."""
+    down, up = stages
+    life = list(zip(slots, "FFII", (down, up, up, down), strict=True))
+    placed = [(slot + PERIOD * i, Op(kind, at, i)) for i in range(microbatches) for slot, kind, at in life]
+    return [op for _, op in sorted(placed)]
+
+
+def _most_held(slots: tuple[int, int, int, int]) -> int:
+    """What a rank holds at most where its block repeats for ever and weights' gradients take the free slots."""
+    repeats = slots[-1] // PERIOD + 4
+    kinds = {
+        slot + PERIOD * i: kind for i in range(repeats) for slot, kind in zip(slots, "FFII", strict=True)
+    }
+    held = peak = owed = 0
+    for slot in range(PERIOD * repeats):
+        kind = kinds.get(slot)
+        held += kind == "F"
+        owed += kind == "I"
+        if kind is None and owed:
+            owed, held = owed - 1, held - 1
+        peak = max(peak, held)
+    return peak

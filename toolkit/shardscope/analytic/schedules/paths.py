@@ -1,0 +1,253 @@
+"""The bubble of each schedule as the longest of a few paths through its table.
+
+A rank idles because somewhere a chain of operations, each waiting for the one before, is longer than the rank's own
+work. For given numbers of ranks and micro-batches each chain is a sum of forwards, input and weight gradients, so the
+bubble is the greatest of a few such sums. Every function here takes a `Case` of p ranks, m micro-batches and
+the durations f, i and w of one *stage*; it gives the idle time between a rank's own first and last
+operation, for the rank that has most of it. What the papers print is the sum that is greatest for equal durations.
+The other sums were read off the tables; the tests hold all of them against the counted tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+class Case(NamedTuple):
+    """Arrays that broadcast: ranks, micro-batches, and what each operation of one stage takes."""
+
+    p: Floats
+    m: Floats
+    f: Floats
+    i: Floats
+    w: Floats
+
+
+Bubble = Callable[[Case], Floats]
+
+
+def longest(first: Floats, *others: Floats) -> Floats:
+    """The greatest of some arrays, element by element."""
+    return np.asarray(reduce(np.maximum, others, first))
+
+
+def flush(case: Case) -> Floats:
+    """GPipe, 1F1B and interleaved: (p-1)(f+i+w).
+
+    Huang et al. 2019, section 2.3; Narayanan et al. 2021 (SC), section 2.2.1 and, for v stages a rank, 2.2.2.
+    """
+    p, _, f, i, w = case
+    return np.asarray((p - 1) * (f + i + w))
+
+
+def interleaved_zero_bubble(case: Case) -> Floats:
+    """(p-1)(f+i-w), as ZB-H1 on stages v times shorter; where w > f, (p-1) i."""
+    p, _, f, i, w = case
+    return (p - 1) * (i + np.maximum(f - w, 0))
+
+
+def zb_h1(case: Case) -> Floats:
+    """(p-1)(f+i-w): Qi et al. 2023, section 2.3 (T_F + T_B - T_W there).
+
+    With fewer micro-batches than ranks fewer w are put off.
+    """
+    p, m, f, i, w = case
+    late = np.minimum(p - 1, m - 1)
+    return np.asarray((p - 1) * (f + i) - late * np.minimum(f, w))
+
+
+def zb_h2(case: Case) -> Floats:
+    """(p-1)(f+i-2w): Qi et al. 2023, section 2.3; fewer than 2p-1 micro-batches delay fewer w."""
+    p, m, f, i, w = case
+    q, late = p - 1, np.minimum(2 * (p - 1), m - 1)
+    half = late // 2
+    return longest(
+        q * (f + i) - late * w,
+        (q - late) * f + q * i,
+        (q - late + half) * f + (q - half) * i,
+        (q - half) * (f + i) - (late - 2 * half) * w,
+    )
+
+
+def zbv(case: Case) -> Floats:
+    """0 for equal durations: Qi et al. 2023, section 6; with fewer than 2p-1 micro-batches a bubble remains.
+
+    The order is torch's, made for equal durations. Exact for those, and from 2p-1 micro-batches up unless w < i < f,
+    where a few per cent of a step can be missing.
+    """
+    p, m, f, i, w = case
+    q = p - 1
+    few = longest(
+        2 * np.maximum(q - m + 1, 0) * f + 2 * q * i - 2 * np.maximum(m - p, 0) * w, (2 * q - m + 1) * (f + i)
+    )
+    many = longest(
+        0.0 * f,
+        2 * q * (i - w),
+        q * (i - f),
+        i - q * f + (q - 1) * w,
+        (q - 1) * np.abs(w - f),
+        q * (2 * f - i - w),
+        (q - 1) * (f - i),
+        (2 * q - 1) * f + i - 2 * q * w,
+    )
+    return np.where(p == 1, 0.0, np.where(m < 2 * p - 1, few, many))
+
+
+def dualpipev(case: Case) -> Floats:
+    """(p-1) f for equal durations, where forward and backward of a pair run after another.
+
+    DeepSeek's table (DualPipe's README, 2025) has (p-1)(F&B + B - 3W) with a pair taken as one operation whose two
+    results are there at its end; operations of their own pass the first one on earlier.
+    """
+    p, _, f, i, w = case
+    q = p - 1
+    sums = longest(
+        q * f,
+        2 * q * i - q * w - f,
+        q * (f + i - w),
+        q * i - f,
+        2 * q * (f - w),
+        q * (2 * f - i - w),
+    )
+    return np.where(p == 1, 0.0, sums)
+
+
+def v_half(case: Case) -> Floats:
+    """About (p-1)(f+i+w), half of 1F1B's on stages half as long: Qi et al. 2024 (V-Half).
+
+    For equal durations it is 3p-3 of them for even p and 3p-4 for odd p. Where input gradients or forwards take much
+    longer than the other operations, each micro-batch adds to it: the last two sums.
+    """
+    p, m, f, i, w = case
+    odd, ramp = p % 2, p - 1
+    wide = ramp + 2 * (1 - odd)
+    least = longest(
+        wide * f + 3 * ramp * i - (p + 1 - odd) * w,
+        wide * f + (2 * p - 3 + odd) * i - w,
+        (wide + 1) * f + (2 * p - 5 + odd) * i,
+        (2 * m + p - 2) * f - (2 * m - 2 * p + 1 + odd) * i,
+        (2 * m + 2 * p - 4) * f - (2 * m - 2 * p + 1 + odd) * i - (p - 2) * w,
+        (2 * m + 2 * p - 4) * f - (2 * m - 2 * p - 1 + odd) * i - p * w,
+        (2 * m + 2 * p - 5 + odd) * f - (2 * m - 2 * p - 3 + 3 * odd) * i - (p + 1 - odd) * w,
+        (2 * p + 3 * (1 - odd) - 2 * m) * f
+        + (2 * m + 2 * p - 5 + odd) * i
+        - np.where(p == 3, 2 * m - 1, m + (p + 2 - odd) / 2) * w,
+    )
+    few = 2 * ramp * (f + i) - (1 + 2 * np.maximum(m - 2 + odd, 0)) * w
+    sums = np.where(p == 2, _v_half_of_two(m, f, i, w), least)
+    return np.where(p == 1, 0.0, np.where(m < p // 2 + 1, few, sums))
+
+
+def _v_half_of_two(m: Floats, f: Floats, i: Floats, w: Floats) -> Floats:
+    return longest(
+        3 * (f + i - w),
+        3 * f + i - w,
+        f + 4 * i - 3 * w,
+        2 * f,
+        (7 - 2 * m) * f + (2 * m - 1) * (i - w),
+        (5 - 2 * m) * f + 2 * m * i - (2 * m - 1) * w,
+        2 * m * f - (2 * m - 3) * i - (m - 1) * w,
+    )
+
+
+def v_min(case: Case) -> Floats:
+    """About 4/3 (p-1)(f+i+w), two thirds of 1F1B's on stages half as long: Qi et al. 2024 (V-Min).
+
+    For equal durations it is 4p-5 of them, and 4p-3 where 3 divides p. A rank takes two micro-batches' worth of work in
+    the time of six input gradients or six forwards; where one of them takes more than a third of the work, each
+    micro-batch adds to the bubble.
+    """
+    p, m, f, i, w = case
+    sums = np.where(p == 2, _v_min_of_two(m, f, i, w), np.where(p % 3 == 0, *_v_min_of_more(p, m, f, i, w)))
+    return np.where(p == 1, 0.0, np.where(m == 1, 2 * (p - 1) * (f + i) - w, sums))
+
+
+def _v_min_of_two(m: Floats, f: Floats, i: Floats, w: Floats) -> Floats:
+    return longest(
+        3 * f,
+        (3 - m) * f + 2 * m * i - m * w,
+        2 * m * f + (3 - m) * i - m * w,
+        (m + 1) * (f + i) - (2 * m - 1) * w,
+    )
+
+
+def _v_min_of_more(p: Floats, m: Floats, f: Floats, i: Floats, w: Floats) -> tuple[Floats, Floats]:
+    """Where 3 divides p, and where it does not."""
+    k, rest = p // 3, p % 3
+    small, large, late = 2 * p - 2 * m, 2 * p - 6 + 4 * m, (2 * m - 1) * w
+    paused = longest(
+        (8 * k - 1) * f + (5 * k - 1) * i - (k + 1) * w,
+        (5 * k + 2) * f + (8 * k - 4) * i - (k + 1) * w,
+        (small + 1) * f + large * i - late,
+        (small + 4) * f + (large - 2) * i - late,
+        (large - 2) * f + (small + 4) * i - late,
+    )
+    one = rest == 1
+    straight = longest(
+        np.where(one, 8 * k, 10 * k + 1) * f
+        + np.where(one, 5 * k, 4 * k + 2) * i
+        - np.where(one, k + 1, 2 * k) * w,
+        np.where(one, 5 * k, 4 * k + 3) * f
+        + np.where(one, 8 * k, 10 * k) * i
+        - np.where(one, k + 1, 2 * k) * w,
+        small * f + large * i - late,
+        large * f + small * i - late,
+    )
+    return paused, straight
+
+
+def interleaved_ramp(case: Case) -> Floats:
+    """The last rank begins p-1 forwards after the first and works without a pause."""
+    p, _, f, _, _ = case
+    return np.asarray((p - 1) * f)
+
+
+def zb_h2_ramp(case: Case) -> Floats:
+    """As above; with few micro-batches the last rank waits besides."""
+    p, m, f, i, _ = case
+    late = np.minimum(2 * (p - 1), m - 1)
+    return np.asarray((p - 1) * f + (p - 1 - (late + 1) // 2) * i)
+
+
+def zbv_ramp(case: Case) -> Floats:
+    """The same on a V, where the ranks end after one another too."""
+    p, m, f, i, w = case
+    q = p - 1
+    sums = longest(
+        q * i,
+        np.maximum(f, i) + (q - 1) * w,
+        2 * q * (i - w),
+        (2 * q - 1) * f - (q - 1) * i,
+        2 * q * f - q * i - w,
+    )
+    return np.where(p == 1, 0.0, np.where(m < 2 * p - 1, q * i, sums))
+
+
+BUBBLES: dict[str, Bubble] = {
+    "gpipe": flush,
+    "1f1b": flush,
+    "interleaved": flush,
+    "zero-bubble": interleaved_zero_bubble,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "zbv": zbv,
+    "v-half": v_half,
+    "v-min": v_min,
+    "dualpipev": dualpipev,
+}
+"""By schedule."""
+
+RAMPS: dict[str, Bubble] = {
+    "zero-bubble": interleaved_ramp,
+    "zb-h1": interleaved_ramp,
+    "zb-h2": zb_h2_ramp,
+    "zbv": zbv_ramp,
+}
+"""By schedule, what is lost at least where all ranks meet between steps: they neither begin nor end together."""

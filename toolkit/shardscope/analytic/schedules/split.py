@@ -1,0 +1,34 @@
+"""One stage a rank with the backward pass split: ZB-H1 and ZB-H2.
+
+The input's gradient leaves at once, the weights' gradients wait and fill what would be bubble.
+"""
+
+from __future__ import annotations
+
+from shardscope.analytic.schedules.table import Op
+
+
+def zb_h1(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
+    """Qi et al., Zero bubble pipeline parallelism, 2023, section 2.1 and figure 3 (top): no more memory than 1F1B."""
+    return _with_weights_late(rank, microbatches, warmup=ranks - rank, late=rank)
+
+
+def zb_h2(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
+    """Qi et al., Zero bubble pipeline parallelism, 2023, section 2.2 and figure 3 (bottom).
+
+    Twice as many forwards warm up as in ZB-H1, so that no rank waits for the first gradient.
+    """
+    return _with_weights_late(rank, microbatches, warmup=2 * (ranks - rank) - 1, late=2 * rank)
+
+
+def _with_weights_late(rank: int, microbatches: int, *, warmup: int, late: int) -> list[Op]:
+    """Forwards ahead, then one of each kind by turns, the weights' pass so many micro-batches `late`."""
+    ahead = min(warmup, microbatches)
+    ops = [Op("F", rank, i) for i in range(ahead)]
+    for i in range(microbatches):
+        ops.append(Op("I", rank, i))
+        if i >= late:
+            ops.append(Op("W", rank, i - late))
+        if ahead + i < microbatches:
+            ops.append(Op("F", rank, ahead + i))
+    return ops + [Op("W", rank, i) for i in range(max(0, microbatches - late), microbatches)]

@@ -1,0 +1,53 @@
+"""A tree of terms as text and as HTML that opens part by part."""
+
+from __future__ import annotations
+
+from html import escape
+
+from shardscope.analytic.terms import Term
+
+_STEPS = {
+    "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
+    "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
+}
+
+
+def figure(value: float, unit: str) -> str:
+    """A value with four digits and a fitting unit: ``18.13 s``, ``1.25 GB``."""
+    for size, name in _STEPS.get(unit, ((1.0, unit),)):
+        if abs(value) >= size:
+            return f"{value / size:.4g} {name}"
+    return f"{value:.4g} {unit}"
+
+
+def term_text(term: Term, depth: int = 0) -> str:
+    """One line a term, parts indented below it, with the share of the whole; of a maximum, the largest."""
+    return "\n".join(_lines(term, depth, term.value))
+
+
+def _lines(term: Term, depth: int, whole: float) -> list[str]:
+    share = f"{term.value / whole:7.1%}" if whole else " " * 7
+    name = "  " * depth + term.name
+    line = f"{name:<38} {figure(term.value, term.unit):>12} {share}  {term.formula}".rstrip()
+    parts = term.parts if term.how == "sum" else (max(term.parts, key=lambda part: part.value),)
+    return [line, *(below for part in parts for below in _lines(part, depth + 1, whole))]
+
+
+def term_html(term: Term) -> str:
+    """Nested ``<details>``: closed, a name and a figure; open, the parts, or formula, inputs and source."""
+    head = f"{escape(term.name)}: <strong>{escape(figure(term.value, term.unit))}</strong>"
+    if term.parts:
+        inside = "".join(term_html(part) for part in term.parts)
+    else:
+        inputs = ", ".join(f"{escape(k)} = {escape(_short(v))}" for k, v in term.inputs.items())
+        inside = (
+            f"<div><code>{escape(term.formula)}</code><br>{inputs}<br><em>{escape(term.source)}</em></div>"
+        )
+    return (
+        f"<details style='margin-left:1em'><summary>{head}</summary>"
+        f"<div style='margin-left:1em'>{inside}</div></details>"
+    )
+
+
+def _short(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"

@@ -1,0 +1,93 @@
+"""Rates of one machine as calibrated: what the catalogue promises times the share that was measured."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.analytic.communication.groups import ring_time, spanning_link
+from shardscope.errors import SpecError
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.cluster import Cluster
+
+Floats = npt.NDArray[np.float64]
+
+FORMATS = {
+    "fp32": ("tf32", "fp32"),
+    "bf16": ("bf16", "fp16", "fp32"),
+    "fp16": ("fp16", "bf16", "fp32"),
+    "fp16-mixed": ("fp16", "bf16", "fp32"),
+    "bf16-mixed": ("bf16", "fp16", "fp32"),
+    "fp8-mixed": ("fp8", "bf16", "fp16", "fp32"),
+}
+"""Formats in which a recipe multiplies, best first; the first that the device has is taken."""
+
+
+class Machine(NamedTuple):
+    """A cluster under a calibration, for one precision recipe."""
+
+    cluster: Cluster
+    calibration: Calibration
+    matmul_rate: float
+    """FLOP/s of huge products in the recipe's format."""
+    wide_rate: float
+    """The same in 16 bits: attention and the output projection are not run in 8."""
+    attention_rate: float
+    unfused_rate: float
+    memory_rate: float
+    value_bytes: int
+    """Of an activation."""
+    peak: float
+    """FLOP/s promised in the recipe's format: the denominator of MFU."""
+
+    @classmethod
+    def of(cls, cluster: Cluster, calibration: Calibration, precision: str) -> Machine:
+        """Rates for a precision recipe of `spec.layout`."""
+        device = cluster.device
+        name = next((name for name in FORMATS[precision] if name in device.peak_flops), None)
+        if name is None:
+            raise SpecError(
+                f"precision={precision!r} needs a peak of device {device.name!r} in one of "
+                f"{', '.join(FORMATS[precision])}; it has {', '.join(device.peak_flops) or 'none'}"
+            )
+        wide = "bf16-mixed" if name == "fp8" else precision
+        wide_peak = device.peak_flops[next(n for n in FORMATS[wide] if n in device.peak_flops)]
+        share = calibration.fp8_efficiency if name == "fp8" else calibration.matmul_efficiency
+        return cls(
+            cluster=cluster,
+            calibration=calibration,
+            matmul_rate=device.peak_flops[name] * share,
+            wide_rate=wide_peak * calibration.matmul_efficiency,
+            attention_rate=wide_peak * calibration.attention_efficiency,
+            unfused_rate=wide_peak * calibration.unfused_efficiency,
+            memory_rate=device.memory_bandwidth * calibration.memory_efficiency,
+            value_bytes=4 if precision == "fp32" else 2,
+            peak=device.peak_flops[name],
+        )
+
+    def link(self, group: npt.ArrayLike, stride: npt.ArrayLike) -> tuple[Floats, Floats]:
+        """Bytes a second that a group's ring reaches, and seconds a step; latency grows by the logarithm of the group.
+
+        NCCL takes trees where a ring's W - 1 steps would take longer, so a step costs log2(W) / (W - 1) latencies.
+        """
+        cal, cluster = self.calibration, self.cluster
+        link = spanning_link(cluster, group, stride)
+        ranks = np.asarray(group, float)
+        across = link.bandwidth < cluster.intra.bandwidth
+        rate = link.bandwidth * np.where(across, cal.inter_efficiency, cal.intra_efficiency)
+        rate = np.minimum(rate, cluster.intra.bandwidth * cal.intra_efficiency)
+        steps = np.ceil(np.log2(np.maximum(ranks, 1.0)))
+        return np.asarray(rate), np.asarray(link.latency * steps / np.maximum(ranks - 1.0, 1.0))
+
+    def started(self, group: npt.ArrayLike) -> Floats:
+        """Seconds of starting one collective; none where there is nobody to talk to."""
+        return np.where(np.asarray(group) > 1, self.calibration.collective_s, 0.0)
+
+    def collective(
+        self, op: str, num_bytes: npt.ArrayLike, group: npt.ArrayLike, stride: npt.ArrayLike
+    ) -> Floats:
+        """Seconds of one collective."""
+        rate, latency = self.link(group, stride)
+        return np.asarray(ring_time(op, num_bytes, group, rate, latency) + self.started(group))

@@ -1,0 +1,127 @@
+"""A step's seconds as a tree one can open: each part with its formula, what went in and where that comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from shardscope.analytic.compute.matmul import Split
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.step.machine import Machine
+from shardscope.analytic.step.micro import stage
+from shardscope.analytic.step.parts import StepParts
+from shardscope.analytic.step.shards import stage_elements
+from shardscope.analytic.step.step import step_time
+from shardscope.analytic.terms import Term
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import RECOMPUTE_NAMES, Layout
+from shardscope.spec.model import Transformer
+
+NAMES: Mapping[str, str] = {
+    "compute": "compute",
+    "recompute": "recomputation",
+    "tensor_comm": "tensor parallel messages",
+    "context_comm": "context parallel messages",
+    "expert_comm": "expert parallel messages",
+    "pipeline_comm": "messages between stages",
+    "bubble": "pipeline bubble",
+    "data_comm": "gradients and gathered parameters",
+    "optimizer": "optimizer update",
+    "offload": "offload",
+    "overhead": "launches and fixed cost",
+}
+FORMULAS: Mapping[str, tuple[str, str]] = {
+    "recompute": ("m × forward again, of what is not kept", "Korthikanti et al. 2022, arXiv 2205.05198"),
+    "tensor_comm": ("m × (layers × 2 all-reduces a direction + 2)", "Shoeybi et al., arXiv 1909.08053"),
+    "context_comm": ("m × layers × gathering keys and values: 1 forward, 2 back", "Llama 3, arXiv 2407.21783, 3.3.2"),
+    "expert_comm": ("m × layers × 2 all-to-alls a direction", "Lepikhin et al. 2020, arXiv 2006.16668"),
+    "pipeline_comm": ("2 (m v + p − 1) × (bytes / (t B) + start)", "Narayanan et al. 2021, arXiv 2104.04473, 4.1"),
+    "bubble": ("(p − 1) / v × (forward + backward), less what the schedule fills", "closed form of the schedule"),
+    "data_comm": ("reduce + gather, less what computation hides", "Rajbhandari et al. 2020, arXiv 1910.02054, 7"),
+    "optimizer": ("states / N × bytes / bandwidth", "reads and writes of every state"),
+    "offload": ("traffic to the host, less what computation hides", "Ren et al. 2021, arXiv 2101.06840"),
+    "overhead": ("m × max(0, launches − work of a block) + a step's fixed cost", "calibration"),
+}  # fmt: skip
+
+
+def time_term(model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration) -> Term:
+    """The seconds of one step as a sum of terms; parts that are 0 are left out."""
+    parts = step_time(model, Layouts.of([layout]), cluster, calibration)
+    inputs = _inputs(model, layout, calibration)
+    terms = [_compute(model, layout, cluster, calibration)]
+    for field in StepParts._fields[1:-1]:
+        value = float(getattr(parts, field)[0])
+        if value > 0:
+            formula, source = FORMULAS[field]
+            terms.append(
+                Term(NAMES[field], value, "s", formula, inputs[field], f"{source}; rates: {calibration.name}")
+            )
+    return Term.total("step", tuple(terms))
+
+
+def _compute(model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration) -> Term:
+    machine = Machine.of(cluster, calibration, layout.precision)
+    split = Split.of(
+        tensor=[layout.tensor], micro_batch=layout.micro_batch, context=layout.context, expert=layout.expert
+    )
+    times = stage(
+        model, machine, split, pipeline=[layout.pipeline], recompute=[RECOMPUTE_NAMES.index(layout.recompute)],
+        sequence_parallel=[layout.sequence_parallel], flash=layout.flash_attention,
+    )  # fmt: skip
+    count = layout.num_microbatches
+    source = f"roofline, Williams et al. 2009; rates: {calibration.name}"
+    layers = float(np.ceil(model.layers / layout.pipeline))
+    shares: dict[str, float | str] = {
+        "m": count,
+        "layers": layers,
+        "FLOP/s of huge products": machine.matmul_rate,
+        "w": calibration.half_size,
+        "bytes/s": machine.memory_rate,
+    }
+    formula = "m × layers × (Σ 2mnk / rate (1 + w (1/m + 1/n + 1/k)) + bytes / bandwidth)"
+    directions = (
+        ("forward", times.forward, formula),
+        ("backward", times.backward, f"twice the products and bytes of: {formula}"),
+        ("embedding and output", times.edge, "m × (3 products s b × h × V/t + bytes of logits / bandwidth)"),
+    )
+    return Term.total(
+        "compute",
+        tuple(
+            Term(name, count * float(part.compute[0]), "s", text, shares, source)
+            for name, part, text in directions
+        ),
+    )
+
+
+def _inputs(model: Transformer, layout: Layout, cal: Calibration) -> dict[str, dict[str, float | str]]:
+    count = layout.num_microbatches
+    dense, experts = stage_elements(
+        model, tensor=layout.tensor, pipeline=layout.pipeline, expert=layout.expert
+    )
+    micro: dict[str, float | str] = {
+        "m": count,
+        "tokens": layout.micro_batch * model.seq / layout.context,
+        "h": model.hidden,
+    }
+    inside: dict[str, float | str] = {"share of bandwidth": cal.intra_efficiency}
+    pipe: dict[str, float | str] = {"p": layout.pipeline, "v": layout.virtual_stages}
+    states: dict[str, float | str] = {"elements": float(dense + experts)}
+    return {
+        "recompute": {"m": count, "kind": layout.recompute},
+        "tensor_comm": {**micro, "t": layout.tensor, **inside, "start": cal.collective_s},
+        "context_comm": {**micro, "c": layout.context, **inside},
+        "expert_comm": {**micro, "e": layout.expert, **inside},
+        "pipeline_comm": {**micro, **pipe, "share of bandwidth": cal.pipeline_efficiency},
+        "bubble": {"m": count, **pipe, "schedule": layout.schedule},
+        "data_comm": {
+            **states, "d": layout.data, "ZeRO": layout.zero, "compression": layout.compression,
+            "hidden share": cal.shard_overlap if layout.zero >= 2 else cal.gradient_overlap,
+        },
+        "optimizer": {
+            **states, "N": layout.data if layout.zero else 1, "share of bandwidth": cal.optimizer_efficiency,
+        },
+        "offload": {"offload": layout.offload},
+        "overhead": {"a kernel": cal.launch_s, "a step": cal.step_s, "m": count},
+    }  # fmt: skip

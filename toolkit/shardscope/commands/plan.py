@@ -1,0 +1,124 @@
+"""`shardscope plan`: every layout of a model on a cluster, ranked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from shardscope.commands._table import aligned
+from shardscope.errors import SpecError
+
+if TYPE_CHECKING:
+    from shardscope.analytic.planner import Plan, Plans
+
+GIB = 2**30
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the parser's commands."""
+    parser = commands.add_parser(
+        "plan", help="search every layout of a model on a cluster and rank those that fit"
+    )
+    parser.add_argument(
+        "--model", required=True, help="a model of the catalogue, for example gpt3-175b, or a config.json"
+    )
+    parser.add_argument("--device", default="a100-80gb", help="of the catalogue (default: a100-80gb)")
+    parser.add_argument("--devices", type=int, default=8, help="how many (default: 8)")
+    parser.add_argument("--per-node", type=int, default=8, help="devices in a node (default: 8)")
+    parser.add_argument(
+        "--global-batch", type=int, help="sequences in a step (default: about 4 million tokens)"
+    )
+    parser.add_argument(
+        "--objective", default="time", metavar="NAME or NAME=WEIGHT,...",
+        help="time, dollars, headroom, tokens_per_s, or weights: time=2,headroom=1 (default: time)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fix",
+        action="append",
+        default=[],
+        metavar="AXIS=VALUE[,VALUE]",
+        help="hold an axis, for example tensor=8",
+    )
+    parser.add_argument("--precision", default="bf16-mixed", help="(default: bf16-mixed)")
+    parser.add_argument("--optimizer", default="adamw", help="(default: adamw)")
+    parser.add_argument("--top", type=int, default=10, help="rows of the table (default: 10)")
+    parser.add_argument("--json", action="store_true", help="print plans and counts as JSON")
+    parser.set_defaults(carry_out=carry_out)
+
+
+def carry_out(arguments: argparse.Namespace) -> int:
+    """Print the table, and why the second lost; 1 if nothing fits."""
+    plans = _search(arguments)
+    if arguments.json:
+        print(json.dumps(plans.to_dict(), indent=2))
+    elif len(plans):
+        print(_table(plans))
+    else:
+        print(plans.problem)
+    return 0 if len(plans) else 1
+
+
+def _search(arguments: argparse.Namespace) -> Plans:
+    from shardscope.analytic.planner import plan
+    from shardscope.spec import Cluster
+
+    if arguments.devices < 1 or arguments.per_node < 1:
+        raise SpecError(
+            f"--devices {arguments.devices} in nodes of --per-node {arguments.per_node} is no cluster; "
+            "both are 1 or more"
+        )
+    per_node = min(arguments.per_node, arguments.devices)
+    if arguments.devices % per_node:
+        raise SpecError(
+            f"--devices {arguments.devices} are no whole nodes of {per_node}; "
+            f"use a multiple of {per_node}, or another --per-node"
+        )
+    return plan(
+        arguments.model,
+        Cluster.of(arguments.device, nodes=arguments.devices // per_node, per_node=per_node),
+        _objective(arguments.objective),
+        global_batch=arguments.global_batch,
+        top=arguments.top,
+        fix=dict(_fixed(text) for text in arguments.fix),
+        precision=arguments.precision,
+        optimizer=arguments.optimizer,
+    )
+
+
+def _objective(text: str) -> str | dict[str, float]:
+    if "=" not in text:
+        return text
+    try:
+        return {name: float(weight) for name, weight in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise SpecError(f"--objective {text!r} cannot be read; write for example time=2,headroom=1") from None
+
+
+def _fixed(text: str) -> tuple[str, list[Any]]:
+    axis, equals, values = text.partition("=")
+    if not (equals and values):
+        raise SpecError(f"--fix {text!r} cannot be read; write for example --fix tensor=8 or --fix zero=1,2")
+    return axis.replace("-", "_"), [_value(value) for value in values.split(",")]
+
+
+def _value(text: str) -> Any:
+    if text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+def _table(plans: Plans) -> str:
+    from shardscope.analytic.planner import short
+
+    def cells(plan: Plan) -> list[str]:
+        dollars = "" if plan.dollars is None else f"{plan.dollars:.3g}"
+        return [
+            str(plan.rank), f"{plan.time_s:.4g} s", f"{plan.tokens_per_s:,.0f}", dollars,
+            f"{plan.headroom_bytes / GIB:.1f} GiB", short(plan.layout),
+        ]  # fmt: skip
+
+    rows = aligned(["#", "step", "tokens/s", "$/step", "left", "layout"], [cells(plan) for plan in plans])
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in plans.rejected.items())
+    told = f"\n\n{plans.explain(1, 2)}" if len(plans) > 1 else ""
+    return f"{rows}{told}\n\nNot in the table, of {plans.considered:,} combinations: {counts}."

@@ -1,0 +1,89 @@
+"""`shardscope scoreboard`: predictions against published measurements, with trivial formulas beside."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardscope.commands._table import aligned
+
+if TYPE_CHECKING:
+    from shardscope.measure.scoreboard.board import Line
+    from shardscope.measure.scoreboard.score import Score
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the parser's commands."""
+    parser = commands.add_parser(
+        "scoreboard",
+        help="compare predicted with published step times",
+        description="Compare predicted with published step times, on rows that no calibration was fitted to. "
+        "Without --rows: the tables of four papers that ship with Shardscope.",
+    )
+    parser.add_argument(
+        "--rows", type=Path, help="a JSON file of measured data sets, whose rows are scored too"
+    )
+    parser.add_argument(
+        "--fitted", action="store_true", help="also score the rows that were fitted, marked so"
+    )
+    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
+    parser.set_defaults(carry_out=carry_out)
+
+
+def carry_out(arguments: argparse.Namespace) -> int:
+    """Print a line for each data set."""
+    from shardscope.measure.scoreboard.board import board
+    from shardscope.measure.scoreboard.datasets import load
+    from shardscope.measure.scoreboard.tables import published
+
+    datasets = {**(load(arguments.rows) if arguments.rows else {}), **published()}
+    lines = board(datasets, fitted=arguments.fitted)
+    print(json.dumps([_plain(line) for line in lines], indent=2) if arguments.json else text(lines))
+    return 0
+
+
+def text(lines: list[Line]) -> str:
+    """The scores as a table: MAPE, worst error and rank correlation; beside them both trivial formulas."""
+    header = [
+        "data set",
+        "rows",
+        "n",
+        "MAPE",
+        "worst",
+        "rank",
+        "plain formula",
+        "constant MFU",
+        "calibration",
+    ]
+    rows = [
+        (
+            line.dataset,
+            line.rows,
+            str(line.score.rows),
+            f"{line.score.mape:.1f} %",
+            f"{line.score.worst:.1f} %",
+            f"{line.score.rank:.3f}",
+            f"{line.plain.mape:.1f} %, {line.plain.rank:.3f}",
+            f"{line.constant_mfu.mape:.1f} %, {line.constant_mfu.rank:.3f}",
+            ", ".join(line.calibrations),
+        )
+        for line in lines
+    ]
+    return aligned(header, rows)
+
+
+def _plain(line: Line) -> dict[str, object]:
+    def figures(score: Score) -> dict[str, float]:
+        return {"mape_percent": score.mape, "worst_percent": score.worst, "rank_correlation": score.rank}
+
+    return {
+        "dataset": line.dataset,
+        "rows": line.rows,
+        "n": line.score.rows,
+        **figures(line.score),
+        "plain_formula": figures(line.plain),
+        "constant_mfu": figures(line.constant_mfu),
+        "calibrations": list(line.calibrations),
+    }

@@ -1,0 +1,1 @@
+"""Where predictions meet measurements: published ones, and those of this machine."""

@@ -1,0 +1,76 @@
+"""The scoreboard: every data set's errors on rows that no calibration has seen, with two trivial formulas beside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shardscope.measure.scoreboard.rows import Row, predicted_seconds
+from shardscope.measure.scoreboard.score import Score, constant_mfu_seconds, plain_seconds
+from shardscope.spec.calibration import Calibration
+
+_BY_DEVICE = {
+    "a100-80gb": "a100-fsdp",
+    "a100-40gb": "a100-fsdp",
+    "h100-80gb": "h100-fsdp",
+    "h100-96gb": "h100-fsdp",
+}
+CALIBRATIONS: Mapping[str, str] = {
+    "vtrain_ground_truth_multi": "a100-megatron",
+    "vtrain_ground_truth_single": "a100-megatron",
+    "simumax_b200": "b200-megatron",
+    "Megatron SC21, table 1": "a100-megatron",
+    "Megatron SC21, table 2, PTD-P": "a100-megatron",
+    "Megatron SC21, table 2, ZeRO-3": "a100-megatron",
+    "Korthikanti, table 5": "a100-megatron",
+}
+"""The calibration of a data set's machine and software; of the others, by the row's device."""
+
+
+class Line(NamedTuple):
+    """One data set."""
+
+    dataset: str
+    rows: str
+    """``"held out"``, ``"fitted"`` or, where nothing of the data set was fitted, ``"never fitted"``."""
+    calibrations: tuple[str, ...]
+    score: Score
+    plain: Score
+    """96 B s L h² and its like at one share of the peak, with the bubble as (p - 1) / m."""
+    constant_mfu: Score
+    """The model's FLOPs at one share of the peak."""
+
+
+def board(datasets: Mapping[str, Sequence[Row]], *, fitted: bool = False) -> list[Line]:
+    """A line for each data set; with `fitted`, one more for the rows that the constants were fitted to."""
+    lines = []
+    for name, rows in datasets.items():
+        seen = [row for row in rows if row.key in _calibration(name, row).fitted]
+        unseen = [row for row in rows if row.key not in _calibration(name, row).fitted]
+        if unseen:
+            lines.append(_line(name, unseen, "held out" if seen else "never fitted"))
+        if seen and fitted:
+            lines.append(_line(name, seen, "fitted"))
+    return lines
+
+
+def _calibration(dataset: str, row: Row) -> Calibration:
+    return Calibration.of(CALIBRATIONS.get(dataset) or _BY_DEVICE[row.cluster.device.name])
+
+
+def _line(dataset: str, rows: Sequence[Row], kind: str) -> Line:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(_calibration(dataset, row).name, []).append(row)
+    columns: list[list[float]] = [[], [], [], []]
+    for name, mine in found.items():
+        known = Calibration.of(name)
+        columns[0].extend(row.seconds for row in mine)
+        columns[1].extend(predicted_seconds(mine, known))
+        columns[2].extend(plain_seconds(mine, known.constant_rate))
+        columns[3].extend(constant_mfu_seconds(mine, known.constant_mfu))
+    measured, *guesses = (np.array(column) for column in columns)
+    ours, plain, constant = (Score.of(guess, measured) for guess in guesses)
+    return Line(dataset, kind, tuple(found), ours, plain, constant)

@@ -1,0 +1,27 @@
+"""The machines behind the published rows, as far as their authors describe them."""
+
+from __future__ import annotations
+
+from shardscope.spec.cluster import Cluster, Device, Link
+
+A100_80, A100_40 = Device.of("a100-80gb"), Device.of("a100-40gb")
+H100, H100_HBM2E, B200 = Device.of("h100-80gb"), Device.of("h100-96gb"), Device.of("b200")
+NVLINK3, NVLINK4, NVLINK5 = Link.of("nvlink-3"), Link.of("nvlink-4"), Link.of("nvlink-5")
+
+
+def network(gbit_per_s: float, source: str) -> Link:
+    """A device's share of its node's network cards, from Gbit/s."""
+    return Link(name=f"{gbit_per_s:g} Gbit/s", bandwidth=gbit_per_s * 1e9 / 8, latency_s=5e-6, source=source)
+
+
+def cluster(device: Device, devices: int, *, intra: Link, inter: Link, per_node: int = 8) -> Cluster:
+    """Whole nodes for so many devices."""
+    nodes = -(-devices // per_node)
+    return Cluster(
+        name=f"{devices} x {device.name}",
+        device=device,
+        nodes=nodes,
+        per_node=per_node,
+        intra=intra,
+        inter=inter,
+    )

@@ -1,0 +1,69 @@
+"""A measured row: what was run on what, how long a step took, and a hash of its inputs to tell it from others by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.step import StepParts, step_time
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+
+FOLDS = 10
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement of one layout."""
+
+    dataset: str
+    model: Transformer
+    cluster: Cluster
+    layout: Layout
+    seconds: float
+    """Of a step, measured."""
+    inputs: Mapping[str, object] = field(default_factory=dict)
+    """As published, without what was measured."""
+
+    @property
+    def key(self) -> str:
+        """Twelve hexadecimal digits of a hash of the inputs: equal for equal runs, whatever they measured."""
+        text = json.dumps([self.dataset, self.inputs], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def fold(self) -> int:
+        """0 to 9, by the hash: a split that is the same everywhere."""
+        return int(self.key, 16) % FOLDS
+
+
+def predicted_parts(rows: Sequence[Row], calibration: Calibration) -> list[StepParts]:
+    """The parts of each row's step; rows that share a model and a cluster are done in one call."""
+    order = sorted(range(len(rows)), key=lambda at: _group(rows[at]))
+    found: dict[int, StepParts] = {}
+    for _, group in groupby(order, key=lambda at: _group(rows[at])):
+        at = list(group)
+        table = Layouts.of(rows[i].layout for i in at)
+        parts = step_time(rows[at[0]].model, table, rows[at[0]].cluster, calibration)
+        found.update({i: StepParts(*(part[j] for part in parts)) for j, i in enumerate(at)})
+    return [found[i] for i in range(len(rows))]
+
+
+def predicted_seconds(rows: Sequence[Row], calibration: Calibration) -> npt.NDArray[np.float64]:
+    """The predicted step time of each row."""
+    return np.array([float(parts.total) for parts in predicted_parts(rows, calibration)])
+
+
+def _group(row: Row) -> str:
+    layout = row.layout
+    kinds = (layout.precision, layout.optimizer, layout.flash_attention)
+    return f"{row.model!r} {row.cluster!r} {kinds}"

@@ -1,0 +1,94 @@
+"""How far predictions are from measurements, and how far two trivial formulas are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.analytic.compute.flops import hardware_flops, model_flops
+from shardscope.analytic.step.machine import FORMATS
+from shardscope.measure.scoreboard.rows import Row
+
+Floats = npt.NDArray[np.float64]
+
+
+class Score(NamedTuple):
+    """Errors of predicted against measured seconds."""
+
+    mape: float
+    """Mean of |predicted / measured - 1|, in per cent."""
+    worst: float
+    """The largest, in per cent."""
+    rank: float
+    """Spearman's rank correlation; not a number for a single row."""
+    rows: int
+
+    @classmethod
+    def of(cls, predicted: Floats, measured: Floats) -> Score:
+        """Of two arrays of seconds."""
+        off = 100 * np.abs(predicted / measured - 1)
+        return cls(float(off.mean()), float(off.max()), rank_correlation(predicted, measured), len(off))
+
+
+def rank_correlation(left: Floats, right: Floats) -> float:
+    """Spearman's: the correlation of ranks, equal values sharing their mean rank."""
+    if len(left) < 2:
+        return float("nan")
+    return float(np.corrcoef(_ranks(left), _ranks(right))[0, 1])
+
+
+def _ranks(values: Floats) -> Floats:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2.0)[inverse])
+
+
+def constant_mfu_seconds(rows: Sequence[Row], constants: Mapping[str, float]) -> Floats:
+    """The simplest formula: the model's FLOPs at one share of the peak for each data set and precision."""
+    return np.array([_needed(row) / (_peak(row) * _constant(row, constants)) for row in rows])
+
+
+def plain_seconds(rows: Sequence[Row], constants: Mapping[str, float]) -> Floats:
+    """The plain formula: FLOPs with recomputation (96 B s L h² ...) at one share of the peak, bubble (p - 1) / m."""
+    return np.array([_plain(row) / _constant(row, constants) for row in rows])
+
+
+def constants(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, float]]:
+    """The medians over given rows that the two formulas take, by data set and precision."""
+    kinds: dict[str, list[Row]] = {}
+    for row in rows:
+        kinds.setdefault(_kind(row), []).append(row)
+    mfu = {
+        k: float(np.median([_needed(r) / (_peak(r) * r.seconds) for r in mine])) for k, mine in kinds.items()
+    }
+    rate = {k: float(np.median([_plain(r) / r.seconds for r in mine])) for k, mine in kinds.items()}
+    return mfu, rate
+
+
+def _kind(row: Row) -> str:
+    return f"{row.dataset}, {row.layout.precision}"
+
+
+def _constant(row: Row, constants: Mapping[str, float]) -> float:
+    """The row's own; the first there is for a data set or precision that was not among the rows fitted."""
+    return constants.get(_kind(row)) or next(iter(constants.values()))
+
+
+def _needed(row: Row) -> float:
+    return float(model_flops(row.model, row.layout.global_batch))
+
+
+def _plain(row: Row) -> float:
+    layout = row.layout
+    done = float(hardware_flops(row.model, layout.global_batch, recompute=layout.recompute))
+    return done * (1 + (layout.pipeline - 1) / layout.num_microbatches) / _peak(row)
+
+
+def _peak(row: Row) -> float:
+    peaks = row.cluster.device.peak_flops
+    return (
+        peaks[next(name for name in FORMATS[row.layout.precision] if name in peaks)] * row.layout.num_devices
+    )
