@@ -1,4 +1,4 @@
-"""What people touch: figures, the Training Lab, the ring view, the report.
+"""What people touch: figures, the Training Lab, the Pipeline Explorer, the ring view, the report.
 
 Names are imported when first used (PEP 562), so that importing this package loads neither Plotly nor
 ipywidgets.
@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardscope_widgets import figures
+    from shardscope_widgets.communication_calculator import CommunicationCalculator
     from shardscope_widgets.html import summary
+    from shardscope_widgets.memory_calculator import MemoryCalculator
+    from shardscope_widgets.pipeline_explorer import PipelineExplorer
+    from shardscope_widgets.planner import Planner
     from shardscope_widgets.report import write_report
     from shardscope_widgets.ring_view import RingView
     from shardscope_widgets.trace import Trace
     from shardscope_widgets.training_lab import TrainingLab
 
 _HOMES = {
+    "CommunicationCalculator": "shardscope_widgets.communication_calculator",
+    "PipelineExplorer": "shardscope_widgets.pipeline_explorer",
+    "MemoryCalculator": "shardscope_widgets.memory_calculator",
+    "Planner": "shardscope_widgets.planner",
     "RingView": "shardscope_widgets.ring_view",
     "Trace": "shardscope_widgets.trace",
     "TrainingLab": "shardscope_widgets.training_lab",
@@ -25,7 +33,18 @@ _HOMES = {
     "write_report": "shardscope_widgets.report",
 }
 
-__all__ = ["RingView", "Trace", "TrainingLab", "figures", "summary", "write_report"]
+__all__ = [
+    "CommunicationCalculator",
+    "MemoryCalculator",
+    "PipelineExplorer",
+    "Planner",
+    "RingView",
+    "Trace",
+    "TrainingLab",
+    "figures",
+    "summary",
+    "write_report",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,13 @@ Example:
     >>> figures.loss([figures.Trace.read(run) for run in ss.runs()[:3]])  # doctest: +SKIP
 """
 
+from shardscope_widgets.figures._communication import Question as CommunicationQuestion
+from shardscope_widgets.figures._communication import by_size_info, by_workers_info, efficiency_info
+from shardscope_widgets.figures._communication_plots import (
+    by_size,
+    by_workers,
+    curves_text,
+)
 from shardscope_widgets.figures._comparison import Row, comparison, comparison_info, comparison_text
 from shardscope_widgets.figures._consensus import ConsensusInfo, consensus, consensus_info, consensus_text
 from shardscope_widgets.figures._consensus import draw as draw_consensus
@@ -22,6 +29,7 @@ from shardscope_widgets.figures._curves import (
     traffic,
     traffic_info,
 )
+from shardscope_widgets.figures._efficiency import efficiency, efficiency_text
 from shardscope_widgets.figures._links import LinksInfo, links, links_info, links_text
 from shardscope_widgets.figures._memory import MemoryBars, MemoryInfo, memory, memory_info
 from shardscope_widgets.figures._memory_kinds import (
@@ -31,10 +39,27 @@ from shardscope_widgets.figures._memory_kinds import (
     memory_kinds_text,
 )
 from shardscope_widgets.figures._memory_kinds import draw as draw_memory_kinds
+from shardscope_widgets.figures._memory_plan import (
+    MemoryPlanInfo,
+    memory_plan,
+    memory_plan_info,
+    memory_plan_text,
+)
 from shardscope_widgets.figures._overview import OverviewInfo, overview, overview_info
 from shardscope_widgets.figures._pipeline import GanttInfo, GanttOp, gantt, gantt_info, gantt_text
 from shardscope_widgets.figures._pipeline import draw as draw_gantt
+from shardscope_widgets.figures._plans import (
+    PlansInfo,
+    TermsInfo,
+    plan_rejections,
+    plan_terms,
+    plans,
+    plans_info,
+    plans_text,
+    terms_info,
+)
 from shardscope_widgets.figures._ring import RingInfo, Transfer, ring, ring_info, ring_text
+from shardscope_widgets.figures._schedule import ScheduleInfo, schedule, schedule_info, schedule_text
 from shardscope_widgets.figures._staleness import StalenessInfo, staleness, staleness_info, staleness_text
 from shardscope_widgets.figures._staleness import draw as draw_staleness
 from shardscope_widgets.figures._timeline import (
@@ -48,6 +73,15 @@ from shardscope_widgets.figures._timeline import (
 from shardscope_widgets.trace import Step, Trace
 
 __all__ = [
+    "CommunicationQuestion",
+    "by_size",
+    "by_size_info",
+    "by_workers",
+    "by_workers_info",
+    "curves_text",
+    "efficiency",
+    "efficiency_info",
+    "efficiency_text",
     "Bar",
     "Curve",
     "CurvesInfo",
@@ -97,12 +131,28 @@ __all__ = [
     "gantt",
     "gantt_info",
     "gantt_text",
+    "ScheduleInfo",
+    "schedule",
+    "schedule_info",
+    "schedule_text",
     "StalenessInfo",
     "staleness",
     "staleness_info",
     "staleness_text",
+    "PlansInfo",
+    "TermsInfo",
+    "plan_rejections",
+    "plan_terms",
+    "plans",
+    "plans_info",
+    "plans_text",
+    "terms_info",
     "draw_consensus",
     "draw_gantt",
     "draw_memory_kinds",
+    "MemoryPlanInfo",
+    "memory_plan",
+    "memory_plan_info",
+    "memory_plan_text",
     "draw_staleness",
 ]

@@ -8,8 +8,8 @@ using Megatron-LM, SC 2021, section 2.2, there as a fraction of the ideal time).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
@@ -123,55 +123,80 @@ def gantt_title(info: GanttInfo) -> str:
 
 def draw(info: GanttInfo) -> go.Figure:
     """The figure of `info`."""
-    groups = sorted({(op.op, op.turn) for op in info.ops}, key=lambda key: ("FBIW".find(key[0]), key[1]))
-    turns = max((turn for _, turn in groups), default=0) + 1
-    figure = go.Figure([_group(info, op, turn, turns) for op, turn in groups])
-    ranks = list(range(len(info.ranks)))
+    figure = go.Figure(bars(info, lambda places: _measured_hover(info, places)))
     figure.update_layout(
         xaxis=theme.axis("milliseconds", range=[0, info.end_ms * 1.005 or 1]),
-        yaxis=theme.axis(
-            tickvals=ranks, ticktext=[f"{name} " for name in info.ranks], range=[len(ranks) - 0.5, -0.5],
-            showgrid=False, fixedrange=True,
-        ),
+        yaxis=rank_axis(info.ranks),
         annotations=[theme.note(gantt_title(info), x=0, y=1) | {"yshift": 4}] if info.ops else [],
         uniformtext={"minsize": 9, "mode": "hide"},
-    )  # fmt: skip
+    )
     return theme.style(
-        figure, height=116 + ROW_PX * len(ranks), barmode="overlay", margin={"l": 8, "r": 12, "t": 62, "b": 8},
+        figure, height=116 + ROW_PX * len(info.ranks), barmode="overlay", margin={"l": 8, "r": 12, "t": 62, "b": 8},
         legend=theme.LEGEND_ABOVE,
     )  # fmt: skip
 
 
-def _group(info: GanttInfo, op: str, turn: int, turns: int) -> go.Bar:
-    own = [bar for bar in info.ops if (bar.op, bar.turn) == (op, turn)]
+def rank_axis(ranks: Sequence[str]) -> dict[str, Any]:
+    """An axis with a row for each rank, the first on top."""
+    return theme.axis(
+        tickvals=list(range(len(ranks))), ticktext=[f"{name} " for name in ranks], range=[len(ranks) - 0.5, -0.5],
+        showgrid=False, fixedrange=True,
+    )  # fmt: skip
+
+
+Hover = Callable[[Sequence[int]], dict[str, Any]]
+"""Takes places in `GanttInfo.ops`; gives the settings of a trace that decide what is told of them."""
+
+
+def bars(info: GanttInfo, hover: Hover, *, with_text: bool = True) -> list[dict[str, Any]]:
+    """A trace for each kind of operation and turn, as Plotly's JSON."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for place, bar in enumerate(info.ops):
+        groups.setdefault((bar.op, bar.turn), []).append(place)
+    turns = max((turn for _, turn in groups), default=0) + 1
+    keys = sorted(groups, key=lambda key: ("FBIW".find(key[0]), key[1]))
+    return [
+        _group([info.ops[at] for at in groups[key]], turns, with_text) | hover(groups[key]) for key in keys
+    ]
+
+
+def _group(own: Sequence[GanttOp], turns: int, with_text: bool) -> dict[str, Any]:
+    op, turn = own[0].op, own[0].turn
     look = theme.OP_LOOKS.get(op, theme.span_look(op))
     colour = theme.tint(look.colour, turn / turns)
     name = OP_NAMES.get(op, op)
-    return go.Bar(
-        orientation="h",
-        base=[bar.start_ms for bar in own],
-        x=[bar.duration_ms for bar in own],
-        y=[bar.rank for bar in own],
-        width=0.82,
-        name=name if turns == 1 else f"{name}, {_nth(turn)} stage of its rank",
-        text=[str(bar.microbatch) for bar in own],
-        textposition="inside",
-        insidetextanchor="middle",
-        textangle=0,
-        textfont={"color": theme.ink_on(colour), "size": 11},
-        marker={
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "base": [bar.start_ms for bar in own],
+        "x": [bar.duration_ms for bar in own],
+        "y": [bar.rank for bar in own],
+        "width": 0.82,
+        "name": name if turns == 1 else f"{name}, {_nth(turn)} stage of its rank",
+        "text": [str(bar.microbatch) for bar in own],
+        "textposition": "inside" if with_text else "none",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "textfont": {"color": theme.ink_on(colour), "size": 11},
+        "marker": {
             "color": colour,
             "line": {"width": 0.6, "color": "rgba(255,255,255,0.75)"},
             "pattern": {
                 "shape": look.pattern,
+                "fillmode": "overlay",
                 "fgcolor": "rgba(255,255,255,0.5)",
                 "size": 7,
                 "solidity": 0.14,
             },
         },
-        hovertext=[_hover(bar) for bar in own],
-        hovertemplate="%{hovertext}<extra></extra>",
-    )
+    }
+
+
+def _measured_hover(info: GanttInfo, places: Sequence[int]) -> dict[str, Any]:
+    return {
+        "hovertext": [_hover(info.ops[place]) for place in places],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+    }
 
 
 def _nth(turn: int) -> str:

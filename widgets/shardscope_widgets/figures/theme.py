@@ -148,9 +148,9 @@ def axis(title: str = "", **settings: Any) -> dict[str, Any]:
     return look | settings
 
 
-def style(figure: go.Figure, *, height: int, **layout: Any) -> go.Figure:
-    """Put the common look on `figure` and return it."""
-    look: dict[str, Any] = {
+def look(*, height: int, **layout: Any) -> dict[str, Any]:
+    """The layout of the common look, with `layout` on top."""
+    common: dict[str, Any] = {
         "height": height,
         "autosize": True,
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -170,7 +170,12 @@ def style(figure: go.Figure, *, height: int, **layout: Any) -> go.Figure:
         "bargap": 0.25,
         "uirevision": "keep",
     }
-    return figure.update_layout(**(look | layout))
+    return common | layout
+
+
+def style(figure: go.Figure, *, height: int, **layout: Any) -> go.Figure:
+    """Put the common look on `figure` and return it."""
+    return figure.update_layout(**look(height=height, **layout))
 
 
 def note(text: str, *, x: float, y: float) -> dict[str, Any]:

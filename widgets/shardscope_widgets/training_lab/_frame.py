@@ -16,12 +16,14 @@ function render({ model, el }) {
 }
 export default { render };
 """
+LAB_CSS = files(__package__).joinpath("lab.css").read_text(encoding="utf-8")
+"""The look of the lab, and of whatever has the class ``ss-lab``."""
 
 
 class Frame(anywidget.AnyWidget):
     """A title and a line about it."""
 
     _esm = _ESM
-    _css = files(__package__).joinpath("lab.css").read_text(encoding="utf-8")
+    _css = LAB_CSS
     title = t.Unicode("").tag(sync=True)
     about = t.Unicode("").tag(sync=True)

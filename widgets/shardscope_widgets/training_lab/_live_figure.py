@@ -49,6 +49,10 @@ class LiveFigure(anywidget.AnyWidget):
         data = [place | trace for place, trace in zip(places, traces, strict=False)]
         self.figure = {"data": data, "layout": _on_top(self._template["layout"], layout)}
 
+    def show_parts(self, traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> None:
+        """Show whole traces, as many as there are, under the template's layout with `layout` on top."""
+        self.figure = {"data": list(traces), "layout": _on_top(self._template["layout"], layout)}
+
     def show(self, figure: go.Figure) -> None:
         """Show a whole figure in place of the template and what was put into it."""
         whole = figure.to_plotly_json()

@@ -1,0 +1,51 @@
+"""A person at the communication calculator: reads it in both themes, ticks, slides, changes tabs, plays a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from browser.test_training_lab import CONTRAST
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "communication.ipynb"
+CALCULATOR = ".jp-OutputArea-output .ss-comm"
+LINES = f"""(axis) => document.querySelector('{CALCULATOR} .js-plotly-plot')?.data
+    ?.filter(t => t.mode === 'lines' && t.xaxis === axis && t.y.length > 8).length ?? 0"""
+
+
+@pytest.mark.timeout(120)
+def test_compare_tick_slide_and_play_in_both_themes(notebook, tmp_path):
+    page = notebook.open(NOTEBOOK).page
+    notebook.run_until("CommunicationCalculator(")
+    page.wait_for_function(f"() => ({LINES})('x') === 6", timeout=60_000)
+
+    calculator = page.locator(CALCULATOR)
+    calculator.get_by_label("double binary tree").check()
+    page.wait_for_function(f"() => ({LINES})('x') === 7 && ({LINES})('x2') === 7")
+    slider = calculator.locator(".noUi-handle").first
+    slider.focus()
+    before = notebook.kernel("calculator.num_bytes")
+    for _ in range(4):
+        slider.press("ArrowRight")
+    page.wait_for_function(
+        f"() => document.querySelector('{CALCULATOR} .ss-status').innerText.includes('147 MB')"
+    )
+    assert notebook.kernel("calculator.num_bytes") > before
+
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+        notebook.use_theme(theme)
+        ratios = page.evaluate(
+            CONTRAST, f"{CALCULATOR} .xtick text, {CALCULATOR} .annotation-text, {CALCULATOR} .ss-words"
+        )
+        assert min(ratios) >= 4.5, f"{theme}: {min(ratios):.2f}"
+        page.screenshot(path=str(tmp_path / f"{theme[-5:].strip()}-size.png"))
+
+    for tab in ("Workers", "Efficiency"):
+        calculator.get_by_role("tab", name=tab).click()
+        page.locator(f"{CALCULATOR} .ss-words:visible", has_text="64 workers").wait_for(timeout=10_000)
+    calculator.get_by_role("tab", name="Who sends to whom").click()
+    calculator.get_by_label("Algorithm", exact=True).select_option("tree")
+    page.locator(f"{CALCULATOR} .ss-words:visible", has_text="tree, round 1 of 6: up, 1 of 3").wait_for()
+    assert calculator.locator("svg.ss-who path[marker-end]").count() == 4
+    assert notebook.kernel("calculator.problem.value") == ""

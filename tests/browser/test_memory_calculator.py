@@ -1,0 +1,50 @@
+"""A person drags a slider of the Memory Calculator with the keyboard, and sees the verdict turn."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+
+from browser.test_training_lab import CONTRAST
+
+LAB = ".jp-OutputArea-output .ss-memory"
+CODE = """from shardscope_widgets import MemoryCalculator
+calculator = MemoryCalculator(model="gpt3-175b", tensor=8, pipeline=4, zero=0)
+calculator"""
+
+
+@pytest.fixture
+def calculator(notebook, tmp_path):
+    cells = [nbformat.v4.new_code_cell(CODE)]
+    page = nbformat.v4.new_notebook(
+        cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    )
+    nbformat.write(page, tmp_path / "calculator.ipynb")
+    notebook.open(tmp_path / "calculator.ipynb").run_all()
+    notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .bars path", timeout=60_000)
+    return notebook
+
+
+@pytest.mark.timeout(120)
+def test_dragging_a_slider_turns_the_verdict(calculator):
+    page, status = calculator.page, calculator.page.locator(f"{LAB} .ss-status")
+    assert "Does not fit" in status.inner_text()
+    slider = page.locator(f"{LAB} .widget-slider", has=page.locator("text=ZeRO stage")).locator(
+        ".noUi-handle"
+    )
+    slider.focus()
+    slider.press("ArrowRight")
+    page.wait_for_function(
+        "() => document.querySelector('.ss-memory .ss-status').innerText.startsWith('Fits')"
+    )
+    assert calculator.kernel("calculator.zero") == 1
+    calculator.kernel("calculator.set_trait('global_batch', 1537)")
+    problem = page.locator(f"{LAB} .ss-problem")
+    problem.wait_for(timeout=10_000)
+    assert "global_batch=1537 is no multiple" in problem.inner_text()
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+        calculator.use_theme(theme)
+        ratios = page.evaluate(
+            CONTRAST, f"{LAB} .js-plotly-plot .ytick text, {LAB} .js-plotly-plot .legendtext"
+        )
+        assert min(ratios) >= 4.5, f"{theme}: {min(ratios):.2f}"

@@ -1,0 +1,50 @@
+"""A person plans: looks at the front, clicks a point and a row, moves a slider."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+
+PLANNER = ".jp-OutputArea-output .ss-planner"
+CELL = """
+from shardscope_widgets import Planner
+planner = Planner(model="gpt3-175b", nodes=16, global_batch=256, fix={"offload": "none", "schedule": "1f1b"})
+planner
+"""
+DOT = f"""() => {{
+    const dots = [...document.querySelectorAll('{PLANNER} .js-plotly-plot .scatterlayer .point')];
+    const box = dots.map(dot => dot.getBoundingClientRect()).find(box => box.width > 4);
+    return box ? [box.x + box.width / 2, box.y + box.height / 2] : null;
+}}"""
+
+
+@pytest.mark.timeout(120)
+def test_a_point_a_row_and_a_slider_change_what_is_shown(notebook, tmp_path):
+    written = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    written.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(written, tmp_path / "plan.ipynb")
+    notebook.open(tmp_path / "plan.ipynb").run_all()
+    page = notebook.page
+    page.wait_for_selector(f"{PLANNER} .js-plotly-plot .point", timeout=60_000)
+    rows = page.locator(f"{PLANNER} .ss-plan-table tbody tr")
+    assert rows.count() == 15
+
+    rows.nth(4).click()
+    page.wait_for_selector(f"{PLANNER} .ss-told:has-text('Plan 5 takes')")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_selector(f"{PLANNER} tr[aria-selected=true]:nth-child(6)")
+    assert notebook.kernel("planner.chosen") == 6
+
+    page.mouse.click(*page.evaluate(DOT))
+    page.wait_for_function(f"() => !document.querySelector('{PLANNER} tr[aria-selected=true]:nth-child(6)')")
+    assert notebook.kernel("planner.screen.scatter.clicked") >= 0
+
+    best = notebook.kernel("planner.plans.best.time_s")
+    page.locator(f"{PLANNER} .ss-weights .noUi-handle").nth(1).focus()
+    for _ in range(20):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_function(f"() => document.querySelector('{PLANNER} tr[aria-selected=true]:nth-child(1)')")
+    assert notebook.kernel("[planner.weights['headroom'], planner.plans.best.time_s, planner.problem]")[
+        ::2
+    ] == [1.0, ""]
+    assert notebook.kernel("planner.plans.best.time_s") > best

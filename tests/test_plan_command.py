@@ -1,0 +1,53 @@
+"""`shardscope plan`: the table, the JSON, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shardscope.cli import main
+
+SMALL = ["plan", "--model", "gpt2-xl", "--devices", "8", "--global-batch", "64", "--fix", "offload=none"]
+
+
+def test_it_prints_the_ranked_table_and_why_the_second_lost(capsys):
+    assert main([*SMALL, "--top", "3"]) == 0
+    told = capsys.readouterr().out
+    assert [line.split()[0] for line in told.splitlines()[1:4]] == ["1", "2", "3"]
+    assert "Plan 1 takes" in told
+    assert "does not fit" in told or "beaten" in told
+
+
+def test_json_holds_plans_and_counts(capsys):
+    assert (
+        main([*SMALL, "--json", "--objective", "time=1,headroom=2", "--fix", "zero=1,2", "--top", "4"]) == 0
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert [plan["rank"] for plan in told["plans"]] == [1, 2, 3, 4]
+    assert {plan["layout"]["zero"] for plan in told["plans"]} <= {1, 2}
+    assert told["considered"] == sum(told["rejected"].values()) + told["kept"]
+
+
+def test_nothing_that_fits_ends_with_one_and_says_what_would(capsys):
+    assert main(["plan", "--model", "gpt3-175b", "--devices", "8", "--fix", "offload=none"]) == 1
+    assert "the closest" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--model", "gpt9000"], "gpt9000"),
+        (["--model", "gpt2-xl", "--devices", "12"], "no whole nodes of 8"),
+        (["--model", "gpt2-xl", "--devices", "0"], "is no cluster"),
+        (["--model", "gpt2-xl", "--fix", "tensor"], "--fix tensor=8"),
+        (["--model", "gpt2-xl", "--fix", "tensor=-2"], "tensor"),
+        (["--model", "gpt2-xl", "--objective", "time=fast"], "time=2,headroom=1"),
+        (["--model", "resnet-50"], "no transformer"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_two(options, told, capsys):
+    assert main(["plan", *options]) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1

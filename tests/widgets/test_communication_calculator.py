@@ -1,0 +1,175 @@
+"""The communication calculator without a browser: what it says, what it draws, how fast, and what it refuses."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from shardscope.analytic.communication import ALGORITHMS, OPS, collective_time
+from shardscope.errors import SpecError
+from shardscope_widgets import CommunicationCalculator, figures
+from shardscope_widgets.figures._communication_look import LOOKS
+from shardscope_widgets.figures._who_sends import WORKERS, has_picture, picture, round_text, who_sends_svg
+
+LINK = {"bandwidth": 12.5e9, "latency": 5e-6}
+QUESTION = figures.CommunicationQuestion(
+    algorithms=("parameter-server", "ring", "tree"), num_bytes=1e6, workers=64, **LINK
+)
+
+
+@pytest.fixture
+def calculator():
+    made = CommunicationCalculator()
+    yield made
+    made.close()
+
+
+def test_curves_are_the_formulas_values() -> None:
+    info = figures.by_size_info(QUESTION)
+    for line in info.lines:
+        times = collective_time(
+            op="all_reduce", algorithm=line.algorithm, num_bytes=line.x, workers=64, **LINK
+        )
+        assert line.seconds == pytest.approx(times)
+        assert line.latency_s + line.bandwidth_s == pytest.approx(line.seconds)
+
+
+def test_a_diamond_stands_where_two_curves_meet_and_is_named() -> None:
+    info = figures.by_size_info(QUESTION)
+    assert [(c.below, c.above) for c in info.crossings] == [("parameter-server", "tree"), ("tree", "ring")]
+    figure = figures.by_size(QUESTION)
+    (diamonds,) = (trace for trace in figure.data if trace.name == "the fastest changes")
+    assert list(diamonds.x) == [c.value for c in info.crossings]
+    named = " ".join(annotation.text for annotation in figure.layout.annotations)
+    assert "ring overtakes tree at 710 kB" in named
+    assert "tree overtakes parameter server at" in figures.curves_text(info).replace("Tree", "tree")
+
+
+def test_hovering_shows_formula_inputs_and_source() -> None:
+    (ring, *_) = (trace for trace in figures.by_size(QUESTION).data if trace.name == "ring")
+    for part in (
+        "2(W−1)α + 2(W−1)/W · S/B",
+        "W = 64",
+        "α = 5 µs",
+        "B = 12.5 GB/s",
+        "Patarasuk and Yuan 2009",
+    ):
+        assert part in ring.hovertemplate
+
+
+def test_an_algorithm_that_cannot_is_left_out_with_its_reason() -> None:
+    question = figures.CommunicationQuestion(
+        algorithms=("ring", "hierarchical"), workers=12, options={"hierarchical": {"per_node": 8}}, **LINK
+    )
+    info = figures.by_size_info(question)
+    assert [line.algorithm for line in info.lines] == ["ring"]
+    assert "Without hierarchical: per_node=8 does not divide workers=12" in figures.curves_text(info)
+    workers = figures.by_workers_info(question).lines[1].x
+    assert all(count % min(8, count) == 0 for count in workers)
+
+
+def test_efficiency_falls_with_workers_and_is_told() -> None:
+    info = figures.efficiency_info(QUESTION)
+    for line in info.lines:
+        assert (np.diff(line.strong) <= 0).all()
+    assert "On 64 workers, the best of those ticked keep" in figures.efficiency_text(info)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_operation_draws_every_tab(op: str, calculator: CommunicationCalculator) -> None:
+    calculator.algorithms = list(ALGORITHMS)
+    calculator.op = op
+    for index in range(len(calculator.views)):
+        calculator.tabs.selected_index = index
+        assert calculator.problem.value == ""
+    assert calculator.table.value.count("<tr") == len(calculator.able) + 1
+
+
+def test_controls_and_traits_are_one(calculator: CommunicationCalculator) -> None:
+    calculator.workers = 256
+    assert calculator.controls["workers"].value == 256
+    calculator.controls["bandwidth_unit"].value = "GB/s"
+    assert calculator.question.bandwidth == 100e9
+    calculator.ways.boxes["ring"].value = False
+    assert "ring" not in calculator.algorithms
+    calculator.algorithms = ["tree", "ring"]
+    assert [name for name, box in calculator.ways.boxes.items() if box.value] == ["ring", "tree"]
+    assert "256 workers, 100 GB/s each way (800 Gbit/s)" in calculator.status.value
+
+
+def test_the_table_is_sorted_and_the_words_name_the_fastest(calculator: CommunicationCalculator) -> None:
+    calculator.algorithms = ["parameter-server", "ring"]
+    calculator.num_bytes = 1e9
+    rows = calculator.table.value.split("<tr")[2:]
+    assert "ring" in rows[0]
+    assert "parameter server" in rows[1]
+    assert "ring is the fastest of those ticked" in calculator.views["Message size"].words.value
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bandwidth": -1}, "bandwidth=-1 is out of range; give a number above 0"),
+        ({"bandwidth_unit": "Gb"}, "bandwidth_unit='Gb' is not known; did you mean 'Gbit/s'"),
+        ({"workers": 0}, "workers=0 is out of range; give a whole number of 1 or more"),
+        ({"latency_us": -5}, "latency_us=-5 is out of range"),
+        ({"overlap": 2}, "overlap=2 is out of range; give a share from 0 to 1"),
+        ({"algorithms": ["rign"]}, "algorithms='rign' is not known; did you mean 'ring'"),
+        ({"op": "sum"}, "op='sum' is not known"),
+    ],
+)
+def test_what_cannot_be_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        CommunicationCalculator(**change)
+
+
+def test_an_unknown_choice_is_named() -> None:
+    with pytest.raises(TypeError, match="has no choice 'speed'"):
+        CommunicationCalculator(speed=1)
+
+
+def test_a_slider_is_answered_within_ten_milliseconds(calculator: CommunicationCalculator) -> None:
+    for index in range(len(calculator.views)):
+        calculator.tabs.selected_index = index
+        times = []
+        for step in range(25):
+            start = time.perf_counter()
+            calculator.num_bytes = 1e6 * (step + 2)
+            times.append(time.perf_counter() - start)
+        assert min(times) < 0.010, f"tab {index}: {1e3 * min(times):.1f} ms"
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if has_picture(name)])
+def test_pictures_send_from_a_worker_to_another_and_are_told(name: str) -> None:
+    shown = picture(name)
+    for number, round_ in enumerate(shown.rounds):
+        ends = {rank for arrow in round_.arrows for rank in arrow}
+        assert ends <= set(range(WORKERS + bool(shown.middle)))
+        assert all(a != b for a, b in round_.arrows)
+        svg = who_sends_svg(shown, number, "#e06c2c")
+        assert svg.count("marker-end") == len(round_.arrows)
+        assert f"round {number + 1} of {len(shown.rounds)}" in round_text(shown, number)
+
+
+@pytest.mark.parametrize(
+    "name", ["ring", "tree", "halving-doubling", "recursive-doubling", "parameter-server"]
+)
+def test_pictures_have_as_many_rounds_as_the_formula_has_steps(name: str) -> None:
+    steps = collective_time(
+        op="all_reduce", algorithm=name, num_bytes=1, workers=WORKERS, bandwidth=np.inf, latency=1
+    )
+    assert len(picture(name).rounds) == steps
+
+
+def test_every_algorithm_has_a_look_of_its_own_among_those_beside_it() -> None:
+    for op in OPS:
+        looks = [LOOKS[name] for name, algorithm in ALGORITHMS.items() if op in algorithm.costs]
+        assert len({(look.colour, look.dash) for look in looks}) == len(looks)
+
+
+def test_it_is_offered_by_name() -> None:
+    import shardscope_widgets
+
+    assert shardscope_widgets.CommunicationCalculator is CommunicationCalculator

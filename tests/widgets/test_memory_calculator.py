@@ -1,0 +1,132 @@
+"""The Memory Calculator without a browser: traits, verdict, figure, errors in place."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from shardscope.analytic.memory import memory_term, stage_memory
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Model
+from shardscope_widgets import MemoryCalculator, figures
+from shardscope_widgets.figures._memory_plan import GIB, gib_text, table_rows
+
+GPT3 = {"model": "gpt3-175b", "tensor": 8, "pipeline": 8, "zero": 1, "micro_batch": 4}
+TRILLION = Model.transformer(name="1T", layers=128, hidden=25600, heads=160, vocab=51200, seq=2048)
+
+
+@pytest.fixture
+def calculator():
+    made = MemoryCalculator(**GPT3)
+    yield made
+    made.close()
+
+
+def test_bars_are_the_bytes_of_the_formulas(calculator):
+    held = stage_memory(calculator.chosen_model(), calculator.chosen_layout())
+    assert [stage.num_bytes for stage in calculator.info.stages] == pytest.approx(held.total.tolist())
+    bars = [trace for trace in calculator.figure.traces if trace["type"] == "bar"]
+    drawn = [sum(trace["x"][place] for trace in bars if place in trace["y"]) for place in range(1)]
+    assert drawn[0] * GIB == pytest.approx(held.total[0])
+
+
+def test_every_block_tells_formula_inputs_and_source_on_hover(calculator):
+    for trace in calculator.figure.traces:
+        if trace["type"] == "bar":
+            assert "= " in trace["hovertemplate"]
+            assert "<i>" in trace["hovertemplate"]
+            assert len(trace["customdata"]) == len(trace["x"])
+
+
+def test_what_fits_says_how_much_is_left(calculator):
+    spare = calculator.info.capacity_bytes - calculator.info.stages[0].num_bytes
+    assert calculator.verdict.fits
+    assert calculator.verdict.sentence == f"Fits with {gib_text(spare)} to spare on the fullest device."
+
+
+def test_what_does_not_fit_names_the_largest_block_and_a_change_that_is_enough(calculator):
+    calculator.set_trait("sequence_parallel", False)
+    calculator.set_trait("flash_attention", False)
+    assert not calculator.verdict.fits
+    assert "the largest block is activations" in calculator.verdict.sentence
+    assert "Full recomputation would make it fit" in calculator.verdict.sentence
+    calculator.recompute = "full"
+    assert calculator.verdict.fits
+
+
+def test_where_no_single_change_is_enough_it_says_so():
+    calculator = MemoryCalculator(model=TRILLION, data=1, tensor=1, pipeline=1, global_batch=1, zero=0)
+    assert calculator.verdict.sentence.endswith("Use more tensor ranks and pipeline stages.")
+    assert "No single change is enough" in calculator.verdict.sentence
+    calculator.close()
+
+
+def test_controls_and_traits_move_together(calculator):
+    calculator.controls["zero"].value = 3
+    assert calculator.zero == 3
+    calculator.data = 7
+    calculator.global_batch = 7 * 64
+    assert calculator.controls["data"].value == 7
+    assert calculator.problem == ""
+
+
+def test_a_layout_that_cannot_be_is_refused_in_place_and_forgiven(calculator):
+    calculator.global_batch = 1537
+    assert calculator.problem.startswith("global_batch=1537 is no multiple of data=8 x micro_batch=4")
+    assert "global_batch=1537" in calculator._problem.value
+    calculator.global_batch = 1536
+    assert calculator.problem == ""
+    assert calculator._problem.value == ""
+
+
+def test_an_unknown_model_is_refused_with_what_there_is(calculator):
+    calculator.controls["model"].value = "gpt3-175"
+    assert "did you mean" in calculator.problem or "gpt3-175b" in calculator.problem
+    calculator.controls["model"].value = "gpt3-175b"
+    assert calculator.problem == ""
+
+
+def test_another_model_gives_the_sliders_its_own_steps(calculator):
+    calculator.model = Model.transformer(layers=105, hidden=20480, heads=128, vocab=51200, seq=2048)
+    assert calculator.controls["pipeline"].options == (1, 3, 5, 7, 15, 21, 35, 105)
+    assert calculator.pipeline == 7
+    assert calculator.problem == ""
+    assert calculator.controls["expert"].disabled
+
+
+def test_an_unknown_choice_is_refused():
+    with pytest.raises(TypeError, match="no choice 'tensors'"):
+        MemoryCalculator(tensors=8)
+
+
+def test_offloading_says_what_the_host_holds(calculator):
+    calculator.offload = "optimizer"
+    assert "The host holds" in calculator._status.value
+
+
+def test_words_and_table_tell_what_the_bars_show(calculator):
+    info = calculator.info
+    text = figures.memory_plan_text(info)
+    assert text.startswith("Stage 0 of 8 is the fullest")
+    sizes = [block.num_bytes for block in table_rows(info)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) == pytest.approx(info.stages[0].num_bytes)
+    assert calculator._table.value.count("<tr>") == len(sizes) + 1
+
+
+def test_a_figure_alone_needs_no_widget():
+    tree = memory_term(TRILLION, Layout(tensor=8, pipeline=64, global_batch=64))
+    figure = figures.memory_plan(tree, capacity_bytes=80 * GIB, device="A100")
+    assert len(figure.data[0].y) == 64
+    assert figure.layout.shapes[1].x0 == 80
+
+
+def test_a_slider_is_answered_in_ten_milliseconds(calculator):
+    """Seconds of this thread's own, so that a busy machine does not fail it."""
+    times = []
+    for step in range(12):
+        start = time.thread_time()
+        calculator.tensor = (4, 8)[step % 2]
+        times.append(time.thread_time() - start)
+    assert min(times) < 0.010

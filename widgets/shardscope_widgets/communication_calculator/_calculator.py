@@ -1,0 +1,88 @@
+"""The calculator itself: controls on the left, answers on the right, and the wiring between."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import ipywidgets as widgets
+
+from shardscope_widgets.communication_calculator._asked import Asked
+from shardscope_widgets.communication_calculator._controls import Ways, make_controls, panel
+from shardscope_widgets.communication_calculator._table import answers, answers_html
+from shardscope_widgets.communication_calculator._views import make_views
+from shardscope_widgets.training_lab._frame import LAB_CSS, Frame
+from shardscope_widgets.training_lab._guard import Guard
+from shardscope_widgets.words import bytes_text, plural, safe, seconds_text
+
+ABOUT = "every figure by formula: hover over a curve for the formula, what went in, and its source"
+
+
+class _Frame(Frame):
+    _css = LAB_CSS + files(__package__).joinpath("calculator.css").read_text(encoding="utf-8")
+
+
+class CommunicationCalculator(widgets.VBox, Asked):  # type: ignore[misc]
+    """Compare collective algorithms: time and volume by message size and workers, crossovers, efficiency.
+
+    Every trait of `Asked` can be set here and later: ``calculator.workers = 256``.
+
+    Args:
+        asked: Traits to start from, for example ``num_bytes=1e9, bandwidth=400, bandwidth_unit="Gbit/s"``.
+
+    Raises:
+        SpecError: A value is out of range or not known.
+
+    Example:
+        >>> CommunicationCalculator(workers=256, bandwidth=50, bandwidth_unit="GB/s")  # doctest: +SKIP
+    """
+
+    def __init__(self, **asked: Any) -> None:
+        unknown = set(asked) - set(Asked.class_own_traits())
+        if unknown:
+            known = ", ".join(sorted(Asked.class_own_traits()))
+            raise TypeError(f"CommunicationCalculator has no choice {min(unknown)!r}; there are {known}")
+        Asked.__init__(self, **asked)
+        super().__init__()
+        self._is_stale: set[str] = set()
+        self.controls = make_controls(self)
+        self.ways = Ways(self)
+        self.views = make_views()
+        self.status, self.problem, self.table = (widgets.HTML() for _ in range(3))
+        self.tabs = widgets.Tab(list(self.views.values()), titles=tuple(self.views))
+        self._guard = Guard(lambda problem: setattr(self.problem, "value", problem))
+        self._arrange()
+        self.observe(self._guard.callback(self.draw), [*Asked.class_own_traits()])
+        self.tabs.observe(self._guard.callback(self._draw_tab), "selected_index")
+        self.draw()
+
+    def _arrange(self) -> None:
+        left = panel(self, self.controls, self.ways)
+        right = widgets.VBox([self.status, self.problem, self.tabs, self.table])
+        main = widgets.HBox([left, right])
+        for box, name in ((left, "ss-left"), (right, "ss-right"), (main, "ss-main")):
+            box.add_class(name)
+        self.children = (_Frame(title="Communication Calculator", about=ABOUT), main)
+        self.add_class("ss-lab")
+        self.add_class("ss-comm")
+
+    def draw(self) -> None:
+        """Work everything out anew; tabs that are not shown wait until they are."""
+        self.problem.value = ""
+        self._is_stale = set(self.views)
+        found = answers(self.question)
+        self.table.value = answers_html(found)
+        self.status.value = f'<div class="ss-status" role="status">{safe(self._in_words())}</div>'
+        self._draw_tab()
+
+    def _draw_tab(self) -> None:
+        shown = list(self.views)[self.tabs.selected_index or 0]
+        if shown in self._is_stale:
+            self.views[shown].show(self.question)
+            self._is_stale.discard(shown)
+
+    def _in_words(self) -> str:
+        question = self.question
+        rate = f"{bytes_text(question.bandwidth)}/s each way ({question.bandwidth * 8 / 1e9:.4g} Gbit/s)"
+        what = f"{self.op.replace('_', '-')} of {bytes_text(self.num_bytes)}"
+        return f"{what} among {plural(self.workers, 'worker')}, {rate}, {seconds_text(question.latency)} a message"

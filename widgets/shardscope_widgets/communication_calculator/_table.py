@@ -1,0 +1,70 @@
+"""The answers at the point that the controls say, as a table: fastest first."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from shardscope.analytic import communication as comm
+from shardscope.errors import SpecError
+from shardscope_widgets.figures._communication import Question
+from shardscope_widgets.figures._communication_look import title
+from shardscope_widgets.words import bytes_text, safe, seconds_text
+
+_HEADERS = (
+    "Algorithm",
+    "Time",
+    "of it latency",
+    "Busiest worker sends",
+    "Busiest link, one way",
+    "To the fastest",
+)
+
+
+class Answer(NamedTuple):
+    """One algorithm at one point."""
+
+    algorithm: str
+    seconds: float
+    latency_s: float
+    sent_bytes: float
+    carried_bytes: float
+
+
+def answers(question: Question) -> list[Answer]:
+    """Those that can, fastest first."""
+    found = []
+    for name in question.algorithms:
+        own: dict[str, Any] = {"op": question.op, "algorithm": name, **question.options.get(name, {})}
+        own |= {"num_bytes": question.num_bytes, "workers": question.workers, **question.link}
+        try:
+            outcome = comm.collective_outcome(**own)
+        except SpecError:
+            continue
+        values = (outcome.seconds, outcome.latency_s, outcome.sent_bytes, outcome.carried_bytes)
+        found.append(Answer(name, *map(float, values)))
+    return sorted(found, key=lambda answer: answer.seconds)
+
+
+def answers_html(found: list[Answer]) -> str:
+    """The table; the fastest in bold."""
+    if not found:
+        return ""
+    head = "".join(f'<th scope="col">{name}</th>' for name in _HEADERS)
+    rows = [_row(answer, found[0].seconds) for answer in found]
+    return (
+        f'<div style="overflow-x:auto"><table class="ss-table"><tr>{head}</tr>{"".join(rows)}</table></div>'
+    )
+
+
+def _row(answer: Answer, least: float) -> str:
+    times = f"{answer.seconds / least:.3g} ×" if least > 0 else ""
+    cells = [
+        safe(title(answer.algorithm)),
+        seconds_text(answer.seconds),
+        f"{answer.latency_s / answer.seconds:.0%}" if answer.seconds else "",
+        bytes_text(answer.sent_bytes),
+        bytes_text(answer.carried_bytes),
+        times,
+    ]
+    mark = ' class="ss-fastest"' if answer.seconds == least else ""
+    return f"<tr{mark}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"

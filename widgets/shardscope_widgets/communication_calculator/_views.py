@@ -1,0 +1,124 @@
+"""What the calculator draws: three figures, a table, and a picture of who sends to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ipywidgets as widgets
+
+from shardscope.analytic.communication import ALGORITHMS
+from shardscope_widgets.figures import _communication as info
+from shardscope_widgets.figures import _communication_look as look
+from shardscope_widgets.figures import _communication_plots as plots
+from shardscope_widgets.figures import _efficiency as efficiency
+from shardscope_widgets.figures._communication import Question
+from shardscope_widgets.figures._who_sends import has_picture, picture, round_text, who_sends_svg
+from shardscope_widgets.training_lab._live_figure import LiveFigure
+from shardscope_widgets.words import safe
+
+Drawing = tuple[list[dict[str, Any]], dict[str, Any], str]
+
+
+def _draw_sizes(question: Question) -> Drawing:
+    shown = info.by_size_info(question)
+    return plots.curve_traces(shown), plots.curve_layout(shown), plots.curves_text(shown)
+
+
+def _draw_workers(question: Question) -> Drawing:
+    shown = info.by_workers_info(question)
+    return plots.curve_traces(shown), plots.curve_layout(shown), plots.curves_text(shown)
+
+
+def _draw_efficiency(question: Question) -> Drawing:
+    shown = info.efficiency_info(question)
+    return (
+        efficiency.efficiency_traces(shown),
+        efficiency.efficiency_layout(shown),
+        efficiency.efficiency_text(shown),
+    )
+
+
+class FigureView(widgets.VBox):  # type: ignore[misc]
+    """A figure and what it says in words."""
+
+    def __init__(self, draw: Callable[[Question], Drawing]) -> None:
+        self._draw = draw
+        self.figure = LiveFigure(look.template().update_layout(showlegend=False, margin_t=30))
+        self.words = widgets.HTML()
+        super().__init__([self.figure, self.words])
+
+    def show(self, question: Question) -> None:
+        """Draw the answers to a question."""
+        traces, layout, words = self._draw(question)
+        self.figure.show_parts(traces, layout)
+        self.words.value = f'<div class="ss-words" role="status">{safe(words)}</div>'
+
+
+class WhoSends(widgets.VBox):  # type: ignore[misc]
+    """The rounds of one algorithm, to be stepped through or played."""
+
+    def __init__(self) -> None:
+        self.algorithm = widgets.Dropdown(description="Algorithm", options=[("ring", "ring")], value="ring")
+        self.round = widgets.IntSlider(description="Round", min=1, max=1, value=1)
+        self.play = widgets.Play(interval=900, min=1, max=1, value=1, show_repeat=False)
+        self.drawing, self.words, self.about = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self.round.tooltip = "The round that is drawn"
+        widgets.jslink((self.play, "value"), (self.round, "value"))
+        bar = widgets.HBox([self.algorithm, self.play, self.round])
+        telling = widgets.VBox([self.words, self.about])
+        both = widgets.HBox([self.drawing, telling])
+        for box, name in ((bar, "ss-bar"), (telling, "ss-telling"), (both, "ss-picture")):
+            box.add_class(name)
+        super().__init__([bar, both])
+        self.algorithm.observe(self._take_algorithm, "value")
+        self.round.observe(self._draw, "value")
+        self._op = "all_reduce"
+
+    def show(self, question: Question) -> None:
+        """Offer the algorithms of a question."""
+        self._op = question.op
+        options = [(ALGORITHMS[name].title, name) for name in question.algorithms if has_picture(name)]
+        if not options:
+            self.drawing.value = self.about.value = ""
+            self.words.value = '<div class="ss-words">Tick an algorithm to see who sends to whom.</div>'
+            return
+        if tuple(options) != self.algorithm.options:
+            kept = self.algorithm.value
+            self.algorithm.options = options
+            names = [name for _, name in options]
+            self.algorithm.value = kept if kept in names else names[0]
+        self._take_algorithm()
+
+    def _take_algorithm(self, _change: object = None) -> None:
+        if self.algorithm.value is None:
+            return
+        rounds = len(picture(self.algorithm.value).rounds)
+        for control in (self.play, self.round):
+            control.max = rounds
+        self.round.value = min(self.round.value, rounds)
+        self._draw()
+
+    def _draw(self, _change: object = None) -> None:
+        name = self.algorithm.value
+        shown, number = picture(name), self.round.value - 1
+        self.drawing.value = who_sends_svg(shown, number, look.LOOKS[name].colour)
+        self.words.value = f'<div class="ss-words" role="status">{safe(round_text(shown, number))}</div>'
+        algorithm = ALGORITHMS[name]
+        op = self._op if self._op in algorithm.formulas else next(iter(algorithm.formulas))
+        self.about.value = (
+            f"<p>{safe(algorithm.about)}</p>"
+            f'<span class="ss-formula">{safe(algorithm.formulas[op])}</span>'
+            f'<div class="ss-about">{op.replace("_", "-")}, since {algorithm.since}. {safe(algorithm.source)}. '
+            "Eight workers are drawn, whatever their number.</div>"
+        )
+
+
+def make_views() -> dict[str, widgets.DOMWidget]:
+    """The tabs by their titles."""
+    return {
+        "Message size": FigureView(_draw_sizes),
+        "Workers": FigureView(_draw_workers),
+        "Efficiency": FigureView(_draw_efficiency),
+        "Who sends to whom": WhoSends(),
+    }

@@ -1,0 +1,192 @@
+"""What the communication calculator shows, as plain values: curves by workers and by message size, and efficiency.
+
+A `Question` is everything that the calculator's controls say. The formulas are those of `shardscope.analytic`; nothing
+here restates one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.analytic import communication as comm
+from shardscope.analytic.communication import ALGORITHMS
+from shardscope.errors import SpecError
+
+Floats = npt.NDArray[np.float64]
+DOUBLINGS = 2 ** np.arange(17)
+"""Curves over workers have a point at each power of two: between those, some algorithms jump up and down."""
+MOST_WORKERS = 4096
+"""Where they end, unless more are asked for."""
+SMALLEST, LARGEST = 1e3, 1e11
+"""Bytes."""
+_SIZES = np.geomspace(SMALLEST, LARGEST, 65)  # eight a decade
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be moved, over what, and how.
+
+    Attributes:
+        op: The operation.
+        algorithms: Names of those to compare.
+        num_bytes: Of the tensor.
+        workers: In all.
+        bandwidth: Bytes a second, one way, of one worker.
+        latency: Seconds a message.
+        options: By algorithm, its own settings.
+        compute_s: Seconds that one worker alone computes in a step, for the efficiency.
+        overlap: Share of the computation behind which communication can hide.
+    """
+
+    op: str = "all_reduce"
+    algorithms: tuple[str, ...] = ("parameter-server", "ring", "tree", "hierarchical")
+    num_bytes: float = 1e8
+    workers: int = 64
+    bandwidth: float = 12.5e9
+    latency: float = 5e-6
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    compute_s: float = 0.1
+    overlap: float = 0.0
+
+    @property
+    def link(self) -> dict[str, float]:
+        """Bandwidth and latency, as the formulas take them."""
+        return {"bandwidth": self.bandwidth, "latency": self.latency}
+
+
+class Line(NamedTuple):
+    """One algorithm's values over workers or bytes; NaN where it cannot be."""
+
+    algorithm: str
+    x: Floats
+    seconds: Floats
+    latency_s: Floats
+    bandwidth_s: Floats
+    sent_bytes: Floats
+    """By the busiest worker."""
+
+
+class Left(NamedTuple):
+    """An algorithm that cannot do what is asked, and why."""
+
+    algorithm: str
+    why: str
+
+
+class CurvesInfo(NamedTuple):
+    """Curves of all algorithms, where the fastest changes, and who was left out."""
+
+    question: Question
+    lines: tuple[Line, ...]
+    crossings: tuple[comm.Crossing, ...]
+    left_out: tuple[Left, ...]
+
+
+class Efficiency(NamedTuple):
+    """One algorithm's share of the ideal speed-up, by workers."""
+
+    algorithm: str
+    workers: Floats
+    weak: Floats
+    strong: Floats
+
+
+class EfficiencyInfo(NamedTuple):
+    """The efficiency of all algorithms."""
+
+    question: Question
+    lines: tuple[Efficiency, ...]
+
+
+def by_size_info(question: Question) -> CurvesInfo:
+    """Time and volume against the size of the message."""
+    lines, left = [], []
+    for name in question.algorithms:
+        try:
+            lines.append(_line(question, name, _SIZES, num_bytes=_SIZES, workers=question.workers))
+        except SpecError as problem:
+            left.append(Left(name, str(problem)))
+    fixed = {"workers": question.workers, **question.link}
+    crossings = _frontier(question, lines, over="num_bytes", points=_SIZES, **fixed)
+    return CurvesInfo(question, tuple(lines), crossings, tuple(left))
+
+
+def by_workers_info(question: Question) -> CurvesInfo:
+    """Time and volume against the number of workers."""
+    lines, left = [], []
+    for name in question.algorithms:
+        counts = _possible(question, name)
+        if counts.size:
+            lines.append(_line(question, name, counts, num_bytes=question.num_bytes, workers=counts))
+        else:
+            left.append(Left(name, "no number of workers suits its settings"))
+    shared = _shared(lines)
+    fixed = {"num_bytes": question.num_bytes, **question.link}
+    crossings = _frontier(question, lines, over="workers", points=shared, **fixed) if shared.size > 1 else ()
+    return CurvesInfo(question, tuple(lines), crossings, tuple(left))
+
+
+def efficiency_info(question: Question) -> EfficiencyInfo:
+    """Weak and strong scaling, each step ending in an all-reduce of the message."""
+    lines = []
+    for name in question.algorithms:
+        if "all_reduce" not in ALGORITHMS[name].costs:
+            continue
+        counts = _possible(question, name, op="all_reduce")
+        kept = {
+            scaling: comm.scaling_efficiency(
+                compute_s=question.compute_s,
+                num_bytes=question.num_bytes,
+                workers=counts,
+                algorithm=name,
+                overlap=question.overlap,
+                scaling=scaling,
+                **question.link,
+                **question.options.get(name, {}),
+            )
+            for scaling in ("weak", "strong")
+        }
+        lines.append(Efficiency(name, counts, kept["weak"], kept["strong"]))
+    return EfficiencyInfo(question, tuple(lines))
+
+
+def _line(question: Question, name: str, x: Floats, **varied: Any) -> Line:
+    own: dict[str, Any] = {"op": question.op, "algorithm": name, **varied, **question.options.get(name, {})}
+    found = comm.collective_outcome(**own, bandwidth=question.bandwidth, latency=question.latency)
+    latency, bandwidth, sent = (
+        np.broadcast_to(values, x.shape) for values in (found.latency_s, found.bandwidth_s, found.sent_bytes)
+    )
+    return Line(name, x, latency + bandwidth, latency, bandwidth, sent)
+
+
+def _possible(question: Question, name: str, op: str = "") -> Floats:
+    """The numbers of workers that suit an algorithm's settings, the one asked for among them."""
+    known, own = ALGORITHMS[name].options, question.options.get(name, {})
+    per_node = own.get("per_node", known["per_node"].default) if "per_node" in known else 1
+    counts: Floats = np.unique([*DOUBLINGS, *per_node * DOUBLINGS, question.workers]).astype(np.float64)
+    is_suited = (counts > 1) & (counts <= max(MOST_WORKERS, question.workers))
+    is_suited &= counts % np.minimum(per_node, counts) == 0
+    if "dedicated" in known and not own.get("dedicated"):
+        is_suited &= counts >= own.get("servers", 1)
+    if name == "recursive-doubling" and (op or question.op) == "all_gather":
+        is_suited &= np.log2(counts) % 1 == 0
+    suited: Floats = counts[is_suited]
+    return suited
+
+
+def _shared(lines: list[Line]) -> Floats:
+    """The numbers of workers that suit all."""
+    shared = set(lines[0].x).intersection(*(line.x for line in lines)) if lines else set()
+    return np.array(sorted(shared))
+
+
+def _frontier(question: Question, lines: list[Line], **how: Any) -> tuple[comm.Crossing, ...]:
+    if len(lines) < 2:
+        return ()
+    contenders = [(line.algorithm, question.options.get(line.algorithm, {})) for line in lines]
+    return comm.frontier(contenders, op=question.op, **how)

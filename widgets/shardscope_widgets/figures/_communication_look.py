@@ -1,0 +1,103 @@
+"""What the communication calculator's figures have in common: a look for each algorithm, axes, headings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from shardscope.analytic.communication import ALGORITHMS
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._communication import MOST_WORKERS
+from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.words import seconds_text
+
+HEIGHT = 430
+_GAP = 0.12
+HALVES = ([0.0, 0.5 - _GAP / 2], [0.5 + _GAP / 2, 1.0])
+
+LOOKS = {
+    "parameter-server": Look(theme.STRATEGY_COLOURS["parameter-server"], "dashdot"),
+    "byteps": Look("#7d4f9e", "dash"),
+    "ring": Look(theme.STRATEGY_COLOURS["ring"]),
+    "bidirectional-ring": Look("#f0a43a", "dash"),
+    "chain": Look("#a35a3a", "dot"),
+    "tree": Look(theme.STRATEGY_COLOURS["tree"]),
+    "pipelined-tree": Look("#62b84f", "dash"),
+    "double-binary-tree": Look("#1a6c79", "dot"),
+    "halving-doubling": Look("#2a86d1", "dash"),
+    "recursive-doubling": Look("#62bfcb", "dot"),
+    "hierarchical": Look(theme.STRATEGY_COLOURS["hierarchical"]),
+    "torus-2d": Look("#8f97ea", "dashdot"),
+    "in-network": Look("#c49a0c", "dash"),
+    "nvls": Look("#8b8f99", "dot"),
+    "optical-ring": Look("#d6457f"),
+    "scatter-all-gather": Look("#2a86d1", "dash"),
+    "pairwise": Look(theme.STRATEGY_COLOURS["ring"]),
+    "bruck": Look(theme.STRATEGY_COLOURS["tree"], "dash"),
+    "direct": Look("#8b8f99"),
+}
+
+
+def title(name: str) -> str:
+    """The name of an algorithm as in a legend."""
+    return ALGORITHMS[name].title
+
+
+def log_ticks(low: float, high: float, text: Callable[[float], str], *, most: int = 6) -> dict[str, Any]:
+    """Ticks of a logarithmic axis, with units: 1, 2 and 5 of each decade, decades, or every second or third."""
+    first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
+    parts: tuple[int, ...] = (1, 2, 5) if last - first <= 2 else (1,)
+    step = max(1, -(-(last - first) // most))
+    values = [part * 10.0**k for k in range(first, last + 1, step) for part in parts]
+    shown = [value for value in values if low * 0.999 <= value <= high * 1.001]
+    return {"type": "log", "tickvals": shown, "ticktext": [text(value) for value in shown], "tickangle": 0}
+
+
+def tick_seconds(seconds: float) -> str:
+    """As `seconds_text`, but without minutes: ``1,000 s``."""
+    return seconds_text(seconds) if seconds < 60 else f"{seconds:,.0f} s"
+
+
+def worker_ticks(workers: int) -> dict[str, Any]:
+    """The axis of workers, to the last of the curves or to what the controls say: every second doubling."""
+    last = max(MOST_WORKERS, workers)
+    shown = [2**k for k in range(1, last.bit_length(), 2)]
+    text = [f"{count:,}" for count in shown]
+    ends = [0.27, float(np.log10(last)) + 0.04]
+    return {"type": "log", "tickvals": shown, "ticktext": text, "tickangle": 0, "range": ends}
+
+
+def here_line(place: float, axis: str) -> dict[str, Any]:
+    """A line from top to bottom at what the controls say."""
+    return {
+        "type": "line", "xref": f"x{axis}", "yref": f"y{axis} domain", "x0": place, "x1": place, "y0": 0, "y1": 1,
+        "line": {"color": theme.AXIS, "width": 1, "dash": "dot"},
+    }  # fmt: skip
+
+
+def heading(text: str, x: float) -> dict[str, Any]:
+    """The heading of one of the two plots."""
+    return theme.note(f"<b>{text}</b>", x=x, y=1.01)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Text in lines, as hover labels want it."""
+    lines = [""]
+    for word in text.split():
+        if len(lines[-1]) + len(word) > width and lines[-1]:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "<br>".join(lines)
+
+
+def template() -> go.Figure:
+    """The common look, without a trace."""
+    return theme.style(go.Figure(), height=HEIGHT, legend=theme.LEGEND_ABOVE, margin_t=76)
+
+
+def drawn(traces: list[dict[str, Any]], layout: dict[str, Any]) -> go.Figure:
+    """A figure of its own, with a legend."""
+    return template().add_traces(traces).update_layout(**layout)

@@ -1,0 +1,253 @@
+"""The communication calculator's curves: time and volume by workers and by the size of the message.
+
+Traces are plain dictionaries, since a live figure takes them as they are and Plotly's checks would take longer than the
+formulas. Hovering over a point shows its formula, what went in and the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from shardscope.analytic.communication import ALGORITHMS, Crossing
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._communication import (
+    LARGEST,
+    SMALLEST,
+    CurvesInfo,
+    Floats,
+    Line,
+    Question,
+    by_size_info,
+    by_workers_info,
+)
+from shardscope_widgets.figures._communication_look import (
+    HALVES,
+    LOOKS,
+    drawn,
+    heading,
+    here_line,
+    log_ticks,
+    tick_seconds,
+    title,
+    worker_ticks,
+    wrapped,
+)
+from shardscope_widgets.words import bytes_text, listed, plural, seconds_text
+
+
+def curve_traces(info: CurvesInfo) -> list[dict[str, Any]]:
+    """A line for the time and one for the volume of each algorithm, and the crossings."""
+    by_size = bool(info.lines) and _is_by_size(info)
+    traces = []
+    for line in info.lines:
+        hover = _hover(info.question, line.algorithm, by_size=by_size)
+        split = np.stack([line.latency_s, line.bandwidth_s], axis=-1).tolist()
+        traces.append(_trace(line, line.seconds, hover, "x") | {"customdata": split})
+        volume = f"<b>{title(line.algorithm)}: %{{y:.3~s}}B</b> from the busiest worker<extra></extra>"
+        traces.append(_trace(line, line.sent_bytes, volume, "x2"))
+    return [*traces, _markers(info.crossings, by_size=by_size), *_you_are_here(info, by_size=by_size)]
+
+
+def _is_by_size(info: CurvesInfo) -> bool:
+    return bool(info.lines[0].x[-1] == LARGEST)
+
+
+def _trace(line: Line, y: Floats, hover: str, axis: str) -> dict[str, Any]:
+    look = LOOKS[line.algorithm]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": title(line.algorithm),
+        "legendgroup": line.algorithm,
+        "showlegend": axis == "x",
+        "x": line.x.tolist(),
+        "y": y.tolist(),
+        "xaxis": axis,
+        "yaxis": axis.replace("x", "y"),
+        "line": {"color": look.colour, "dash": look.dash, "width": 2.4},
+        "zorder": look.zorder,
+        "hovertemplate": hover,
+    }
+
+
+def _hover(question: Question, name: str, *, by_size: bool) -> str:
+    algorithm = ALGORITHMS[name]
+    own = {**algorithm.options, **question.options.get(name, {})}
+    settings = ", ".join(
+        f"{key} = {_setting(key, value)}" for key, value in own.items() if not _is_unset(value)
+    )
+    what = (
+        f"S = %{{x:.3~s}}B, W = {question.workers}"
+        if by_size
+        else f"S = {bytes_text(question.num_bytes)}, W = %{{x}}"
+    )
+    link = f"α = {seconds_text(question.latency)}, B = {bytes_text(question.bandwidth)}/s"
+    lines = [
+        f"<b>{algorithm.title}: %{{y:.3~s}}s</b>",
+        "= latency %{customdata[0]:.3~s}s + bytes %{customdata[1]:.3~s}s",
+        wrapped(algorithm.formulas.get(question.op, ""), 70),
+        f"{what}, {link}" + (f"<br>{settings}" if settings else ""),
+        f"<i>{wrapped(algorithm.source, 80)}</i>",
+    ]
+    return "<br>".join(lines) + "<extra></extra>"
+
+
+def _is_unset(value: Any) -> bool:
+    return value is None or (hasattr(value, "default") and value.default is None)
+
+
+def _setting(key: str, value: Any) -> str:
+    value = getattr(value, "default", value)
+    if key == "inner_bandwidth":
+        return f"{bytes_text(value)}/s"
+    if key in {"inner_latency", "reconfiguration"}:
+        return seconds_text(value)
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value:g}"
+
+
+def _markers(crossings: Sequence[Crossing], *, by_size: bool) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers+text",
+        "name": "the fastest changes",
+        "showlegend": bool(crossings),
+        "text": [f"<b>{number}</b>" for number in range(1, len(crossings) + 1)],
+        "textposition": "bottom center",
+        "x": [crossing.value for crossing in crossings],
+        "y": [crossing.seconds for crossing in crossings],
+        "xaxis": "x",
+        "yaxis": "y",
+        "marker": {
+            "symbol": "diamond",
+            "size": 11,
+            "color": theme.GREY,
+            "line": {"color": "#fff", "width": 1.5},
+        },
+        "hovertext": [f"{crossing_text(crossing, by_size=by_size)}." for crossing in crossings],
+        "hoverinfo": "text",
+    }
+
+
+def crossing_text(crossing: Crossing, *, by_size: bool) -> str:
+    """``ring overtakes tree at 710 kB``."""
+    where = f"at {bytes_text(crossing.value)}" if by_size else f"by {crossing.value:.0f} workers"
+    return f"{title(crossing.above)} overtakes {title(crossing.below)} {where}"
+
+
+def _you_are_here(info: CurvesInfo, *, by_size: bool) -> list[dict[str, Any]]:
+    """Dots at what the controls say."""
+    here = info.question.num_bytes if by_size else float(info.question.workers)
+    dots = []
+    for axis, pick in (("x", "seconds"), ("x2", "sent_bytes")):
+        points = [
+            (
+                float(
+                    np.exp(
+                        np.interp(
+                            np.log(here), np.log(line.x), np.log(np.maximum(getattr(line, pick), 1e-300))
+                        )
+                    )
+                ),
+                line,
+            )
+            for line in info.lines
+            if line.x[0] <= here <= line.x[-1]
+        ]
+        dots.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "showlegend": False,
+                "hoverinfo": "skip",
+                "x": [here] * len(points),
+                "y": [y for y, _ in points],
+                "xaxis": axis,
+                "yaxis": axis.replace("x", "y"),
+                "marker": {"size": 8, "color": [LOOKS[line.algorithm].colour for _, line in points]},
+            }
+        )
+    return dots
+
+
+def curve_layout(info: CurvesInfo) -> dict[str, Any]:
+    """Axes, headings and names of the crossings."""
+    by_size = bool(info.lines) and _is_by_size(info)
+    question = info.question
+    x = (
+        log_ticks(SMALLEST, LARGEST, bytes_text) | {"range": [3, 11]}
+        if by_size
+        else worker_ticks(question.workers)
+    )
+    what = "size of the message" if by_size else "workers"
+    room = 4.0 ** min(len(info.crossings), 4)  # above the curves, for who overtakes whom
+    seconds = _log_range([line.seconds for line in info.lines], tick_seconds, room)
+    volume = _log_range([line.sent_bytes for line in info.lines], bytes_text)
+    place = question.num_bytes if by_size else question.workers
+    return {
+        "xaxis": theme.axis(what, domain=HALVES[0], anchor="y", **x),
+        "xaxis2": theme.axis(what, domain=HALVES[1], anchor="y2", **x),
+        "yaxis": theme.axis("", anchor="x", **seconds),
+        "yaxis2": theme.axis("", anchor="x2", **volume),
+        "annotations": [
+            heading("time", HALVES[0][0]),
+            heading("bytes that the busiest worker sends", HALVES[1][0]),
+            *_names(info.crossings, by_size=by_size),
+        ],
+        "shapes": [here_line(place, axis) for axis in ("", "2")],
+    }
+
+
+def _names(crossings: Sequence[Crossing], *, by_size: bool) -> list[dict[str, Any]]:
+    """Who overtakes whom at each numbered diamond: a list in the upper left, where no curve comes."""
+    lines = [
+        f"◆<b>{n}</b> {crossing_text(crossing, by_size=by_size)}" for n, crossing in enumerate(crossings, 1)
+    ]
+    if not lines:
+        return []
+    look = {"align": "left", "xanchor": "left", "yanchor": "top", "font": {"size": 11, "color": theme.GREY}}
+    return [theme.note("<br>".join(lines), x=0.012, y=0.985) | look]
+
+
+def _log_range(curves: Sequence[Floats], text: Callable[[float], str], room: float = 1.0) -> dict[str, Any]:
+    values = np.concatenate([[1.0], *[curve[curve > 0] for curve in curves]])[1:]
+    if not values.size:
+        return {"type": "log", "range": [0, 1]}
+    low, high = values.min() / 1.6, values.max() * 1.6 * room
+    return log_ticks(low, high, text) | {"range": [float(np.log10(low)), float(np.log10(high))]}
+
+
+def by_size(question: Question) -> go.Figure:
+    """Time and volume against the size of the message, with a diamond where the fastest changes."""
+    info = by_size_info(question)
+    return drawn(curve_traces(info), curve_layout(info))
+
+
+def by_workers(question: Question) -> go.Figure:
+    """Time and volume against the number of workers, with a diamond where the fastest changes."""
+    info = by_workers_info(question)
+    return drawn(curve_traces(info), curve_layout(info))
+
+
+def curves_text(info: CurvesInfo) -> str:
+    """The curves in words: who is fastest here, and where that changes."""
+    if not info.lines:
+        return "Tick an algorithm to compare."
+    by_size = _is_by_size(info)
+    here = info.question.num_bytes if by_size else float(info.question.workers)
+    at = [(float(np.interp(np.log(here), np.log(line.x), line.seconds)), line) for line in info.lines]
+    least, fastest = min(at, key=lambda pair: pair[0])
+    where = f"{bytes_text(info.question.num_bytes)} among {plural(info.question.workers, 'worker')}"
+    words = [
+        f"For {where}, {title(fastest.algorithm)} is the fastest of those ticked: {seconds_text(least)}."
+    ]
+    if info.crossings:
+        told = listed(crossing_text(c, by_size=by_size) for c in info.crossings)
+        words.append(f"{told[0].upper()}{told[1:]}.")
+    else:
+        words.append("It is so all along the axis." if len(info.lines) > 1 else "")
+    words += [f"Without {title(left.algorithm)}: {left.why}." for left in info.left_out]
+    return " ".join(filter(None, words))

@@ -1,0 +1,101 @@
+"""Scaling efficiency in the communication calculator: how far adding workers pays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from shardscope.analytic.communication import ALGORITHMS
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._communication import (
+    Efficiency,
+    EfficiencyInfo,
+    Floats,
+    Question,
+    efficiency_info,
+)
+from shardscope_widgets.figures._communication_look import (
+    HALVES,
+    LOOKS,
+    drawn,
+    heading,
+    here_line,
+    title,
+    worker_ticks,
+    wrapped,
+)
+from shardscope_widgets.words import listed, plural, seconds_text
+
+
+def efficiency_traces(info: EfficiencyInfo) -> list[dict[str, Any]]:
+    """Two lines for each algorithm."""
+    return [
+        _efficiency_trace(info.question, line, values, axis)
+        for line in info.lines
+        for axis, values in (("x", line.weak), ("x2", line.strong))
+    ]
+
+
+def _efficiency_trace(question: Question, line: Efficiency, values: Floats, axis: str) -> dict[str, Any]:
+    look = LOOKS[line.algorithm]
+    computing = seconds_text(question.compute_s)
+    c, name = ("c", "weak") if axis == "x" else ("c/W", "strong")
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": title(line.algorithm),
+        "legendgroup": line.algorithm,
+        "showlegend": axis == "x",
+        "x": line.workers.tolist(),
+        "y": values.tolist(),
+        "xaxis": axis,
+        "yaxis": axis.replace("x", "y"),
+        "line": {"color": look.colour, "dash": look.dash, "width": 2.4},
+        "zorder": look.zorder,
+        "customdata": (values * line.workers).tolist(),
+        "hovertemplate": f"<b>{title(line.algorithm)}: %{{y:.1%}}</b> of the ideal on %{{x}} workers, "
+        f"a speed-up of %{{customdata:.3~r}}<br>{name} scaling: {c} / ({c} + e), c = {computing},"
+        f"<br>e = max(0, time − {question.overlap:.0%} of {c}), the time being that of<br>"
+        f"{wrapped(ALGORITHMS[line.algorithm].formulas['all_reduce'], 70)}<extra></extra>",
+    }
+
+
+def efficiency_layout(info: EfficiencyInfo) -> dict[str, Any]:
+    """Axes and headings."""
+    x = worker_ticks(info.question.workers)
+    y = {"range": [0, 1.04], "tickformat": ".0%", "tickvals": [0, 0.25, 0.5, 0.75, 1]}
+    return {
+        "xaxis": theme.axis("workers", domain=HALVES[0], anchor="y", **x),
+        "xaxis2": theme.axis("workers", domain=HALVES[1], anchor="y2", **x),
+        "yaxis": theme.axis("", anchor="x", **y),
+        "yaxis2": theme.axis("", anchor="x2", **y),
+        "annotations": [
+            heading("weak scaling: the batch grows with the workers", HALVES[0][0]),
+            heading("strong scaling: one batch for all", HALVES[1][0]),
+        ],
+        "shapes": [here_line(info.question.workers, axis) for axis in ("", "2")],
+    }
+
+
+def efficiency(question: Question) -> go.Figure:
+    """Weak and strong scaling against the number of workers."""
+    info = efficiency_info(question)
+    return drawn(efficiency_traces(info), efficiency_layout(info))
+
+
+def efficiency_text(info: EfficiencyInfo) -> str:
+    """How far adding workers pays, in words."""
+    if not info.lines:
+        return "Efficiency is that of an all-reduce of gradients: tick an algorithm that does one."
+    count = info.question.workers
+    kept = []
+    for kind in ("weak", "strong"):
+        at = [
+            (float(np.interp(count, line.workers, getattr(line, kind))), line.algorithm)
+            for line in info.lines
+        ]
+        most, best = max(at)
+        kept.append(f"{most:.0%} under {kind} scaling ({title(best)})")
+    return f"On {plural(count, 'worker')}, the best of those ticked keep {listed(kept)} of the ideal."

@@ -1,0 +1,269 @@
+"""What a plan would hold: a stacked bar a pipeline stage, a block a term, against the device's capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope.analytic.memory import KINDS
+from shardscope.analytic.terms import Term
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.words import bytes_text, listed, safe, three_digits
+
+GIB = 2**30
+KIND_NAMES = {"optimizer": "optimizer state"}
+_HEAD_PX, _FOOT_PX = 64, 40
+_ROWS_PX = ((2, 64), (4, 46), (8, 30), (16, 20), (32, 12))
+_FEWEST_PX = 8
+_NAMED_UP_TO = 4
+"""Stages up to which blocks carry their names."""
+_OVER = "rgba(197,55,44,0.10)"
+
+
+class Block(NamedTuple):
+    """One term of one stage."""
+
+    name: str
+    kind: str
+    num_bytes: float
+    formula: str
+    inputs: tuple[tuple[str, str], ...]
+    source: str
+
+    @property
+    def gib(self) -> float:
+        """In GiB."""
+        return self.num_bytes / GIB
+
+
+class StageBar(NamedTuple):
+    """One pipeline stage."""
+
+    name: str
+    blocks: tuple[Block, ...]
+
+    @property
+    def num_bytes(self) -> float:
+        """All blocks."""
+        return sum(block.num_bytes for block in self.blocks)
+
+
+class MemoryPlanInfo(NamedTuple):
+    """All stages, and what a device holds."""
+
+    stages: tuple[StageBar, ...]
+    capacity_bytes: float
+    device: str
+
+    @property
+    def fullest(self) -> int:
+        """Place of the stage that holds most."""
+        return max(range(len(self.stages)), key=lambda place: self.stages[place].num_bytes)
+
+
+def memory_plan_info(memory: Term, *, capacity_bytes: float, device: str) -> MemoryPlanInfo:
+    """Stages and blocks of a tree that `analytic.memory.memory_term` made."""
+    return MemoryPlanInfo(tuple(map(_stage_bar, memory.parts)), capacity_bytes, device)
+
+
+def _stage_bar(stage: Term) -> StageBar:
+    blocks = [_block(kind.name, part) for kind in stage.parts for part in kind.parts]
+    return StageBar(stage.name, tuple(blocks))
+
+
+def _block(kind: str, term: Term) -> Block:
+    inputs = tuple((symbol, _value_text(symbol, value)) for symbol, value in term.inputs.items())
+    return Block(term.name, kind, term.value, term.formula, inputs, term.source)
+
+
+def _value_text(symbol: str, value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    if symbol == "bytes of a layer":
+        return bytes_text(value)
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else three_digits(value)
+
+
+def gib_text(num_bytes: float) -> str:
+    """``12.3 GiB``."""
+    return f"{three_digits(num_bytes / GIB)} GiB"
+
+
+def memory_plan_text(info: MemoryPlanInfo) -> str:
+    """The bars in words: the fullest stage, and what it is made of."""
+    stage = info.stages[info.fullest]
+    where = (
+        f"{stage.name.capitalize()} of {len(info.stages)} is the fullest: it"
+        if info.stages[1:]
+        else "Each device"
+    )
+    kinds = {kind: sum(block.num_bytes for block in stage.blocks if block.kind == kind) for kind in KINDS}
+    parts = sorted(
+        ((size, kind) for kind, size in kinds.items() if size >= 0.005 * stage.num_bytes), reverse=True
+    )
+    shares = [
+        f"{size / stage.num_bytes:.0%} {KIND_NAMES.get(kind, kind)} ({gib_text(size)})"
+        for size, kind in parts
+    ]
+    capacity = f"of the {gib_text(info.capacity_bytes)} that a device has"
+    return f"{where} takes {gib_text(stage.num_bytes)} {capacity}, made of {listed(shares)}."
+
+
+def figure_dict(info: MemoryPlanInfo) -> dict[str, Any]:
+    """Data and layout as plain values: a slider's redraw spends no time on Plotly's validation."""
+    most = max(info.capacity_bytes, *(stage.num_bytes for stage in info.stages)) / GIB
+    return {"data": [*_traces(info), _totals(info)], "layout": _layout(info, 1.13 * most)}
+
+
+def draw(info: MemoryPlanInfo) -> go.Figure:
+    """The figure of `info`."""
+    return go.Figure(figure_dict(info))
+
+
+def memory_plan(memory: Term, *, capacity_bytes: float, device: str = "") -> go.Figure:
+    """What each pipeline stage would hold, block by block, with a dashed line at a device's capacity.
+
+    Example:
+        >>> memory_plan(memory_term(model, layout), capacity_bytes=80e9, device="A100 80GB")  # doctest: +SKIP
+    """
+    return draw(memory_plan_info(memory, capacity_bytes=capacity_bytes, device=device))
+
+
+def _traces(info: MemoryPlanInfo) -> list[dict[str, Any]]:
+    """One trace a block's name, from the first kind to the last."""
+    columns: dict[tuple[str, str], dict[int, Block]] = {}
+    for place, stage in enumerate(info.stages):
+        for block in stage.blocks:
+            columns.setdefault((block.kind, block.name), {})[place] = block
+    traces = []
+    for kind in KINDS:
+        own = [blocks for (other, _), blocks in columns.items() if other == kind]
+        traces += [_trace(info, blocks, number) for number, blocks in enumerate(own)]
+    return traces
+
+
+def _trace(info: MemoryPlanInfo, blocks: dict[int, Block], number: int) -> dict[str, Any]:
+    """The blocks of one name, by stage; `number` is its place among those of its kind."""
+    first = next(iter(blocks.values()))
+    look = theme.MEMORY_LOOKS[first.kind]
+    colour = theme.tint(look.colour, 0.2 * number)
+    sizes = [gib_text(block.num_bytes) for block in blocks.values()]
+    named = len(info.stages) <= _NAMED_UP_TO
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "x": [block.gib for block in blocks.values()],
+        "y": list(blocks),
+        "width": 0.78,
+        "name": KIND_NAMES.get(first.kind, first.kind),
+        "legendgroup": first.kind,
+        "showlegend": number == 0,
+        "marker": _marker(look, colour),
+        "customdata": [
+            (info.stages[place].name, size, _inputs_text(block.inputs))
+            for (place, block), size in zip(blocks.items(), sizes, strict=True)
+        ],
+        "hovertemplate": _hover(first),
+        "text": [f"{first.name}<br>{size}" for size in sizes] if named else [],
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "constraintext": "inside",
+        "insidetextfont": {"color": theme.ink_on(colour), "size": 11},
+    }
+
+
+def _marker(look: Look, colour: str) -> dict[str, Any]:
+    return {
+        "color": colour,
+        "line": {"width": 1, "color": "rgba(255,255,255,0.55)"},
+        "pattern": {
+            "shape": look.pattern,
+            "fillmode": "overlay",
+            "fgcolor": "rgba(255,255,255,0.45)",
+            "size": 7,
+            "solidity": 0.14,
+        },
+    }
+
+
+def _hover(block: Block) -> str:
+    """Name, size, formula, inputs and source, as Plotly's own markup."""
+    formula, source = "<br>".join(_wrapped(f"= {block.formula}")), "<br>".join(_wrapped(block.source))
+    head = f"<b>{block.name}</b>, %{{customdata[0]}}: %{{customdata[1]}}"
+    return f"{head}<br>{formula}<br>%{{customdata[2]}}<br><i>{source}</i><extra></extra>"
+
+
+@lru_cache(maxsize=4096)
+def _inputs_text(inputs: tuple[tuple[str, str], ...]) -> str:
+    return "<br>".join(_wrapped(", ".join(f"{symbol} = {value}" for symbol, value in inputs)))
+
+
+@lru_cache(maxsize=4096)
+def _wrapped(text: str, width: int = 78) -> tuple[str, ...]:
+    lines = [""]
+    for word in safe(text).split(" "):
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return tuple(lines)
+
+
+def _totals(info: MemoryPlanInfo) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": [stage.num_bytes / GIB for stage in info.stages],
+        "y": list(range(len(info.stages))),
+        "text": [f" {gib_text(stage.num_bytes)}" for stage in info.stages] if len(info.stages) <= 32 else [],
+        "textposition": "middle right",
+        "textfont": {"size": 12 if len(info.stages) <= 16 else 10},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "cliponaxis": False,
+    }
+
+
+def _layout(info: MemoryPlanInfo, right: float) -> dict[str, Any]:
+    count = len(info.stages)
+    row_px = next((px for most, px in _ROWS_PX if count <= most), _FEWEST_PX)
+    capacity = info.capacity_bytes / GIB
+    line = {"type": "line", "x0": capacity, "x1": capacity, "y0": 0, "y1": 1, "yref": "paper",
+            "line": {"color": theme.GREY, "width": 1.8, "dash": "dash"}}  # fmt: skip
+    beyond = {"type": "rect", "x0": capacity, "x1": right, "y0": 0, "y1": 1, "yref": "paper", "fillcolor": _OVER,
+              "line": {"width": 0}, "layer": "below"}  # fmt: skip
+    words = theme.note(f"{info.device} {gib_text(info.capacity_bytes)}".strip(), x=capacity, y=1)
+    every = max(1, -(-count // 16))
+    return _look(_HEAD_PX + _FOOT_PX + row_px * count) | {
+        "template": None,
+        "xaxis": theme.axis(ticksuffix=" GiB", range=[0, right], nticks=8),
+        "yaxis": theme.axis(
+            tickvals=list(range(0, count, every)),
+            ticktext=[f"{info.stages[place].name} " if count > 1 else "" for place in range(0, count, every)],
+            range=[count - 0.5, -0.5], showgrid=False, fixedrange=True,
+        ),
+        "shapes": [beyond, line],
+        "annotations": [words | {"xref": "x", "xanchor": "center", "font": {"size": 11, "color": theme.GREY}}],
+    }  # fmt: skip
+
+
+@cache
+def _look(height: int) -> dict[str, Any]:
+    """The common look, as plain values."""
+    figure = theme.style(
+        go.Figure(), height=height, barmode="stack", legend=theme.LEGEND_ABOVE,
+        margin={"l": 8, "r": 16, "t": _HEAD_PX, "b": 8}, uniformtext={"mode": "hide", "minsize": 9},
+        hoverlabel={"bgcolor": theme.HOVER, "bordercolor": theme.HOVER, "align": "left",
+                    "font": {"color": "#f4f5f7", "family": theme.FONT, "size": 12}},
+    )  # fmt: skip
+    look: dict[str, Any] = figure.layout.to_plotly_json()
+    return look
+
+
+def table_rows(info: MemoryPlanInfo) -> Sequence[Block]:
+    """Blocks of the fullest stage, the largest first."""
+    return sorted(info.stages[info.fullest].blocks, key=lambda block: -block.num_bytes)

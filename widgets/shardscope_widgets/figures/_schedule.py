@@ -1,0 +1,257 @@
+"""A pipeline's schedule as it is predicted: every operation, what each rank holds, and how many ranks wait.
+
+The bars are those of the measured chart (`_pipeline`), so that the two can be laid side by side. Below them, on the
+same axis of time, are the activations that each rank holds and the number of ranks that wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope.analytic.schedules import FACTS, Timeline
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._pipeline import OP_NAMES, ROW_PX, GanttInfo, GanttOp, bars, rank_axis
+from shardscope_widgets.words import plural, seconds_text, three_digits
+
+HELD_PX, WAITING_PX = 132, 74
+GAP_PX, TOP_PX, BOTTOM_PX = 40, 62, 46
+MOST_NUMBERED = 900
+"""Operations that carry their micro-batch's number; with more of them the bars are too narrow for it."""
+RANK_COLOURS = (
+    "#2a86d1", "#e06c2c", "#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a",
+)  # fmt: skip
+
+
+class Line(NamedTuple):
+    """A quantity that jumps: its value from each time on, in milliseconds."""
+
+    at_ms: tuple[float, ...]
+    value: tuple[float, ...]
+
+
+class ScheduleInfo(NamedTuple):
+    """A schedule in time: the chart, and by rank what it holds, its most, and how long it waits."""
+
+    gantt: GanttInfo
+    waits: tuple[tuple[str, float], ...]
+    """By operation, where it is and what it needs in words, and the milliseconds that its rank waited for that."""
+    held: tuple[Line, ...]
+    peak: tuple[float, ...]
+    idle_ms: tuple[float, ...]
+    waiting: Line
+
+
+def schedule_info(timeline: Timeline, *, schedule: str, freed_by_input: float = 0.0) -> ScheduleInfo:
+    """Everything that the figure shows of a timeline whose unit is a millisecond.
+
+    Args:
+        timeline: Of `analytic.schedules`.
+        schedule: Its name.
+        freed_by_input: The part of the activations that the backward pass for inputs frees, where it is apart.
+    """
+    table = timeline.table
+    held = table.held(freed_by_input=freed_by_input)
+    return ScheduleInfo(
+        GanttInfo(
+            "predicted", schedule, 0, tuple(f"rank {rank}" for rank in range(len(table.ranks))), table.num_stages,
+            1 + max(op.microbatch for op in table.ranks[0]), _bars(timeline), timeline.end,
+            timeline.bubble_fraction, None,
+        ),
+        _waits(timeline),
+        tuple(_held_line(timeline, steps) for steps in held),
+        tuple(max(value for _, value in steps) for steps in held),
+        timeline.idle,
+        _waiting(timeline),
+    )  # fmt: skip
+
+
+def _bars(timeline: Timeline) -> tuple[GanttOp, ...]:
+    table, ranks = timeline.table, timeline.table.stage_ranks
+    turns = [ranks[:stage].count(rank) for stage, rank in enumerate(ranks)]
+    return tuple(
+        GanttOp(ranks[stage], kind, stage, turns[stage], batch, start, end - start)
+        for (kind, stage, batch), start, end in zip(table.ops, timeline.starts, timeline.ends, strict=True)
+    )
+
+
+def _waits(timeline: Timeline) -> tuple[tuple[str, float], ...]:
+    """What each operation needs, and how long its rank waited before it."""
+    table, ends = timeline.table, [*timeline.ends, 0.0]
+    needs = {
+        (kind, stage): _need(timeline, kind, stage) for kind in "FBIW" for stage in range(table.num_stages)
+    }
+    waited = [start - ends[before] for start, before in zip(timeline.starts, table.order.before, strict=True)]
+    return tuple((needs[op[:2]], wait) for op, wait in zip(table.ops, waited, strict=True))
+
+
+def _need(timeline: Timeline, kind: str, stage: int) -> str:
+    """Stage and rank, and whose result an operation waits for."""
+    ranks, last = timeline.table.stage_ranks, timeline.table.num_stages - 1
+    here = f"stage {stage}, rank {ranks[stage]}<br>"
+    if kind == "F":
+        return here + ("needs only the batch itself" if stage == 0 else _from("output", stage - 1, ranks))
+    if kind == "W":
+        return f"{here}needs this stage's backward for inputs"
+    if stage == last:
+        return f"{here}needs this stage's forward, which ends in the loss"
+    return here + _from("gradient", stage + 1, ranks)
+
+
+def _from(what: str, stage: int, ranks: Sequence[int]) -> str:
+    return f"needs the {what} of stage {stage} (rank {ranks[stage]})"
+
+
+def _held_line(timeline: Timeline, steps: Sequence[tuple[int, float]]) -> Line:
+    """What a rank holds, from the start of each operation on; only where it changes."""
+    at, value = [0.0], [0.0]
+    for place, held in steps:
+        if held != value[-1]:
+            at.append(round(timeline.starts[place], 3))
+            value.append(round(held, 4))
+    last = steps[-1][0] if steps else 0
+    return Line((*at, round(timeline.ends[last], 3)), (*value, 0.0))
+
+
+def _waiting(timeline: Timeline) -> Line:
+    """How many ranks do nothing, from each time on."""
+    changes: dict[float, int] = {}
+    for first, last in timeline.bounds:
+        free_from = 0.0
+        for start, end in zip(timeline.starts[first:last], timeline.ends[first:last], strict=True):
+            if start > free_from + 1e-9:
+                changes[free_from] = changes.get(free_from, 0) + 1
+                changes[start] = changes.get(start, 0) - 1
+            free_from = end
+        if free_from < timeline.end:
+            changes[free_from] = changes.get(free_from, 0) + 1
+    at, count = [0.0], [changes.pop(0.0, 0)]
+    for time in sorted(changes):
+        at.append(time)
+        count.append(count[-1] + changes[time])
+    return Line((*(round(time, 3) for time in at), round(timeline.end, 3)), (*count, count[-1]))
+
+
+def schedule_text(info: ScheduleInfo) -> str:
+    """The figure in words."""
+    gantt, most = info.gantt, max(info.idle_ms)
+    parts = "1 micro-batch" if gantt.num_microbatches == 1 else f"{gantt.num_microbatches} micro-batches"
+    waits = (
+        f"The rank that waits most does so for {seconds_text(most / 1e3)} between its first operation and its last"
+        if most > 1e-9
+        else "No rank waits between its first operation and its last"
+    )
+    peak = three_digits(max(info.peak))
+    return (
+        f"{FACTS[gantt.schedule].title}: {parts} through {plural(gantt.num_stages, 'stage')} on "
+        f"{plural(len(gantt.ranks), 'rank')} take {seconds_text(gantt.end_ms / 1e3)}, in {gantt.bubble:.1%} of which "
+        f"ranks do nothing. {waits}; the fullest holds the activations of {peak} whole micro-batches."
+    )
+
+
+def schedule_title(info: ScheduleInfo) -> str:
+    """Name, step and bubble, for the head of the chart."""
+    gantt = info.gantt
+    paler = ", paler: later stages of a rank" if gantt.num_stages > len(gantt.ranks) else ""
+    return (
+        f"<b>{FACTS[gantt.schedule].title}</b>, predicted: step {seconds_text(gantt.end_ms / 1e3)}, "
+        f"bubble {gantt.bubble:.1%}{paler}"
+    )
+
+
+def schedule_json(info: ScheduleInfo) -> dict[str, Any]:
+    """The figure as Plotly's JSON, without its checks, for a slider that must follow the hand."""
+    numbered = len(info.gantt.ops) <= MOST_NUMBERED
+    data = bars(info.gantt, lambda places: _told(info, places), with_text=numbered)
+    if not numbered:
+        for trace in data:
+            trace["marker"]["line"]["width"] = 0
+    data += [_held_trace(rank, line, info) for rank, line in enumerate(info.held)]
+    data.append(_waiting_trace(info))
+    return {"data": data, "layout": _layout(info)}
+
+
+def schedule(timeline: Timeline, *, schedule: str, freed_by_input: float = 0.0) -> go.Figure:
+    """What each rank is predicted to do in one step.
+
+    Example:
+        >>> from shardscope.analytic import schedules
+        >>> table = schedules.build("zbv", stages=4, microbatches=8)
+        >>> schedule(table.timeline({"F": 5, "I": 5, "W": 5}), schedule="zbv")  # doctest: +SKIP
+    """
+    return go.Figure(schedule_json(schedule_info(timeline, schedule=schedule, freed_by_input=freed_by_input)))
+
+
+def _told(info: ScheduleInfo, places: Sequence[int]) -> dict[str, Any]:
+    first = info.gantt.ops[places[0]]
+    name = OP_NAMES[first.op]
+    return {
+        "name": name,
+        "showlegend": first.turn == 0,
+        "hovertext": [info.waits[place][0] for place in places],
+        "customdata": [info.waits[place][1] for place in places],
+        "hovertemplate": f"<b>{name}</b> of micro-batch %{{text}}, %{{base:.2~f}} to %{{x:.2~f}} ms<br>"
+        "%{hovertext}<br>its rank waited %{customdata:.2~f} ms<extra></extra>",
+    }
+
+
+def _held_trace(rank: int, line: Line, info: ScheduleInfo) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "lines", "x": line.at_ms, "y": line.value, "yaxis": "y2", "showlegend": False,
+        "line": {
+            "shape": "hv", "width": 1.8, "color": RANK_COLOURS[rank % len(RANK_COLOURS)],
+            "dash": theme.DASHES[rank // len(RANK_COLOURS) % len(theme.DASHES)],
+        },
+        "name": f"rank {rank}", "hovertemplate": f"rank {rank} holds %{{y}}, at most {three_digits(info.peak[rank])}"
+        "<extra></extra>",
+    }  # fmt: skip
+
+
+def _waiting_trace(info: ScheduleInfo) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "lines", "x": info.waiting.at_ms, "y": info.waiting.value, "yaxis": "y3",
+        "line": {"shape": "hv", "width": 1, "color": theme.GREY}, "fill": "tozeroy", "fillcolor": theme.IDLE.colour,
+        "showlegend": False, "hovertemplate": "%{y} ranks wait<extra></extra>",
+    }  # fmt: skip
+
+
+def _layout(info: ScheduleInfo) -> dict[str, Any]:
+    ranks = info.gantt.ranks
+    chart_px = ROW_PX * len(ranks) if len(ranks) <= 8 else 24 * len(ranks) + 176
+    inner = chart_px + HELD_PX + WAITING_PX + 2 * GAP_PX
+    bottom_chart, top_held = 1 - chart_px / inner, 1 - (chart_px + GAP_PX) / inner
+    bottom_held = top_held - HELD_PX / inner
+    shared: dict[str, Any] = {"rangemode": "tozero", "fixedrange": True}
+    layout: dict[str, Any] = {
+        "xaxis": theme.axis("milliseconds", range=[0, info.gantt.end_ms * 1.005 or 1], anchor="y3"),
+        "yaxis": rank_axis(ranks) | {"domain": [bottom_chart, 1]},
+        "yaxis2": theme.axis(domain=[bottom_held, top_held], nticks=5, **shared),
+        "yaxis3": theme.axis(domain=[0, WAITING_PX / inner], range=[0, len(ranks)], nticks=4, **shared),
+        "annotations": [
+            theme.note(schedule_title(info), x=0, y=1) | {"yshift": 4},
+            theme.note("Activations that each rank holds, in whole micro-batches", x=0, y=top_held)
+            | {"yshift": 2},
+            theme.note("Ranks that wait", x=0, y=WAITING_PX / inner) | {"yshift": 2},
+            *_margin_notes(info),
+        ],
+        "barmode": "overlay",
+        "margin": {"l": 8, "r": 118, "t": TOP_PX, "b": BOTTOM_PX},
+        "legend": theme.LEGEND_ABOVE,
+    }
+    if len(info.gantt.ops) <= MOST_NUMBERED:
+        layout["uniformtext"] = {"minsize": 9, "mode": "hide"}
+    return theme.look(height=inner + TOP_PX + BOTTOM_PX, **layout)
+
+
+def _margin_notes(info: ScheduleInfo) -> list[dict[str, Any]]:
+    """To the right of each row: how long the rank waits, and what it holds at most."""
+    return [
+        {
+            "text": f"waits {idle / info.gantt.end_ms if info.gantt.end_ms else 0:.0%}, holds {three_digits(peak)}",
+            "x": 1.005, "xref": "paper", "xanchor": "left", "y": rank, "yref": "y", "yanchor": "middle",
+            "showarrow": False, "font": {"size": 11, "color": theme.GREY},
+        }
+        for rank, (idle, peak) in enumerate(zip(info.idle_ms, info.peak, strict=True))
+    ]  # fmt: skip

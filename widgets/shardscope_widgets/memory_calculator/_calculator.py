@@ -1,0 +1,161 @@
+"""The Memory Calculator itself: choices on the left, verdict, bars and table on the right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+import traitlets as t
+
+from shardscope.analytic.memory import memory_term, stage_memory
+from shardscope.analytic.terms import Term
+from shardscope.errors import ShardscopeError
+from shardscope.spec.model import Transformer
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._memory_plan import (
+    KIND_NAMES,
+    Block,
+    MemoryPlanInfo,
+    figure_dict,
+    gib_text,
+    memory_plan_info,
+    memory_plan_text,
+    table_rows,
+)
+from shardscope_widgets.memory_calculator import _catalogue, _controls
+from shardscope_widgets.memory_calculator._choices import LAYOUT_FIELDS, Choices
+from shardscope_widgets.memory_calculator._heading import Heading
+from shardscope_widgets.memory_calculator._verdict import Verdict, verdict
+from shardscope_widgets.training_lab._live_figure import LiveFigure
+from shardscope_widgets.training_lab._swatch import chip
+from shardscope_widgets.training_lab._words import problem_html
+from shardscope_widgets.words import plural, safe
+
+ABOUT = "bytes on every device, by formula; hover over a block for its formula, inputs and source"
+
+
+class MemoryCalculator(widgets.VBox, Choices):  # type: ignore[misc]
+    """Choose a model, a device and a layout, and see what each pipeline stage would hold.
+
+    Args:
+        choices: Any trait of `Choices` to start from, for example ``model="llama-3-70b", tensor=8, zero=3``.
+
+    Example:
+        >>> calculator = MemoryCalculator(model="gpt3-175b", zero=1)  # doctest: +SKIP
+        >>> calculator.verdict.fits
+    """
+
+    problem = t.Unicode("", help="Why the choices cannot be, as text; empty when they can.")
+
+    def __init__(self, **choices: Any) -> None:
+        Choices.__init__(self)
+        super().__init__()
+        self._choose(choices)
+        self._is_refitting = False
+        self._model: Transformer = self.chosen_model()
+        self.term: Term | None = None
+        self.info: MemoryPlanInfo | None = None
+        self.verdict = Verdict(True, "")
+        self.controls = _controls.make_controls(self)
+        self.figure = LiveFigure(go.Figure())
+        self._status, self._problem, self._words, self._table = (widgets.HTML() for _ in range(4))
+        self.children = self._arrange()
+        self.add_class("ss-lab")
+        self.add_class("ss-memory")
+        self.observe(self._take_model, ["model", "seq"])
+        self.observe(self._update, [*LAYOUT_FIELDS, "device", "framework"])
+        self._take_model()
+
+    def _choose(self, choices: dict[str, Any]) -> None:
+        names = set(Choices.class_own_traits())
+        for name, value in choices.items():
+            if name not in names:
+                raise TypeError(
+                    f"MemoryCalculator has no choice {name!r}; there are {', '.join(sorted(names))}"
+                )
+            setattr(self, name, value)
+
+    def _arrange(self) -> tuple[widgets.Widget, ...]:
+        left = _controls.panel(self.controls)
+        right = widgets.VBox([self._status, self._problem, self.figure, self._words, self._table])
+        main = widgets.HBox([left, right])
+        for box, name in ((left, "ss-left"), (right, "ss-right"), (main, "ss-main")):
+            box.add_class(name)
+        return Heading(title="Memory Calculator", about=ABOUT), main
+
+    def __repr__(self) -> str:
+        return f"MemoryCalculator({self._model.name}: {self.verdict.sentence or self.problem})"
+
+    def _take_model(self, _change: object = None) -> None:
+        """Another model: sliders offer what divides its heads, layers and experts."""
+        try:
+            self._model = self.chosen_model()
+        except (ShardscopeError, OSError) as error:
+            self._say_problem(str(error))
+            return
+        self._is_refitting = True
+        try:
+            _controls.refit(self, self.controls, self._model)
+        finally:
+            self._is_refitting = False
+        self._update()
+
+    def _update(self, _change: object = None) -> None:
+        """Work everything out again and draw it, or say why it cannot be."""
+        if self._is_refitting:
+            return
+        try:
+            self._compute()
+        except ShardscopeError as error:
+            self._say_problem(str(error))
+            return
+        self.problem = self._problem.value = ""
+        self._draw()
+
+    def _compute(self) -> None:
+        layout, device = self.chosen_layout(), _catalogue.find_device(self.device)
+        self.term = memory_term(self._model, layout, framework=self.framework)
+        self.info = memory_plan_info(self.term, capacity_bytes=device.memory_bytes, device=device.name)
+        self.verdict = verdict(self._model, layout, self.info, framework=self.framework)
+
+    def _say_problem(self, sentence: str) -> None:
+        self.problem = sentence
+        self._problem.value = problem_html(safe(sentence))
+        self._status.value = '<div class="ss-status failed" role="status">This layout cannot be.</div>'
+
+    def _draw(self) -> None:
+        assert self.info is not None
+        layout = self.chosen_layout()
+        state = "completed" if self.verdict.fits else "failed"
+        devices = (
+            f"{plural(layout.num_devices, 'device')}, {self._model.num_params / 1e9:.4g} billion parameters."
+        )
+        self._status.value = (
+            f'<div class="ss-status {state}" role="status" aria-live="polite">{safe(self.verdict.sentence)}</div>'
+            f'<div class="ss-note">{safe(devices)} {safe(self._host_text())}</div>'
+        )
+        self.figure.figure = figure_dict(self.info)
+        self._words.value = f'<div class="ss-words">{safe(memory_plan_text(self.info))}</div>'
+        self._table.value = _table_html(self.info)
+
+    def _host_text(self) -> str:
+        if self.offload == "none":
+            return ""
+        away = stage_memory(self._model, self.chosen_layout(), framework=self.framework).host.max()
+        return f"The host holds {gib_text(float(away))} for each device."
+
+
+def _table_html(info: MemoryPlanInfo) -> str:
+    """The blocks of the fullest stage, for reading and for screen readers."""
+    rows = "".join(map(_row_html, table_rows(info)))
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("block", "kind", "bytes", "formula"))
+    caption = f"<caption>{safe(info.stages[info.fullest].name.capitalize())}, block by block</caption>"
+    body = f"{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
+    return f'<div style="overflow-x:auto"><table class="ss-table">{body}</table></div>'
+
+
+def _row_html(block: Block) -> str:
+    kind = f"{chip(theme.MEMORY_LOOKS[block.kind])}{safe(KIND_NAMES.get(block.kind, block.kind))}"
+    cells = (safe(block.name), kind, gib_text(block.num_bytes), safe(block.formula))
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"

@@ -1,0 +1,37 @@
+"""The models and devices that the calculator offers: those of the catalogue, or a model's own config.json."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from shardscope.errors import SpecError
+from shardscope.spec.cluster import Device
+from shardscope.spec.model import Model, Transformer
+
+
+@cache
+def model_names() -> tuple[str, ...]:
+    """Names of the catalogue's transformers."""
+    return tuple(name for name in Model.names() if isinstance(Model.of(name), Transformer))
+
+
+def find_model(name: str) -> Transformer:
+    """The transformer of a name, or the one that a config.json describes.
+
+    Raises:
+        SpecError: Neither is there, or the model is no transformer.
+    """
+    model = Model.of(name)
+    if not isinstance(model, Transformer):
+        raise SpecError(f"model={name!r} is no transformer; use one of {', '.join(model_names())}")
+    return model
+
+
+def device_names() -> tuple[str, ...]:
+    """Names of the catalogue's devices."""
+    return Device.names()
+
+
+def find_device(name: str) -> Device:
+    """The device of a name."""
+    return Device.of(name)

@@ -1,0 +1,15 @@
+"""The calculator's heading, which also carries its style sheet."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from shardscope_widgets.training_lab._frame import Frame
+
+_OWN = files(__package__).joinpath("memory.css").read_text(encoding="utf-8")
+
+
+class Heading(Frame):
+    """The lab's heading, with what a calculator looks like besides."""
+
+    _css = f"{Frame._css}\n{_OWN}"  # noqa: SLF001

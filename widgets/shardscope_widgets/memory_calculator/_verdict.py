@@ -1,0 +1,85 @@
+"""Whether a layout fits a device, in a sentence, and what would make it fit."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory import device_memory
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+from shardscope_widgets.figures._memory_plan import KIND_NAMES, MemoryPlanInfo, gib_text
+from shardscope_widgets.words import listed
+
+_CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("sequence parallelism", {"sequence_parallel": True}),
+    ("ZeRO stage 1", {"zero": 1}),
+    ("ZeRO stage 2", {"zero": 2}),
+    ("selective recomputation", {"recompute": "selective"}),
+    ("ZeRO stage 3", {"zero": 3}),
+    ("full recomputation", {"recompute": "full"}),
+    ("offloading the optimizer", {"offload": "optimizer"}),
+    ("offloading everything", {"offload": "all"}),
+)
+"""From what costs least time to what costs most."""
+_RECOMPUTES = ("none", "selective", "full")
+HOST_BYTES = 256 * 2**30
+"""That one device may fill of its host's memory: an eighth of a node's 2 TiB."""
+
+
+class Verdict(NamedTuple):
+    """Whether it fits, and the sentence."""
+
+    fits: bool
+    sentence: str
+
+
+def verdict(model: Transformer, layout: Layout, info: MemoryPlanInfo, *, framework: str) -> Verdict:
+    """What the bars of `info` come to."""
+    held = info.stages[info.fullest].num_bytes
+    spare = info.capacity_bytes - held
+    if spare >= 0:
+        return Verdict(True, f"Fits with {gib_text(spare)} to spare on the fullest device.")
+    largest = max(info.stages[info.fullest].blocks, key=lambda block: block.num_bytes)
+    kind = KIND_NAMES.get(largest.kind, largest.kind)
+    where = f" on {info.stages[info.fullest].name}" if info.stages[1:] else ""
+    size = gib_text(largest.num_bytes)
+    problem = f"Does not fit: {gib_text(-spare)} too much{where}; the largest block is {kind} ({size})."
+    return Verdict(False, f"{problem} {_way_out(model, layout, info.capacity_bytes, framework)}")
+
+
+def _way_out(model: Transformer, layout: Layout, capacity: float, framework: str) -> str:
+    """The cheapest single change that makes it fit, or what the most effective one leaves to do."""
+    changes = [(name, change) for name, change in _CHANGES if _is_more(layout, change)]
+    if not changes:
+        return "Use more tensor or pipeline ranks, or a smaller micro-batch."
+    table = Layouts.of([layout.replace(**change) for _, change in changes])
+    held = device_memory(model, table, framework=framework)
+    totals = np.where(held.host <= HOST_BYTES, held.total, np.inf)
+    for (name, _), total in zip(changes, totals, strict=True):
+        if total <= capacity:
+            return f"{name[0].upper()}{name[1:]} would make it fit, at {gib_text(float(total))}."
+    best = int(totals.argmin())
+    name = changes[best][0]
+    left = gib_text(float(totals[best]))
+    return f"No single change is enough: {name} leaves {left}. Use more {listed(_degrees(model, layout))}."
+
+
+def _is_more(layout: Layout, change: dict[str, Any]) -> bool:
+    """Whether the change asks for more saving than there is, where it can save anything."""
+    field, value = next(iter(change.items()))
+    if field == "sequence_parallel":
+        return layout.tensor > 1 and not layout.sequence_parallel
+    if field == "zero":
+        return layout.data * layout.context > 1 and value > layout.zero
+    if field == "recompute":
+        return _RECOMPUTES.index(value) > _RECOMPUTES.index(layout.recompute)
+    return layout.offload == "none" or (value == "all" and layout.offload != "all")
+
+
+def _degrees(model: Transformer, layout: Layout) -> list[str]:
+    """Degrees that can still grow."""
+    can = {"tensor ranks": layout.tensor < model.kv_heads, "pipeline stages": layout.pipeline < model.layers}
+    return [name for name, grows in can.items() if grows] or ["data-parallel ranks, with ZeRO"]

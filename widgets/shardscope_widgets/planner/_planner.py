@@ -1,0 +1,216 @@
+"""The Planner itself: what is asked on the left, the ranked answer on the right, and the wiring between."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ipywidgets as widgets
+import traitlets as t
+
+from shardscope.analytic.planner import Plans, plan
+from shardscope.spec.cluster import Cluster, Device
+from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, SCHEDULE_NAMES
+from shardscope.spec.model import Model, Transformer
+from shardscope_widgets.figures import _plans
+from shardscope_widgets.planner._screen import Screen
+from shardscope_widgets.training_lab._guard import Guard
+
+ANY = "any"
+FILTERS: dict[str, tuple[Any, ...]] = {
+    "tensor": (1, 2, 4, 8, 16, 32),
+    "pipeline": (1, 2, 4, 8, 16, 32, 64),
+    "context": (1, 2, 4, 8, 16),
+    "zero": (0, 1, 2, 3),
+    "schedule": SCHEDULE_NAMES,
+    "recompute": RECOMPUTE_NAMES,
+    "offload": OFFLOAD_NAMES,
+    "compression": ("fp16", "int8", "int4", "topk-1%", "powersgd-4"),
+}
+WEIGHTS = {"time": "Time", "headroom": "Memory left", "dollars": "Dollars"}
+ASKED = ("model", "device", "nodes", "global_batch", "precision")
+
+
+def _transformers() -> list[str]:
+    """Presets that can be planned: those made of equal layers."""
+    return [name for name in Model.names() if isinstance(Model.of(name), Transformer)]
+
+
+class Planner(widgets.VBox):  # type: ignore[misc]
+    """Choose a model and a cluster; see every layout ranked, the front, and why each lost.
+
+    Choosing what counts ranks anew what the last search kept, within milliseconds; everything else searches again.
+
+    Args:
+        model: Name of a preset, or a `Transformer`.
+        cluster: A `Cluster` in place of `device` and `nodes`.
+        choices: Any trait to start from.
+
+    Example:
+        >>> planner = Planner(model="gpt3-175b", nodes=128)  # doctest: +SKIP
+        >>> planner.plans.best.layout  # doctest: +SKIP
+    """
+
+    model = t.Unicode("gpt3-175b", help="The model to lay out").tag(choice=True)
+    device = t.Unicode("a100-80gb", help="The accelerator").tag(choice=True)
+    nodes = t.Int(128, min=1, help="Nodes, each as the device usually comes in").tag(choice=True)
+    global_batch = t.Int(1536, min=1, help="Sequences in one optimizer step").tag(choice=True)
+    precision = t.Unicode("bf16-mixed", help="What weights, gradients and states are kept in").tag(
+        choice=True
+    )
+    fix = t.Dict(default_value={"offload": "none"}, help="Axes held to one value, by name.")
+    weights = t.Dict(default_value={"time": 1.0}, help="What counts, and how much, by measure.")
+    chosen = t.Int(1, min=1, help="Rank of the plan that is shown beside the best.")
+    problem = t.Unicode("", help="The last error, as HTML; empty when all is well.")
+    plans = t.Instance(Plans, allow_none=True, help="The answer of the last search, ranked by `weights`.")
+
+    def __init__(
+        self, model: str | Transformer | None = None, *, cluster: Cluster | None = None, **choices: Any
+    ) -> None:
+        super().__init__()
+        self._own_model = model if isinstance(model, Transformer) else None
+        self._own_cluster = cluster
+        name = model.name if isinstance(model, Transformer) else model
+        for field, value in {**({"model": name} if name else {}), **choices}.items():
+            if not self.has_trait(field):
+                raise TypeError(
+                    f"Planner has no choice {field!r}; there are {', '.join(ASKED)}, fix, weights, chosen"
+                )
+            setattr(self, field, value)
+        self._guard = Guard(lambda problem: setattr(self, "problem", problem))
+        self.controls = {
+            "What to plan": self._asked(),
+            "What counts": self._measures(),
+            "Hold fixed": self._filters(),
+        }
+        self.screen = Screen(self.controls)
+        self.children = self.screen.children
+        self.add_class("ss-lab")
+        self.add_class("ss-planner")
+        self._wire()
+        self._guard.callback(self.search)()
+
+    def _asked(self) -> dict[str, widgets.Widget]:
+        names = list(dict.fromkeys([*_transformers(), self.model]))
+        controls = {
+            "model": widgets.Dropdown(description="Model", options=names, value=self.model),
+            "device": widgets.Dropdown(description="Device", options=list(Device.names()), value=self.device),
+            "nodes": widgets.BoundedIntText(description="Nodes", min=1, max=1 << 14, value=self.nodes),
+            "global_batch": widgets.BoundedIntText(
+                description="Global batch", min=1, max=1 << 20, value=self.global_batch
+            ),
+            "precision": widgets.Dropdown(
+                description="Precision",
+                options=["fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed"],
+                value=self.precision,
+            ),
+        }
+        if self._own_cluster is not None:
+            del controls["device"], controls["nodes"]
+        for field, control in controls.items():
+            control.tooltip = self.traits()[field].help
+            t.link((self, field), (control, "value"))
+        return controls
+
+    def _measures(self) -> dict[str, widgets.Widget]:
+        sliders = {}
+        for name, words in WEIGHTS.items():
+            slider = widgets.FloatSlider(
+                description=words,
+                min=0,
+                max=3,
+                step=0.05,
+                value=self.weights.get(name, 0.0),
+                readout_format=".2f",
+            )
+            slider.tooltip = f"How much {words.lower()} counts in the ranking"
+            slider.observe(self._guard.callback(self._take_weights), "value")
+            sliders[name] = slider
+        return sliders
+
+    def _filters(self) -> dict[str, widgets.Widget]:
+        filters = {}
+        for axis, values in FILTERS.items():
+            options = [
+                ("none" if axis == "compression" else "any", ANY),
+                *((str(value), value) for value in values),
+            ]
+            control = widgets.Dropdown(
+                description=axis.capitalize(),
+                options=options,
+                value=self.fix.get(axis, ANY),
+                tooltip=f"Only layouts with this {axis}",
+            )
+            control.observe(self._guard.callback(self._take_filters), "value")
+            filters[axis] = control
+        return filters
+
+    def _wire(self) -> None:
+        callback = self._guard.callback
+        self.observe(callback(self.search), [*ASKED, "fix"])
+        self.observe(callback(self._rank), "weights")
+        self.observe(callback(self._draw), "chosen")
+        self.observe(lambda change: setattr(self.screen.problem, "value", change["new"]), "problem")
+        self.screen.table.observe(callback(self._take_row), "chosen")
+        self.screen.scatter.observe(callback(self._take_point), "clicked")
+
+    def _take_weights(self) -> None:
+        weights = {
+            name: slider.value for name, slider in self.controls["What counts"].items() if slider.value
+        }
+        self.weights = weights or {"time": 1.0}
+
+    def _take_filters(self) -> None:
+        filters = self.controls["Hold fixed"]
+        self.fix = {axis: control.value for axis, control in filters.items() if control.value != ANY}
+
+    def _take_row(self) -> None:
+        self.chosen = self.screen.table.chosen
+
+    def _take_point(self) -> None:
+        assert self.plans is not None
+        place = (self.plans.order == self.screen.scatter.clicked).nonzero()[0]
+        if len(place):
+            self.chosen = int(place[0]) + 1
+
+    def search(self) -> None:
+        """Search again for what is asked."""
+        self.problem = ""
+        self.screen.say("Searching …", state="running")
+        start = time.perf_counter()
+        cluster = self._own_cluster or Cluster.of(self.device, nodes=self.nodes)
+        own = self._own_model
+        model = own if own is not None and own.name == self.model else Model.of(self.model)
+        self.plans = plan(
+            model, cluster, self.weights, global_batch=self.global_batch, fix=self.fix, precision=self.precision,
+        )  # fmt: skip
+        took = time.perf_counter() - start
+        self.screen.draw_search(self.plans)
+        self.screen.say(
+            f"{_plans.plans_text(self.plans)} Searched in {took:.2f} s.",
+            state="completed" if len(self.plans) else "failed",
+        )
+        self._show_first()
+
+    def _rank(self) -> None:
+        assert self.plans is not None
+        self.problem = ""
+        self.plans = self.plans.by(self.weights)
+        state = "completed" if len(self.plans) else "failed"
+        self.screen.say(_plans.plans_text(self.plans), state=state)
+        self._show_first()
+
+    def _show_first(self) -> None:
+        if self.chosen == 1:
+            self._draw()
+        else:
+            self.chosen = 1
+
+    def _draw(self) -> None:
+        assert self.plans is not None
+        if not len(self.plans):
+            self.screen.draw_nothing()
+            return
+        chosen = min(self.chosen, len(self.plans.order))
+        self.screen.draw_ranking(self.plans, chosen)
+        self.screen.draw_chosen(self.plans, chosen, self.plans.explain(chosen, 1) if chosen > 1 else None)

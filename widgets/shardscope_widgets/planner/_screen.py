@@ -1,0 +1,99 @@
+"""Everything the Planner shows and where it stands. It draws what it is told and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from shardscope.analytic.planner import Explanation, Plans
+from shardscope_widgets.figures import _plans
+from shardscope_widgets.planner._parts import ClickFigure, PlanTable
+from shardscope_widgets.training_lab._frame import Frame
+from shardscope_widgets.training_lab._live_figure import LiveFigure
+from shardscope_widgets.words import safe
+
+_EMPTY = _plans.PlansInfo((), (), 0.0)
+ABOUT = "every layout of a model on a cluster, ranked; nothing runs"
+
+
+class Screen:
+    """The widgets of a planner around its controls."""
+
+    def __init__(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> None:
+        self.status, self.problem, self.told = (widgets.HTML() for _ in range(3))
+        self._info, self._dots = _EMPTY, _plans.scatter(_EMPTY)
+        empty = go.Figure()
+        self.scatter, self.terms, self.rejected = ClickFigure(empty), LiveFigure(empty), LiveFigure(empty)
+        self.table = PlanTable()
+        self.children = self._arrange(controls)
+
+    def _arrange(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> tuple[widgets.Widget, ...]:
+        left = widgets.VBox([_controls_box(controls), self.problem])
+        scroll = widgets.VBox([self.table])
+        scroll.add_class("ss-plan-scroll")
+        right = widgets.VBox(
+            [
+                self.status, self.scatter, scroll, _heading("The chosen plan beside the best"), self.terms, self.told,
+                _heading("What is not in the table", "and why"), self.rejected,
+            ]
+        )  # fmt: skip
+        main = widgets.HBox([left, right])
+        for box, name in ((left, "ss-left"), (right, "ss-right"), (main, "ss-main")):
+            box.add_class(name)
+        return Frame(title="Planner", about=ABOUT), main
+
+    def say(self, text: str, *, state: str) -> None:
+        """The line above everything."""
+        self.status.value = f'<div class="ss-status {state}" role="status"><span>{safe(text)}</span></div>'
+
+    def draw_search(self, plans: Plans) -> None:
+        """What a search alone decides."""
+        self._info = _plans.plans_info(plans)
+        self._dots = _plans.scatter(self._info)
+        self.rejected.figure = _plans.rejected(plans.rejected)
+
+    def draw_ranking(self, plans: Plans, chosen: int) -> None:
+        """What depends on the order and on which plan is chosen."""
+        header, rows = _plans.table_rows(plans)
+        with self.table.hold_sync():
+            self.table.header, self.table.rows, self.table.chosen = list(header), rows, chosen
+        best, kept = (int(plans.order[rank - 1]) if len(plans) else None for rank in (1, chosen))
+        rings = _plans.rings(self._info, best=best, chosen=kept)
+        self.scatter.figure = self._dots | {"data": [*self._dots["data"], *rings]}
+
+    def draw_chosen(self, plans: Plans, chosen: int, explanation: Explanation | None) -> None:
+        """The chosen plan beside the best."""
+        self.terms.figure = _plans.terms(_plans.terms_info(plans, (1, chosen)))
+        self.told.value = _told(explanation)
+
+    def draw_nothing(self) -> None:
+        """No plan: only the counts are left."""
+        self.table.rows = []
+        self.scatter.figure, self.terms.figure = self._dots, _plans.rejected({})
+        self.told.value = ""
+
+
+def _told(explanation: Explanation | None) -> str:
+    if explanation is None:
+        return (
+            '<div class="ss-words">Choose a row or a point to see what makes it slower than the best.</div>'
+        )
+    head, *rest = map(safe, explanation.sentences)
+    return f'<div class="ss-told"><b>{head}</b><ul>{"".join(f"<li>{line}</li>" for line in rest)}</ul></div>'
+
+
+def _heading(text: str, about: str = "") -> widgets.HTML:
+    return widgets.HTML(f'<div class="ss-heading">{text}<span>{about}</span></div>')
+
+
+def _controls_box(controls: Mapping[str, Mapping[str, Any]]) -> widgets.VBox:
+    boxes: list[widgets.Widget] = []
+    for title, group in controls.items():
+        sliders = title == "What counts"
+        box = widgets.VBox(list(group.values())) if sliders else widgets.GridBox(list(group.values()))
+        box.add_class("ss-weights" if sliders else "ss-controls")
+        boxes += [_heading(title), box]
+    return widgets.VBox(boxes)

@@ -1,0 +1,44 @@
+/* A table whose rows can be chosen: by click, or by the arrow keys once a row has the focus. */
+
+function render({ model, el }) {
+  const draw = () => {
+    const focused = el.contains(document.activeElement);
+    const table = document.createElement("table");
+    table.className = "ss-plan-table";
+    table.setAttribute("role", "grid");
+    table.setAttribute("aria-label", "Ranked plans");
+    const head = table.createTHead().insertRow();
+    for (const name of model.get("header")) {
+      const cell = document.createElement("th");
+      cell.scope = "col";
+      cell.textContent = name;
+      head.append(cell);
+    }
+    const body = table.createTBody();
+    model.get("rows").forEach((cells, place) => {
+      const row = body.insertRow();
+      const isChosen = place + 1 === model.get("chosen");
+      row.tabIndex = isChosen || (place === 0 && model.get("chosen") > model.get("rows").length) ? 0 : -1;
+      row.setAttribute("aria-selected", String(isChosen));
+      row.addEventListener("click", () => choose(place + 1));
+      row.addEventListener("keydown", (event) => {
+        const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+        if (!step) return;
+        event.preventDefault();
+        choose(Math.min(model.get("rows").length, Math.max(1, place + 1 + step)));
+      });
+      for (const text of cells) row.insertCell().textContent = text;
+    });
+    el.replaceChildren(table);
+    if (focused) table.querySelector("tr[aria-selected=true]")?.focus();
+  };
+  const choose = (rank) => {
+    model.set("chosen", rank);
+    model.save_changes();
+  };
+  model.on("change:rows change:chosen", draw);
+  draw();
+  return () => model.off("change:rows change:chosen", draw);
+}
+
+export default { render };
