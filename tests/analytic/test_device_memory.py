@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,10 @@ from shardscope.analytic.memory import (
     offload_traffic,
     stage_memory,
 )
-from shardscope.spec.layout import Layout
+from shardscope.analytic.memory.columns import held_by, pipeline_of
+from shardscope.analytic.schedules import closed
+from shardscope.spec.layout import SCHEDULE_NAMES, Layout
+from shardscope.spec.layout_rules import STAGES_A_RANK
 from shardscope.spec.model import LatentAttention, Mixture, Transformer
 
 GPT = Transformer(layers=24, hidden=1024, heads=16, vocab=50304, seq=1024)
@@ -222,3 +226,16 @@ def test_habits_of_your_own_can_be_given() -> None:
     usual, own = stage_memory(GPT, Layout()), stage_memory(GPT, Layout(), framework=frugal)
     assert usual.total[0] - own.total[0] > 64 * 2**20
     assert dataclasses.is_dataclass(memory_term(GPT, Layout(), framework=frugal))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+def test_micro_batches_in_flight_are_those_that_the_schedules_closed_form_counts(schedule: str) -> None:
+    stages = STAGES_A_RANK[schedule]
+    held = [stages.least] if stages.most else [stages.least, 3, 4]
+    for p, rounds, v in product(range(2, 13), (1, 2, 3, 5), held):
+        layout = Layout(pipeline=p, virtual_stages=v, schedule=schedule, global_batch=rounds * p)
+        pipeline = pipeline_of(Layouts.of([layout]), layers=p * v)
+        for place in range(p):
+            ours = held_by(np.array([float(place)]), pipeline, dense=None).in_flight
+            closed_form = closed.in_flight(SCHEDULE_NAMES.index(schedule), place, p, rounds * p, v)
+            assert float(ours[0]) == pytest.approx(float(closed_form)), (p, rounds, v, place)

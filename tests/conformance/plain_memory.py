@@ -13,9 +13,11 @@ IN_FLIGHT = {
     "interleaved": lambda p, left, m, v: ((v - 1) * p + 2 * left - 1) / v if v > 1 else left,
     "zb-h1": lambda p, left, m, v: p,
     "zb-h2": lambda p, left, m, v: 2 * p - 1,
-    "zbv": lambda p, left, m, v: p,
-    "v-half": lambda p, left, m, v: p / 2 + 1,
-    "v-min": lambda p, left, m, v: p / 3 + 1.5,
+    "zbv": lambda p, left, m, v: min(p, (m + p - left + 1) / 2),
+    "v-half": lambda p, left, m, v: min(p // 2 + 1, (m + p - left + 1) / 2),
+    "v-min": lambda p, left, m, v: min(
+        (p + 4) // 3 - (p % 3 == 2 and (p - left) % 3 == 0), (m + p - left + 1) / 2
+    ),
     "dualpipev": lambda p, left, m, v: p + 0.5,
 }
 FOLDED = ("zbv", "v-half", "v-min", "dualpipev")

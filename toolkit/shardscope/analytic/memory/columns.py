@@ -13,6 +13,8 @@ from shardscope.spec.layout import SCHEDULE_NAMES
 Floats = npt.NDArray[np.float64]
 
 _V_SHAPED = np.array([name in ("zbv", "v-half", "v-min", "dualpipev") for name in SCHEDULE_NAMES])
+_ROUNDED = np.array([name in ("zbv", "v-half", "v-min") for name in SCHEDULE_NAMES])
+_V_MIN = SCHEDULE_NAMES.index("v-min")
 _CHUNKED = np.array([name in ("interleaved", "zero-bubble") for name in SCHEDULE_NAMES])
 
 
@@ -24,6 +26,9 @@ class Pipeline(NamedTuple):
     chunks: Floats
     """Parts of the model on each rank that are not next to each other."""
     interleaved: npt.NDArray[np.bool_]
+    rounded: npt.NDArray[np.bool_]
+    """Whether the schedule is a V of building blocks, which hold whole micro-batches."""
+    v_min: npt.NDArray[np.bool_]
     head_at: Floats
     """Place of the output projection: a V-shaped schedule brings it back to the first rank."""
     layers: Floats
@@ -58,10 +63,12 @@ _HELD = {
     "zb-h2": (0.0, 2.0, -1.0),
     "zbv": (0.0, 1.0, 0.0),
     "v-half": (0.0, 0.5, 1.0),
-    "v-min": (0.0, 1 / 3, 1.5),
+    "v-min": (0.0, 1 / 3, 4 / 3),
     "dualpipev": (0.0, 1.0, 0.5),
 }
-"""Micro-batches in flight for each rank from this one to the last, for each rank of all, and in any case."""
+"""Micro-batches in flight for each rank from this one to the last, for each rank of all, and in any case: what
+`schedules.closed.in_flight` says, as coefficients that a million layouts look up at once. A test holds them together.
+"""
 _OF_LEFT, _OF_ALL, _CONSTANT = np.array([_HELD[name] for name in SCHEDULE_NAMES]).T.copy()
 
 
@@ -75,6 +82,8 @@ def pipeline_of(layouts: Layouts, layers: int) -> Pipeline:
         microbatches=layouts.num_microbatches.astype(float),
         chunks=np.where(interleaved, layouts.virtual_stages, 1.0 + folded),
         interleaved=interleaved & (layouts.virtual_stages > 1),
+        rounded=_ROUNDED[schedule],
+        v_min=schedule == _V_MIN,
         head_at=(ranks - 1) * ~folded,
         layers=own,
         rest=layers - own * ranks,
@@ -120,4 +129,8 @@ def _in_flight(place: Floats, pipeline: Pipeline) -> Floats:
             + pipeline.ranks * pipeline.of_all
         )
         held = np.where(pipeline.interleaved, whole / chunks, held)
+    if pipeline.rounded.any():
+        spared = pipeline.v_min & (pipeline.ranks % 3 == 2) & (place % 3 == 0)
+        whole = np.floor(held + 1e-9) - spared
+        held = np.where(pipeline.rounded, np.minimum(whole, (pipeline.microbatches + place + 1) / 2), held)
     return np.minimum(held, pipeline.microbatches)
