@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import nbformat
 import pytest
 
@@ -44,6 +46,9 @@ def test_a_point_a_row_and_a_slider_change_what_is_shown(notebook, tmp_path):
     for _ in range(20):
         page.keyboard.press("ArrowRight")
     page.wait_for_function(f"() => document.querySelector('{PLANNER} tr[aria-selected=true]:nth-child(1)')")
+    deadline = time.monotonic() + 20
+    while notebook.kernel("planner.weights['headroom']") < 1.0 and time.monotonic() < deadline:
+        page.wait_for_timeout(50)  # twenty strokes are on their way
     assert notebook.kernel("[planner.weights['headroom'], planner.plans.best.time_s, planner.problem]")[
         ::2
     ] == [1.0, ""]
