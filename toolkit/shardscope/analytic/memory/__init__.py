@@ -9,6 +9,7 @@ from shardscope.analytic.memory.activations import activation_bytes_per_layer
 from shardscope.analytic.memory.device import MemoryParts, device_memory, stage_memory
 from shardscope.analytic.memory.explain import KINDS, memory_term
 from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
+from shardscope.analytic.memory.module import ModuleMemory, module_memory
 from shardscope.analytic.memory.offload import Traffic, offload_traffic
 from shardscope.analytic.memory.states import (
     RECIPES,
@@ -29,6 +30,7 @@ __all__ = [
     "Framework",
     "MemoryParts",
     "ModelStates",
+    "ModuleMemory",
     "Recipe",
     "Traffic",
     "activation_bytes_per_layer",
@@ -36,6 +38,7 @@ __all__ = [
     "memory_term",
     "model_state_bytes",
     "model_states",
+    "module_memory",
     "offload_traffic",
     "stage_memory",
 ]
