@@ -186,3 +186,12 @@ def test_a_last_stage_with_fewer_layers_hides_the_output_projection() -> None:
         for model in (even, uneven)
     ]
     assert edges[1] < edges[0] / 2
+
+
+def test_a_faster_link_inside_the_nodes_never_slows_a_ring_across_them() -> None:
+    network = CLUSTER.inter.replace(bandwidth=CLUSTER.intra.bandwidth / 8)
+    calibration = CALIBRATION.replace(intra_efficiency=0.8, inter_efficiency=0.4)
+    layout = Layout(data=512, global_batch=512)
+    slow = CLUSTER.replace(inter=network)
+    fast = slow.replace(intra=slow.intra.replace(bandwidth=slow.intra.bandwidth * 1.01))
+    assert total(layout, fast, calibration) <= total(layout, slow, calibration)

@@ -7,7 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.communication.groups import ring_time, spanning_link
+from shardscope.analytic.communication.groups import (
+    is_inside_node,
+    members_per_node,
+    ring_time,
+    spanning_link,
+)
 from shardscope.errors import SpecError
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
@@ -75,9 +80,9 @@ class Machine(NamedTuple):
         cal, cluster = self.calibration, self.cluster
         link = spanning_link(cluster, group, stride)
         ranks = np.asarray(group, float)
-        across = link.bandwidth < cluster.intra.bandwidth
-        rate = link.bandwidth * np.where(across, cal.inter_efficiency, cal.intra_efficiency)
-        rate = np.minimum(rate, cluster.intra.bandwidth * cal.intra_efficiency)
+        leaving = members_per_node(cluster, group, stride) * cluster.inter.bandwidth * cal.inter_efficiency
+        within = cluster.intra.bandwidth * cal.intra_efficiency
+        rate = np.where(is_inside_node(cluster, group, stride), within, np.minimum(within, leaving))
         steps = np.ceil(np.log2(np.maximum(ranks, 1.0)))
         return np.asarray(rate), np.asarray(link.latency * steps / np.maximum(ranks - 1.0, 1.0))
 
