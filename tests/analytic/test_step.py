@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.step import StepParts, step_time, time_term
 from shardscope.analytic.step.distinct import Distinct
+from shardscope.analytic.step.machine import Machine
+from shardscope.analytic.step.shards import Weights, weights
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
@@ -195,3 +197,26 @@ def test_a_faster_link_inside_the_nodes_never_slows_a_ring_across_them() -> None
     slow = CLUSTER.replace(inter=network)
     fast = slow.replace(intra=slow.intra.replace(bandwidth=slow.intra.bandwidth * 1.01))
     assert total(layout, fast, calibration) <= total(layout, slow, calibration)
+
+
+def test_the_experts_of_a_shard_are_divided_by_the_ranks_in_it_that_hold_the_same_ones() -> None:
+    """A shard of 8 ranks over 8 expert ranks has each expert once: nothing is left to divide, gather or scatter."""
+
+    def update(shard: int, expert: int) -> float:
+        layout = Layout(data=64, expert=expert, zero=1, shard=shard, global_batch=64)
+        return float(step_time(SPARSE, Layouts.of([layout]), CLUSTER, CALIBRATION).optimizer[0])
+
+    none_shared = weights_of(Layout(data=64, expert=8, zero=1, shard=8, global_batch=64))
+    dense, experts = none_shared.dense[0], none_shared.experts[0]
+    assert update(8, 8) / update(64, 8) == pytest.approx((dense / 8 + experts) / (dense / 64 + experts / 8))
+
+
+def weights_of(layout: Layout) -> Weights:
+    one = [np.array([float(getattr(layout, name))]) for name in ("tensor", "pipeline", "context", "expert")]
+    tensor, pipeline, context, expert = one
+    return weights(
+        SPARSE, Machine.of(CLUSTER, CALIBRATION, layout.precision), tensor=tensor, pipeline=pipeline, context=context,
+        expert=expert, data=np.array([float(layout.data)]), shard=np.array([float(layout.shard)]),
+        zero=np.array([float(layout.zero)]), compression=np.array([0]), precision=layout.precision,
+        optimizer=layout.optimizer,
+    )  # fmt: skip

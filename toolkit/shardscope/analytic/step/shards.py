@@ -61,13 +61,14 @@ def weights(
     owners = np.where(zero >= 1, shard, 1.0)
     reduce_s = gather_s = codec = np.zeros_like(dense)
     layers = np.ceil(model.layers / pipeline)
-    for elements, group, stride in (
-        (dense, replicas, tensor),
-        (experts, np.maximum(replicas / expert, 1.0), tensor * expert),
+    expert_owners = np.maximum(owners / expert, 1.0)
+    for elements, group, stride, sharing in (
+        (dense, replicas, tensor, owners),
+        (experts, np.maximum(replicas / expert, 1.0), tensor * expert, expert_owners),
     ):
         if not np.any(elements):
             continue
-        within = np.minimum(np.where(zero >= 1, owners, group), group)
+        within = np.minimum(np.where(zero >= 1, sharing, group), group)
         scattered = machine.collective("reduce_scatter", elements * recipe.gradient, within, stride)
         between = machine.collective(
             "all_reduce", elements * recipe.gradient / within, group / within, stride * within
@@ -80,9 +81,7 @@ def weights(
         gathered = machine.collective("all_gather", elements * recipe.parameter, within, stride)
         gather_s = gather_s + np.where(zero >= 1, gathered, 0.0)
     started = np.where((zero == 3) & (replicas > 1), layers * cal.collective_s, 0.0)
-    own = dense / np.minimum(owners, replicas) + experts / np.minimum(
-        owners, np.maximum(replicas / expert, 1.0)
-    )
+    own = dense / owners + experts / expert_owners
     state_bytes = (
         recipe.parameter + recipe.gradient + 2.0 * (recipe.master + recipe.state * STATES[optimizer])
     )
