@@ -220,3 +220,18 @@ def weights_of(layout: Layout) -> Weights:
         zero=np.array([float(layout.zero)]), compression=np.array([0]), precision=layout.precision,
         optimizer=layout.optimizer,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_gradients_are_packed_as_often_as_they_are_reduced(zero: int) -> None:
+    """On a network that takes no time, what twice the micro-batches add to reducing is the codec's time again."""
+    endless = {"bandwidth": 1e30, "latency_s": 1e-30}
+    cluster = CLUSTER.replace(intra=CLUSTER.intra.replace(**endless), inter=CLUSTER.inter.replace(**endless))
+    calibration = CALIBRATION.replace(collective_s=0)
+
+    def packing(count: int) -> float:
+        layout = Layout(data=8, zero=zero, compression="int8", global_batch=8 * count)
+        return float(step_time(MODEL, Layouts.of([layout]), cluster, calibration).data_comm[0])
+
+    assert packing(1) > 0
+    assert packing(4) == pytest.approx(packing(1) * (4 if zero >= 2 else 1))

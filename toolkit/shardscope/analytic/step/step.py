@@ -199,7 +199,7 @@ def _exposed(
     """Reduction and gathering that computation does not hide, and packing what is compressed.
 
     ZeRO 3 gathers parameters twice and reduces gradients in every micro-batch; ZeRO 2 reduces in every one and gathers
-    once; 0 and 1 reduce once, at the end.
+    once; 0 and 1 reduce once, at the end. What is reduced is packed as often.
     """
     busy, back = windows
     reduce_s, gather_s = held["reduce_s"], held["gather_s"]
@@ -207,4 +207,5 @@ def _exposed(
     hidden = np.minimum(each * cal.shard_overlap, busy)
     once = np.where(zero == 3, 0.0, np.where(zero == 2, gather_s, reduce_s + gather_s))
     hidden_once = np.minimum(once * cal.gradient_overlap, back)
-    return np.asarray(count * (each - hidden) + once - hidden_once + held["codec_s"])
+    codec = held["codec_s"] * np.where(zero >= 2, count, 1)
+    return np.asarray(count * (each - hidden) + once - hidden_once + codec)
