@@ -235,3 +235,14 @@ def test_gradients_are_packed_as_often_as_they_are_reduced(zero: int) -> None:
 
     assert packing(1) > 0
     assert packing(4) == pytest.approx(packing(1) * (4 if zero >= 2 else 1))
+
+
+def test_an_update_reads_and_writes_as_many_bytes_as_the_optimizer_keeps() -> None:
+    def update(optimizer: str) -> float:
+        one = Layouts.of([Layout(optimizer=optimizer)])
+        return float(step_time(MODEL, one, CLUSTER, CALIBRATION).optimizer[0])
+
+    kept = 2 * (1 + 4 / 256)  # two moments of one byte, and a float32 scale for 256 of them
+    assert update("adam8bit") / update("adamw") == pytest.approx(
+        (2 + 2 + 2 * (4 + kept)) / (2 + 2 + 2 * (4 + 8))
+    )

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from shardscope.analytic.communication.compression import compression_cost
 from shardscope.analytic.compute import matmul
 from shardscope.analytic.compute.matmul import Matmul, Split
-from shardscope.analytic.memory import RECIPES, STATES
+from shardscope.analytic.memory import RECIPES
+from shardscope.analytic.memory.states import state_bytes_per_param
 from shardscope.analytic.step.machine import Machine
 from shardscope.spec.layout import COMPRESSION_NAMES
 from shardscope.spec.model import Transformer
@@ -83,7 +84,9 @@ def weights(
     started = np.where((zero == 3) & (replicas > 1), layers * cal.collective_s, 0.0)
     own = dense / owners + experts / expert_owners
     state_bytes = (
-        recipe.parameter + recipe.gradient + 2.0 * (recipe.master + recipe.state * STATES[optimizer])
+        recipe.parameter
+        + recipe.gradient
+        + 2.0 * (recipe.master + state_bytes_per_param(optimizer, recipe.state))
     )
     device = machine.cluster.device
     update = own * state_bytes / (device.memory_bandwidth * cal.optimizer_efficiency)
