@@ -246,3 +246,12 @@ def test_an_update_reads_and_writes_as_many_bytes_as_the_optimizer_keeps() -> No
     assert update("adam8bit") / update("adamw") == pytest.approx(
         (2 + 2 + 2 * (4 + kept)) / (2 + 2 + 2 * (4 + 8))
     )
+
+
+@pytest.mark.parametrize(("zero", "shard", "ranks"), [(0, 0, 1), (1, 0, 16), (3, 4, 4)])
+def test_the_tree_says_over_how_many_ranks_the_update_is_divided(zero: int, shard: int, ranks: int) -> None:
+    tree = time_term(
+        MODEL, Layout(data=8, context=2, zero=zero, shard=shard, global_batch=8), CLUSTER, CALIBRATION
+    )
+    assert tree["optimizer update"].inputs["N"] == ranks
+    assert tree["gradients and gathered parameters"].inputs["d × c"] == 16

@@ -96,7 +96,7 @@ def _compute(model: Transformer, layout: Layout, cluster: Cluster, calibration: 
 
 
 def _inputs(model: Transformer, layout: Layout, cal: Calibration) -> dict[str, dict[str, float | str]]:
-    count = layout.num_microbatches
+    count, replicas = layout.num_microbatches, layout.data * layout.context
     dense, experts = stage_elements(
         model, tensor=layout.tensor, pipeline=layout.pipeline, expert=layout.expert
     )
@@ -116,11 +116,13 @@ def _inputs(model: Transformer, layout: Layout, cal: Calibration) -> dict[str, d
         "pipeline_comm": {**micro, **pipe, "share of bandwidth": cal.pipeline_efficiency},
         "bubble": {"m": count, **pipe, "schedule": layout.schedule},
         "data_comm": {
-            **states, "d": layout.data, "ZeRO": layout.zero, "compression": layout.compression,
+            **states, "d × c": replicas, "ZeRO": layout.zero, "compression": layout.compression,
             "hidden share": cal.shard_overlap if layout.zero >= 2 else cal.gradient_overlap,
         },
         "optimizer": {
-            **states, "N": layout.data if layout.zero else 1, "share of bandwidth": cal.optimizer_efficiency,
+            **states,
+            "N": (layout.shard or replicas) if layout.zero else 1,
+            "share of bandwidth": cal.optimizer_efficiency,
         },
         "offload": {"offload": layout.offload},
         "overhead": {"a kernel": cal.launch_s, "a step": cal.step_s, "m": count},
