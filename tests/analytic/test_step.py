@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory import device_memory
 from shardscope.analytic.step import StepParts, step_time, time_term
 from shardscope.analytic.step.distinct import Distinct
 from shardscope.analytic.step.machine import Machine
@@ -255,3 +256,26 @@ def test_the_tree_says_over_how_many_ranks_the_update_is_divided(zero: int, shar
     )
     assert tree["optimizer update"].inputs["N"] == ranks
     assert tree["gradients and gathered parameters"].inputs["d × c"] == 16
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        (MODEL, {}),
+        (MODEL, {"tensor": 8}),
+        (MODEL, {"tensor": 8, "sequence_parallel": True, "recompute": "full"}),
+        (MODEL, {"precision": "fp32", "flash_attention": False}),
+        (SPARSE, {"context": 2}),
+    ],
+)
+def test_what_is_swapped_to_the_host_is_what_memory_says_is_saved(
+    model: Transformer, changes: dict[str, object]
+) -> None:
+    layout = Layout(**changes).replace(data=8, global_batch=8)
+    saved = float(device_memory(model, Layouts.of([layout])).activations[0])
+    slow = 1e3  # bytes a second, so that computation hides next to nothing
+    cluster = CLUSTER.replace(device=CLUSTER.device.replace(host_bandwidth=slow))
+    away = Layouts.of([layout.replace(offload="activations")])
+    assert float(step_time(model, away, cluster, CALIBRATION).offload[0]) == pytest.approx(
+        2 * saved / slow, rel=1e-3
+    )

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from shardscope.analytic.compute.matmul import Split
 from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory import RECIPES, activation_bytes_per_layer
+from shardscope.analytic.memory.frameworks import MEGATRON_CORE
 from shardscope.analytic.schedules.closed import bubble_time
 from shardscope.analytic.step.distinct import Distinct
 from shardscope.analytic.step.machine import Machine
@@ -17,15 +19,13 @@ from shardscope.analytic.step.parts import StepParts
 from shardscope.analytic.step.shards import Weights, weights
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import RECOMPUTE_NAMES
 from shardscope.spec.model import Transformer
 
 Floats = npt.NDArray[np.float64]
 
 CHUNK = 1 << 14
 """Rows worked on at a time: a dozen columns of so many stay in a core's cache."""
-
-_ACTIVATION_BYTES = (34.0, 34.0, 2.0)
-"""Saved a token and hidden element without, with selective and with full recomputation (Korthikanti et al. 2022)."""
 
 
 def step_time(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration) -> StepParts:
@@ -99,9 +99,36 @@ def _micro_table(model: Transformer, machine: Machine, layouts: Layouts) -> _Tab
     sent = np.where(pipeline > 1, message / cal.pipeline_efficiency, 0.0)
     started = np.where(pipeline > 1, cal.collective_s, 0.0)
     hops = [sent / link.bandwidth + started for link in (cluster.intra, cluster.inter)]
-    saved = np.array(_ACTIVATION_BYTES)[recompute] * tokens * model.hidden
-    saved = saved / np.where(recompute == 2, 1.0, split.tensor) * np.ceil(model.layers / pipeline)
+    saved = _saved_bytes(
+        model, layouts, split, pipeline=pipeline, recompute=recompute, sequence_parallel=sequence
+    )
     return _Table.of(found.row, _micro_columns(times, hops, 2 * saved / cluster.device.host_bandwidth))
+
+
+def _saved_bytes(
+    model: Transformer,
+    layouts: Layouts,
+    split: Split,
+    *,
+    pipeline: npt.ArrayLike,
+    recompute: npt.ArrayLike,
+    sequence_parallel: npt.ArrayLike,
+) -> Floats:
+    """Bytes that the largest stage saves of one micro-batch, as memory counts them: they travel if offloaded."""
+    layers = np.ceil(model.layers / np.asarray(pipeline))
+    routed = np.minimum(layers, model.num_mixture_layers)
+    saved = np.zeros(np.shape(split.tensor))
+    for count, mixed in ((layers - routed, False), (routed, True)):
+        for index, kind in enumerate(RECOMPUTE_NAMES):
+            here = count * (np.asarray(recompute) == index)
+            if not np.any(here):
+                continue
+            saved += here * activation_bytes_per_layer(
+                model, micro_batch=split.micro_batch, tensor=split.tensor, context=split.context,
+                sequence_parallel=sequence_parallel, recompute=kind, flash_attention=layouts.flash_attention,
+                mixed=mixed, recipe=RECIPES[layouts.precision], framework=MEGATRON_CORE,
+            )  # fmt: skip
+    return saved
 
 
 def _micro_columns(times: Stage, hops: list[Floats], swap: Floats) -> dict[str, Floats]:
