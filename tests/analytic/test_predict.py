@@ -114,3 +114,13 @@ def test_the_command_predicts_a_model_from_its_config(
     assert read["tokens_per_s"] * read["step_time_s"] == pytest.approx(16 * 1024)
     assert cli.main(["predict", str(path), "h100-80gb", *options, "--global-batch", "15"]) == 2
     assert "global_batch=15" in capsys.readouterr().err
+
+
+def test_what_neither_the_host_nor_its_drives_hold_does_not_fit() -> None:
+    layout = ss.Layout(tensor=8, offload="all", recompute="full")
+    node = CLUSTER.replace(nodes=1, host_memory_bytes="4 TB")
+    assert ss.predict(MODEL, node, layout).fits
+    small = node.replace(host_memory_bytes="1 TB", nvme_bytes=0)
+    assert not ss.predict(MODEL, small, layout).fits
+    assert "does not fit" in repr(ss.predict(MODEL, small, layout))
+    assert ss.predict(MODEL, small.replace(nvme_bytes="4 TB"), layout).fits

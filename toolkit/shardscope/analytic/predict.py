@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardscope.analytic.compute.flops import hardware_flops, model_flops
-from shardscope.analytic.memory import memory_term
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory import device_memory, memory_term
 from shardscope.analytic.show import term_html, term_text
 from shardscope.analytic.step.machine import Machine
 from shardscope.analytic.step.term import time_term
@@ -58,8 +59,17 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest device's memory holds them."""
-        return self.peak_bytes <= self.cluster.device.memory_bytes
+        """Whether the fullest device holds them, and its share of the host and its drives what is offloaded."""
+        return self.peak_bytes <= self.cluster.device.memory_bytes and not self._homeless_bytes
+
+    @property
+    def _homeless_bytes(self) -> float:
+        """Offloaded bytes of a device that neither its share of the host's memory nor of its drives holds."""
+        host, drives = (
+            size / self.cluster.per_node for size in (self.cluster.host_memory_bytes, self.cluster.nvme_bytes)
+        )
+        parts = device_memory(self.model, Layouts.of([self.layout]), host_capacity=host)
+        return max(0.0, float(parts.nvme[0]) - drives)
 
     @property
     def tokens_per_s(self) -> float:
@@ -152,13 +162,13 @@ def predict(
 
     Args:
         model: What is trained.
-        cluster: What it is trained on; it may have more devices than the layout takes.
+        cluster: What it is trained on; the layout takes all of its devices.
         layout: How it is laid out.
         calibration: The machine's constants; by default `Calibration.of` the cluster's device, which for a device never
             measured is a transfer that says so and doubles the interval.
 
     Raises:
-        SpecError: The layout takes more devices than there are, or does not divide the model or the batch.
+        SpecError: The layout takes more or fewer devices than there are, or does not divide the model or the batch.
     """
     layout.check(model, cluster)
     known = Calibration.of(cluster.device) if calibration is None else calibration
