@@ -239,3 +239,18 @@ def test_micro_batches_in_flight_are_those_that_the_schedules_closed_form_counts
             ours = held_by(np.array([float(place)]), pipeline, dense=None).in_flight
             closed_form = closed.in_flight(SCHEDULE_NAMES.index(schedule), place, p, rounds * p, v)
             assert float(ours[0]) == pytest.approx(float(closed_form)), (p, rounds, v, place)
+
+
+def test_gathering_a_large_vocabulary_takes_no_short_copies_of_it() -> None:
+    """With a layer a stage, ZeRO 3 gathers all that ZeRO 2 holds, but never more."""
+    model = Transformer(layers=4, hidden=4096, heads=32, vocab=128256, seq=2048)
+    held = [
+        one(
+            device_memory(
+                model,
+                Layouts.of([Layout(data=8, pipeline=4, global_batch=32, zero=zero, precision="fp8-mixed")]),
+            )
+        )
+        for zero in (2, 3)
+    ]
+    assert held[1] <= held[0]

@@ -63,6 +63,13 @@ class Elements(NamedTuple):
     experts: Floats | None
     layer_experts: Floats | None
 
+    @property
+    def matrices(self) -> Elements:
+        """Of these, what is copied in a short format: neither tables nor vectors."""
+        dense = self.dense - self.aside
+        layer = np.minimum(self.layer, dense)
+        return self._replace(dense=dense, layer=layer, vocabulary=np.zeros_like(dense))
+
 
 def blocks_of(rows: Rows, place: Floats) -> Blocks:
     """Every block on the rank at `place` of each layout's pipeline."""
@@ -81,7 +88,8 @@ def blocks_of(rows: Rows, place: Floats) -> Blocks:
         embedding_mask=_embedding_mask(rows, held),
         at_loss=held.head * rows.at_loss,
         in_layer=in_layer,
-        gathered=_gathered(rows, own, recipe.parameter + recipe.copies, framework.prefetched, 3),
+        gathered=_gathered(rows, own, recipe.parameter, framework.prefetched, 3)
+        + _gathered(rows, own.matrices, recipe.copies, framework.prefetched, 3),
         bucket=_gathered(rows, own, recipe.gradient, 0, 2),
         placeholders=_placeholders(rows, held),
         workspace=np.full(1, framework.workspace_bytes),
