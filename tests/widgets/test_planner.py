@@ -78,6 +78,22 @@ def test_what_cannot_be_is_said_in_place(planner):
     assert "did you mean" in planner.problem
 
 
+def test_nothing_of_the_last_search_stays_after_one_that_cannot_be():
+    planner = Planner("gpt2", nodes=1, global_batch=8, weights={"dollars": 1.0})
+    planner.device = "mi300x"
+    assert planner.problem == ""
+    planner.device = "mi250x"
+    assert "needs a price" in planner.problem
+    assert planner.plans is None
+    assert planner.screen.table.rows == []
+    assert "Searching" not in planner.screen.status.value
+    planner.controls["What counts"]["dollars"].value = 0.0
+    assert planner.problem == ""
+    assert planner.plans.setting.cluster.device.name == "mi250x"
+    assert planner.screen.table.rows
+    planner.close()
+
+
 def test_a_slider_is_answered_within_ten_milliseconds(planner):
     took = []
     for step in range(15):

@@ -168,15 +168,24 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         self.chosen = self.screen.table.chosen
 
     def _take_point(self) -> None:
-        assert self.plans is not None
+        if self.plans is None:
+            return
         place = (self.plans.order == self.screen.scatter.clicked).nonzero()[0]
         if len(place):
             self.chosen = int(place[0]) + 1
 
     def search(self) -> None:
         """Search again for what is asked."""
-        self.problem = ""
+        self.problem, self.plans = "", None
         self.screen.say("Searching …", state="running")
+        try:
+            self._search()
+        except Exception:
+            self.screen.say("No plan: see beside.", state="failed")
+            self.screen.draw_failed()
+            raise
+
+    def _search(self) -> None:
         start = time.perf_counter()
         cluster = self._own_cluster or Cluster.of(self.device, nodes=self.nodes)
         own = self._own_model
@@ -193,7 +202,9 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         self._show_first()
 
     def _rank(self) -> None:
-        assert self.plans is not None
+        if self.plans is None:
+            self.search()
+            return
         self.problem = ""
         self.plans = self.plans.by(self.weights)
         state = "completed" if len(self.plans) else "failed"
@@ -207,7 +218,8 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             self.chosen = 1
 
     def _draw(self) -> None:
-        assert self.plans is not None
+        if self.plans is None:
+            return
         if not len(self.plans):
             self.screen.draw_nothing()
             return

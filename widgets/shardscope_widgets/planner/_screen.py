@@ -75,6 +75,12 @@ class Screen:
         self.scatter.figure, self.terms.figure = self._dots, _plans.rejected({})
         self.told.value = ""
 
+    def draw_failed(self) -> None:
+        """No answer at all: nothing of the last one stays."""
+        self._info, self._dots = _EMPTY, _plans.scatter(_EMPTY)
+        self.rejected.figure = _plans.rejected({})
+        self.draw_nothing()
+
 
 def _told(explanation: Explanation | None) -> str:
     if explanation is None:
