@@ -75,9 +75,15 @@ def test_a_layout_that_cannot_be_is_refused_in_place_and_forgiven(calculator):
     calculator.global_batch = 1537
     assert calculator.problem.startswith("global_batch=1537 is no multiple of data=8 x micro_batch=4")
     assert "global_batch=1537" in calculator._problem.value
+    assert calculator.figure.layout.display == "none"
+    assert calculator._words.value == calculator._table.value == ""
+    assert not calculator.verdict.fits
+    assert "global_batch=1537" in repr(calculator)
     calculator.global_batch = 1536
     assert calculator.problem == ""
     assert calculator._problem.value == ""
+    assert calculator.figure.layout.display is None
+    assert "<td>" in calculator._table.value
 
 
 def test_an_unknown_model_is_refused_with_what_there_is(calculator):

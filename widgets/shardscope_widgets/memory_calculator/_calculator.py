@@ -120,7 +120,11 @@ class MemoryCalculator(widgets.VBox, Choices):  # type: ignore[misc]
         self.verdict = verdict(self._model, layout, self.info, framework=self.framework)
 
     def _say_problem(self, sentence: str) -> None:
-        self.problem = sentence
+        """The sentence, and nothing of the layout before."""
+        self.problem, self.verdict = sentence, Verdict(False, "")
+        self.term = self.info = None
+        self.figure.layout.display = "none"
+        self._words.value = self._table.value = ""
         self._problem.value = problem_html(safe(sentence))
         self._status.value = '<div class="ss-status failed" role="status">This layout cannot be.</div>'
 
@@ -136,6 +140,7 @@ class MemoryCalculator(widgets.VBox, Choices):  # type: ignore[misc]
             f'<div class="ss-note">{safe(devices)} {safe(self._host_text())}</div>'
         )
         self.figure.figure = figure_dict(self.info)
+        self.figure.layout.display = None
         self._words.value = f'<div class="ss-words">{safe(memory_plan_text(self.info))}</div>'
         self._table.value = _table_html(self.info)
 
