@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,6 +76,20 @@ def test_efficiency_falls_with_workers_and_is_told() -> None:
     for line in info.lines:
         assert (np.diff(line.strong) <= 0).all()
     assert "On 64 workers, the best of those ticked keep" in figures.efficiency_text(info)
+
+
+def test_an_algorithm_that_cannot_be_among_so_many_is_not_called_the_fastest() -> None:
+    none = replace(
+        QUESTION, algorithms=("parameter-server",), options={"parameter-server": {"servers": 65_536}}
+    )
+    assert figures.efficiency_info(none).lines == ()
+    many = replace(
+        QUESTION, algorithms=("parameter-server", "tree"), options={"parameter-server": {"servers": 128}}
+    )
+    assert "tree is the fastest" in figures.curves_text(figures.by_workers_info(many))
+    assert "(tree)" in figures.efficiency_text(figures.efficiency_info(many))
+    alone = replace(QUESTION, workers=1)
+    assert "none of those ticked is drawn" in figures.curves_text(figures.by_workers_info(alone))
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -138,6 +138,8 @@ def efficiency_info(question: Question) -> EfficiencyInfo:
         if "all_reduce" not in ALGORITHMS[name].costs:
             continue
         counts = _possible(question, name, op="all_reduce")
+        if not counts.size:
+            continue
         kept = {
             scaling: comm.scaling_efficiency(
                 compute_s=question.compute_s,

@@ -155,7 +155,7 @@ def _you_are_here(info: CurvesInfo, *, by_size: bool) -> list[dict[str, Any]]:
                 line,
             )
             for line in info.lines
-            if line.x[0] <= here <= line.x[-1]
+            if (line.x[0] <= here <= line.x[-1] if by_size else here in line.x)
         ]
         dots.append(
             {
@@ -238,16 +238,21 @@ def curves_text(info: CurvesInfo) -> str:
         return "Tick an algorithm to compare."
     by_size = _is_by_size(info)
     here = info.question.num_bytes if by_size else float(info.question.workers)
-    at = [(float(np.interp(np.log(here), np.log(line.x), line.seconds)), line) for line in info.lines]
-    least, fastest = min(at, key=lambda pair: pair[0])
-    where = f"{bytes_text(info.question.num_bytes)} among {plural(info.question.workers, 'worker')}"
-    words = [
-        f"For {where}, {title(fastest.algorithm)} is the fastest of those ticked: {seconds_text(least)}."
+    at = [
+        (float(np.interp(np.log(here), np.log(line.x), line.seconds)), line.algorithm)
+        for line in info.lines
+        if by_size or here in line.x
     ]
+    where = f"{bytes_text(info.question.num_bytes)} among {plural(info.question.workers, 'worker')}"
+    if at:
+        least, fastest = min(at, key=lambda pair: pair[0])
+        words = [f"For {where}, {title(fastest)} is the fastest of those ticked: {seconds_text(least)}."]
+    else:
+        words = [f"For {where}, none of those ticked is drawn."]
     if info.crossings:
         told = listed(crossing_text(c, by_size=by_size) for c in info.crossings)
         words.append(f"{told[0].upper()}{told[1:]}.")
     else:
-        words.append("It is so all along the axis." if len(info.lines) > 1 else "")
+        words.append("It is so all along the axis." if at and len(info.lines) > 1 else "")
     words += [f"Without {title(left.algorithm)}: {left.why}." for left in info.left_out]
     return " ".join(filter(None, words))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 
 from shardscope.analytic.communication import ALGORITHMS
@@ -90,12 +89,12 @@ def efficiency_text(info: EfficiencyInfo) -> str:
     if not info.lines:
         return "Efficiency is that of an all-reduce of gradients: tick an algorithm that does one."
     count = info.question.workers
+    here = [line for line in info.lines if count in line.workers]
+    if not here:
+        return f"None of those ticked can be among {plural(count, 'worker')}."
     kept = []
     for kind in ("weak", "strong"):
-        at = [
-            (float(np.interp(count, line.workers, getattr(line, kind))), line.algorithm)
-            for line in info.lines
-        ]
+        at = [(float(getattr(line, kind)[line.workers == count][0]), line.algorithm) for line in here]
         most, best = max(at)
         kept.append(f"{most:.0%} under {kind} scaling ({title(best)})")
     return f"On {plural(count, 'worker')}, the best of those ticked keep {listed(kept)} of the ideal."
