@@ -85,7 +85,7 @@ def test_a_device_never_measured_is_said_to_be() -> None:
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [(0.0123, "s", "12.3 ms"), (3.2e9, "bytes", "3.2 GB"), (0.0, "s", "0 s"), (2, "USD", "2 USD")],
+    [(0.0123, "s", "12.3 ms"), (3.2 * 2**30, "bytes", "3.2 GiB"), (0.0, "s", "0 s"), (2, "USD", "2 USD")],
 )
 def test_figures_carry_a_fitting_unit(value: float, unit: str, text: str) -> None:
     assert figure(value, unit) == text

@@ -19,6 +19,7 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
 HOUR_S = 3600.0
+GIB = 2**30
 
 
 class Interval(NamedTuple):
@@ -136,8 +137,7 @@ class Prediction:
 
     def _headline(self) -> list[str]:
         low, high = self.interval
-        capacity = self.cluster.device.memory_bytes / 1e9
-        held = f"{self.peak_bytes / 1e9:.1f} of {capacity:.0f} GB"
+        held = f"{self.peak_bytes / GIB:.1f} of {self.cluster.device.memory_bytes / GIB:.1f} GiB"
         return [
             f"{self.model.name} on {self.layout.num_devices} x {self.cluster.device.name}",
             f"step {self.step_time_s:.4g} s ({low:.4g} to {high:.4g}), {self.tokens_per_s:.4g} tokens/s, "

@@ -8,12 +8,12 @@ from shardscope.analytic.terms import Term
 
 _STEPS = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
-    "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
+    "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1.0, "B")),
 }
 
 
 def figure(value: float, unit: str) -> str:
-    """A value with four digits and a fitting unit: ``18.13 s``, ``1.25 GB``."""
+    """A value with four digits and a fitting unit: ``18.13 s``, ``1.25 GiB``."""
     for size, name in _STEPS.get(unit, ((1.0, unit),)):
         if abs(value) >= size:
             return f"{value / size:.4g} {name}"
