@@ -162,10 +162,11 @@ def _nothing_valid(setting: Setting, pools: list[Pool]) -> str:
     counts = pools[0].found.rejected
     reason = max(counts, key=counts.__getitem__) if counts else "devices"
     last = list(counts)[-1] if counts else reason
+    others = "" if last == reason else f", and the last because {REASONS[last]}"
+    how_many = "most" if others or len(counts) > 1 else "all"
     return (
-        f"no layout of {setting.model.name} on {setting.cluster.num_devices} devices can be: of "
-        f"{sum(counts.values()):,} combinations most fail because {REASONS[reason]}, "
-        f"and the last because {REASONS[last]}; "
+        f"no layout of {setting.model.name} on {setting.cluster.num_devices:,} devices can be: of "
+        f"{sum(counts.values()):,} combinations {how_many} fail because {REASONS[reason]}{others}; "
         "loosen fix or space, or change global_batch"
     )
 
