@@ -104,6 +104,14 @@ class TestComparison:
 
 
 class TestExplorer:
+    def test_work_that_takes_no_time_is_shown_too(self):
+        explorer = PipelineExplorer(t_f=0.0, t_input=0.0, t_weight=0.0)
+        assert "bubble 0.0% counted" in explorer._status.value
+
+    def test_an_unknown_choice_is_refused(self):
+        with pytest.raises(TypeError, match="no choice 'stage'"):
+            PipelineExplorer(stage=3)
+
     def test_it_shows_what_was_counted_beside_the_closed_form(self):
         explorer = PipelineExplorer(schedule="zb-h1", stages=4, microbatches=8)
         assert explorer.timeline.bubble_fraction == pytest.approx(3 / 27)

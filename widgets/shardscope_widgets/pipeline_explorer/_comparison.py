@@ -50,7 +50,9 @@ def comparison_info(
     for name, count, bubble, peak in zip(NAMES, held.tolist(), bubbles.tolist(), peaks.tolist(), strict=True):
         if FACTS[name].accepts(microbatches, stages):
             step = work + bubble
-            rows.append(Row(name, count, step, bubble / step, peak, peak / min(stages, microbatches)))
+            rows.append(
+                Row(name, count, step, bubble / step if step else 0.0, peak, peak / min(stages, microbatches))
+            )
         else:
             rows.append(Row(name, count, 0, 0, 0, 0, f"needs {FACTS[name].needs(stages)} micro-batches"))
     return tuple(rows)

@@ -64,6 +64,12 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
     )
 
     def __init__(self, **choices: Any) -> None:
+        known = self.class_own_traits()
+        unknown = sorted(set(choices) - set(known))
+        if unknown:
+            raise TypeError(
+                f"PipelineExplorer has no choice {unknown[0]!r}; there are {', '.join(sorted(known))}"
+            )
         super().__init__(**choices)
         self.timeline: Timeline | None = None
         self.controls = make_controls(self)
@@ -132,7 +138,8 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
             self.t_f, self.t_input, self.t_weight, ranks_meet=True,
         )  # fmt: skip
         work = self.microbatches * (self.t_f + self.t_input + self.t_weight)
-        formula = float(bubble) / (work + float(bubble))
+        step = work + float(bubble)
+        formula = float(bubble) / step if step else 0.0
         counted = f"step {seconds_text(info.gantt.end_ms / 1e3)}, bubble {info.gantt.bubble:.1%} counted"
         if abs(formula - info.gantt.bubble) < 5e-4:
             return f"{counted}, the same by the closed form"
