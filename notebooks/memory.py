@@ -80,8 +80,8 @@ for recompute in ("none", "full"):
 # %% [markdown]
 # ## A pipeline
 #
-# A pipeline divides the layers, but its first stage keeps activations of as many micro-batches as there are stages
-# behind it. What it saves in states it partly pays back; the schedule decides how much.
+# A pipeline divides the layers, but under 1F1B its first stage keeps activations of as many micro-batches as there
+# are stages. What it saves in states it partly pays back; the schedule decides how much.
 
 # %%
 for schedule in ("gpipe", "1f1b", "zb-h2", "v-half", "v-min"):

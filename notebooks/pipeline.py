@@ -94,8 +94,9 @@ predicted("zb-h2")
 # ## Down the ranks and back up: the V
 #
 # *Qi et al. 2023 and 2024.* If the second stages of the ranks lie in reverse order, the last stage is on the first
-# rank: gradients start where they are needed, and all ranks hold equally much. ZB-V has no bubble in the memory of
-# 1F1B. V-Half and V-Min give some of it back for half and a third of the memory.
+# rank: gradients start where they are needed, and all ranks hold equally much. ZB-V lets no rank wait between its
+# first operation and its last, in the memory of 1F1B. V-Half and V-Min wait again, for what tends to a half and a third
+# of the memory as ranks become many; of four, it is three and two micro-batches instead of four.
 
 # %%
 predicted("zbv")
