@@ -194,7 +194,7 @@ def curve_layout(info: CurvesInfo) -> dict[str, Any]:
         "yaxis2": theme.axis("", anchor="x2", **volume),
         "annotations": [
             heading("time", HALVES[0][0]),
-            heading("bytes that the busiest worker sends", HALVES[1][0]),
+            heading("sent by the busiest worker", HALVES[1][0]),
             *_names(info.crossings, by_size=by_size),
         ],
         "shapes": [here_line(place, axis) for axis in ("", "2")],
