@@ -7,6 +7,7 @@ import time
 import pytest
 
 from shardscope.analytic.memory import memory_term, stage_memory
+from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model
 from shardscope_widgets import MemoryCalculator, figures
@@ -104,6 +105,15 @@ def test_another_model_gives_the_sliders_its_own_steps(calculator):
 def test_an_unknown_choice_is_refused():
     with pytest.raises(TypeError, match="no choice 'tensors'"):
         MemoryCalculator(tensors=8)
+
+
+def test_what_no_control_offers_is_refused_and_the_last_choice_stays(calculator):
+    with pytest.raises(SpecError, match="device='a100' is not one"):
+        calculator.device = "a100"
+    assert calculator.device == "a100-80gb"
+    calculator.controls["global_batch"].value = 0
+    assert calculator.global_batch == 1
+    assert "global_batch=1 is no multiple" in calculator.problem
 
 
 def test_offloading_says_what_the_host_holds(calculator):

@@ -72,6 +72,10 @@ class Choices(t.HasTraits):
             raise unknown_name(field, value, NAMES[field])
         return str(value)
 
+    @t.validate("device")
+    def _known_device(self, proposal: Mapping[str, Any]) -> str:
+        return _catalogue.find_device(proposal["value"]).name
+
     def chosen_model(self) -> Transformer:
         """The model that is chosen, with the chosen length of sequences.
 

@@ -76,7 +76,8 @@ def _control(choices: Choices, field: str) -> widgets.DOMWidget:
         )
     if isinstance(value, bool):
         return widgets.Checkbox(description=title, value=value, indent=False)
-    return widgets.BoundedIntText(description=title, min=0, max=10_000_000, value=value)
+    least: int = Choices.class_traits()[field].min  # type: ignore[attr-defined]  # all that remain are Int
+    return widgets.BoundedIntText(description=title, min=least, max=10_000_000, value=value)
 
 
 def _shown(value: Any) -> str:
