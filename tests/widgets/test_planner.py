@@ -80,6 +80,7 @@ def test_what_cannot_be_is_said_in_place(planner):
 
 def test_nothing_of_the_last_search_stays_after_one_that_cannot_be():
     planner = Planner("gpt2", nodes=1, global_batch=8, weights={"dollars": 1.0})
+    assert "ZeRO 2 and 3, offload and context parallelism were not among" in planner.screen.note.value
     planner.device = "mi300x"
     assert planner.problem == ""
     planner.device = "mi250x"

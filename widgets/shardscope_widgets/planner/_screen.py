@@ -23,7 +23,7 @@ class Screen:
     """The widgets of a planner around its controls."""
 
     def __init__(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> None:
-        self.status, self.problem, self.told = (widgets.HTML() for _ in range(3))
+        self.status, self.problem, self.told, self.note = (widgets.HTML() for _ in range(4))
         self._info, self._dots = _EMPTY, _plans.scatter(_EMPTY)
         empty = go.Figure()
         self.scatter, self.terms, self.rejected = ClickFigure(empty), LiveFigure(empty), LiveFigure(empty)
@@ -36,7 +36,8 @@ class Screen:
         scroll.add_class("ss-plan-scroll")
         right = widgets.VBox(
             [
-                self.status, self.scatter, scroll, _heading("The chosen plan beside the best"), self.terms, self.told,
+                self.status, self.note, self.scatter, scroll,
+                _heading("The chosen plan beside the best"), self.terms, self.told,
                 _heading("What is not in the table", "and why"), self.rejected,
             ]
         )  # fmt: skip
@@ -54,6 +55,9 @@ class Screen:
         self._info = _plans.plans_info(plans)
         self._dots = _plans.scatter(self._info)
         self.rejected.figure = _plans.rejected(plans.rejected)
+        known = plans.setting.calibration
+        told = f"Calibration {known.name}" + (f": {known.note}." if known.note else ".")
+        self.note.value = f'<div class="ss-note">{safe(told)}</div>'
 
     def draw_ranking(self, plans: Plans, chosen: int) -> None:
         """What depends on the order and on which plan is chosen."""
@@ -79,6 +83,7 @@ class Screen:
         """No answer at all: nothing of the last one stays."""
         self._info, self._dots = _EMPTY, _plans.scatter(_EMPTY)
         self.rejected.figure = _plans.rejected({})
+        self.note.value = ""
         self.draw_nothing()
 
 
