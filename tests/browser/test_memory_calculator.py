@@ -8,6 +8,7 @@ import pytest
 from browser.test_training_lab import CONTRAST
 
 LAB = ".jp-OutputArea-output .ss-memory"
+INKS = "selector => [...document.querySelectorAll(selector)].map(node => getComputedStyle(node).fill)"
 CODE = """from shardscope_widgets import MemoryCalculator
 calculator = MemoryCalculator(model="gpt3-175b", tensor=8, pipeline=4, zero=0)
 calculator"""
@@ -42,9 +43,17 @@ def test_dragging_a_slider_turns_the_verdict(calculator):
     problem = page.locator(f"{LAB} .ss-problem")
     problem.wait_for(timeout=10_000)
     assert "global_batch=1537 is no multiple" in problem.inner_text()
+    page.locator(f"{LAB} .js-plotly-plot").wait_for(state="hidden", timeout=10_000)
+    calculator.kernel("calculator.set_trait('global_batch', 1536)")
+    page.locator(f"{LAB} .js-plotly-plot").wait_for(timeout=10_000)
     for theme in ("JupyterLab Dark", "JupyterLab Light"):
         calculator.use_theme(theme)
         ratios = page.evaluate(
             CONTRAST, f"{LAB} .js-plotly-plot .ytick text, {LAB} .js-plotly-plot .legendtext"
         )
         assert min(ratios) >= 4.5, f"{theme}: {min(ratios):.2f}"
+        page.mouse.move(0, 0)
+        page.locator(f"{LAB} .js-plotly-plot .bars path").first.hover(force=True)
+        page.locator(f"{LAB} .hoverlayer .hovertext text").first.wait_for(timeout=10_000)
+        inks = page.evaluate(INKS, f"{LAB} .hoverlayer .hovertext text")
+        assert set(inks) == {"rgb(244, 245, 247)"}, theme
