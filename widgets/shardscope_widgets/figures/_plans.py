@@ -230,14 +230,13 @@ def terms(info: TermsInfo) -> Spec:
         "type": "line", "xref": "x2", "yref": "paper", "x0": info.capacity_gib, "x1": info.capacity_gib,
         "y0": 0, "y1": 1, "line": {"color": "#c5372c", "width": 1.6, "dash": "dash"},
     }  # fmt: skip
-    layout, height = _terms_layout(), 124 + 44 * len(info.names)
-    title, text = layout["xaxis2"]["title"], f"GiB on the fullest device; dashed: its {info.capacity_gib:.0f}"
+    layout, height = _terms_layout(), 174 + 44 * len(info.names)
+    title, text = layout["xaxis2"]["title"], f"GiB on a device; dashed: its {info.capacity_gib:.0f}"
     return {
         "data": data,
         "layout": layout
         | {
             "height": height,
-            "legend2": layout["legend2"] | {"y": 1 - 24 / height},
             "shapes": [line],
             "xaxis2": layout["xaxis2"] | {"title": title | {"text": text}},
         },
@@ -251,12 +250,13 @@ def _terms_layout() -> dict[str, Any]:
     )
     rows = {"autorange": "reversed", "showgrid": False, "automargin": True}
     key = {
-        "orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "yanchor": "top",
-        "font": {"size": 11}, "traceorder": "normal",
+        "orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "font": {"size": 11},
+        "traceorder": "normal",
     }  # fmt: skip
     figure.update_layout(
-        margin={"l": 8, "r": 12, "t": 58, "b": 8},
-        legend=key | {"y": 1, "title": {"text": "time  "}}, legend2=key | {"title": {"text": "memory  "}},
+        margin={"l": 8, "r": 12, "t": 64, "b": 88},
+        legend=key | {"y": 1, "yanchor": "top", "title": {"text": "time  "}},
+        legend2=key | {"y": 0, "yanchor": "bottom", "title": {"text": "memory  "}},
         xaxis=theme.axis("seconds of a step", rangemode="tozero"), xaxis2=theme.axis(rangemode="tozero"),
         yaxis=rows, yaxis2=rows,
     )  # fmt: skip
