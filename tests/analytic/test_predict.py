@@ -124,3 +124,13 @@ def test_what_neither_the_host_nor_its_drives_hold_does_not_fit() -> None:
     assert not ss.predict(MODEL, small, layout).fits
     assert "does not fit" in repr(ss.predict(MODEL, small, layout))
     assert ss.predict(MODEL, small.replace(nvme_bytes="4 TB"), layout).fits
+
+
+@pytest.mark.parametrize("tokens", ["0", "nan", "inf"])
+def test_the_command_prints_nothing_but_the_problem_where_tokens_are_none(
+    tokens: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["predict", "gpt2", "a100-80gb", "--per-node", "1", "--json", "--tokens", tokens]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "is not a number of tokens" in told.err

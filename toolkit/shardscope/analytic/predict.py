@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from shardscope.analytic.compute.flops import hardware_flops, model_flops
@@ -95,7 +96,7 @@ class Prediction:
 
     def time_to_train(self, tokens: float) -> float:
         """Seconds for so many tokens, without failures or evaluation."""
-        if not tokens > 0:
+        if not 0 < tokens < inf:
             raise SpecError(f"tokens={tokens!r} is not a number of tokens; give one above 0")
         return tokens / self.tokens_per_s
 

@@ -74,11 +74,12 @@ def carry_out(arguments: argparse.Namespace) -> int:
     known = Calibration.of(arguments.calibration) if arguments.calibration else None
     cluster = Cluster.of(arguments.cluster, nodes=arguments.nodes, per_node=arguments.per_node)
     found = predict(_model(arguments), cluster, _layout(arguments), known)
+    training = _training(found, arguments.tokens)
     if arguments.json:
-        print(json.dumps({**found.to_dict(), **_training(found, arguments.tokens)}, indent=2))
+        print(json.dumps({**found.to_dict(), **training}, indent=2))
     else:
         print(found)
-        for name, value in _training(found, arguments.tokens).items():
+        for name, value in training.items():
             print(f"{name} for {arguments.tokens:.4g} tokens: {value:.4g}")
     return 0 if found.fits else 1
 
