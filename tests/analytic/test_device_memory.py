@@ -254,3 +254,11 @@ def test_gathering_a_large_vocabulary_takes_no_short_copies_of_it() -> None:
         for zero in (2, 3)
     ]
     assert held[1] <= held[0]
+
+
+def test_a_v_with_few_micro_batches_may_be_fullest_in_the_middle() -> None:
+    layout = Layout(pipeline=10, virtual_stages=2, schedule="zbv", global_batch=10, tensor=8)
+    model = LLAMA.replace(layers=24)
+    stages = stage_memory(model, layout).total
+    assert stages.max() > max(stages[0], stages[-1])
+    assert float(device_memory(model, Layouts.of([layout])).total[0]) == pytest.approx(float(stages.max()))

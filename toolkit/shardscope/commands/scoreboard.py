@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._table import aligned
+from shardscope.spec.calibration import Calibration
 
 if TYPE_CHECKING:
     from shardscope.measure.scoreboard.board import Line
@@ -71,7 +72,9 @@ def text(lines: list[Line]) -> str:
         )
         for line in lines
     ]
-    return aligned(header, rows)
+    names = sorted({name for line in lines for name in line.calibrations})
+    notes = [f"{name}: {note}." for name in names if (note := Calibration.of(name).note)]
+    return "\n".join([aligned(header, rows), "", *notes])
 
 
 def _plain(line: Line) -> dict[str, object]:

@@ -91,13 +91,19 @@ def _in_cache(layouts: Layouts) -> Iterator[Layouts]:
 
 
 def _fullest(model: Transformer, layouts: Layouts, framework: Framework, host_capacity: float) -> MemoryParts:
-    """The fullest of the ranks that can be it: the first, the last, and the first that has experts throughout."""
+    """The fullest of the ranks that can be it.
+
+    They are the first, the last, and the first that has experts throughout; of a V with few micro-batches, where later
+    ranks hold more of them, also the last rank that has a layer more.
+    """
     rows = rows_of(model, layouts, framework)
     last = rows.pipeline.ranks - 1
     places = [np.zeros_like(last), last]
     if model.mixture and model.mixture.dense_layers:
         per_rank = np.maximum(1.0, rows.pipeline.layers)
         places.append(np.minimum(last, np.ceil(model.mixture.dense_layers / per_rank)))
+    if (rows.pipeline.rounded & (rows.pipeline.rest > 0)).any():
+        places.append(np.maximum(rows.pipeline.rest - 1, 0))
     most, *others = (parts_of(blocks_of(rows, place), rows, host_capacity) for place in places)
     for other in others:
         is_more = other.total > most.total

@@ -42,7 +42,8 @@ def plan(
 
     The search is exhaustive: what is not computed to the end is left out only where `top` others are surely faster with
     as much memory left. What changes the result of training, lossy compression of gradients, is tried only if `fix` or
-    `space` asks for it.
+    `space` asks for it. So is offloading to the host, whose links the devices of a node share and whose time no
+    calibration has measured, unless nothing fits without it.
 
     Args:
         model: A `Transformer`, or the name of a preset.
@@ -73,15 +74,26 @@ def plan(
     batch = _known_batch(setting.model, global_batch)
     tried = (space or Space()).fixed(fix or {})
     recipes = _recipes(precision, optimizer, flash_attention)
-    pools, found = [], []
-    for recipe in recipes:
-        here = candidates(setting.model, setting.cluster, global_batch=batch, space=tried, recipe=recipe)
-        found.append(search(setting, here, keep=top))
-        pools.append(Pool(here, found[-1].rows))
+    spared = tried if space is not None or "offload" in (fix or {}) else tried.fixed({"offload": "none"})
+    pools, found = _searched(setting, batch, spared, recipes, top)
+    if spared != tried and not any(len(each.rows.body) for each in found):
+        pools, found = _searched(setting, batch, tried, recipes, top)
     problem = (
         "" if any(len(each.rows.body) for each in found) else _nothing(setting, batch, tried, pools, found)
     )
     return Plans(setting, batch, objective, top, tuple(pools), _rejected(pools, found), problem)
+
+
+def _searched(
+    setting: Setting, batch: int, space: Space, recipes: list[Recipe], top: int | None
+) -> tuple[list[Pool], list[Found]]:
+    """What was tried, and what fits, by recipe."""
+    pools, found = [], []
+    for recipe in recipes:
+        here = candidates(setting.model, setting.cluster, global_batch=batch, space=space, recipe=recipe)
+        found.append(search(setting, here, keep=top))
+        pools.append(Pool(here, found[-1].rows))
+    return pools, found
 
 
 def _known_model(model: Model | str) -> Transformer:
