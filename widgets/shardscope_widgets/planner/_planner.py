@@ -180,10 +180,10 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         self.screen.say("Searching …", state="running")
         try:
             self._search()
-        except Exception:
-            self.screen.say("No plan: see beside.", state="failed")
-            self.screen.draw_failed()
-            raise
+        finally:
+            if self.plans is None:
+                self.screen.say("No plan: see beside.", state="failed")
+                self.screen.draw_failed()
 
     def _search(self) -> None:
         start = time.perf_counter()

@@ -55,7 +55,7 @@ def grid_faults(
 ) -> Ints:
     """Place in `REASONS` of the first rule that each grid breaks, or -1."""
     tensor, pipeline, context, expert, replicas = grid
-    kv_heads, ffn = model.kv_heads or model.heads, model.ffn or 4 * model.hidden
+    kv_heads, ffn = model.kv_heads, model.ffn
     experts = model.mixture.ffn if model.mixture else ffn
     others = tensor * pipeline * context
     return first_fault(
