@@ -94,7 +94,8 @@ def _fullest(model: Transformer, layouts: Layouts, framework: Framework, host_ca
     """The fullest of the ranks that can be it.
 
     They are the first, the last, and the first that has experts throughout; of a V with few micro-batches, where later
-    ranks hold more of them, also the last rank that has a layer more.
+    ranks hold more of them, also the last rank that has a layer more. What is offloaded is the most that any of them
+    offloads, which need not be the fullest.
     """
     rows = rows_of(model, layouts, framework)
     last = rows.pipeline.ranks - 1
@@ -108,7 +109,9 @@ def _fullest(model: Transformer, layouts: Layouts, framework: Framework, host_ca
     for other in others:
         is_more = other.total > most.total
         pairs = zip(other, most, strict=True)
+        host, nvme = np.maximum(other.host, most.host), np.maximum(other.nvme, most.nvme)
         most = MemoryParts(*(np.where(is_more, theirs, ours) for theirs, ours in pairs))
+        most = most._replace(host=host, nvme=nvme)
     return most
 
 
