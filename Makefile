@@ -80,7 +80,7 @@ $(VENV)/.torch: binder/torch-cpu.txt | $(BIN)/python
 
 $(VENV)/.installed: pyproject.toml binder/constraints.txt $(VENV)/.torch
 	@echo "Installing shardscope and its pinned dependencies (a minute or two)"
-	@$(PIP) install -qq -c binder/constraints.txt -e .
+	@$(PIP) install -qq -c binder/constraints.txt -e '.[fast]'
 	@$(BIN)/shardscope --version
 	@touch $@
 

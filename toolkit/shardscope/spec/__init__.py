@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardscope.spec.batch import Batch
     from shardscope.spec.cluster import Cluster, Device, Link
+    from shardscope.spec.compression import Compression
     from shardscope.spec.job import Checkpoint, Job, Record
     from shardscope.spec.layout import Layout
     from shardscope.spec.model import Model
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "batch": ("Batch",),
     "cluster": ("Cluster", "Device", "Link"),
+    "compression": ("Compression",),
     "job": ("Checkpoint", "Job", "Record"),
     "layout": ("Layout",),
     "model": ("Model",),
@@ -66,6 +68,7 @@ __all__ = [
     "Batch",
     "Checkpoint",
     "Cluster",
+    "Compression",
     "Device",
     "Gossip",
     "Hierarchical",

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
 from shardscope.spec.batch import Batch
+from shardscope.spec.compression import Compression
 from shardscope.spec.data import check_compatible
 from shardscope.spec.models import model_config
 from shardscope.spec.optimizer import Optimizer
@@ -92,6 +93,8 @@ class Job(Spec):
     """How the learning rate moves over the steps, or the schedule's name."""
     batch: Annotated[Batch, _coerce(Batch, "global_size")] = Batch(global_size=64)
     """Samples a step, or just the global batch size."""
+    compression: Annotated[Compression, _coerce(Compression, "name")] = Compression(name="none")
+    """How gradients are compressed on their way, or the method's name."""
     steps: int = Field(default=100, ge=1)
     """Optimizer steps."""
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
@@ -161,6 +164,7 @@ class Job(Spec):
         all_work = self.num_data_ranks == self.world_size
         self.batch.accumulation(self.num_data_ranks, among=None if all_work else workers)
         self.strategy.check(self)
+        self.compression.check(self)
         if self.schedule.warmup_steps > self.steps:
             raise SpecError(
                 f"schedule.warmup_steps={self.schedule.warmup_steps} is more than steps={self.steps}; "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from shardscope.spec.compression import Kind
 from shardscope.spec.strategy.base import StrategySpec
 
 
@@ -20,3 +21,4 @@ class AllReduce(Bucketed):
     """DistributedDataParallel with the backend's own all-reduce, buckets overlapped with the backward pass."""
 
     kind: Literal["all-reduce"] = "all-reduce"
+    carries: ClassVar[frozenset[Kind]] = frozenset({"sums", "packets", "layers", "steps"})

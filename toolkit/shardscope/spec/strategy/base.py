@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from shardscope.spec._base import Spec
+from shardscope.spec.compression import Kind
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -17,6 +18,8 @@ class StrategySpec(Spec):
     _variant: ClassVar[str | None] = None
     min_ranks: ClassVar[int] = 2
     max_ranks: ClassVar[int | None] = None
+    carries: ClassVar[frozenset[Kind]] = frozenset()
+    """Kinds of gradient compression that go with this strategy."""
 
     @property
     def label(self) -> str:

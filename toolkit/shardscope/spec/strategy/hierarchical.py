@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from shardscope.errors import SpecError
+from shardscope.spec.compression import Kind
 from shardscope.spec.strategy.all_reduce import Bucketed
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class Hierarchical(Bucketed):
     """
 
     kind: Literal["hierarchical"] = "hierarchical"
+    carries: ClassVar[frozenset[Kind]] = frozenset({"sums"})
     per_node: int | None = Field(default=None, ge=1)
     """Ranks a node; divides the world size. None: as many as each machine of the run has; on a single machine, whose
     ranks only play nodes, the largest divisor of the world size that is at most its square root (2 nodes of 2 for 4

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from shardscope.spec.compression import Kind
 from shardscope.spec.strategy.all_reduce import Bucketed
 
 
@@ -16,6 +17,7 @@ class Ring(Bucketed):
     """
 
     kind: Literal["ring"] = "ring"
+    carries: ClassVar[frozenset[Kind]] = frozenset({"sums", "packets", "layers", "steps"})
     directions: Literal[1, 2] = 1
     """1: every chunk travels clockwise. 2: half of each bucket travels each way, so both lanes of a link are used."""
     slice_mb: float = Field(default=4.0, gt=0, le=1024)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope.errors import SpecError
 from shardscope.spec import strategy as spec
+from shardscope.training.collectives.packets import Packets
+from shardscope.training.compression import Bucket, Carrier
+from shardscope.training.strategies._hook import BucketHook
 from shardscope.training.strategies.base import Strategy
 
 
@@ -17,6 +21,8 @@ class AllReduce(Strategy):
     """Each bucket of gradients is reduced as soon as the backward pass has filled it."""
 
     name = "all-reduce"
+    hook: BucketHook | None = None
+    """What exchanges buckets where `DistributedDataParallel` does not do so itself."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         settings = self.job.strategy
@@ -27,7 +33,32 @@ class AllReduce(Strategy):
             bucket_cap_mb=settings.bucket_mb,
             gradient_as_bucket_view=True,
         )
+        if self.job.compression.is_on:
+            self._take_over()
         return self.ddp
+
+    def _take_over(self) -> None:
+        """From here on, buckets are exchanged by `exchange_`."""
+        group = self.context.group
+        assert group is not None
+        self.carrier = Carrier(self.reduce_, Packets(group), self.context.meter, self.job.seed)
+        self.hook = BucketHook(self.ddp, self.context, self.exchange_)
+
+    def reduce_(self, buffer: Tensor) -> Tensor:
+        """Sum a flat tensor in CPU memory over all ranks, in place; called by one thread, in the same order on all."""
+        dist.all_reduce(buffer)
+        return buffer
+
+    def exchange_(self, bucket: Bucket) -> None:
+        """The bucket becomes its mean over all ranks."""
+        if self.compressor is None:
+            self.reduce_(bucket.flat.div_(self.context.world_size))
+        else:
+            self.compressor.mean_(bucket, self.carrier)
+
+    def close(self) -> None:
+        if self.hook is not None:
+            self.hook.close()
 
     def finish_exchange(self) -> None:
         absent = next(

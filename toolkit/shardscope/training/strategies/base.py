@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from shardscope.spec import Job
+from shardscope.training.compression import Carrier, build_compressor
 from shardscope.training.context import RankContext
 from shardscope.training.memory import Held, MemoryWatch, held_by_default
 from shardscope.training.optim import build_optimizer
@@ -63,6 +64,8 @@ class Strategy(ABC):
     """Sums the square of all gradients over all ranks that hold distinct ones; None where each rank holds all."""
     uncounted: Sequence[nn.Parameter] = ()
     """Parameters of this rank whose gradients another rank counts already (tied copies)."""
+    carrier: Carrier
+    """How compressed gradients travel; set by `wrap` where gradients can be compressed."""
     example: Callable[[], MicroBatch]
     """Gives one micro-batch, the same on every rank; set before `setup`, for strategies that try the model out."""
 
@@ -71,6 +74,7 @@ class Strategy(ABC):
         self.context = context
         self.precision = Precision(job.precision, context.device)
         self.memory = MemoryWatch(context.device)
+        self.compressor = build_compressor(job)
 
     def setup(self, model: nn.Module) -> nn.Module:
         """Take the model, on its device; returns the module whose `forward` the step calls."""
@@ -134,6 +138,8 @@ class Strategy(ABC):
     ) -> StepResult:
         """One optimizer step over this rank's micro-batches, which are of equal size."""
         optimizer.zero_grad(set_to_none=True)
+        if self.compressor is not None:
+            self.compressor.begin_step(self.context.meter.step)
         loss = self._accumulate(micro_batches, loss_function)
         self.finish_exchange()
         with self.context.meter.span("compute", "optimizer"):
@@ -141,6 +147,8 @@ class Strategy(ABC):
                 optimizer, self.parameters, self.job.clip_norm,
                 reduce_square=self.reduce_grad_square, uncounted=self.uncounted,
             )  # fmt: skip
+        if self.compressor is not None:
+            self.compressor.after_step(self.parameters, self.carrier, self.context.meter.step)
         return StepResult(loss, grad_norm, skipped)
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_function: LossFunction) -> float:
@@ -196,7 +204,9 @@ class Strategy(ABC):
         A strategy with buffers of its own says so here. What comes and goes between the samples that `step` takes
         (after each forward and backward pass) is told to ``self.memory.hold`` when it comes.
         """
-        return held_by_default(self.model, optimizer)
+        held = held_by_default(self.model, optimizer)
+        kept = [] if self.compressor is None else self.compressor.work_space
+        return {**held, "buffers": [*held["buffers"], *kept]}
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Model and optimizer as `torch.distributed.checkpoint` saves them: whole tensors or DTensors by name."""

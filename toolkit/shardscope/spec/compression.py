@@ -1,0 +1,220 @@
+"""Gradient compression: which method, how hard, and how compressed gradients meet.
+
+A setting left at None takes the method's default; `Compression.settings` shows what that comes to. A setting that the
+method would ignore is refused, as it is for optimizers.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from shardscope.errors import SpecError, unknown_name
+from shardscope.spec._base import Spec
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+Kind = Literal["none", "sums", "packets", "layers", "steps"]
+"""How a method works on a gradient, which decides what strategies can carry it.
+
+``sums``: each number by itself, into something that may be added up on the way. ``packets``: each number by itself, or
+in small blocks, into bytes that must be unpacked before they are added. ``layers``: a tensor at a time. ``steps``: over
+the course of several steps, together with the optimizer.
+"""
+
+Ratio = Annotated[float, Field(gt=0, le=1)]
+Bits = Annotated[int, Field(ge=2, le=8)]
+_BLOCKS = {"block": 256, "feedback": False, "exchange": "two-phase"}
+_SPARSE = {"ratio": 0.01, "feedback": True}
+
+DEFAULTS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {
+        "none": {},
+        "fp16": {},
+        "bf16": {},
+        "fp8": _BLOCKS,
+        "int8": _BLOCKS,
+        "int4": _BLOCKS,
+        "qsgd": {"bits": 8, "block": 256, "exchange": "two-phase"},
+        "terngrad": {"clip": 2.5, "exchange": "two-phase"},
+        "natural": {"exchange": "two-phase"},
+        "sign": {"block": 1024, "feedback": True, "exchange": "two-phase"},
+        "sign-vote": {},
+        "randomk": _SPARSE,
+        "randomblock": {**_SPARSE, "block": 256},
+        "topk": {**_SPARSE, "selection": "sampled", "exchange": "gather"},
+        "dgc": {"ratio": 0.001, "momentum": 0.9, "clip": "off", "warmup_steps": 0, "exchange": "gather"},
+        "powersgd": {"rank": 4, "feedback": True},
+        "onebit-adam": {"warmup_steps": None, "block": 1024},
+        "onebit-lamb": {"warmup_steps": None, "block": 1024},
+        "local-sgd": {"every": 8},
+        "adaptive-bits": {"budget": 4.0, "update_every": 20, "block": 256, "feedback": False},
+        "adaptive-rank": {"error": 0.3, "rank": 8, "update_every": 20, "feedback": True},
+    }
+)
+"""The settings that have an effect on each method, with their defaults."""
+
+KINDS: MappingProxyType[str, Kind] = MappingProxyType(
+    {
+        "none": "none",
+        **dict.fromkeys(("fp16", "bf16", "randomk", "randomblock"), "sums"),
+        **dict.fromkeys(
+            ("fp8", "int8", "int4", "qsgd", "terngrad", "natural", "sign", "sign-vote", "topk"), "packets"
+        ),
+        **dict.fromkeys(("powersgd", "adaptive-bits", "adaptive-rank"), "layers"),
+        **dict.fromkeys(("dgc", "onebit-adam", "onebit-lamb", "local-sgd"), "steps"),
+    }
+)
+_CASTS = ("none", "fp16", "bf16")
+
+
+class Compression(Spec):
+    """A way to compress gradients, and its settings; None means the method's default.
+
+    Example:
+        >>> Compression("topk", ratio=0.05).settings["selection"]
+        'sampled'
+    """
+
+    _positional = "name"
+
+    name: str = "none"
+    """A name in `DEFAULTS`, such as ``int8``, ``topk``, ``powersgd`` or ``onebit-adam``."""
+    ratio: Ratio | None = None
+    """Share of the elements that is sent, 0 < value <= 1. randomk, randomblock and topk 0.01, dgc 0.001."""
+    block: int | None = Field(default=None, ge=8, le=65536)
+    """Elements that share one scale (or, for randomblock, that are sent together); a multiple of 8, 8 to 65536."""
+    bits: Bits | None = None
+    """qsgd: bits an element, the sign among them, 2 to 8. Default 8."""
+    rank: int | None = Field(default=None, ge=1, le=256)
+    """powersgd: rank of every matrix's approximation (default 4). adaptive-rank: the largest rank (default 8)."""
+    selection: Literal["sampled", "exact"] | None = None
+    """topk: find the threshold in a sample of the elements (default), or sort all of them."""
+    feedback: bool | None = None
+    """Error feedback: what a step leaves out is added to the next step's gradient."""
+    exchange: Literal["two-phase", "gather"] | None = None
+    """How packets meet: each rank unpacks, adds and packs again its share (its cost does not grow with the ranks), or
+    every rank receives all packets (it does)."""
+    clip: float | Literal["off"] | None = None
+    """terngrad: standard deviations at which gradients are clipped (default 2.5). dgc: the norm at which each rank's
+    own gradient is clipped, divided by the root of the number of ranks; default ``off``."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """dgc: momentum kept on each rank, in place of the optimizer's. Default 0.9; 0 is plain error feedback."""
+    warmup_steps: int | None = Field(default=None, ge=0)
+    """onebit-*: uncompressed steps at the start (default: 20 % of the job's). dgc: steps in which the ratio falls from
+    0.25 to its own (default 0)."""
+    every: int | None = Field(default=None, ge=1)
+    """local-sgd: steps between two averages of the parameters. Default 8."""
+    budget: float | None = Field(default=None, gt=0, le=8)
+    """adaptive-bits: mean bits an element, over all layers, 2 to 8. Default 4."""
+    error: float | None = Field(default=None, gt=0, lt=1)
+    """adaptive-rank: largest relative error of the approximated gradient, 0 < value < 1. Default 0.3."""
+    update_every: int | None = Field(default=None, ge=1)
+    """adaptive-*: steps between two looks at the gradients, after which bits or ranks move. Default 20."""
+
+    @field_validator("name")
+    @classmethod
+    def _known_name(cls, name: str) -> str:
+        if name not in DEFAULTS:
+            raise unknown_name("compression", name, DEFAULTS)
+        return name
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        for field, value in self._given().items():
+            if field not in DEFAULTS[self.name]:
+                users = " or ".join(name for name, settings in DEFAULTS.items() if field in settings)
+                raise SpecError(
+                    f"compression.{field}={value!r} has no effect on {self.name}; leave it out, or use {users}"
+                )
+        if self.block is not None and self.block % 8:
+            raise SpecError(
+                f"compression.block={self.block} is no multiple of 8; use for example {-(-self.block // 8) * 8}"
+            )
+        if isinstance(self.clip, float) and self.clip <= 0:
+            raise SpecError(f"compression.clip={self.clip:g} is not above 0; use 2.5, or 'off' with dgc")
+        if self.name == "terngrad" and self.clip == "off":
+            raise SpecError(
+                "compression.clip='off' is not possible with terngrad; give standard deviations, such as 2.5"
+            )
+        if self.name == "adaptive-bits" and self.settings["budget"] < 2:
+            raise SpecError(f"compression.budget={self.budget:g} bits an element is less than 2; use 2 to 8")
+        return self
+
+    def _given(self) -> dict[str, Any]:
+        values = {field: getattr(self, field) for field in type(self).model_fields if field != "name"}
+        return {field: value for field, value in values.items() if value is not None}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting that has an effect, as given or by the method's default."""
+        return {**DEFAULTS[self.name], **self._given()}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is compressed at all."""
+        return self.name != "none"
+
+    @property
+    def kind(self) -> Kind:
+        """How the method works on a gradient."""
+        return KINDS[self.name]
+
+    @property
+    def label(self) -> str:
+        """The method with what was set, such as ``topk ratio=0.05``."""
+        given = [f"{field}={value:g}" if isinstance(value, float) else f"{field}={value}"
+                 for field, value in self._given().items()]  # fmt: skip
+        return " ".join([self.name, *given])
+
+    @property
+    def differs_because(self) -> str | None:
+        """Why a compressed run need not end where an uncompressed one does, as a clause; None where it must."""
+        return None if self.name == "none" else f"{self.name} changes the gradients that are exchanged"
+
+    def check(self, job: Job) -> None:
+        """Refuse what the job's strategy, precision or optimizer cannot go with.
+
+        Raises:
+            SpecError: With the field, the value and the way out.
+        """
+        if not self.is_on:
+            return
+        carried = type(job.strategy).carries
+        if self.kind not in carried:
+            names = [name for name in DEFAULTS if name != "none" and KINDS[name] in carried]
+            way_out = (
+                f"it takes {', '.join(names)}"
+                if names
+                else "use 'ring' or 'all-reduce', or compression='none'"
+            )
+            raise SpecError(
+                f"compression={self.name!r} does not go with strategy={job.strategy.kind!r}; {way_out}"
+            )
+        if job.precision == "fp16" and self.name not in _CASTS:
+            raise SpecError(
+                f"compression={self.name!r} does not go with precision='fp16', whose gradients overflow by design; "
+                "use precision='bf16', or compression='fp16'"
+            )
+        self._check_optimizer(job)
+
+    def _check_optimizer(self, job: Job) -> None:
+        name, settings = job.optimizer.name, job.optimizer.settings
+        wanted = {"onebit-adam": ("adamw",), "onebit-lamb": ("lamb",)}.get(self.name)
+        if wanted and name not in wanted:
+            raise SpecError(
+                f"compression={self.name!r} does not go with optimizer={name!r}; use optimizer={wanted[0]!r}"
+            )
+        if wanted and job.clip_norm is not None:
+            raise SpecError(
+                f"clip_norm={job.clip_norm:g} does not go with compression={self.name!r}, which exchanges momenta; "
+                "leave it out"
+            )
+        if self.name == "dgc" and self.settings["momentum"] and settings.get("momentum", 0.0):
+            raise SpecError(
+                f"optimizer.momentum={settings['momentum']:g} would come on top of compression.momentum="
+                f"{self.settings['momentum']:g}; set one of them to 0"
+            )

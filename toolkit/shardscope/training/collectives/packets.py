@@ -1,0 +1,77 @@
+"""Packets: opaque bytes from every rank to every other, for what cannot be added up on the way.
+
+All packets of one exchange are of one size, known to all ranks beforehand. Each rank sends its packets directly, first
+to the next rank, then to the one after it, and so on, so that at any time every rank receives from one other only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardscope.training.collectives.process_group import MeteredProcessGroup
+from shardscope.training.meter import Traffic
+
+_TAG = 5 << 20  # apart from the rings', the trees', the parameter server's and the neighbours'
+
+
+_ALIGNED = 8
+
+
+def packet_rows(count: int, num_bytes: int) -> Tensor:
+    """Room for packets, [count, num_bytes] of uint8; each row can be viewed as numbers of up to 8 bytes."""
+    return torch.empty(count, -(-num_bytes // _ALIGNED) * _ALIGNED, dtype=torch.uint8)[:, :num_bytes]
+
+
+@dataclass
+class Packets:
+    """Exchanges of packets among the ranks of a metered group.
+
+    Attributes:
+        members: The ranks that take part, in the order of their rows; None for all.
+    """
+
+    group: MeteredProcessGroup
+    members: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.members is None:
+            self.members = tuple(range(self.group.size()))
+        self.index, self.world_size = self.members.index(self.group.rank()), len(self.members)
+        self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
+
+    def all_to_all(self, outgoing: Tensor) -> Tensor:
+        """Row j of `outgoing` goes to rank j; row j of the result came from rank j. Bytes, [ranks, packet]."""
+        incoming = packet_rows(*outgoing.shape)
+        incoming[self.index] = outgoing[self.index]
+        self._exchange("packet_all_to_all", outgoing, incoming)
+        return incoming
+
+    def all_gather(self, own: Tensor) -> Tensor:
+        """Every rank's packet in the row of its rank, [ranks, packet]; `own` is this rank's, [packet]."""
+        incoming = packet_rows(self.world_size, own.numel())
+        incoming[self.index] = own
+        self._exchange("packet_all_gather", own.expand(self.world_size, -1), incoming)
+        return incoming
+
+    def _exchange(self, name: str, outgoing: Tensor, incoming: Tensor) -> None:
+        assert self.members is not None
+        size, rank, count = incoming.shape[1], self.index, self.world_size
+        if not size:
+            return
+        with self.group.meter.collective(name, size * count) as traffic:
+            others = [(rank + step) % count for step in range(1, count)]
+            receives = [
+                self._transport.recv([incoming[peer]], self.members[peer], _TAG) for peer in reversed(others)
+            ]
+            sends = [self._send(outgoing[peer], self.members[peer], size, traffic) for peer in others]
+            for work in [*receives, *sends]:
+                work.wait()
+            traffic.received_bytes += size * (count - 1)
+
+    def _send(self, packet: Tensor, peer: int, size: int, traffic: Traffic) -> dist.Work:
+        traffic.count_sent(peer, size)
+        return self._transport.send([packet], peer, _TAG)

@@ -1,0 +1,94 @@
+"""What is compressed at a time: a bucket of gradients; and what a method remembers of it from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that travel together.
+
+    Attributes:
+        names: Of what lies in it, one after another: parameters, or a unit of sharding.
+        shapes: Theirs. Where a bucket is cut through tensors, each is one flat piece.
+        flat: All of them, contiguous, one-dimensional, in CPU memory; exchanged in place.
+        step: The step under way, from 1.
+    """
+
+    names: Sequence[str]
+    shapes: Sequence[torch.Size]
+    flat: Tensor
+    step: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each."""
+        return [shape.numel() for shape in self.shapes]
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The tensors as they lie in a flat one like this bucket's, by name."""
+        pieces = flat.split(self.sizes)
+        return {
+            name: piece.view(shape)
+            for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
+        }
+
+
+@dataclass
+class Kept:
+    """Flat float32 tensors kept from step to step, beside buckets and by the names of what lies in them.
+
+    `DistributedDataParallel` cuts its buckets anew in the second step: what was kept moves along, name by name.
+    """
+
+    _flats: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
+    _pieces: dict[str, Tensor] = field(default_factory=dict)
+
+    def of(self, bucket: Bucket) -> Tensor:
+        """What is kept beside this bucket, laid out like it; zeros where there was nothing."""
+        key = tuple(bucket.names)
+        flat = self._flats.get(key)
+        if flat is None or flat.numel() != bucket.flat.numel():
+            flat = self._gather(bucket)
+            self._drop(key)
+            self._flats[key] = flat
+            self._pieces.update(zip(key, flat.split(bucket.sizes), strict=True))
+        return flat
+
+    def _gather(self, bucket: Bucket) -> Tensor:
+        flat = torch.zeros(bucket.flat.numel(), dtype=torch.float32)
+        for name, piece in zip(bucket.names, flat.split(bucket.sizes), strict=True):
+            known = self._pieces.get(name)
+            if known is not None and known.numel() == piece.numel():
+                piece.copy_(known.view(-1))
+        return flat
+
+    def _drop(self, names: Sequence[str]) -> None:
+        """Forget the buckets that these names lay in; what else lay in them keeps its pieces."""
+        stale = [key for key in self._flats if not set(key).isdisjoint(names)]
+        for key in stale:
+            del self._flats[key]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that is kept, for counting memory."""
+        return list(self._flats.values())
+
+    @property
+    def norm(self) -> float:
+        """Of all of it as one vector."""
+        return float(sum(float(flat.double().square().sum()) for flat in self._flats.values()) ** 0.5)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """By name."""
+        return dict(self._pieces)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what `state_dict` gave; tensors that no longer fit are taken for zeros."""
+        self._flats.clear()
+        self._pieces = {name: tensor.float().clone().view(-1) for name, tensor in state.items()}

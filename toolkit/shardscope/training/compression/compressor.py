@@ -1,0 +1,124 @@
+"""Compressors: how the ranks come to the mean of their gradients by way of something smaller.
+
+A strategy has one `Compressor` a rank and asks it for the mean of a bucket (`mean_`, in the place of an all-reduce) or
+for this rank's share of it (`scatter_mean`, in the place of a reduce-scatter). It brings a `Carrier`, its own way of
+adding tensors up and the packets among its ranks. All ranks end with the same numbers, to the bit.
+
+`packed.Packed` serves every method that is a `Codec`; methods that work otherwise have a compressor of their own.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from shardscope.errors import ShardscopeError
+from shardscope.training.collectives.packets import Packets
+from shardscope.training.compression.bucket import Bucket
+from shardscope.training.meter import Meter
+
+
+class NotFinite(ShardscopeError):
+    """A gradient holds a NaN or an infinity, which compression cannot carry."""
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """What a strategy gives a compressor to communicate with; everything in CPU memory.
+
+    Attributes:
+        sum_: Sums a flat tensor of any number format over all ranks, in place, as the strategy does it.
+        packets: Among the same ranks.
+        meter: Spans of packing and unpacking go there, in the lane ``codec``.
+        seed: The job's.
+        scatter_sum: Sums a flat tensor of equal shares over all ranks; returns this rank's share, a view of it. Only
+            strategies that hold gradients in shares have it.
+    """
+
+    sum_: Callable[[Tensor], Tensor]
+    packets: Packets
+    meter: Meter
+    seed: int
+    scatter_sum: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Ranks whose gradients meet."""
+        return self.packets.world_size
+
+    @property
+    def rank(self) -> int:
+        """This one's place among them."""
+        return self.packets.index
+
+
+class Compressor(ABC):
+    """Base: one rank's side of one method."""
+
+    def begin_step(self, step: int) -> None:
+        """Called on every rank before the first bucket of a step."""
+
+    @abstractmethod
+    def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
+        """Replace ``bucket.flat`` by the mean over all ranks, as far as it gets through.
+
+        Raises:
+            NotFinite: It holds a NaN or an infinity.
+        """
+
+    def scatter_mean(self, bucket: Bucket, carrier: Carrier, out: Tensor) -> None:  # noqa: ARG002
+        """This rank's share of the mean goes to `out`; the bucket is of as many equal shares as there are ranks.
+
+        Only methods of the kinds ``sums`` and ``packets`` are asked; ``bucket.flat`` may be left as scratch.
+
+        Raises:
+            NotFinite: The bucket holds a NaN or an infinity.
+        """
+        raise AssertionError(f"{type(self).__name__} has no shares: the job's checks let it through")
+
+    def after_step(self, parameters: Sequence[nn.Parameter], carrier: Carrier, step: int) -> None:
+        """Called on every rank after each update, for methods that exchange something else than gradients."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What is worth watching, by name: norms of residuals, bits, ranks. Written to the run's events."""
+        return {}
+
+    @property
+    def work_space(self) -> list[Tensor]:
+        """Tensors kept from step to step, for counting memory."""
+        return []
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What this rank must find again after a restart, by name."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what `state_dict` gave."""
+
+
+def refuse_not_finite(bucket: Bucket, method: str) -> None:
+    """Refuse NaN and infinities, naming whose gradient holds them.
+
+    Raises:
+        NotFinite: There is one.
+    """
+    if torch.isfinite(bucket.flat.sum()):
+        return
+    for name, view in bucket.views(bucket.flat).items():
+        if not torch.isfinite(view).all():
+            raise NotFinite(
+                f"the gradient of {name!r} is not finite at step {bucket.step}, which compression={method!r} cannot "
+                "carry; lower the learning rate, warm up longer, or set clip_norm"
+            )
+
+
+def seed_of(job_seed: int, step: int, names: Sequence[str], rank: int | None) -> int:
+    """A seed for one bucket of one step: the same on every repetition; on every rank too where `rank` is None."""
+    text = f"{job_seed}/{step}/{names[0]}/{len(names)}/{'all' if rank is None else rank}"
+    return zlib.crc32(text.encode())

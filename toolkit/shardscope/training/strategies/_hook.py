@@ -1,0 +1,61 @@
+"""`DistributedDataParallel`'s buckets in hands of our own: one thread a rank exchanges them in their order."""
+
+# No postponed annotations here: DistributedDataParallel checks the types of a hook at run time.
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from shardscope.training.compression import Bucket
+from shardscope.training.context import RankContext
+
+
+class BucketHook:
+    """Hands every bucket to `exchange_`, on a thread of its own, while the backward pass goes on.
+
+    Args:
+        ddp: What fills the buckets.
+        context: The rank.
+        exchange_: Replaces a flat tensor in CPU memory by its mean over all ranks, in place.
+    """
+
+    def __init__(
+        self, ddp: DistributedDataParallel, context: RankContext, exchange_: Callable[[Bucket], None]
+    ) -> None:
+        self.context, self.exchange_ = context, exchange_
+        self.index = 0
+        """Of the bucket under way."""
+        self._names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
+        self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="buckets")
+        ddp.register_comm_hook(None, self._exchange)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._sender.shutdown()
+
+    def _exchange(self, _: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+        done: Future[Tensor] = Future()
+        buffer, index, parameters = bucket.buffer(), bucket.index(), bucket.parameters()
+        self.context.meter.handed_over = time.time()
+
+        def send() -> None:
+            self.index = index
+            try:
+                done.set_result(self._mean(buffer, parameters))
+            except Exception as error:
+                done.set_exception(error)  # type: ignore[arg-type]  # the stub asks for a result
+
+        self._sender.submit(send)
+        return done
+
+    def _mean(self, buffer: Tensor, parameters: list[Tensor]) -> Tensor:
+        flat = buffer.cpu() if self.context.staged else buffer
+        names = [self._names[id(parameter)] for parameter in parameters]
+        self.exchange_(Bucket(names, [p.shape for p in parameters], flat, self.context.meter.step))
+        return buffer.copy_(flat) if self.context.staged else buffer
