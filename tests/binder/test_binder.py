@@ -42,7 +42,7 @@ def test_the_recipe_installs_the_project_with_its_pins(recipe: str) -> None:
     install = recipe.index('pip install --no-cache-dir -r "binder/requirements.txt"')
     assert install > recipe.index("COPY --chown=1000:1000 src/ "), "the sources are not there yet"
     lines = (BINDER / "requirements.txt").read_text().splitlines()
-    assert {"-e .", "-c constraints.txt", "-r torch-cpu.txt"} <= set(lines)
+    assert {"-e .[fast]", "-c constraints.txt", "-r torch-cpu.txt"} <= set(lines)
 
 
 def test_torch_is_pinned_and_comes_from_the_cpu_index() -> None:
