@@ -182,8 +182,9 @@ figures.efficiency(question)
 # %% [markdown]
 # ## Is compressing worth it?
 #
-# Compressing takes time, and most compressed gradients cannot be added: they must be gathered, and so grow with W.
-# There is a bandwidth below which it pays, and for some methods a number of workers from which it never does.
+# Compressing takes time, and most compressed gradients cannot be added: integers are packed a second time on the way,
+# and what is sparse must be gathered, and so grows with W. There is a bandwidth below which it pays, and for some
+# methods a number of workers from which it never does.
 
 # %%
 for method in ("fp16", "int8", "int4", "topk-1%", "powersgd-4"):

@@ -1,26 +1,30 @@
-"""Compressed gradients: what they weigh, what packing them takes, and below which bandwidth that pays.
+"""Compressed gradients in a plan: what they weigh, what packing them takes, and below which bandwidth that pays.
 
 A sum of compressed gradients is compressed only if the method is linear: half-precision floats and PowerSGD's factors
-can be all-reduced. The others are gathered: each worker sends its part to all others and unpacks W of them. Their
-volume grows with W, and from some number of workers on they lose whatever their ratio (Agarwal et al. 2022, "On the
-utility of gradient compression in distributed training systems").
+can be all-reduced. Integers go in two phases: each worker unpacks and adds up its share of all gradients and packs it
+again for all, so that the volume is the all-reduce's, packed (Tang et al. 2021). What is sparse is gathered: each
+worker sends its part to all others and unpacks W of them. Its volume grows with W, and from some number of workers on
+it loses whatever its ratio (Agarwal et al. 2022, "On the utility of gradient compression in distributed training
+systems").
+
+`compressed` counts the bytes of the methods that really run to the last one; this is for plans, over arrays.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.communication._checks import numbers
 from shardscope.analytic.communication.collective import collective_time
+from shardscope.analytic.communication.compressed import packet_bytes
 from shardscope.analytic.communication.ring import Floats
 from shardscope.errors import SpecError, unknown_name
+from shardscope.spec.compression import Compression
 from shardscope.spec.layout import COMPRESSION_NAMES
 
-BLOCK = 256
-"""Elements that share one float32 scale in the integer formats (Dettmers et al. 2022, blockwise)."""
 MATRIX_ROWS = 4096
 """Rows of the matrices that PowerSGD is taken to factor, unless told otherwise."""
 
@@ -30,8 +34,8 @@ class Method(NamedTuple):
 
     bytes_per_element: float
     """Packed, before what depends on the shape."""
-    is_summable: bool
-    """Whether packed gradients can be added: an all-reduce instead of an all-gather."""
+    exchange: Literal["sum", "two-phase", "gather"]
+    """Whether packed gradients are added up, packed again in between, or all received by all."""
     passes: float
     """Reads and writes of the whole gradient, besides its packed form, that packing takes.
 
@@ -41,15 +45,30 @@ class Method(NamedTuple):
     source: str
 
 
+def _bytes_per_element(compression: Compression) -> float:
+    """Of a long gradient, whose packet ends in no odd block."""
+    return packet_bytes(compression, 1 << 24) / (1 << 24)
+
+
 METHODS: dict[str, Method] = {
-    "none": Method(0.0, True, 0.0, ""),
-    "fp16": Method(2.0, True, 1.0, "half precision"),
-    "int8": Method(1 + 4 / BLOCK, False, 2.0, "Alistarh et al. 2017 (QSGD), 8 bits; a scale a block"),
-    "int4": Method(0.5 + 4 / BLOCK, False, 2.0, "Alistarh et al. 2017 (QSGD), 4 bits; a scale a block"),
-    "topk-1%": Method(
-        0.01 * (4 + 4), False, 6.0, "Lin et al. 2018 (Deep Gradient Compression): value and index"
+    "none": Method(0.0, "sum", 0.0, ""),
+    "fp16": Method(_bytes_per_element(Compression(name="fp16")), "sum", 1.0, "half precision"),
+    "int8": Method(
+        _bytes_per_element(Compression(name="int8")),
+        "two-phase",
+        2.0,
+        "Dettmers et al. 2022, a scale a block",
     ),
-    "powersgd-4": Method(0.0, True, 4.0, "Vogels et al. 2019 (PowerSGD), algorithm 1, rank 4"),
+    "int4": Method(
+        _bytes_per_element(Compression(name="int4")),
+        "two-phase",
+        2.0,
+        "Dettmers et al. 2022, a scale a block",
+    ),
+    "topk-1%": Method(
+        0.01 * (4 + 4), "gather", 6.0, "Lin et al. 2018 (Deep Gradient Compression): value and index"
+    ),
+    "powersgd-4": Method(0.0, "sum", 4.0, "Vogels et al. 2019 (PowerSGD), algorithm 1, rank 4"),
 }
 assert tuple(METHODS) == COMPRESSION_NAMES
 _RANK = 4
@@ -125,23 +144,32 @@ def compression_cost(
     packed = packed_bytes(method, num_elements, element_bytes=element_bytes, matrix_rows=matrix_rows)
     codec = numbers("codec_bandwidth", codec_bandwidth, least=0, unit="bytes/s", is_open=True)
     count = numbers("workers", workers, least=1, unit="", is_whole=True)
-    is_summable = METHODS[method].is_summable
-    op, size = ("all_reduce", packed) if is_summable else ("all_gather", packed * count)
+    is_gathered = METHODS[method].exchange == "gather"
+    op, size = ("all_gather", packed * count) if is_gathered else ("all_reduce", packed)
     rounds = 2.0 if method == "powersgd-4" else 1.0  # the second factor needs the sum of the first
     wire = collective_time(
         op=op, algorithm="ring", num_bytes=size / rounds, workers=count, bandwidth=bandwidth, latency=latency
     )
-    sent = (2.0 if is_summable else 1.0) * size * (count - 1) / count
+    sent = (1.0 if is_gathered else 2.0) * size * (count - 1) / count
     whole = np.asarray(num_elements, dtype=np.float64) * element_bytes
     return CompressedCost(packed, sent, rounds * wire, _codec_bytes(method, whole, packed, count) / codec)
 
 
 def _codec_bytes(method: str, whole: Floats, packed: Floats, workers: Floats) -> Floats:
-    """Bytes read and written to pack once and to unpack what arrives: nothing where there is nobody to send to."""
+    """Bytes read and written to pack once and to unpack what arrives: nothing where there is nobody to send to.
+
+    In two phases, what arrives is a share of everyone's, which is packed once more, and then everyone's share.
+    """
     if method == "none":
         return np.zeros(np.broadcast_shapes(whole.shape, workers.shape))
-    arriving = packed if METHODS[method].is_summable else packed * workers
-    touched: Floats = METHODS[method].passes * whole + packed + arriving + whole
+    packing = METHODS[method].passes * whole + packed
+    match METHODS[method].exchange:
+        case "sum":
+            touched: Floats = packing + packed + whole
+        case "gather":
+            touched = packing + packed * workers + whole
+        case "two-phase":
+            touched = packing * (1.0 + 1.0 / workers) + 2.0 * (packed + whole)
     return np.where(workers > 1, touched, 0.0)
 
 
