@@ -96,6 +96,8 @@ class Trace:
         updates: Of all servers, in order of arrival.
         consensus: Distance of the ranks' parameters from their mean, by step.
         links: Bytes that each rank sent and received in its newest step.
+        method: How gradients were compressed, ``none`` where they were not; `method_label` says how hard.
+        kept: What compression told of itself (norms of residuals, bits, ranks), by figure and step; the largest rank's.
     """
 
     run_id: str
@@ -118,6 +120,9 @@ class Trace:
     updates: list[Update] = field(default_factory=list)
     consensus: dict[int, float] = field(default_factory=dict)
     links: dict[int, tuple[int, int]] = field(default_factory=dict)
+    method: str = "none"
+    method_label: str = "none"
+    kept: dict[str, dict[int, float]] = field(default_factory=dict)
     backend: str = ""
     num_params: int | None = None
     _pending: dict[int, dict[int, Event]] = field(default_factory=dict, repr=False)
@@ -129,11 +134,13 @@ class Trace:
         job = run.job
         workload = f"{label_of(job.model)} on {label_of(job.data)}"
         bound = getattr(job.strategy, "bound", None)
+        compression = getattr(job, "compression", None)
         return cls(
             run.id, run.name, job.strategy.kind, job.world_size, workload,
             schedule=str(getattr(job.strategy, "schedule", "")),
             passes=job.strategy.passes(job.batch.accumulation(1)) if job.strategy.kind == "pipeline" else 1,
             bound=None if bound is None or math.isinf(bound) else float(bound),
+            method=getattr(compression, "name", "none"), method_label=getattr(compression, "label", "none"),
         )  # fmt: skip
 
     @classmethod
@@ -211,6 +218,13 @@ class Trace:
 
     def _on_consensus(self, event: Event) -> None:
         self.consensus[int(event["step"])] = float(event["distance"])
+
+    def _on_compression(self, event: Event) -> None:
+        step = int(event["step"])
+        for name, value in event["figures"].items():
+            if isinstance(value, int | float):
+                known = self.kept.setdefault(str(name), {})
+                known[step] = max(known.get(step, -math.inf), float(value))
 
     def _on_error(self, event: Event) -> None:
         self.errors.append(event)

@@ -200,8 +200,11 @@ class Job(Spec):
 
     @property
     def label(self) -> str:
-        """The run's name: the one given, or strategy and model."""
-        return self.name or f"{self.strategy.label.replace(':', '-')}-{label_of(self.model)}"
+        """The run's name: the one given, or strategy, compression if there is any, and model."""
+        parts = [self.strategy.label.replace(":", "-"), label_of(self.model)]
+        if self.compression.is_on:
+            parts.insert(1, self.compression.name)
+        return self.name or "-".join(parts)
 
     @property
     def user_code(self) -> dict[str, UserCode]:

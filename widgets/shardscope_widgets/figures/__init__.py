@@ -9,6 +9,12 @@ Example:
     >>> figures.loss([figures.Trace.read(run) for run in ss.runs()[:3]])  # doctest: +SKIP
 """
 
+from shardscope_widgets.figures._break_even import (
+    BreakEvenInfo,
+    break_even,
+    break_even_info,
+    break_even_text,
+)
 from shardscope_widgets.figures._communication import Question as CommunicationQuestion
 from shardscope_widgets.figures._communication import by_size_info, by_workers_info, efficiency_info
 from shardscope_widgets.figures._communication_plots import (
@@ -17,6 +23,13 @@ from shardscope_widgets.figures._communication_plots import (
     curves_text,
 )
 from shardscope_widgets.figures._comparison import Row, comparison, comparison_info, comparison_text
+from shardscope_widgets.figures._compression import (
+    CompressionInfo,
+    compression,
+    compression_info,
+    compression_text,
+)
+from shardscope_widgets.figures._compression import draw as draw_compression
 from shardscope_widgets.figures._consensus import ConsensusInfo, consensus, consensus_info, consensus_text
 from shardscope_widgets.figures._consensus import draw as draw_consensus
 from shardscope_widgets.figures._curves import (
@@ -73,6 +86,15 @@ from shardscope_widgets.figures._timeline import (
 from shardscope_widgets.trace import Step, Trace
 
 __all__ = [
+    "BreakEvenInfo",
+    "CompressionInfo",
+    "break_even",
+    "break_even_info",
+    "break_even_text",
+    "compression",
+    "compression_info",
+    "compression_text",
+    "draw_compression",
     "CommunicationQuestion",
     "by_size",
     "by_size_info",

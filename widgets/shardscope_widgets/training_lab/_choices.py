@@ -8,13 +8,15 @@ from typing import Any
 import traitlets as t
 
 from shardscope.errors import unknown_name
-from shardscope.spec import STRATEGIES, Batch, Job, Optimizer
+from shardscope.spec import STRATEGIES, Batch, Compression, Job, Optimizer
+from shardscope.spec.compression import DEFAULTS as METHODS
 from shardscope.spec.data import DATA, is_path
 from shardscope.spec.job import PRECISIONS, RECOMPUTE
 from shardscope.spec.models import MODELS
 from shardscope.spec.optimizer import DEFAULTS
 from shardscope.spec.strategy import StrategySpec, parse_strategy
 from shardscope_widgets.training_lab._families import applies
+from shardscope_widgets.training_lab._methods import method_values
 
 CATALOGUES: dict[str, tuple[str, ...]] = {
     "model": tuple(MODELS),
@@ -22,6 +24,7 @@ CATALOGUES: dict[str, tuple[str, ...]] = {
     "optimizer": tuple(DEFAULTS),
     "precision": tuple(PRECISIONS),
     "recompute": tuple(RECOMPUTE),
+    "compression": tuple(METHODS),
 }
 """The names that each choice knows."""
 
@@ -40,6 +43,8 @@ class Choices(t.HasTraits):
     micro_batch = t.Int(
         0, min=0, help="Samples in one forward pass on one rank; 0 takes what suits the strategy."
     )
+    compression = t.Unicode("none", help="How gradients are compressed on their way.")
+    compression_options = t.Dict(help="Settings of the compression that differ from its defaults, by field.")
     precision = t.Unicode("fp32", help="Number format of the computation.")
     recompute = t.Unicode("none", help="Activations that are recomputed in the backward pass.")
     steps = t.Int(200, min=1, help="Optimizer steps.")
@@ -78,13 +83,30 @@ class Choices(t.HasTraits):
         rest = {name: other for name, other in self.options.items() if name != field}
         self.options = rest if value == default else {**rest, field: value}
 
-    @t.validate("model", "data", "optimizer", "precision", "recompute")
+    @t.validate("model", "data", "optimizer", "precision", "recompute", "compression")
     def _known(self, proposal: Mapping[str, Any]) -> Any:
         field, value = proposal["trait"].name, proposal["value"]
         free = callable(value) or (field == "data" and isinstance(value, str) and is_path(value))
         if not free and value not in CATALOGUES[field]:
             raise unknown_name(field, value, CATALOGUES[field])
         return value
+
+    @t.observe("compression")
+    def _settings_of_method(self, change: Mapping[str, Any]) -> None:
+        """What was set for a method chosen earlier is found again when it is chosen again."""
+        self._methods = {**getattr(self, "_methods", {}), change["old"]: self.compression_options}
+        self.compression_options = self._methods.get(self.compression, {})
+
+    @property
+    def all_compression_options(self) -> dict[str, Any]:
+        """Every setting of the chosen compression by field, defaults included."""
+        return method_values(self.compression, self.compression_options)
+
+    def set_compression_option(self, field: str, value: Any) -> None:
+        """Set one setting of the chosen compression."""
+        rest = {name: other for name, other in self.compression_options.items() if name != field}
+        is_default = value == METHODS[self.compression][field]
+        self.compression_options = rest if is_default else {**rest, field: value}
 
     @t.observe("model")
     def _data_for_model(self, _change: object) -> None:
@@ -128,6 +150,7 @@ class Choices(t.HasTraits):
             world_size=self.num_ranks,
             optimizer=Optimizer(name=self.optimizer, lr=self.lr),
             batch=Batch(global_size=self.global_batch, micro_size=self.micro_batch or suited),
+            compression=Compression(name=self.compression, **self.compression_options),
             precision=self.precision,
             recompute=self.recompute,
             steps=self.steps,

@@ -9,12 +9,14 @@ import ipywidgets as widgets
 
 from shardscope_widgets.training_lab._choices import CATALOGUES, Choices
 from shardscope_widgets.training_lab._families import families
-from shardscope_widgets.training_lab._options import StrategyOptions
+from shardscope_widgets.training_lab._methods import method_families
 from shardscope_widgets.training_lab._picker import Picker
 
 _MICRO = (("as it suits", 0), *((str(n), n) for n in (1, 2, 4, 8, 16, 32, 64)))
 WHAT = ("model", "data", "strategy", "world_size")
 """What stands above the strategy's own settings."""
+WIRE = ("compression",)
+"""What stands above the compression's own."""
 
 
 def _dropdown(
@@ -48,6 +50,7 @@ def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
         ),
         "global_batch": number(description="Global batch", min=1, max=1_000_000, value=choices.global_batch),
         "micro_batch": _dropdown(choices, "micro_batch", "Micro-batch", _MICRO),
+        "compression": Picker(description="Compression", groups=method_families(), value=choices.compression),
         "precision": _dropdown(choices, "precision", "Precision"),
         "recompute": _dropdown(choices, "recompute", "Recompute"),
         "steps": number(description="Steps", min=1, max=10_000_000, value=choices.steps),
@@ -71,11 +74,14 @@ def bind(choices: Choices, field: str, control: widgets.DOMWidget) -> None:
     control.observe(lambda change: setattr(choices, field, change["new"]), "value")
 
 
-def panel(controls: dict[str, widgets.DOMWidget], options: StrategyOptions) -> widgets.VBox:
-    """The controls two in a row, the strategy's own below the strategy."""
+def panel(
+    controls: dict[str, widgets.DOMWidget], options: widgets.DOMWidget, compression: widgets.DOMWidget
+) -> widgets.VBox:
+    """The controls two in a row, the strategy's own below the strategy, the compression's below the compression."""
     what = [controls[name] for name in WHAT]
-    how = [control for name, control in controls.items() if name not in WHAT]
-    boxes = [widgets.GridBox(what), options, widgets.GridBox(how)]
+    wire = [controls[name] for name in WIRE]
+    how = [control for name, control in controls.items() if name not in WHAT + WIRE]
+    boxes = [widgets.GridBox(what), options, widgets.GridBox(wire), compression, widgets.GridBox(how)]
     for box in boxes:
         box.add_class("ss-controls")
     return widgets.VBox(boxes)

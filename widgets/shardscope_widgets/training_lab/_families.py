@@ -6,7 +6,7 @@ The families are the chapters of that story; the settings are read from each str
 from __future__ import annotations
 
 from types import NoneType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from shardscope.spec import STRATEGIES
 
@@ -35,7 +35,8 @@ _ONLY_WITH = {("parameter-server", "staleness"): ("mode", "ssp")}
 class Setting(NamedTuple):
     """One setting of a strategy: what it may be set to, and what it is when left alone.
 
-    `kind` is ``choice`` (among `values`), ``switch`` or ``count`` (a whole number; 0 stands for None where `optional`).
+    `kind` is ``choice`` (among `values`), ``switch``, ``number`` or ``count`` (a whole number; 0 stands for None where
+    `optional`).
     """
 
     field: str
@@ -57,9 +58,11 @@ def settings_of(kind: str) -> list[Setting]:
     """The settings of a strategy that are choices, switches or counts; sizes of buckets and slices are left to code."""
     fields = STRATEGIES[kind].model_fields.items()
     found = [
-        _setting(name, info) for name, info in fields if name != "kind" and (kind, name) not in _LEFT_TO_CODE
+        setting_of(name, info, _LABELS.get(name), info.default)
+        for name, info in fields
+        if name != "kind" and (kind, name) not in _LEFT_TO_CODE
     ]
-    return [setting for setting in found if setting is not None]
+    return [setting for setting in found if setting is not None and setting.kind != "number"]
 
 
 def applies(kind: str, field: str, chosen: dict[str, Any]) -> bool:
@@ -68,17 +71,22 @@ def applies(kind: str, field: str, chosen: dict[str, Any]) -> bool:
     return other is None or chosen.get(other) == value
 
 
-def _setting(name: str, info: Any) -> Setting | None:
-    label = _LABELS.get(name, name.replace("_", " ").capitalize())
+def setting_of(name: str, info: Any, label: str | None, default: Any) -> Setting | None:
+    """A field of a spec as a setting; None where it is neither a choice, a switch nor a number."""
+    label = label or name.replace("_", " ").capitalize()
     about = (name, label, " ".join((info.description or label).split()))
     annotation, optional = _without_none(info.annotation)
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     if get_origin(annotation) is Literal:
         values = tuple((_WORDS.get(value, str(value)), value) for value in get_args(annotation))
-        return Setting(*about, "choice", info.default, values)
+        return Setting(*about, "choice", default, values)
     if annotation is bool:
-        return Setting(*about, "switch", info.default)
+        return Setting(*about, "switch", default)
     if annotation is int:
-        return Setting(*about, "count", info.default, optional=optional)
+        return Setting(*about, "count", default, optional=optional and default is None)
+    if annotation is float:
+        return Setting(*about, "number", default)
     return None
 
 

@@ -1,55 +1,89 @@
-"""The chosen strategy's own settings as controls, made from its spec; they change with the strategy."""
+"""The settings of the chosen strategy, or compression, as controls made from its spec; they change with the choice."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 
 from shardscope_widgets.training_lab._choices import Choices
 from shardscope_widgets.training_lab._families import Setting, applies, settings_of
+from shardscope_widgets.training_lab._methods import method_settings
 
 MOST = 4096
 
 
-class StrategyOptions(widgets.GridBox):  # type: ignore[misc]
-    """Bound both ways to the trait `options` of `choices`. Each strategy's controls are made once and kept."""
+class Topic(NamedTuple):
+    """Whose settings they are: the trait that names it, the trait that holds what differs from its defaults, and how
+    to read and set them.
+    """
 
-    def __init__(self, choices: Choices) -> None:
-        self._choices = choices
+    chooser: str
+    trait: str
+    settings: Callable[[str], list[Setting]]
+    values: Callable[[Choices], dict[str, Any]]
+    put: Callable[[Choices, str, Any], None]
+    applies: Callable[[str, str, dict[str, Any]], bool]
+
+
+STRATEGY = Topic(
+    "strategy", "options", settings_of, lambda choices: choices.all_options, Choices.set_option, applies
+)
+COMPRESSION = Topic(
+    "compression",
+    "compression_options",
+    method_settings,
+    lambda choices: choices.all_compression_options,
+    Choices.set_compression_option,
+    lambda *_: True,
+)
+
+
+class Options(widgets.GridBox):  # type: ignore[misc]
+    """Bound both ways to the traits of `choices` that `topic` names. Controls are made once and kept."""
+
+    def __init__(self, choices: Choices, topic: Topic) -> None:
+        self._choices, self._topic = choices, topic
         self._made: dict[str, dict[str, widgets.DOMWidget]] = {}
         super().__init__()
         self.add_class("ss-controls")
         self.add_class("ss-options")
-        choices.observe(lambda _change: self._show(), ["strategy", "options"])
+        choices.observe(lambda _change: self._show(), [topic.chooser, topic.trait])
         self._show()
 
     @property
+    def _kind(self) -> str:
+        return str(getattr(self._choices, self._topic.chooser))
+
+    @property
     def controls(self) -> dict[str, widgets.DOMWidget]:
-        """The controls of the chosen strategy, by field."""
-        kind = self._choices.strategy
+        """The controls of what is chosen, by field."""
+        kind = self._kind
         if kind not in self._made:
-            self._made[kind] = {setting.field: self._control(kind, setting) for setting in settings_of(kind)}
+            settings = self._topic.settings(kind)
+            self._made[kind] = {setting.field: self._control(kind, setting) for setting in settings}
         return self._made[kind]
 
     def _show(self) -> None:
-        kind, chosen = self._choices.strategy, self._choices.all_options
+        kind, chosen = self._kind, self._topic.values(self._choices)
         shown = []
-        for setting in settings_of(kind):
+        for setting in self._topic.settings(kind):
             control = self.controls[setting.field]
             control.value = _to_control(setting, chosen[setting.field])
-            if applies(kind, setting.field, chosen):
+            if self._topic.applies(kind, setting.field, chosen):
                 shown.append(control)
         self.children = tuple(shown)
         self.layout.display = None if shown else "none"
 
     def _control(self, kind: str, setting: Setting) -> widgets.DOMWidget:
         control = _make(setting)
-        control.tooltip = f"0 leaves it to the strategy. {setting.help}" if setting.optional else setting.help
+        control.tooltip = f"0 leaves it to the default. {setting.help}" if setting.optional else setting.help
 
         def changed(change: dict[str, Any]) -> None:
-            if self._choices.strategy == kind:
-                self._choices.set_option(setting.field, _from_control(setting, change["new"]))
+            if self._kind == kind:
+                value = _from_control(setting, change["new"])
+                self._topic.put(self._choices, setting.field, value)
 
         control.observe(changed, "value")
         return control
@@ -61,6 +95,8 @@ def _make(setting: Setting) -> widgets.DOMWidget:
         return widgets.Dropdown(description=setting.label, options=list(setting.values), value=value)
     if setting.kind == "switch":
         return widgets.Checkbox(description=setting.label, value=value, indent=False)
+    if setting.kind == "number":
+        return widgets.BoundedFloatText(description=setting.label, min=0, max=MOST, step=0.001, value=value)
     return widgets.BoundedIntText(description=setting.label, min=0, max=MOST, value=value)
 
 

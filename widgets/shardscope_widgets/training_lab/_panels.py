@@ -1,7 +1,7 @@
 """The panels that appear below the timeline once a run has something for them: what each architecture adds.
 
-A pipeline shows its schedule, a parameter server its staleness, gossip its distance from consensus, and every run what
-its memory is made of.
+A pipeline shows its schedule, a parameter server its staleness, gossip its distance from consensus, compressed runs
+their bytes and times beside an uncompressed one's, and every run what its memory is made of.
 
 These figures are built in the lab's own thread. Plotly then looks NumPy and pandas up among the loaded modules, and
 would find half of one that another thread, such as a check's, is only just importing; so both are loaded here.
@@ -55,8 +55,10 @@ class Panels:
         self.schedule = Panel("Pipeline", "each pass of each micro-batch, as it was measured")
         self.staleness = Panel("Staleness", "how far behind the gradients were that the server applied")
         self.consensus = Panel("Consensus", "how far the ranks' parameters are from their mean")
+        self.compression = Panel("Compression", "what it saved on the wire, and what packing cost")
         self.memory = Panel("Memory by kind", "what each rank held in the newest step that was measured")
-        self.box = widgets.VBox([p.box for p in (self.schedule, self.staleness, self.consensus, self.memory)])
+        panels = (self.schedule, self.staleness, self.consensus, self.compression, self.memory)
+        self.box = widgets.VBox([panel.box for panel in panels])
 
     def draw(self, focus: Trace | None, shown: Sequence[Trace], *, last_step: int | None = None) -> None:
         """Schedule and staleness of the run in focus, consensus and memory of all that are shown, as far as there
@@ -65,6 +67,7 @@ class Panels:
         self._draw_schedule(focus, last_step)
         self._draw_staleness(focus)
         self._draw_consensus(shown)
+        self._draw_compression(shown)
         self._draw_memory(focus, shown)
 
     def _draw_schedule(self, focus: Trace | None, last_step: int | None) -> None:
@@ -87,6 +90,13 @@ class Panels:
             self.consensus.hide()
         else:
             self.consensus.show(figures.draw_consensus(info), figures.consensus_text(info))
+
+    def _draw_compression(self, shown: Sequence[Trace]) -> None:
+        info = figures.compression_info(shown)
+        if not info.is_telling:
+            self.compression.hide()
+        else:
+            self.compression.show(figures.draw_compression(info), figures.compression_text(info))
 
     def _draw_memory(self, focus: Trace | None, shown: Sequence[Trace]) -> None:
         info = figures.memory_kinds_info(shown, alone=alone_beside(focus, shown))

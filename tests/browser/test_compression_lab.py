@@ -1,0 +1,28 @@
+"""A person compresses a run in the lab and sees, beside the uncompressed one, what that saved and what it cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from browser.test_architectures_lab import BARS, lab, wait_for_bars  # noqa: F401 - a fixture
+from browser.test_training_lab import CONTRAST, LAB, choose, press, status
+
+
+@pytest.mark.timeout(180)
+def test_a_compressed_run_stands_beside_an_uncompressed_one(lab):  # noqa: F811
+    choose(lab, "Strategy", "ring")
+    press(lab, "Start")
+    status(lab, "ring-gpt-nano 2 has finished", 60_000)
+    assert lab.page.evaluate(BARS, "Compression") == 0
+    choose(lab, "Compression", "int8")
+    choose(lab, "Exchange", "gather")
+    assert lab.kernel("lab.job().compression.label") == "'int8 exchange=gather'"
+    press(lab, "Start")
+    status(lab, "ring-int8-gpt-nano has finished", 60_000)
+    wait_for_bars(lab, "Compression", 2 + 3 * 2)
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+        lab.use_theme(theme)
+        ratios = lab.page.evaluate(
+            CONTRAST, f"{LAB} .js-plotly-plot .ytick text, {LAB} .js-plotly-plot .legendtext"
+        )
+        assert min(ratios) >= 4.5, f"{theme}: {min(ratios):.2f}"
