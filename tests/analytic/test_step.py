@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardscope.analytic.compute import matmul, traffic
+from shardscope.analytic.compute.matmul import Split
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
 from shardscope.analytic.step import StepParts, step_time, time_term
@@ -247,6 +249,33 @@ def test_an_update_reads_and_writes_as_many_bytes_as_the_optimizer_keeps() -> No
     assert update("adam8bit") / update("adamw") == pytest.approx(
         (2 + 2 + 2 * (4 + kept)) / (2 + 2 + 2 * (4 + 8))
     )
+
+
+@pytest.mark.parametrize(("data", "tensor", "offload"), [(1, 1, "none"), (4, 2, "none"), (4, 2, "optimizer")])
+def test_muon_orthogonalises_every_hidden_matrix_in_five_steps(data: int, tensor: int, offload: str) -> None:
+    """4 n^2 M + 2 n^3 a step of matrices of h x 3h, h x h, h x 4h and 4h x h, shared by the ranks that update."""
+    calibration, hidden = CALIBRATION.replace(half_size=0), MODEL.hidden
+    layout = Layout(data=data, tensor=tensor, zero=1, optimizer="muon", global_batch=data, offload=offload)
+    flops = MODEL.layers * 5 * (4 * (3 + 1 + 4 + 4) + 4 * 2) * hidden**3 / (data * tensor)
+    seconds = flops / (312e12 * calibration.matmul_efficiency)
+    taken, memory = (
+        float(step_time(MODEL, Layouts.of([one]), CLUSTER, calibration).optimizer[0])
+        for one in (layout, layout.replace(optimizer="nesterov"))
+    )
+    assert taken - memory == pytest.approx(seconds)
+
+
+def test_ranks_beyond_the_heads_of_keys_and_values_repeat_them() -> None:
+    """With 2 heads of keys and values, each of 16 ranks computes and moves one, as each of 2 does."""
+    grouped = MODEL.replace(kv_heads=2)
+    split = Split.of(tensor=[1, 2, 4, 16])
+    qkv = matmul.projections(grouped, split)[0]
+    queries = grouped.heads * grouped.head_size / split.tensor
+    assert (qkv.n - queries).tolist() == [512, 256, 256, 256]
+    moved = traffic.block_bytes(grouped, split, sequence_parallel=True)
+    whole = traffic.block_bytes(MODEL, split, sequence_parallel=True)
+    assert (moved < whole)[:3].all()
+    assert moved[3] == whole[3], "one of 16, or one of 2 repeated"
 
 
 @pytest.mark.parametrize(("zero", "shard", "ranks"), [(0, 0, 1), (1, 0, 16), (3, 4, 4)])

@@ -1,22 +1,28 @@
 """The planner on one core (NumPy's loops are serial): layouts scored a second, whole spaces, a slider.
 
-Beside it a plain Python loop that asks the same formulas for one layout at a time.
+Beside it a plain Python loop over the same formulas (`_plain`), which is checked to give the same numbers first. With
+``--cpu``, seconds are those for which this process had a core: on a busy machine the wall clock measures its others.
 """
 
 from __future__ import annotations
 
+import sys
+import time
+
 import numpy as np
+from _plain import Plain, rows_of
 from _report import compare
 
 from shardscope.analytic.planner import Space, plan
 from shardscope.analytic.planner.candidates import candidates
 from shardscope.analytic.planner.rank import ranking, scores
-from shardscope.analytic.planner.search import Setting, capacity, memory_of, search, time_of
+from shardscope.analytic.planner.search import Setting, capacity, memory_parts, search, time_of
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Model
 
-BATCH, SCORED, LOOPED, CHUNK = 3072, 1 << 20, 200, 1 << 16
+BATCH, SCORED, LOOPED, CHUNK = 3072, 1 << 20, 4000, 1 << 16
+CLOCK = time.process_time if "--cpu" in sys.argv else time.perf_counter
 
 
 def trillion() -> Setting:
@@ -41,34 +47,57 @@ def score(setting, found, body, way):
     for start in range(0, len(body), CHUNK):
         part = slice(start, start + CHUNK)
         layouts = found.layouts(body[part], way[part], np.zeros(len(body[part]), np.int64))
-        memory[part] = memory_of(setting, layouts)[0]
-        time[part] = time_of(setting, layouts).total
+        held = memory_parts(setting, layouts)
+        memory[part] = held.total
+        time[part] = time_of(setting, layouts, held.drive_share).total
     return ranking(scores({"time": 1.0}, time, memory, capacity_bytes=capacity(setting)), time, memory)
+
+
+def looped(plain, table):
+    """Time and memory of each row, and the rows in order: the same by a plain loop over scalars."""
+    found = []
+    for row in table:
+        memory, share = plain.memory(row)
+        found.append((plain.time(row, share), memory))
+    return found, sorted(range(len(found)), key=found.__getitem__)
+
+
+def check(setting, layouts, plain, table):
+    """Hold the plain loop to the planner's own numbers."""
+    held = memory_parts(setting, layouts)
+    times, sizes = zip(*looped(plain, table)[0], strict=True)
+    np.testing.assert_allclose(sizes, held.total, rtol=1e-12)
+    np.testing.assert_allclose(times, time_of(setting, layouts, held.drive_share).total, rtol=1e-12)
+    print(f"the plain loop gives the planner's times and bytes of {len(table):,} layouts\n")
 
 
 def main() -> None:
     setting = trillion()
     found = candidates(setting.model, setting.cluster, global_batch=BATCH, space=Space())
     body, way = rows(found, SCORED)
-    few = body[:LOOPED], way[:LOOPED]
+    layouts = found.layouts(body[:LOOPED], way[:LOOPED], np.zeros(LOOPED, np.int64))
+    plain, table = Plain(setting), rows_of(layouts)
+    check(setting, layouts, plain, table)
     every = found.ways[found.bodies.grid].nonzero()
     middle = slice(len(every[0]) // 2, len(every[0]) // 2 + SCORED)
+    beside, at_random = (f"{SCORED:,} {kind} scored and ranked" for kind in ("neighbours", "at random"))
+    loop = f"{LOOPED:,} at random in a plain loop"
     scored = compare(
         {
-            f"{SCORED:,} neighbours scored and ranked": lambda: score(
-                setting, found, every[0][middle], every[1][middle]
-            ),
-            f"{SCORED:,} at random scored and ranked": lambda: score(setting, found, body, way),
-            f"{LOOPED} in a plain loop": lambda: [
-                score(setting, found, few[0][at : at + 1], few[1][at : at + 1]) for at in range(LOOPED)
-            ],
+            beside: lambda: score(setting, found, every[0][middle], every[1][middle]),
+            at_random: lambda: score(setting, found, body, way),
+            loop: lambda: looped(plain, table),
         },
-        rounds=5, warm_up=1, baseline=f"{LOOPED} in a plain loop",
+        rounds=9, warm_up=1, baseline=loop, clock=CLOCK,
     )  # fmt: skip
-    fast, slow = (timing.median_ms / 1e3 for timing in scored.values())
-    print(
-        f"{SCORED / fast:,.0f} layouts a second, {SCORED / fast / (LOOPED / slow):,.0f} times the plain loop"
-    )
+    slow = LOOPED / scored[loop].median_ms * 1e3
+    print(f"\nthe plain loop: {slow:,.0f} layouts a second")
+    for name in (beside, at_random):
+        timing = scored[name]
+        print(
+            f"{name}: {SCORED / timing.median_ms * 1e3:,.0f} a second, "
+            f"{SCORED / LOOPED / timing.ratio:.1f} times the plain loop (of the same rounds)"
+        )
 
     packed = Space().fixed({"compression": ["none", "fp16", "int8", "int4", "topk-1%", "powersgd-4"]})
 
@@ -87,7 +116,7 @@ def main() -> None:
             "ranked anew by other weights": lambda: plans.by({"time": 1, "headroom": 0.3}).best,
             "two plans explained": lambda: plans.explain(1, 2).sentences,
         },
-        rounds=7, warm_up=1, baseline="1 T parameters on 16,384 devices, all ranked",
+        rounds=7, warm_up=1, baseline="1 T parameters on 16,384 devices, all ranked", clock=CLOCK,
     )  # fmt: skip
 
 

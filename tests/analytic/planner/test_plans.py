@@ -87,6 +87,22 @@ class TestWhy:
         assert "faster. " in told
         assert " instead of " in told
 
+    def test_stages_that_differ_in_layers_are_what_the_planner_leaves_out(self, plans):
+        told = plans.why(
+            Layout(data=2, pipeline=4, schedule="interleaved", virtual_stages=2, global_batch=16)
+        )
+        assert told.startswith("it is ")  # 8 layers in 8 stages
+        uneven = plan(small_model(layers=12), machine(nodes=2), global_batch=16, calibration=CALIBRATION)
+        told = uneven.why(
+            Layout(data=2, pipeline=4, schedule="interleaved", virtual_stages=2, global_batch=16)
+        )
+        assert "pipeline=4 x virtual_stages=2 = 8 stages do not divide the 12 layers" in told
+
+    def test_a_step_of_another_size_is_not_compared(self, plans):
+        assert plans.why(plans.best.layout.replace(global_batch=32)).startswith(
+            "global_batch=32 is not the table's 16"
+        )
+
     def test_one_that_does_not_fit_hears_by_how_much_and_what_helps(self):
         small = plan(
             small_model(), machine(per_node=4, memory_gb=0.085), global_batch=16, calibration=CALIBRATION
@@ -162,6 +178,16 @@ def test_several_precisions_are_ranked_in_one_table():
     times = sorted(row.time_s for one in each for row in one)[:10]
     assert [row.time_s for row in both] == pytest.approx(times)
     assert both.frame["precision"].iloc[0] in {"bf16-mixed", "fp32"}
+
+
+def test_what_does_not_hold_of_the_calibration_is_told_wherever_the_plans_are():
+    note = "measured on one node only"
+    found = plan(
+        small_model(), machine(per_node=4), global_batch=16, calibration=CALIBRATION.replace(note=note)
+    )
+    assert f"calibration test: {note}" in repr(found)
+    assert note in found._repr_html_()
+    assert (found.to_dict()["calibration"], found.to_dict()["note"]) == ("test", note)
 
 
 def test_it_goes_to_json_and_its_layouts_back(plans):

@@ -70,6 +70,21 @@ def test_leaving_out_early_changes_no_ranking(objective, layers, memory_gb, top,
 
 @settings(max_examples=12, deadline=None)
 @given(
+    link=st.floats(1e8, 1e11), host=st.floats(1e8, 1e11), zero=st.sampled_from([[3], [3, 0], [2, 3]]),
+    offload=st.sampled_from([["all"], ["all", "none"], ["states", "activations"]]),
+    schedule=st.sampled_from(["1f1b", "zb-h1", "zb-h2", "zbv", "v-half", "v-min"]),
+)  # fmt: skip
+def test_nor_where_waiting_lengthens_the_bubble_of_every_way_to_hold_states(
+    link, host, zero, offload, schedule
+):
+    cluster = machine(nodes=2, per_node=2, intra=link, inter=link / 8, host_bandwidth=host)
+    fix = {"zero": zero, "offload": offload, "schedule": schedule}
+    short, whole = (search(small_model(), cluster, top=top, fix=fix) for top in (7, None))
+    assert [p.layout for p in short] == [p.layout for p in whole][:7]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
     near=st.floats(1, 20), far=st.floats(1, 20), host=st.floats(1, 20), slow=st.sampled_from([1e9, 25e9]),
     experts=st.sampled_from([0, 4]),
 )  # fmt: skip

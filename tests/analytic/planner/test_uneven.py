@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from analytic.planner.brute import CALIBRATION, machine, small_model
 from shardscope.analytic.planner import plan
-from shardscope.analytic.planner.uneven import least_pace
+from shardscope.analytic.predict import predict
+from shardscope.analytic.step.uneven import least_pace
 from shardscope.spec.cluster import Cluster
 
 FIX = {
@@ -78,3 +79,14 @@ def test_the_terms_of_an_uneven_plan_add_up_to_its_time():
     told = mixed.explain(1, 2)
     assert told.time == (pytest.approx(mixed[0].time_s), pytest.approx(mixed[1].time_s))
     assert told.term.value == pytest.approx(mixed[1].time_s - mixed[0].time_s)
+
+
+def test_a_prediction_cuts_the_layers_as_the_planner_does():
+    mixed = search(group(1), group(1, speed=3.0))
+    for row in mixed:
+        found = predict(mixed.setting.model, mixed.setting.cluster, row.layout, CALIBRATION)
+        assert found.step_time_s == pytest.approx(row.time_s, rel=1e-12)
+        assert found.peak_bytes == pytest.approx(row.memory_bytes, rel=1e-12)
+    assert found.time["forward"].inputs["pace"] <= 1
+    best = predict(mixed.setting.model, mixed.setting.cluster, mixed.best.layout, CALIBRATION)
+    assert 0 < best.time["forward"].inputs["pace"] < 1

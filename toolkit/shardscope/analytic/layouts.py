@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,8 @@ from shardscope.spec.layout import COMPRESSION_NAMES, OFFLOAD_NAMES, RECOMPUTE_N
 Ints = npt.NDArray[np.int64]
 
 
-class Layouts(NamedTuple):
-    """The fields of `spec.Layout`, an array each; names are indices into the tuples of `spec.layout`.
-
-    Precision, optimizer and flash attention are one for the whole table: they change which formula holds, and a search
-    calls once for each.
-    """
+class _Columns(NamedTuple):
+    """The fields of `Layouts`, which counts its rows instead of these."""
 
     data: Ints
     tensor: Ints
@@ -39,6 +35,16 @@ class Layouts(NamedTuple):
     precision: str
     optimizer: str
     flash_attention: bool
+
+
+class Layouts(_Columns):
+    """The fields of `spec.Layout`, an array each; names are indices into the tuples of `spec.layout`.
+
+    Precision, optimizer and flash attention are one for the whole table: they change which formula holds, and a search
+    calls once for each.
+    """
+
+    __slots__ = ()
 
     @classmethod
     def of(cls, layouts: Iterable[Layout]) -> Layouts:
@@ -79,3 +85,7 @@ class Layouts(NamedTuple):
     def __len__(self) -> int:
         """Layouts in the table."""
         return self.data.size
+
+    def _replace(self, **columns: Any) -> Self:
+        """A table with some columns changed; the tuple's own counts `len` where it means columns."""
+        return type(self)(**{**self._asdict(), **columns})

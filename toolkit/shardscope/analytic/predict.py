@@ -9,6 +9,7 @@ from typing import NamedTuple
 from shardscope.analytic.compute.flops import hardware_flops, model_flops
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory, memory_term
+from shardscope.analytic.memory.offload import drive_room, host_room
 from shardscope.analytic.show import term_html, term_text
 from shardscope.analytic.step.machine import Machine
 from shardscope.analytic.step.term import time_term
@@ -67,11 +68,9 @@ class Prediction:
     @property
     def _homeless_bytes(self) -> float:
         """Offloaded bytes of a device that neither its share of the host's memory nor of its drives holds."""
-        host, drives = (
-            size / self.cluster.per_node for size in (self.cluster.host_memory_bytes, self.cluster.nvme_bytes)
-        )
-        parts = device_memory(self.model, Layouts.of([self.layout]), host_capacity=host)
-        return max(0.0, float(parts.nvme[0]) - drives)
+        room = host_room(self.cluster)
+        parts = device_memory(self.model, Layouts.of([self.layout]), host_capacity=room)
+        return max(0.0, float(parts.nvme[0]) - drive_room(self.cluster))
 
     @property
     def tokens_per_s(self) -> float:

@@ -121,6 +121,6 @@ def _table(plans: Plans) -> str:
     rows = aligned(["#", "step", "tokens/s", "$/step", "left", "layout"], [cells(plan) for plan in plans])
     counts = ", ".join(f"{count:,} {reason}" for reason, count in plans.rejected.items())
     told = f"\n\n{plans.explain(1, 2)}" if len(plans) > 1 else ""
-    known = plans.setting.calibration
-    calibration = f"calibration {known.name}" + (f": {known.note}" if known.note else "")
-    return f"{rows}{told}\n\nNot in the table, of {plans.considered:,} combinations: {counts}.\n{calibration}"
+    return (
+        f"{rows}{told}\n\nNot in the table, of {plans.considered:,} combinations: {counts}.\n{plans.caveat}"
+    )

@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardscope.errors import SpecError
+from shardscope.spec import layout_faults as faults
+from shardscope.spec.layout_faults import STAGES_A_RANK
 from shardscope.spec.model import LayerTable, Transformer
 
 if TYPE_CHECKING:
     from shardscope.spec.cluster import Cluster
     from shardscope.spec.layout import Layout
-
-
-@dataclass(frozen=True)
-class StagesARank:
-    """How many stages a rank of a schedule may hold."""
-
-    least: int
-    most: int | None
-
-
-STAGES_A_RANK: dict[str, StagesARank] = {
-    "gpipe": StagesARank(1, 1),
-    "1f1b": StagesARank(1, 1),
-    "interleaved": StagesARank(2, None),
-    "zero-bubble": StagesARank(2, None),
-    "zb-h1": StagesARank(1, 1),
-    "zb-h2": StagesARank(1, 1),
-    "zbv": StagesARank(2, 2),
-    "v-half": StagesARank(2, 2),
-    "v-min": StagesARank(2, 2),
-    "dualpipev": StagesARank(2, 2),
-}
-"""Of every schedule in `spec.layout.SCHEDULE_NAMES`."""
 
 
 def problems(
@@ -73,7 +51,7 @@ def check(
 
 def _batch(layout: Layout) -> Iterator[str]:
     unit = layout.data * layout.micro_batch
-    if layout.global_batch % unit:
+    if faults.uneven_batch(layout.global_batch, layout.data, layout.micro_batch):
         nearest = max(1, round(layout.global_batch / unit)) * unit
         yield (
             f"global_batch={layout.global_batch} is no multiple of data={layout.data} x "
@@ -83,11 +61,11 @@ def _batch(layout: Layout) -> Iterator[str]:
 
 def _groups(layout: Layout) -> Iterator[str]:
     ranks = layout.data * layout.context
-    if layout.shard and ranks % layout.shard:
+    if layout.shard and faults.indivisible(ranks, layout.shard):
         yield f"shard={layout.shard} does not divide data x context = {ranks}; use one of {_divisors(ranks)}"
     if layout.shard and not layout.zero:
         yield f"shard={layout.shard} has no effect with zero=0; use zero=1, 2 or 3, or leave shard out"
-    if ranks % layout.expert:
+    if faults.indivisible(ranks, layout.expert):
         yield f"expert={layout.expert} does not divide data x context = {ranks}; use one of {_divisors(ranks)}"
     if layout.sequence_parallel and layout.tensor == 1:
         yield "sequence_parallel=True has no effect with tensor=1; use tensor=2 or more, or leave it out"
@@ -107,12 +85,12 @@ def _schedule(layout: Layout) -> Iterator[str]:
     if held < stages.least or (stages.most is not None and held > stages.most):
         allowed = str(stages.least) if stages.least == stages.most else f"{stages.least} or more"
         yield f"virtual_stages={held}: the {layout.schedule} schedule holds {allowed} stages a rank; use {allowed}"
-    if layout.schedule in ("interleaved", "zero-bubble") and layout.num_microbatches % layout.pipeline:
+    if faults.uneven_rounds(layout.schedule, layout.pipeline, layout.num_microbatches):
         yield (
             f"num_microbatches={layout.num_microbatches} is no multiple of pipeline={layout.pipeline}, which the "
             f"{layout.schedule} schedule needs; change global_batch, micro_batch or data"
         )
-    if layout.schedule == "dualpipev" and layout.num_microbatches < 2 * layout.pipeline:
+    if faults.too_few_microbatches(layout.schedule, layout.pipeline, layout.num_microbatches):
         yield (
             f"num_microbatches={layout.num_microbatches} is too few for the dualpipev schedule on "
             f"pipeline={layout.pipeline}; use {2 * layout.pipeline} or more"
@@ -130,14 +108,10 @@ def _rows(layout: Layout, model: LayerTable) -> Iterator[str]:
 
 
 def _tensor(layout: Layout, model: Transformer) -> Iterator[str]:
-    shared = {"heads": model.heads, "ffn": model.ffn}
-    if model.mixture is not None:
-        shared["mixture.ffn"] = model.mixture.ffn
-    for name, size in shared.items():
-        if size % layout.tensor:
+    for name, size in faults.tensor_sizes(model).items():
+        if faults.indivisible(size, layout.tensor):
             yield f"tensor={layout.tensor} does not divide {name}={size} of {model.name}; use one of {_divisors(size)}"
-    small, large = sorted((layout.tensor, model.kv_heads))
-    if large % small:
+    if faults.uneven_keys(model, layout.tensor):
         yield (
             f"tensor={layout.tensor} neither divides kv_heads={model.kv_heads} of {model.name} nor is its multiple; "
             f"use one of {_divisors(model.kv_heads)}"
@@ -145,9 +119,9 @@ def _tensor(layout: Layout, model: Transformer) -> Iterator[str]:
 
 
 def _sequence(layout: Layout, model: Transformer) -> Iterator[str]:
-    if model.seq % layout.context:
+    if faults.uneven_sequence(model, layout.context):
         yield f"context={layout.context} does not divide seq={model.seq} of {model.name}; use a power of 2"
-    elif layout.sequence_parallel and (model.seq // layout.context) % layout.tensor:
+    elif layout.sequence_parallel and faults.uneven_part(model, layout.context, layout.tensor):
         yield (
             f"tensor={layout.tensor} does not divide the {model.seq // layout.context} tokens of a rank, which "
             "sequence_parallel needs; use another tensor or context degree, or sequence_parallel=False"
@@ -156,7 +130,7 @@ def _sequence(layout: Layout, model: Transformer) -> Iterator[str]:
 
 def _stages(layout: Layout, layers: int, name: str) -> Iterator[str]:
     stages = layout.pipeline * layout.virtual_stages
-    if stages > layers:
+    if faults.too_many_stages(layers, layout.pipeline, layout.virtual_stages):
         yield (
             f"pipeline={layout.pipeline} x virtual_stages={layout.virtual_stages} = {stages} stages are more than the "
             f"{layers} layers of {name}; use at most {layers}"
@@ -164,10 +138,11 @@ def _stages(layout: Layout, layers: int, name: str) -> Iterator[str]:
 
 
 def _experts(layout: Layout, model: Transformer) -> Iterator[str]:
+    if not faults.uneven_experts(model, layout.expert):
+        return
     if model.mixture is None:
-        if layout.expert > 1:
-            yield f"expert={layout.expert}: {model.name} has no experts; use expert=1"
-    elif model.mixture.experts % layout.expert:
+        yield f"expert={layout.expert}: {model.name} has no experts; use expert=1"
+    else:
         yield (
             f"expert={layout.expert} does not divide mixture.experts={model.mixture.experts} of {model.name}; "
             f"use one of {_divisors(model.mixture.experts)}"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, NonNegativeFloat, PositiveFloat, ValidationInfo
+from pydantic import AllowInfNan, BeforeValidator, NonNegativeFloat, PositiveFloat, ValidationInfo
 
 from shardscope.errors import SpecError
 
@@ -111,14 +111,17 @@ def _reader(kind: Kind) -> Callable[[object, ValidationInfo], object]:
     return read
 
 
-Bytes = Annotated[PositiveFloat, BeforeValidator(_reader("bytes"))]
-BytesOrNone = Annotated[NonNegativeFloat, BeforeValidator(_reader("bytes"))]
+_FINITE = AllowInfNan(False)
+"""No quantity is endless: JSON has no such number, and a link that takes no time has a very large bandwidth instead."""
+
+Bytes = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("bytes"))]
+BytesOrNone = Annotated[NonNegativeFloat, _FINITE, BeforeValidator(_reader("bytes"))]
 """Bytes, of which there may be none."""
-Bandwidth = Annotated[PositiveFloat, BeforeValidator(_reader("bytes/s"))]
-BandwidthOrNone = Annotated[NonNegativeFloat, BeforeValidator(_reader("bytes/s"))]
-Flops = Annotated[PositiveFloat, BeforeValidator(_reader("FLOP/s"))]
-Seconds = Annotated[NonNegativeFloat, BeforeValidator(_reader("s"))]
-Watts = Annotated[PositiveFloat, BeforeValidator(_reader("W"))]
+Bandwidth = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("bytes/s"))]
+BandwidthOrNone = Annotated[NonNegativeFloat, _FINITE, BeforeValidator(_reader("bytes/s"))]
+Flops = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("FLOP/s"))]
+Seconds = Annotated[NonNegativeFloat, _FINITE, BeforeValidator(_reader("s"))]
+Watts = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("W"))]
 
 
 def gib_text(num_bytes: float) -> str:
@@ -134,6 +137,19 @@ def gib_text(num_bytes: float) -> str:
 def bandwidth_text(bytes_per_s: float) -> str:
     """Bytes a second in powers of 1000, as links are sold: ``25 GB/s``."""
     return _scaled(bytes_per_s, "B/s")
+
+
+def bit_rate_text(bytes_per_s: float) -> str:
+    """Bytes a second as bits a second, as networks are sold: ``100 Mbit/s``."""
+    return _scaled(8 * bytes_per_s, "bit/s")
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds in the unit that suits them: ``1.5 ms``."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size or not seconds:
+            return f"{_digits(seconds / size)} {unit}"
+    return f"{_digits(seconds / 1e-9)} ns"
 
 
 def flops_text(flops: float) -> str:

@@ -21,6 +21,9 @@ from shardscope.spec.model import Transformer
 Floats = npt.NDArray[np.float64]
 
 
+NEWTON_SCHULZ_STEPS = 5
+
+
 class Matmul(NamedTuple):
     """`times` products of an (m x k) by a (k x n) matrix on one device."""
 
@@ -69,12 +72,17 @@ class Split(NamedTuple):
         return self.micro_batch * seq / self.context
 
 
+def key_value_width(model: Transformer, split: Split) -> Floats:
+    """Elements of a token's keys and values on one rank: at least those of one head, which ranks beyond repeat."""
+    return np.asarray(2.0 * np.maximum(model.kv_heads / split.tensor, 1.0) * model.head_size)
+
+
 def projections(model: Transformer, split: Split) -> tuple[Matmul, ...]:
     """Attention's linear layers: query, key and value in, output out; for latent attention its narrow ones too."""
     tokens, one = split.tokens(model.seq), np.ones_like(split.tensor)
     hidden, heads = one * model.hidden, model.heads / split.tensor
     if model.latent is None:
-        width = (model.heads + 2 * model.kv_heads) * model.head_size / split.tensor
+        width = model.heads * model.head_size / split.tensor + key_value_width(model, split)
         return (
             Matmul("qkv", tokens, width, hidden, one),
             Matmul("attention out", tokens, hidden, heads * model.head_size, one),
@@ -144,7 +152,45 @@ def experts(model: Transformer, split: Split) -> tuple[Matmul, ...]:
     return routed + shared
 
 
+class Linear(NamedTuple):
+    """A layer's linear layers by what they belong to."""
+
+    attention: tuple[Matmul, ...]
+    dense: tuple[Matmul, ...]
+    """Of the feed-forward layer, in layers without experts."""
+    shared: tuple[Matmul, ...]
+    """Router, and what every token visits, in layers with experts."""
+    routed: tuple[Matmul, ...]
+    """Of the routed experts on this rank."""
+
+
+def weights(model: Transformer, split: Split) -> Linear:
+    """The linear layers as products, whose (k x n) matrices are the layer's weights."""
+    mixed = experts(model, split) if model.mixture is not None else ()
+    return Linear(
+        attention=projections(model, split),
+        dense=feed_forward(model, split, model.ffn),
+        shared=(*mixed[:1], *mixed[3:]),
+        routed=mixed[1:3],
+    )
+
+
 def head(model: Transformer, split: Split) -> Matmul:
     """The output projection onto the vocabulary, cut over the tensor ranks."""
     one = np.ones_like(split.tensor)
     return Matmul("head", split.tokens(model.seq), model.vocab / split.tensor, one * model.hidden, one)
+
+
+def orthogonalised(weight: Matmul) -> tuple[Matmul, ...]:
+    """The products that Muon's update of a layer's weight matrices takes: five steps of Newton and Schulz.
+
+    Each step on an n x M matrix X, n <= M, is A = X Xᵀ, A A, and (b A + c A A) X: 4 n² M + 2 n³ FLOPs (Jordan et al.
+    2024, "Muon: an optimizer for hidden layers in neural networks", NewtonSchulz5).
+    """
+    short, long = np.minimum(weight.k, weight.n), np.maximum(weight.k, weight.n)
+    times = NEWTON_SCHULZ_STEPS * weight.times
+    return (
+        Matmul("X Xᵀ", short, short, long, times),
+        Matmul("A A", short, short, short, times),
+        Matmul("B X", short, long, short, times),
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.compute.matmul import Split
+from shardscope.analytic.compute.matmul import Split, key_value_width
 from shardscope.spec.model import Transformer
 
 Floats = npt.NDArray[np.float64]
@@ -30,8 +30,8 @@ def block_bytes(model: Transformer, split: Split, *, sequence_parallel: npt.Arra
     """What norms, additions, activation function and rotation move, without attention's scores."""
     tokens = split.tokens(model.seq)
     whole = WHOLE_BYTES * model.hidden / np.where(np.asarray(sequence_parallel), split.tensor, 1.0)
-    heads = (model.heads + 2 * model.kv_heads) * model.head_size
-    return np.asarray(tokens * (whole + 4.0 * heads / split.tensor))
+    heads = model.heads * model.head_size / split.tensor + key_value_width(model, split)
+    return np.asarray(tokens * (whole + 4.0 * heads))
 
 
 def activation_bytes(model: Transformer, split: Split, width: float) -> Floats:

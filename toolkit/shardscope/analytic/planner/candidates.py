@@ -23,6 +23,7 @@ from shardscope.analytic.planner.rules import (
     shard_size,
 )
 from shardscope.analytic.planner.space import LARGEST_MICRO_BATCH, Space, divisors
+from shardscope.spec import layout_faults
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import COMPRESSION_NAMES, OFFLOAD_NAMES, RECOMPUTE_NAMES, SCHEDULE_NAMES
 from shardscope.spec.model import Transformer
@@ -159,11 +160,11 @@ def _bodies(
     micro_batch, share = sizes.take(size), batch // grid.data.take(place)
     stages, tensor = grid.pipeline.take(place), grid.tensor.take(place)
     count = np.maximum(1, share // micro_batch)
-    local = model.seq // grid.context.take(place)
+    uneven_part = layout_faults.uneven_part(model, grid.context.take(place), tensor)
     rules = {
-        "micro-batch": share % micro_batch != 0,
+        "micro-batch": layout_faults.indivisible(share, micro_batch),
         **_schedule_rules(model, options, option, stages, count),
-        "sequence-parallel": (sequence == 1) & ((tensor == 1) | (local % tensor != 0)),
+        "sequence-parallel": (sequence == 1) & ((tensor == 1) | uneven_part),
         "no recomputation": (again == 1) & (recipe.flash_attention and "none" in space.recompute),
     }
     faults = first_fault(rules, len(place))

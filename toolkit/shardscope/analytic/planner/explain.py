@@ -31,10 +31,19 @@ _CAUSES: dict[str, tuple[str, ...]] = {
     "context_comm": ("context", "tensor", "pipeline"),
     "expert_comm": ("expert", "tensor", "pipeline"),
     "pipeline_comm": ("pipeline", "virtual_stages", "micro_batch", "schedule"),
-    "bubble": ("schedule", "pipeline", "virtual_stages", "data", "micro_batch"),
+    "bubble": (
+        "schedule",
+        "pipeline",
+        "virtual_stages",
+        "data",
+        "micro_batch",
+        "recompute",
+        "zero",
+        "offload",
+    ),
     "data_comm": ("zero", "shard", "data", "compression", "tensor", "pipeline", "context"),
     "optimizer": ("zero", "shard", "offload", "data", "tensor", "pipeline"),
-    "offload": ("offload", "zero", "micro_batch"),
+    "offload": ("offload", "zero", "recompute", "micro_batch"),
     "overhead": ("micro_batch", "pipeline", "tensor", "data"),
 }
 """Which settings a part depends on, the strongest first."""

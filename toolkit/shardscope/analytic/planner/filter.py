@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import MemoryParts
+from shardscope.analytic.memory.offload import drive_room
 from shardscope.analytic.planner.search import Setting, capacity, memory_parts
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
+from shardscope.spec.layout_faults import uneven_chunks
 
 GIB = 2**30
 ON_DEVICE = ("parameters", "gradients", "optimizer", "activations", "buffers")
@@ -49,7 +51,7 @@ def fit_of(setting: Setting, layout: Layout) -> Fit:
 
 
 def _lacking_drives(setting: Setting, parts: MemoryParts) -> float:
-    return float(parts.nvme[0]) - setting.cluster.nvme_bytes / setting.cluster.per_node
+    return float(parts.nvme[0]) - drive_room(setting.cluster)
 
 
 def problem_with(setting: Setting, layout: Layout) -> str:
@@ -58,6 +60,12 @@ def problem_with(setting: Setting, layout: Layout) -> str:
         layout.check(setting.model, setting.cluster)
     except SpecError as error:
         return str(error)
+    stages, layers = layout.pipeline * layout.virtual_stages, setting.model.layers
+    if uneven_chunks(layers, layout.pipeline, layout.virtual_stages):
+        return (
+            f"pipeline={layout.pipeline} x virtual_stages={layout.virtual_stages} = {stages} stages do not divide the "
+            f"{layers} layers of {setting.model.name}, and the planner times only schedules whose stages are equal"
+        )
     fit = fit_of(setting, layout)
     if fit.lacking_bytes > 0:
         return (
@@ -67,6 +75,6 @@ def problem_with(setting: Setting, layout: Layout) -> str:
     if fit.on_drives_bytes > 0:
         return (
             f"what it offloads is {fit.on_drives_bytes / GIB:.1f} GiB a device more than the host and its drives hold; "
-            "offload less, or set host_memory_bytes or nvme_bytes"
+            "offload less, or set host_memory_bytes, or nvme_bytes with nvme_bandwidth"
         )
     return ""

@@ -161,7 +161,7 @@ def _nothing(setting: Setting, batch: int, space: Space, pools: list[Pool], foun
         return (
             f"none of {total:,} layouts fits: the closest, {short(layout)}, offloads "
             f"{fit.on_drives_bytes / GIB:.1f} GiB a device more than the host holds; "
-            "set host_memory_bytes or nvme_bytes"
+            "set host_memory_bytes, or nvme_bytes with nvme_bandwidth"
         )
     return (
         f"none of {total:,} layouts fits: the closest, {short(layout)}, needs {fit.memory_bytes / GIB:.1f} GiB of "

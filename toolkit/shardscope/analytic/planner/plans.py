@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardscope.analytic.planner import explain as explaining
-from shardscope.analytic.planner import uneven
 from shardscope.analytic.planner.candidates import Candidates
 from shardscope.analytic.planner.filter import GIB, problem_with
 from shardscope.analytic.planner.pareto import Indices, pareto_front
 from shardscope.analytic.planner.rank import Floats, Objective, known_objective, ranking, scores
 from shardscope.analytic.planner.search import Rows, Setting, capacity, memory_parts, time_of
-from shardscope.analytic.planner.space import CHUNKED
+from shardscope.analytic.step import uneven
 from shardscope.errors import SpecError
 from shardscope.spec.layout import (
     COMPRESSION_NAMES,
@@ -25,6 +24,7 @@ from shardscope.spec.layout import (
     SCHEDULE_NAMES,
     Layout,
 )
+from shardscope.spec.layout_faults import CHUNKED
 from shardscope.spec.partition import even_split
 
 if TYPE_CHECKING:
@@ -225,14 +225,18 @@ class Plans:
         model, cluster = self.setting.model, self.setting.cluster
         if cluster.groups:
             one = self.layouts([int(self.order[rank - 1])])
-            held = memory_parts(self.setting, one).total
-            found = uneven.cut(model, one, cluster, self.setting.calibration, held)
+            found = uneven.cut(model, one, cluster, self.setting.calibration)
             if found.stages.any():
                 return uneven.stage_layers(found, 0, model.layers)
         return even_split(model.layers, layout.pipeline)
 
     def why(self, layout: Layout) -> str:
         """Why a layout of one's own is not the best: the rule it breaks, what it lacks, or who beats it and by what."""
+        if layout.global_batch != self.global_batch:
+            return (
+                f"global_batch={layout.global_batch} is not the table's {self.global_batch}, and steps of two sizes do "
+                f"not compare; ask for a plan with global_batch={layout.global_batch}"
+            )
         problem = problem_with(self.setting, layout)
         if problem or not len(self):
             return problem or self.problem
@@ -255,13 +259,20 @@ class Plans:
         )
         return " ".join((f"it is {how}:", *told.sentences[:2]))
 
+    @property
+    def caveat(self) -> str:
+        """The calibration behind the times, and what does not hold of it."""
+        known = self.setting.calibration
+        return f"calibration {known.name}" + (f": {known.note}" if known.note else "")
+
     def __repr__(self) -> str:
         if not len(self):
             return f"<Plans: {self.problem}>"
         best = self[0]
         return (
             f"<Plans: {self.valid:,} layouts on {self.setting.cluster.num_devices:,} devices; best "
-            f"{explaining.seconds(best.time_s)} a step, {best.memory_bytes / GIB:.1f} GiB: {short(best.layout)}>"
+            f"{explaining.seconds(best.time_s)} a step, {best.memory_bytes / GIB:.1f} GiB: {short(best.layout)}; "
+            f"{self.caveat}>"
         )
 
     def _repr_html_(self) -> str:
@@ -274,7 +285,9 @@ class Plans:
     def to_dict(self) -> dict[str, Any]:
         """The table, best first, and the counts of what is not in it, as plain values."""
         rows = [{**plan._asdict(), "layout": plan.layout.model_dump()} for plan in self]
+        known = self.setting.calibration
         return {
+            "calibration": known.name, "note": known.note,
             "considered": self.considered, "valid": self.valid, "kept": len(self.order),
             "rejected": dict(self.rejected),
             "problem": self.problem, "plans": rows,

@@ -1,4 +1,4 @@
-"""Why a layout cannot be: each rule once, with its sentence, over arrays.
+"""Why a layout cannot be, counted over arrays: the conditions are those of `spec.layout_faults`.
 
 A rule is asked in the order of its place here; a layout is rejected for the first that it breaks, so that the counts by
 reason add up.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.planner.space import CHUNKED
+from shardscope.spec import layout_faults
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
 
@@ -55,29 +55,25 @@ def grid_faults(
 ) -> Ints:
     """Place in `REASONS` of the first rule that each grid breaks, or -1."""
     tensor, pipeline, context, expert, replicas = grid
-    kv_heads, ffn = model.kv_heads, model.ffn
-    experts = model.mixture.ffn if model.mixture else ffn
-    others = tensor * pipeline * context
+    uneven = {
+        name: layout_faults.indivisible(size, tensor)
+        for name, size in layout_faults.tensor_sizes(model).items()
+    }
+    experts = layout_faults.uneven_experts(model, expert)
     return first_fault(
         {
-            "devices": devices % others != 0,
+            "devices": layout_faults.indivisible(devices, tensor * pipeline * context),
             "data": np.zeros(1, bool) if data is None else ~np.isin(replicas, data),
-            "heads": model.heads % tensor != 0,
-            "kv-heads": (kv_heads % tensor != 0) & (tensor % kv_heads != 0),
-            "ffn": (ffn % tensor != 0) | (experts % tensor != 0),
-            "layers": pipeline > model.layers,
-            "sequence": model.seq % context != 0,
-            "experts": _expert_fault(model, expert, replicas * context),
-            "batch": batch % replicas != 0,
+            "heads": uneven.pop("heads"),
+            "kv-heads": layout_faults.uneven_keys(model, tensor),
+            "ffn": np.logical_or.reduce(list(uneven.values())),
+            "layers": layout_faults.too_many_stages(model.layers, pipeline),
+            "sequence": layout_faults.uneven_sequence(model, context),
+            "experts": experts | layout_faults.indivisible(replicas * context, expert),
+            "batch": layout_faults.uneven_batch(batch, replicas),
         },
         len(tensor),
     )
-
-
-def _expert_fault(model: Transformer, expert: Ints, ranks: Ints) -> Mask:
-    if model.mixture is None:
-        return np.asarray(expert > 1)
-    return np.asarray((model.mixture.experts % expert != 0) | (ranks % expert != 0))
 
 
 def first_fault(rules: dict[str, Mask], length: int) -> Ints:
@@ -94,13 +90,12 @@ def schedule_faults(
 ) -> dict[str, Mask]:
     """Rules that a schedule breaks on a pipeline of so many stages."""
     alone = stages == 1
-    broken = stages * virtual > layers
-    if virtual > 1:
-        broken |= layers % (stages * virtual) != 0
-    if name in CHUNKED:
-        broken |= microbatches % stages != 0
-    if name == "dualpipev":
-        broken |= microbatches < 2 * stages
+    broken = (
+        layout_faults.too_many_stages(layers, stages, virtual)
+        | layout_faults.uneven_chunks(layers, stages, virtual)
+        | layout_faults.uneven_rounds(name, stages, microbatches)
+        | layout_faults.too_few_microbatches(name, stages, microbatches)
+    )
     return {"schedule": ~alone & broken, "no pipeline": alone & (not is_first)}
 
 

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import MemoryParts, device_memory
+from shardscope.analytic.memory.offload import drive_room, host_room
 from shardscope.analytic.planner.candidates import Candidates
 from shardscope.analytic.planner.pareto import Staircase, pareto_layers
 from shardscope.analytic.planner.rules import Ints
-from shardscope.analytic.planner.uneven import uneven_time
 from shardscope.analytic.step import StepParts, step_time
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
@@ -53,6 +53,15 @@ class Rows(NamedTuple):
     def plus(self, other: Rows) -> Rows:
         """These rows and those."""
         return Rows(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+
+
+class Promising(NamedTuple):
+    """Rows that fit and may be among the best, before they are timed."""
+
+    body: Ints
+    way: Ints
+    memory_bytes: Floats
+    drive_share: Floats
 
 
 class Closest(NamedTuple):
@@ -91,7 +100,8 @@ def search(setting: Setting, found: Candidates, *, keep: int | None) -> Found:
     kept: list[Rows] = []
     fits_count = too_large = 0
     for body, way in _chunks(found, order):
-        memory, lacking = memory_of(setting, found.layouts(body, way, np.zeros(len(body), np.int64)))
+        held = memory_parts(setting, found.layouts(body, way, np.zeros(len(body), np.int64)))
+        memory, lacking = held.total, lacking_bytes(setting, held)
         fits, choices = lacking <= 0, found.compressions[found.bodies.grid[body]]
         fits_count += int(choices[fits].sum())
         too_large += int(choices[~fits].sum())
@@ -103,7 +113,8 @@ def search(setting: Setting, found: Candidates, *, keep: int | None) -> Found:
             promising = promising[~beaten]
         if not len(promising):
             continue
-        new = _timed(setting, found, body[promising], way[promising], memory[promising])
+        rows_left = Promising(body[promising], way[promising], memory[promising], held.drive_share[promising])
+        new = _timed(setting, found, rows_left)
         if keep is None:
             kept.append(new)
             continue
@@ -118,31 +129,31 @@ def least_times(setting: Setting, found: Candidates) -> Floats:
     least = np.empty(len(found.bodies.grid))
     for start in range(0, len(least), CHUNK):
         body = np.arange(start, min(start + CHUNK, len(least)))
-        parts = time_of(setting, found.layouts(body, np.zeros_like(body), np.zeros_like(body)))
-        least[body] = parts.total - parts.data_comm - parts.optimizer - parts.offload
+        nothing = np.zeros_like(body)
+        layouts = found.layouts(body, nothing, nothing)
+        bare = layouts._replace(
+            zero=nothing, shard=layouts.data * layouts.context, offload=nothing, compression=nothing
+        )
+        parts = time_of(setting, bare)
+        least[body] = parts.total - parts.data_comm - parts.optimizer
     return least * (1 - 1e-12)  # sums of the same parts in another order differ in the last digits
 
 
-def time_of(setting: Setting, layouts: Layouts) -> StepParts:
-    """Seconds of a step, part by part; on a mixed cluster under the best cut of the layers."""
-    if setting.cluster.groups:
-        memory = memory_parts(setting, layouts).total
-        return uneven_time(setting.model, layouts, setting.cluster, setting.calibration, memory)
-    return step_time(setting.model, layouts, setting.cluster, setting.calibration)
+def time_of(setting: Setting, layouts: Layouts, drive_share: Floats | None = None) -> StepParts:
+    """Seconds of a step, part by part; `drive_share` is `MemoryParts.drive_share` where it is known."""
+    model, cluster, calibration = setting
+    return step_time(model, layouts, cluster, calibration, drive_share=drive_share)
 
 
-def memory_of(setting: Setting, layouts: Layouts) -> tuple[Floats, Floats]:
-    """Bytes on the fullest device, and those that it and the host behind it lack: 0 where all fits."""
-    parts = memory_parts(setting, layouts)
-    total = parts.total
-    drives = setting.cluster.nvme_bytes / setting.cluster.per_node
-    return total, np.maximum(total - capacity(setting), 0.0) + np.maximum(parts.nvme - drives, 0.0)
+def lacking_bytes(setting: Setting, held: MemoryParts) -> Floats:
+    """Bytes that the fullest device, and the host and drives behind it, have no room for: 0 where all fits."""
+    beyond = np.maximum(held.nvme - drive_room(setting.cluster), 0.0)
+    return np.asarray(np.maximum(held.total - capacity(setting), 0.0) + beyond)
 
 
 def memory_parts(setting: Setting, layouts: Layouts) -> MemoryParts:
     """Bytes by kind; what a device's share of the host cannot hold counts as on its drives."""
-    host = setting.cluster.host_memory_bytes / setting.cluster.per_node
-    return device_memory(setting.model, layouts, host_capacity=host)
+    return device_memory(setting.model, layouts, host_capacity=host_room(setting.cluster))
 
 
 def capacity(setting: Setting) -> float:
@@ -160,12 +171,13 @@ def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[In
         yield body[at], way
 
 
-def _timed(setting: Setting, found: Candidates, body: Ints, way: Ints, memory: Floats) -> Rows:
+def _timed(setting: Setting, found: Candidates, rows: Promising) -> Rows:
     """The rows under each compression, with their times."""
-    choices = found.compressions[found.bodies.grid[body]]
-    body, way, memory = np.repeat(body, choices), np.repeat(way, choices), np.repeat(memory, choices)
+    choices = found.compressions[found.bodies.grid[rows.body]]
+    body, way = np.repeat(rows.body, choices), np.repeat(rows.way, choices)
+    memory, share = np.repeat(rows.memory_bytes, choices), np.repeat(rows.drive_share, choices)
     compression = np.arange(len(body)) - np.repeat(np.cumsum(choices) - choices, choices)
-    time = time_of(setting, found.layouts(body, way, compression)).total
+    time = time_of(setting, found.layouts(body, way, compression), share).total
     return Rows(body, way, compression, time, memory)
 
 

@@ -10,12 +10,9 @@ from pydantic import Field, PositiveInt
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
 from shardscope.spec.layout import LayoutSchedule, Offload, Recompute
+from shardscope.spec.layout_faults import CHUNKED, V_SHAPED
 
 LARGEST_MICRO_BATCH = 16
-V_SHAPED = ("zbv", "v-half", "v-min", "dualpipev")
-"""Schedules that run down the ranks and back up: each rank holds two stages."""
-CHUNKED = ("interleaved", "zero-bubble")
-"""Schedules that look at `virtual_stages`."""
 
 
 class Space(Spec):

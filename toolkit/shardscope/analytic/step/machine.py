@@ -15,7 +15,7 @@ from shardscope.analytic.communication.groups import (
 )
 from shardscope.errors import SpecError
 from shardscope.spec.calibration import Calibration
-from shardscope.spec.cluster import Cluster
+from shardscope.spec.cluster import Cluster, Device
 
 Floats = npt.NDArray[np.float64]
 
@@ -25,9 +25,12 @@ FORMATS = {
     "fp16": ("fp16", "bf16", "fp32"),
     "fp16-mixed": ("fp16", "bf16", "fp32"),
     "bf16-mixed": ("bf16", "fp16", "fp32"),
-    "fp8-mixed": ("fp8", "bf16", "fp16", "fp32"),
+    "fp8-mixed": ("fp8",),
 }
-"""Formats in which a recipe multiplies, best first; the first that the device has is taken."""
+"""Formats in which a recipe multiplies, best first; the first that the device has is taken.
+
+Any 16 bits stand in for the others; nothing does for 8, whose recipe without them is another's (`bf16-mixed`).
+"""
 
 
 class Machine(NamedTuple):
@@ -35,6 +38,8 @@ class Machine(NamedTuple):
 
     cluster: Cluster
     calibration: Calibration
+    format: str
+    """In which most products are done: the recipe's, or the nearest that the device has."""
     matmul_rate: float
     """FLOP/s of huge products in the recipe's format."""
     wide_rate: float
@@ -53,16 +58,14 @@ class Machine(NamedTuple):
         device = cluster.device
         name = next((name for name in FORMATS[precision] if name in device.peak_flops), None)
         if name is None:
-            raise SpecError(
-                f"precision={precision!r} needs a peak of device {device.name!r} in one of "
-                f"{', '.join(FORMATS[precision])}; it has {', '.join(device.peak_flops) or 'none'}"
-            )
+            raise SpecError(_lacks(device, precision))
         wide = "bf16-mixed" if name == "fp8" else precision
         wide_peak = device.peak_flops[next(n for n in FORMATS[wide] if n in device.peak_flops)]
         share = calibration.fp8_efficiency if name == "fp8" else calibration.matmul_efficiency
         return cls(
             cluster=cluster,
             calibration=calibration,
+            format=name,
             matmul_rate=device.peak_flops[name] * share,
             wide_rate=wide_peak * calibration.matmul_efficiency,
             attention_rate=wide_peak * calibration.attention_efficiency,
@@ -96,3 +99,14 @@ class Machine(NamedTuple):
         """Seconds of one collective."""
         rate, latency = self.link(group, stride)
         return np.asarray(ring_time(op, num_bytes, group, rate, latency) + self.started(group))
+
+
+def _lacks(device: Device, precision: str) -> str:
+    """That a device has none of a recipe's formats, and which recipes it can do."""
+    able = [name for name, formats in FORMATS.items() if any(one in device.peak_flops for one in formats)]
+    known = ", ".join(device.peak_flops) or "no format"
+    way_out = f"use precision={' or '.join(map(repr, able))}" if able else "give its peak_flops"
+    return (
+        f"precision={precision!r} multiplies in {' or '.join(FORMATS[precision])}, and device {device.name!r} "
+        f"in {known}; {way_out}"
+    )

@@ -45,11 +45,6 @@ class Pass(NamedTuple):
         factor = np.asarray(factor, float)
         return Pass(*(np.asarray(part * factor) for part in self))
 
-    def beyond(self, spare: Floats) -> Pass:
-        """What is left of it where `spare` seconds of it pass unnoticed."""
-        whole = np.maximum(self.total, np.finfo(float).tiny)
-        return self.times(np.clip(1.0 - spare / whole, 0.0, 1.0))
-
     def plus(self, other: Pass) -> Pass:
         """Part by part."""
         return Pass(*(np.asarray(a + b) for a, b in zip(self, other, strict=True)))
@@ -63,6 +58,8 @@ class Stage(NamedTuple):
     recompute: Pass
     edge: Pass
     """Embedding and output projection, both directions: of the stage that has them."""
+    spare: Floats
+    """Of the slowest stage's time, the share that the last stage has left for them, as it has fewer layers."""
 
 
 def stage(
@@ -76,8 +73,6 @@ def stage(
     flash: bool,
 ) -> Stage:
     """Times of a micro-batch on the stage with most layers (ceil(L / p)), and of the output projection on the last.
-
-    A last stage with fewer layers has time to spare for the projection: only what goes beyond that counts.
 
     Args:
         model: The whole model.
@@ -101,9 +96,8 @@ def stage(
         passes = scaled if passes is None else [a.plus(b) for a, b in zip(passes, scaled, strict=True)]
     assert passes is not None
     forward, backward, again = passes
-    busy = forward.total + backward.total + again.total
-    spare = busy * _missing_layers(model, layers, pipeline) / layers
-    return Stage(forward, backward, again, _edge(model, machine, split).beyond(spare))
+    spare = np.broadcast_to(_missing_layers(model, layers, pipeline) / layers, np.shape(split.tensor))
+    return Stage(forward, backward, again, _edge(model, machine, split), spare)
 
 
 def _missing_layers(model: Transformer, layers: Floats, pipeline: npt.ArrayLike) -> Floats:
@@ -195,8 +189,7 @@ def _communication(
     tokens = split.tokens(model.seq)
     output = tokens * model.hidden * machine.value_bytes
     tensor = 2 * machine.collective("all_reduce", output, split.tensor, np.ones_like(split.tensor))
-    keys = 2 * model.kv_heads * model.head_size
-    gathered = tokens * split.context * keys / split.tensor * machine.value_bytes
+    gathered = tokens * split.context * matmul.key_value_width(model, split) * machine.value_bytes
     context = machine.collective("all_gather", gathered, split.context, split.tensor)
     if not with_experts:
         return tensor, context, np.zeros_like(tensor)

@@ -23,7 +23,7 @@ class StepParts(NamedTuple):
     pipeline_comm: Floats
     """Messages between stages."""
     bubble: Floats
-    """Standing idle while the pipeline fills and drains."""
+    """Standing idle while the pipeline fills and drains, with what its micro-batches wait for."""
     data_comm: Floats
     """Reducing gradients and gathering parameters, as far as computation does not hide it."""
     optimizer: Floats

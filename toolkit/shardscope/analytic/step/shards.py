@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,12 +33,21 @@ class Weights(NamedTuple):
     """Seconds of gathering all parameters once; 0 for ZeRO 0."""
     codec_s: Floats
     """Seconds of packing and unpacking compressed gradients."""
+    tied_s: Floats
+    """Seconds of adding up the gradients of a tied embedding on the first and the last stage."""
     update_s: Floats
-    """Seconds of the optimizer on its share."""
-    host_s: Floats
-    """Seconds of the optimizer's traffic to the host and its update there, if it is offloaded."""
-    stream_s: Floats
-    """Seconds of bringing the stage's parameters from the host once."""
+    """Seconds of the optimizer on its share, its products included."""
+    products_s: Floats
+    """Of these, the matrix products of Muon, which stay on the device wherever its momentum is; else 0."""
+    host_update_s: Floats
+    """The same on the host, which reads and writes its memory for each device at the rate of the device's link."""
+    weights_s: Floats
+    """Seconds of bringing the weights that the rank keeps over the link to its host, once."""
+    gradients_s: Floats
+    """The same of the gradients that it keeps."""
+    owned_weights_s: Floats
+    """The same of the weights that the rank updates."""
+    owned_gradients_s: Floats
 
 
 def weights(
@@ -90,9 +100,63 @@ def weights(
     )
     device = machine.cluster.device
     update = own * state_bytes / (device.memory_bandwidth * cal.optimizer_efficiency)
-    host = own * (recipe.parameter + recipe.gradient + state_bytes) / device.host_bandwidth
-    stream = (dense + experts) * recipe.parameter / device.host_bandwidth
-    return Weights(dense, experts, reduce_s + started, gather_s + started, codec, update, host, stream)
+    products = np.zeros_like(update)
+    if optimizer == "muon":
+        products = _muon(model, machine, (tensor, pipeline, expert), owners, expert_owners)
+    whole, link = dense + experts, device.host_bandwidth
+    return Weights(
+        dense,
+        experts,
+        reduce_s + started,
+        gather_s + started,
+        codec,
+        tied_s=_tied(model, machine, tensor, tensor * replicas, pipeline, recipe.gradient),
+        update_s=update + products,
+        products_s=products,
+        host_update_s=own * state_bytes / link,
+        weights_s=np.where(zero == 3, own, whole) * recipe.parameter / link,
+        gradients_s=np.where(zero >= 2, own, whole) * recipe.gradient / link,
+        owned_weights_s=own * recipe.parameter / link,
+        owned_gradients_s=own * recipe.gradient / link,
+    )
+
+
+def _tied(  # noqa: PLR0917
+    model: Transformer,
+    machine: Machine,
+    tensor: Floats,
+    stage_ranks: Floats,
+    pipeline: Floats,
+    gradient_bytes: int,
+) -> Floats:
+    """The embedding's all-reduce between first and last stage (Narayanan et al. 2021, arXiv 2104.04473, section 4)."""
+    if not model.tied:
+        return np.zeros_like(tensor)
+    size = model.vocab * model.hidden / tensor * gradient_bytes
+    seconds = machine.collective("all_reduce", size, 2, stage_ranks * np.maximum(pipeline - 1, 1))
+    return np.where(pipeline > 1, seconds, 0.0)
+
+
+def _muon(
+    model: Transformer,
+    machine: Machine,
+    degrees: tuple[Floats, Floats, Floats],
+    owners: Floats,
+    expert_owners: Floats,
+) -> Floats:
+    """Seconds of orthogonalising the hidden matrices, shared evenly by the ranks that update them and each its part."""
+    tensor, pipeline, expert = degrees
+    layers, with_experts = _layers(model, pipeline)
+
+    def seconds(weights: Sequence[Matmul]) -> Floats:
+        steps = [product for weight in weights for product in matmul.orthogonalised(weight)]
+        rate, half = machine.wide_rate, machine.calibration.half_size
+        return np.asarray(sum(product.seconds(rate, half) for product in steps)) / tensor
+
+    found = matmul.weights(model, Split.of(expert=expert))
+    dense = layers * seconds(found.attention) + (layers - with_experts) * seconds(found.dense)
+    dense = dense + with_experts * seconds(found.shared)
+    return np.asarray(dense / owners + with_experts * seconds(found.routed) / expert_owners)
 
 
 def _compressed(
@@ -123,21 +187,20 @@ def stage_elements(
     model: Transformer, *, tensor: npt.ArrayLike, pipeline: npt.ArrayLike, expert: npt.ArrayLike
 ) -> tuple[Floats, Floats]:
     """Matrix elements of one device of the largest stage: shared by all replicas, and of its routed experts."""
-    one = Split.of()
-    attention = _elements(matmul.projections(model, one))
-    plain = _elements(matmul.feed_forward(model, one, model.ffn))
-    routed = shared = 0.0
-    if model.mixture is not None:
-        every = matmul.experts(model, one)
-        routed = _elements(every[1:3])
-        shared = _elements((every[0], *every[3:]))
-    layers = np.ceil(model.layers / np.asarray(pipeline, float))
-    with_experts = np.minimum(layers, model.num_mixture_layers)
+    split = Split.of(tensor=tensor, expert=expert)
+    found = matmul.weights(model, split)
+    layers, with_experts = _layers(model, pipeline)
     vocabulary = model.vocab * model.hidden * np.where(np.asarray(pipeline) == 1, 1 if model.tied else 2, 1)
-    dense = layers * attention + (layers - with_experts) * plain + with_experts * shared + vocabulary
-    degree = np.asarray(tensor, float)
-    return np.asarray(dense / degree), np.asarray(with_experts * routed / (degree * np.asarray(expert)))
+    dense = layers * _elements(found.attention) + (layers - with_experts) * _elements(found.dense)
+    dense = dense + with_experts * _elements(found.shared) + vocabulary / split.tensor
+    return np.asarray(dense), np.asarray(with_experts * _elements(found.routed))
 
 
-def _elements(products: tuple[Matmul, ...]) -> float:
-    return float(sum(product.n * product.k * product.times for product in products))
+def _layers(model: Transformer, pipeline: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Of the largest stage, and those of them with experts."""
+    layers = np.ceil(model.layers / np.asarray(pipeline, float))
+    return layers, np.minimum(layers, model.num_mixture_layers)
+
+
+def _elements(products: Sequence[Matmul]) -> Floats:
+    return np.asarray(sum(product.n * product.k * product.times for product in products))

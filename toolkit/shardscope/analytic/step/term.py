@@ -12,7 +12,7 @@ from shardscope.analytic.step.machine import Machine
 from shardscope.analytic.step.micro import stage
 from shardscope.analytic.step.parts import StepParts
 from shardscope.analytic.step.shards import stage_elements
-from shardscope.analytic.step.step import step_time
+from shardscope.analytic.step.uneven import SCALED, cut, step_time
 from shardscope.analytic.terms import Term
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
@@ -38,30 +38,42 @@ FORMULAS: Mapping[str, tuple[str, str]] = {
     "context_comm": ("m × layers × gathering keys and values: 1 forward, 2 back", "Llama 3, arXiv 2407.21783, 3.3.2"),
     "expert_comm": ("m × layers × 2 all-to-alls a direction", "Lepikhin et al. 2020, arXiv 2006.16668"),
     "pipeline_comm": ("2 (m v + p − 1) × (bytes / (t B) + start)", "Narayanan et al. 2021, arXiv 2104.04473, 4.1"),
-    "bubble": ("(p − 1) / v × (forward + backward), less what the schedule fills", "closed form of the schedule"),
+    "bubble": ("(p − 1) / v × (forward + backward, with waits), less what is filled", "closed form of the schedule"),
     "data_comm": ("reduce + gather, less what computation hides", "Rajbhandari et al. 2020, arXiv 1910.02054, 7"),
-    "optimizer": ("states / N × bytes / bandwidth", "reads and writes of every state"),
-    "offload": ("traffic to the host, less what computation hides", "Ren et al. 2021, arXiv 2101.06840"),
+    "optimizer": ("states / N × bytes / bandwidth, and Muon's products", "reads and writes of every state"),
+    "offload": (
+        "m × (traffic of a pass − computing − gathering, where longer) + traffic and update of the optimizer",
+        "Ren et al. 2021, arXiv 2101.06840; Rajbhandari et al. 2021, arXiv 2104.07857",
+    ),
     "overhead": ("m × max(0, launches − work of a block) + a step's fixed cost", "calibration"),
 }  # fmt: skip
 
 
 def time_term(model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration) -> Term:
-    """The seconds of one step as a sum of terms; parts that are 0 are left out."""
-    parts = step_time(model, Layouts.of([layout]), cluster, calibration)
-    inputs = _inputs(model, layout, calibration)
-    terms = [_compute(model, layout, cluster, calibration)]
+    """The seconds of one step as a sum of terms; parts that are 0 are left out.
+
+    On a mixed cluster, what goes with the layers of the slowest stage has its pace under the best cut as a factor.
+    """
+    table = Layouts.of([layout])
+    parts = step_time(model, table, cluster, calibration)
+    pace = float(cut(model, table, cluster, calibration).pace[0]) if cluster.groups else 1.0
+    inputs = _inputs(model, layout, cluster, calibration)
+    terms = [_compute(model, layout, cluster, calibration, float(parts.compute[0]), pace)]
     for field in StepParts._fields[1:-1]:
         value = float(getattr(parts, field)[0])
         if value > 0:
             formula, source = FORMULAS[field]
+            if cluster.groups and field in SCALED:
+                formula, inputs[field] = f"{formula}, × pace", inputs[field] | {"pace": pace}
             terms.append(
                 Term(NAMES[field], value, "s", formula, inputs[field], f"{source}; rates: {calibration.name}")
             )
     return Term.total("step", tuple(terms))
 
 
-def _compute(model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration) -> Term:
+def _compute(  # noqa: PLR0917
+    model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration, whole: float, pace: float
+) -> Term:
     machine = Machine.of(cluster, calibration, layout.precision)
     split = Split.of(
         tensor=[layout.tensor], micro_batch=layout.micro_batch, context=layout.context, expert=layout.expert
@@ -72,30 +84,33 @@ def _compute(model: Transformer, layout: Layout, cluster: Cluster, calibration: 
     )  # fmt: skip
     count = layout.num_microbatches
     source = f"roofline, Williams et al. 2009; rates: {calibration.name}"
-    layers = float(np.ceil(model.layers / layout.pipeline))
     shares: dict[str, float | str] = {
         "m": count,
-        "layers": layers,
+        "layers": float(np.ceil(model.layers / layout.pipeline)),
+        "products in": machine.format,
         "FLOP/s of huge products": machine.matmul_rate,
         "w": calibration.half_size,
         "bytes/s": machine.memory_rate,
+        **({"pace": pace} if cluster.groups else {}),
     }
     formula = "m × layers × (Σ 2mnk / rate (1 + w (1/m + 1/n + 1/k)) + bytes / bandwidth)"
+    if cluster.groups:
+        formula += ", × pace"
+    forward, backward = (pace * count * float(part.compute[0]) for part in (times.forward, times.backward))
+    edge = "m × (3 products s b × h × V/t + bytes of logits / bandwidth), beyond what a shorter last stage has left"
     directions = (
-        ("forward", times.forward, formula),
-        ("backward", times.backward, f"twice the products and bytes of: {formula}"),
-        ("embedding and output", times.edge, "m × (3 products s b × h × V/t + bytes of logits / bandwidth)"),
+        ("forward", forward, formula),
+        ("backward", backward, f"twice the products and bytes of: {formula}"),
+        ("embedding and output", max(0.0, whole - forward - backward), edge),
     )
     return Term.total(
-        "compute",
-        tuple(
-            Term(name, count * float(part.compute[0]), "s", text, shares, source)
-            for name, part, text in directions
-        ),
+        "compute", tuple(Term(name, value, "s", text, shares, source) for name, value, text in directions)
     )
 
 
-def _inputs(model: Transformer, layout: Layout, cal: Calibration) -> dict[str, dict[str, float | str]]:
+def _inputs(
+    model: Transformer, layout: Layout, cluster: Cluster, cal: Calibration
+) -> dict[str, dict[str, float | str]]:
     count, replicas = layout.num_microbatches, layout.data * layout.context
     dense, experts = stage_elements(
         model, tensor=layout.tensor, pipeline=layout.pipeline, expert=layout.expert
@@ -124,6 +139,10 @@ def _inputs(model: Transformer, layout: Layout, cal: Calibration) -> dict[str, d
             "N": (layout.shard or replicas) if layout.zero else 1,
             "share of bandwidth": cal.optimizer_efficiency,
         },
-        "offload": {"offload": layout.offload},
+        "offload": {
+            **states, "m": count, "offload": layout.offload, "recompute": layout.recompute,
+            "bytes/s to the host": cluster.device.host_bandwidth,
+            "bytes/s to a device's share of the drives": cluster.nvme_bandwidth / cluster.per_node,
+        },
         "overhead": {"a kernel": cal.launch_s, "a step": cal.step_s, "m": count},
     }  # fmt: skip

@@ -1,4 +1,8 @@
-"""The machines behind the published rows, as far as their authors describe them."""
+"""The machines behind the published rows: devices and links of the catalogue, networks as their authors describe them.
+
+The authors give the rate of a node's cards, which need not be that of its usual node in the catalogue; none gives their
+latency, which is the catalogue's of InfiniBand.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,10 @@ NVLINK3, NVLINK4, NVLINK5 = Link.of("nvlink-3"), Link.of("nvlink-4"), Link.of("n
 
 def network(gbit_per_s: float, source: str) -> Link:
     """A device's share of its node's network cards, from Gbit/s."""
-    return Link(name=f"{gbit_per_s:g} Gbit/s", bandwidth=gbit_per_s * 1e9 / 8, latency_s=5e-6, source=source)
+    latency = Link.of("infiniband-hdr").latency_s
+    return Link(
+        name=f"{gbit_per_s:g} Gbit/s", bandwidth=gbit_per_s * 1e9 / 8, latency_s=latency, source=source
+    )
 
 
 def cluster(device: Device, devices: int, *, intra: Link, inter: Link, per_node: int = 8) -> Cluster:

@@ -10,8 +10,9 @@ from shardscope.errors import SpecError
 from shardscope.spec import catalogue
 from shardscope.spec._base import Spec
 from shardscope.spec.cluster.mixed import slowest_device, slowest_link
-from shardscope.spec.cluster.parts import Device, Link
+from shardscope.spec.cluster.parts import Device
 from shardscope.spec.cluster.usual import device_and_node, inter_link, intra_link, link_of, usual_price
+from shardscope.spec.link import Link
 from shardscope.spec.units import BandwidthOrNone, Bytes, BytesOrNone
 
 _OF_THE_HOST = ("host_memory_bytes", "nvme_bytes", "nvme_bandwidth")

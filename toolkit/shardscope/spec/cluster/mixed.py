@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardscope.errors import SpecError
-from shardscope.spec.cluster.parts import Device, Link
+from shardscope.spec.cluster.parts import Device
+from shardscope.spec.link import Link
 
 
 def slowest_device(devices: Sequence[Device]) -> Device:

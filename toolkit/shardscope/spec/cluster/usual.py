@@ -7,7 +7,8 @@ from typing import Any
 
 from shardscope.errors import SpecError
 from shardscope.spec import catalogue
-from shardscope.spec.cluster.parts import Device, Link, is_rate
+from shardscope.spec.cluster.parts import Device
+from shardscope.spec.link import Link, is_rate
 
 
 def device_and_node(name: str | Device) -> tuple[Device, Mapping[str, Any]]:

@@ -14,15 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.step import StepParts, step_time
+from shardscope.analytic.memory import device_memory
+from shardscope.analytic.memory.offload import host_room
+from shardscope.analytic.step.parts import StepParts
+from shardscope.analytic.step.step import even_time, stage_time
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
 
 Floats = npt.NDArray[np.float64]
 
-SCALED = ("compute", "recompute", "tensor_comm", "context_comm", "expert_comm", "bubble", "overhead")
-"""Parts of a step that go with the layers of the slowest stage."""
+SCALED = (
+    "compute", "recompute", "tensor_comm", "context_comm", "expert_comm", "bubble", "data_comm", "offload", "overhead",
+)  # fmt: skip
+"""Parts of a step that go with the layers of the slowest stage, wholly or in what every micro-batch takes."""
 _HALVINGS = 60
 
 
@@ -37,39 +42,43 @@ class Cut(NamedTuple):
     """Time of the slowest stage over that of the even cut on the slowest device; at most 1."""
 
 
-def uneven_time(
-    model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration, memory_bytes: Floats
+def step_time(
+    model: Transformer,
+    layouts: Layouts,
+    cluster: Cluster,
+    calibration: Calibration,
+    *,
+    drive_share: Floats | None = None,
 ) -> StepParts:
-    """Seconds of a step on a mixed cluster, part by part, under the best cut of the layers.
+    """Seconds of one optimizer step for every layout, part by part; mixed clusters under the best cut of the layers.
 
     Args:
-        model: Whose layers are cut.
-        layouts: The layouts.
-        cluster: Of `groups`; its own device is as slow and small as any of theirs.
-        calibration: For all groups.
-        memory_bytes: On the fullest device of each layout under the even cut.
+        model: What is trained.
+        layouts: One layout or a million.
+        cluster: Its links, host and drives. One of `groups` is as slow and small as any of them.
+        calibration: The machine's constants, for all groups.
+        drive_share: `MemoryParts.drive_share` of each layout where it is known; None to count it.
+
+    Example:
+        >>> parts = step_time(model, Layouts.of([layout]), cluster, calibration)  # doctest: +SKIP
+        >>> float(parts.total[0])  # doctest: +SKIP
     """
-    slowest = step_time(model, layouts, cluster, calibration)
-    pace = cut(model, layouts, cluster, calibration, memory_bytes).pace
-    parts = {name: getattr(slowest, name) for name in StepParts._fields}
-    parts |= {name: parts[name] * pace for name in SCALED}
-    parts["total"] = sum(parts[name] for name in StepParts._fields if name != "total")
-    return StepParts(**parts)
+    pace = cut(model, layouts, cluster, calibration).pace if cluster.groups else 1.0
+    return even_time(model, layouts, cluster, calibration, drive_share=drive_share, pace=pace)
 
 
-def cut(
-    model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration, memory_bytes: Floats
-) -> Cut:
-    """The best cut of each layout; see `uneven_time`."""
+def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration) -> Cut:
+    """The best cut of each layout on a cluster of `groups`, each layer as large as on the fullest device evenly cut."""
+    memory_bytes = device_memory(model, layouts, host_capacity=host_room(cluster)).total
     even = np.ceil(model.layers / layouts.pipeline)
     a_stage = (layouts.data * layouts.tensor * layouts.context).astype(float)
     times, stages, most = [], [], []
     for group in cluster.groups:
         alone = cluster.replace(device=group.device, intra=group.intra, groups=())
-        times.append(_per_layer(model, layouts, alone, calibration, even))
+        times.append(stage_time(model, layouts, alone, calibration) / even)
         stages.append(group.num_devices / a_stage)
         most.append(np.floor(group.device.memory_bytes / (memory_bytes / even)))
-    slow = _per_layer(model, layouts, cluster.replace(groups=()), calibration, even)
+    slow = stage_time(model, layouts, cluster.replace(groups=()), calibration) / even
     time, stage, cap = (np.stack(columns, axis=1) for columns in (times, stages, most))
     can = (stage == np.floor(stage)).all(axis=1) & (layouts.virtual_stages == 1)
     stage = np.where(can[:, None], stage, 0.0)
@@ -97,13 +106,6 @@ def least_pace(layers: int, time: Floats, stages: Floats, most: Floats) -> Float
 
 def _layers_within(pace: Floats, time: Floats) -> Floats:
     return np.asarray(np.floor(pace[:, None] / time * (1 + 1e-12)))
-
-
-def _per_layer(
-    model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration, even: Floats
-) -> Floats:
-    parts = step_time(model, layouts, cluster, calibration)
-    return np.asarray(sum(getattr(parts, name) for name in SCALED if name != "bubble") / even)
 
 
 def stage_layers(found: Cut, row: int, layers: int) -> tuple[int, ...]:

@@ -1,0 +1,127 @@
+"""Links: between the devices of a cluster, and the one that a real run's ranks are held to.
+
+All rates in bytes a second, all times in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from shardscope.errors import SpecError
+from shardscope.spec import catalogue
+from shardscope.spec._base import Spec
+from shardscope.spec.units import Bandwidth, Seconds, bit_rate_text, parse, positive, seconds_text
+
+PACED_UP_TO = 5e9 / 8
+"""Bytes a second up to which a process can hold its own messages back precisely enough; a faster link runs slower
+than it should, because copying a message through the machine takes about as long as sending it would."""
+
+
+class Link(Spec):
+    """What joins devices. Quantities may be texts with units: ``"200 Gbit/s"``, ``"5 us"``.
+
+    Example:
+        >>> Link(bandwidth="100 Mbit/s", latency="1 ms").label
+        '100 Mbit/s, 1 ms'
+    """
+
+    name: str = ""
+    """In the catalogue, or as the user wrote it."""
+    bandwidth: Bandwidth
+    """Bytes a second that one device can send while it receives as many (per device, one way)."""
+    latency_s: Seconds
+    """Of one message between neighbours. May be given as `latency`."""
+    source: str = Field(default="given by the user", min_length=1)
+    """Where the figures come from."""
+    recalled: tuple[str, ...] = ()
+    """Fields whose figures were written from memory, and not confirmed in the source."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _latency_in_short(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict) or "latency" not in fields:
+            return fields
+        if "latency_s" in fields:
+            raise SpecError("Link: the latency is given twice, as latency and as latency_s")
+        return {
+            **{name: value for name, value in fields.items() if name != "latency"},
+            "latency_s": fields["latency"],
+        }
+
+    @field_validator("bandwidth", "latency_s")
+    @classmethod
+    def _finite(cls, value: float, info: ValidationInfo) -> float:
+        if math.isinf(value):
+            raise SpecError(f"{info.field_name}={value!r} is not valid: it should be a finite number")
+        return value
+
+    @classmethod
+    def of(cls, name: str, *, latency_s: float | str | None = None, field: str = "link") -> Link:
+        """A link of the catalogue by its name, or any other by its rate, which then needs a latency.
+
+        For network ports the bandwidth is one port's, one way; `shared` makes it a device's share.
+
+        Args:
+            name: ``"nvlink-4"``, ``"25GbE"``, or a rate with its unit, each way.
+            latency_s: Seconds, or a text with its unit; None for the catalogue's.
+            field: What an error calls the name.
+
+        Example:
+            >>> Link.of("25GbE").bandwidth
+            3125000000.0
+            >>> Link.of("200 Gbit/s", latency_s="5 us").bandwidth
+            25000000000.0
+        """
+        if not is_rate(name):
+            proper, fields = catalogue.lookup("links", name, field=field)
+            link = cls(name=proper, **fields)
+            return link if latency_s is None else link.replace(latency_s=latency_s)
+        bandwidth = positive(parse(name, "bytes/s", field=field), field=field, given=name)
+        if latency_s is None:
+            raise SpecError(
+                f"{field}={name!r} is a rate, which needs a latency; give latency_s='5 us' or the like"
+            )
+        return cls(name=name, bandwidth=bandwidth, latency_s=latency_s)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Names in the catalogue."""
+        return tuple(catalogue.table("links"))
+
+    @property
+    def label(self) -> str:
+        """Its two figures: ``100 Mbit/s, 1 ms``."""
+        return f"{bit_rate_text(self.bandwidth)}, {seconds_text(self.latency_s)}"
+
+    @property
+    def can_be_paced(self) -> bool:
+        """Whether a run's ranks can be held to it precisely: up to 5 Gbit/s."""
+        return self.bandwidth <= PACED_UP_TO
+
+    def shared(self, ports: int, devices: int) -> Link:
+        """One device's share when so many ports of this kind serve so many devices."""
+        for field, count in (("ports", ports), ("devices", devices)):
+            if count < 1:
+                raise SpecError(f"{field}={count} is not valid: it should be 1 or more")
+        if ports == devices:
+            return self
+        name = f"{ports} x {self.name or self.label} / {devices}"
+        return self.replace(name=name, bandwidth=self.bandwidth * ports / devices)
+
+
+def is_rate(name: object) -> bool:
+    """Whether a text that stands for a link is a rate (``"200 Gbit/s"``) and no name (``"25GbE"``)."""
+    return (
+        isinstance(name, str)
+        and name.strip()[:1] in set("+-.0123456789")
+        and not catalogue.has("links", name)
+    )
+
+
+LinkOrName = Annotated[
+    Link, BeforeValidator(lambda value: Link.of(value) if isinstance(value, str) else value)
+]
+"""A link, or its name in the catalogue."""
