@@ -19,6 +19,16 @@ Ints = npt.NDArray[np.int64]
 Shape = Sequence[int]
 
 
+def bucket_elements(tensor_elements: Sequence[int], capacity: int) -> list[int]:
+    """Elements of the flat buckets of ZeRO-1: tensors in reverse, up to `capacity` elements or one tensor a bucket."""
+    buckets: list[int] = []
+    for num_elements in reversed(tensor_elements):
+        if not buckets or buckets[-1] + num_elements > capacity:
+            buckets.append(0)
+        buckets[-1] += num_elements
+    return buckets
+
+
 def flat_shard_elements(bucket_elements: Sequence[int], world_size: int) -> Ints:
     """Elements that each rank updates under ZeRO-1, over all buckets; shape `(W,)`, by rank."""
     total = np.zeros(world_size, dtype=np.int64)

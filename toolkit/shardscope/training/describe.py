@@ -23,6 +23,7 @@ from shardscope.errors import SpecError
 from shardscope.spec.model.table import Layer, LayerTable
 from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.storages import Storages
+from shardscope.training.step_trace import trace_step
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -35,7 +36,7 @@ OUTSIDE = "(outside the layers)"
 """The row of what the module computes or holds itself, around its layers."""
 
 
-def describe(module: nn.Module, example: Any, *, name: str | None = None) -> LayerTable:
+def describe(module: nn.Module, example: Any, *, name: str | None = None, memory: bool = False) -> LayerTable:
     """The layers of `module`, in the order in which they run on `example`.
 
     Its layers are its children, with those of every `nn.Sequential` and `nn.ModuleList` in their place.
@@ -45,6 +46,7 @@ def describe(module: nn.Module, example: Any, *, name: str | None = None) -> Lay
         example: What the module is called with: a tensor, or a tuple of arguments. The first dimension of its first
             tensor counts samples.
         name: Of the described model; None for the module's class.
+        memory: Trace a training step too.
 
     Raises:
         SpecError: The example holds no tensor, or the module needs real data to run.
@@ -60,7 +62,9 @@ def describe(module: nn.Module, example: Any, *, name: str | None = None) -> Lay
     samples = _num_samples(arguments)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):  # tensors that functions have closed over
-            rows = _Trace(_shadow(module), _inputs(arguments, module)).run()
+            inputs = _inputs(arguments, module)
+            rows = _Trace(_shadow(module), inputs).run()
+            step = trace_step(lambda: _shadow(module), inputs, samples) if memory else None
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise SpecError(
@@ -70,6 +74,7 @@ def describe(module: nn.Module, example: Any, *, name: str | None = None) -> Lay
     return LayerTable(
         name=name or type(module).__name__,
         layers=tuple(row.layer(samples) for row in rows if not row.is_empty),
+        step=step,
     )
 
 

@@ -40,6 +40,8 @@ class PerToken(NamedTuple):
     """Divided by the tensor degree."""
     whole_always: float = 0.0
     """The same on every tensor rank in any case: tokens that experts were sent."""
+    keys: float = 0.0
+    """Divided by the tensor degree too, but no further than into the heads of keys and values: ranks beyond repeat."""
 
     def plus(self, other: PerToken) -> PerToken:
         """Both."""
@@ -57,8 +59,8 @@ def attention_per_token(model: Transformer, recipe: Recipe, framework: Framework
         narrow = (act + product) * (latent.query_rank + latent.kv_rank) + act * latent.rope_size
         split = act * heads * (2 * head + latent.value_size) + product * heads * latent.value_size
         return PerToken(whole + narrow, split)
-    split = model.head_size * (act * (model.heads + 2 * model.kv_heads) + product * model.heads)
-    return PerToken(whole, split)
+    split = model.head_size * model.heads * (act + product)
+    return PerToken(whole, split, keys=model.head_size * act * 2 * model.kv_heads)
 
 
 @lru_cache(maxsize=256)
@@ -116,6 +118,7 @@ def per_layer(
     span: Floats,
     tensor: Floats,
     divided: Floats,
+    key_heads: int,
 ) -> Floats:
     """Bytes of `tokens` in one layer.
 
@@ -126,8 +129,9 @@ def per_layer(
         span: Tokens that each looks at on one context rank.
         tensor: t.
         divided: t where the sequence is split over the tensor ranks, else 1.
+        key_heads: Heads of keys and values.
     """
-    split = (part.split + core[0] + core[1] * span) / tensor
+    split = (part.split + core[0] + core[1] * span) / tensor + part.keys / np.minimum(tensor, key_heads)
     return np.asarray(tokens * (part.whole / divided + split + part.whole_always))
 
 
@@ -146,7 +150,7 @@ def core(
     """Bytes that the attention's core saves in one layer; over context ranks also the ring's copies of its output."""
     inner = core_per_token(model, recipe, framework, flash=flash)
     nothing = PerToken(0.0, 0.0)
-    once = per_layer(nothing, inner, tokens=tokens, span=span, tensor=tensor, divided=divided)
+    once = per_layer(nothing, inner, tokens=tokens, span=span, tensor=tensor, divided=divided, key_heads=1)
     if not framework.ring_copies:
         return once
     width = model.heads * (model.latent.value_size if model.latent else model.head_size)
@@ -192,7 +196,7 @@ def activation_bytes_per_layer(
         return entry(model, recipe, tokens=tokens, divided=divided)
     part = outside_core(model, recipe, framework, mixed=mixed)
     scale = {"tokens": tokens, "span": span, "tensor": degree, "divided": divided}
-    outside = per_layer(part, (0.0, 0.0), **scale)
+    outside = per_layer(part, (0.0, 0.0), **scale, key_heads=model.kv_heads)
     if recompute == "selective" and not flash_attention:
         return outside
     return outside + core(model, recipe, framework, flash=flash_attention, context=context, **scale)

@@ -130,7 +130,8 @@ def _in_flight(place: Floats, pipeline: Pipeline) -> Floats:
         )
         held = np.where(pipeline.interleaved, whole / chunks, held)
     if pipeline.rounded.any():
-        spared = pipeline.v_min & (pipeline.ranks % 3 == 2) & (place % 3 == 0)
-        whole = np.floor(held + 1e-9) - spared
+        whole = np.floor(held + 1e-9)
+        some = np.flatnonzero(pipeline.v_min)  # a remainder takes ten times an addition
+        whole[some] -= (pipeline.ranks[some] % 3 == 2) & (np.broadcast_to(place, whole.shape)[some] % 3 == 0)
         held = np.where(pipeline.rounded, np.minimum(whole, (pipeline.microbatches + place + 1) / 2), held)
     return np.minimum(held, pipeline.microbatches)

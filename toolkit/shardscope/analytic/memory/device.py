@@ -41,6 +41,11 @@ class MemoryParts(NamedTuple):
         """Bytes on the device."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
 
+    @property
+    def drive_share(self) -> Floats:
+        """Of what is offloaded, the share that the host's memory has no room for; 0 where nothing is."""
+        return np.asarray(self.nvme / np.maximum(self.host + self.nvme, 1.0))
+
 
 def device_memory(
     model: Transformer,

@@ -1,48 +1,45 @@
-"""The peak memory of one training step of a traced module, from the table of its layers.
+"""The peak memory of one training step of a module, on one device of several that replicate or shard it.
 
-Three kinds of instants can be the peak, and the largest counts. The rules were found in the operations of torch's
-backward passes as `torch.distributed._tools.MemTracker` (torch 2.x, CPU) lists them, and are held against its peaks:
+The moments of the step (`analytic.memory.moments`) say what is alive by what it grows with. To each is added what is
+held all the time (`analytic.memory.held`) and what the strategy holds just then; the largest counts. With N ranks:
 
-- the loss: all that the layers save, the log-softmax of the scores, and two gradients of their size, of the log-softmax
-  and of the scores;
-- each layer of the backward pass: what it and the layers before it save with two gradients of its output's size, or,
-  as it ends, what the layers before it save, its weights' gradients with those of all layers after it, and the
-  gradients of its input: one beside its output's for a single operation, three for a layer of several (its input
-  branches: two arrive, and their sum);
-- the optimizer's step: all gradients, with nothing saved.
+- one process holds gradients as the backward pass makes them (``zero_grad(set_to_none=True)``);
+- **stage 0** on several (DistributedDataParallel) and **stage 1** hold gradients whole all the time, flat in buckets,
+  into which those that arrive are added;
+- **stages 2 and 3** hold shards, and beside them what `analytic.memory.fully_sharded` lists. A reduction that falls
+  behind the backward pass keeps its buffer for longer; here each is over when the next unit's begins.
 
-Gradients do not exist before the backward pass makes them (``zero_grad(set_to_none=True)``). What a module saves
-outside its layers is taken to be freed last, and a layer's input to be of the size of the output before it.
+The loss, a cross-entropy, adds the scores' log-softmax and two gradients of their size, of the log-softmax and of the
+scores. The optimizer's step is one more moment: all gradients, with nothing saved. The rules were found in the
+operations that `torch.distributed._tools.MemTracker` (torch 2.13, CPU) lists, and are held against its peaks.
 """
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import NamedTuple
 
-import numpy as np
-
-from shardscope.analytic.memory.states import model_states
+from shardscope.analytic.memory.fully_sharded import beside_the_shards, units_of
+from shardscope.analytic.memory.held import Sharding, check_sharding, held_of
+from shardscope.analytic.memory.moments import Floats, Moments, moments_of
 from shardscope.errors import SpecError
-from shardscope.spec.model.table import Layer, LayerTable
+from shardscope.spec.model.table import LayerTable
 
-WORK_TENSORS: MappingProxyType[str, int] = MappingProxyType({"lamb": 1, "lars": 1})
-"""Buffers like all parameters together that our layerwise optimizers keep to work in; 0 for any other."""
-SINGLE_OPERATION_TENSORS = 2
-"""A weight and a bias; a layer with more parameter tensors is several operations."""
 LOSS_BYTES = 8
 """The loss and the number of rows that it averages over, while its backward pass runs."""
+AT_THE_LOSS = 3
+"""Tensors like the scores: their log-softmax, its gradient and theirs."""
 
 
 class ModuleMemory(NamedTuple):
     """Bytes on one device in float32."""
 
     parameters: float
+    """Whole, or the shards with their padding."""
     gradients: float
-    """Once all are there."""
+    """Once all are there; whole, or the shards with their padding."""
     optimizer: float
     work: float
-    """What the optimizer keeps to work in."""
+    """What the optimizer and the ring keep to work in."""
     activations: float
     """Saved for the backward pass, at the end of the forward pass and its loss."""
     peak: float
@@ -50,45 +47,74 @@ class ModuleMemory(NamedTuple):
 
 
 def module_memory(
-    table: LayerTable, *, batch: int, scores_bytes: float, optimizer: str = "adamw", data_bytes: float = 0.0
+    table: LayerTable,
+    *,
+    batch: int,
+    scores_bytes: float | None = None,
+    optimizer: str = "adamw",
+    data_bytes: float = 0.0,
+    recompute: str = "none",
+    zero_stage: int = 0,
+    data_parallel: int = 1,
+    rank: int = 0,
+    bucket_mb: float = 25.0,
 ) -> ModuleMemory:
-    """Memory of one float32 training step with cross-entropy on one device, nothing recomputed.
+    """Memory of one float32 training step with cross-entropy, on one of `data_parallel` devices.
+
+    Recomputation and shards need a traced step; without one, the layers' own figures are used. What does not grow with
+    the batch (BatchNorm's statistics, positions) is taken to: where it matters, trace on as many samples as `batch`.
 
     Args:
-        table: Traced by `Model.from_module`.
-        batch: Samples of the step, at least 1.
-        scores_bytes: Of the model's output, for one sample.
+        table: Traced by `Model.from_module`, with ``memory=True`` for its step.
+        batch: Samples of the device's step, at least 1.
+        scores_bytes: Of the model's output, for one sample; None for what was traced.
         optimizer: A key of `STATES`.
         data_bytes: Inputs and targets that are held all the time, for one sample.
+        recompute: ``none``, ``selective`` or ``full``, as a job's.
+        zero_stage: 0 to 3; from 1 as the strategies ``zero-1``, ``zero-2`` and ``zero-3`` with the ring do it.
+        data_parallel: N, the devices that hold the model together.
+        rank: Which of them; the first hold most where a cut is uneven.
+        bucket_mb: MiB of a gradient bucket under stage 1.
 
     Raises:
-        SpecError: `batch` is below 1, or the optimizer is unknown.
+        SpecError: A field is outside its range, or needs a traced step where there is none.
+
+    Example:
+        >>> from shardscope.spec.model import Model
+        >>> held = module_memory(Model.of("resnet-50"), batch=32, scores_bytes=4000)
+        >>> round(held.peak / held.activations, 2)
+        1.15
     """
     if batch < 1:
         raise SpecError(f"batch={batch} is no number of samples; give at least 1")
-    states = model_states(table.num_params, optimizer=optimizer, num_tensors=table.num_tensors)
-    parameters, gradients, kept = (float(part) for part in states)
-    work = WORK_TENSORS.get(optimizer, 0) * parameters
-    activations = batch * (table.saved_bytes + scores_bytes) + LOSS_BYTES
-    held = parameters + kept + work + batch * data_bytes
-    at_the_loss = activations + 2 * batch * scores_bytes
-    peak = held + max(at_the_loss, _in_the_backward_pass(table.layers, batch), gradients)
-    return ModuleMemory(parameters, gradients, kept, work, activations, peak)
+    sharding = Sharding(zero_stage, data_parallel, rank, bucket_mb)
+    check_sharding(sharding)
+    scores = _scores_bytes(table) if scores_bytes is None else scores_bytes
+    held, moments = held_of(table, optimizer, sharding), moments_of(table, recompute)
+    at_loss = moments.phase == "loss"
+    alive = batch * (moments.activations + AT_THE_LOSS * scores * at_loss) + LOSS_BYTES * at_loss
+    most = max(float((alive + _of_parameters(table, moments, sharding)).max()), held.gradients)
+    states = held.parameters + held.optimizer + held.work + held.buffers
+    saved = batch * (float(moments.activations[at_loss][0]) + scores) + LOSS_BYTES
+    peak = states + batch * data_bytes + most
+    return ModuleMemory(held.parameters, held.gradients, held.optimizer, held.work, saved, peak)
 
 
-def _in_the_backward_pass(layers: tuple[Layer, ...], batch: int) -> float:
-    """The most that is saved, already a weight's gradient, or a gradient on its way, in bytes."""
-    inside = [layer for layer in layers if layer.output_bytes]
-    outside = sum(layer.saved_bytes for layer in layers if not layer.output_bytes)
-    if not inside:
-        return 0.0
-    saved = np.array([layer.saved_bytes for layer in inside])
-    outputs = np.array([layer.output_bytes for layer in inside])
-    inputs = np.concatenate([[0.0], outputs[:-1]])  # the data needs no gradient
-    gradients = 4.0 * np.array([layer.num_params for layer in inside])
-    several = np.array([layer.num_tensors > SINGLE_OPERATION_TENSORS for layer in inside])
-    up_to, from_here = np.cumsum(saved), np.cumsum(gradients[::-1])[::-1]
-    begins = batch * (outside + up_to + 2 * outputs) + from_here - gradients
-    passed_on = np.where(several, 3 * inputs, inputs + outputs)
-    ends = batch * (outside + up_to - saved + passed_on) + from_here
-    return float(max(begins.max(), ends.max()))
+def _of_parameters(table: LayerTable, moments: Moments, sharding: Sharding) -> Floats:
+    """Gradients and gathered parameters at each moment."""
+    if sharding.stage < 2:
+        kept = moments.unit_gradients.sum() if sharding.keeps_gradients else moments.in_place
+        whole: Floats = moments.arriving + kept
+        return whole
+    assert table.step is not None
+    units = units_of(table.step, sharding.ranks)
+    return beside_the_shards(moments, units, stage=sharding.stage, ranks=sharding.ranks)
+
+
+def _scores_bytes(table: LayerTable) -> float:
+    if table.step is None:
+        raise SpecError(
+            "scores_bytes=None: nobody has traced a step of this table; give the bytes of the model's output for one "
+            "sample"
+        )
+    return table.step.output_bytes

@@ -113,7 +113,7 @@ def _layer(
     model: Transformer, layouts: Layouts, shape: Shape, recipe: Recipe, framework: Framework, *, mixed: bool
 ) -> LayerSaved:
     part = saved.outside_core(model, recipe, framework, mixed=mixed)
-    outside = saved.per_layer(part, (0.0, 0.0), **shape._asdict())
+    outside = saved.per_layer(part, (0.0, 0.0), **shape._asdict(), key_heads=model.kv_heads)
     core = saved.core(
         model, recipe, framework, flash=layouts.flash_attention, context=layouts.context, **shape._asdict()
     )

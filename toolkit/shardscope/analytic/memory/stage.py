@@ -100,6 +100,7 @@ def elements_of(rows: Rows, held: Holding) -> Elements:
     """What a rank holds of the model, by count."""
     table, tensor = rows.weights, rows.shape.tensor
     layer: Floats | int = table.attention_params + table.dense_params
+    repeated = table.repeated_keys(tensor) if table.key_heads < rows.model.heads else 0.0
     whole = held.layers * table.whole + held.embedding * table.before + held.head * table.behind
     own_head = held.head * (1 - held.embedding) if table.tied else held.head
     words = held.embedding * table.table + own_head * table.head
@@ -115,8 +116,8 @@ def elements_of(rows: Rows, held: Holding) -> Elements:
         experts = held.mixed * layer_experts
     aside = words / tensor + whole
     return Elements(
-        dense=divided / tensor + aside,
-        layer=layer / tensor + max(table.whole, table.whole_mixed),
+        dense=divided / tensor + held.layers * repeated + aside,
+        layer=layer / tensor + max(table.whole, table.whole_mixed) + repeated,
         vocabulary=np.maximum(held.embedding, held.head) * (table.table / tensor),
         aside=aside,
         experts=experts,

@@ -9,8 +9,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from shardscope.spec.model import Transformer
 
+Floats = npt.NDArray[np.float64]
 Matrix = tuple[int, int]
 """Inputs and outputs of a linear layer."""
 
@@ -28,6 +32,10 @@ class Weights(NamedTuple):
     """Of one routed expert."""
     expert_params: int
     """Of all routed experts."""
+    key_params: int
+    """Of `attention`, those that make keys and values; 0 with latent attention, whose heads are all divided."""
+    key_heads: int
+    """Heads of keys and values: tensor ranks beyond repeat them, as Megatron-Core does."""
     whole: int
     """On every rank: norms, biases, narrow projections."""
     whole_mixed: int
@@ -57,6 +65,10 @@ class Weights(NamedTuple):
         """Divided by the tensor degree."""
         return _size(self.shared)
 
+    def repeated_keys(self, tensor: Floats) -> Floats:
+        """Elements of a layer that a rank holds besides its t-th part, as there are more ranks than heads of keys."""
+        return self.key_params * (1 / np.minimum(tensor, self.key_heads) - 1 / tensor)
+
     def factors(self, *, mixed: bool, experts: int) -> int:
         """Rows and columns of one layer's matrices: of its experts, or of all others."""
         if mixed:
@@ -83,6 +95,8 @@ def weights(model: Transformer) -> Weights:
         shared=shared,
         expert=_feed_forward(model, mixture.ffn) if mixture else (),
         expert_params=model.expert_params,
+        key_params=0 if model.latent else 2 * model.kv_heads * model.head_size * model.hidden,
+        key_heads=model.kv_heads,
         whole=model.layer_params - _size(attention) - _size(dense),
         whole_mixed=model.mixture_layer_params - mixed if mixture else 0,
         table=table,

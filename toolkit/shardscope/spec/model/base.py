@@ -58,13 +58,17 @@ class Model(Spec):
         return Transformer(**sizes)
 
     @classmethod
-    def from_module(cls, module: Any, example: Any, *, name: str | None = None) -> LayerTable:
+    def from_module(
+        cls, module: Any, example: Any, *, name: str | None = None, memory: bool = False
+    ) -> LayerTable:
         """The table of layers of a `torch.nn.Module`, traced on shapes alone.
 
         Args:
             module: Left as it is; no data of it is copied.
             example: What it is called with: a tensor, or a tuple of arguments. The first dimension counts samples.
             name: What tables and figures call it; None for the module's class.
+            memory: Also trace what is alive in a training step, which `analytic.memory.module_memory` needs for
+                recomputation and shards; takes the backward pass to run on shapes too.
 
         Raises:
             SpecError: The module needs real data to run.
@@ -72,7 +76,7 @@ class Model(Spec):
         tracing = import_module(
             "shardscope.training.describe"
         )  # by name: descriptions themselves need no torch
-        table: LayerTable = tracing.describe(module, example, name=name)
+        table: LayerTable = tracing.describe(module, example, name=name, memory=memory)
         return table
 
     @classmethod

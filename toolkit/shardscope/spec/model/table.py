@@ -9,6 +9,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, model_validator
 from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
 from shardscope.spec.model.base import Model
+from shardscope.spec.model.step import StepTrace
 
 
 class Layer(Spec):
@@ -32,6 +33,8 @@ class LayerTable(Model):
 
     kind: Literal["table"] = "table"
     layers: tuple[Layer, ...]
+    step: StepTrace | None = None
+    """What is alive in a training step; None where none was traced."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

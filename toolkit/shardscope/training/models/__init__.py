@@ -2,7 +2,7 @@
 
 `build_model` turns a name, a config or the user's own callable into a module. Weights come from torch's
 global random generator, so ranks that set the same seed start from the same parameters. `blocks` lists the
-parts that recomputation works on.
+parts that recomputation works on, `units_of` those that a sharded strategy gathers one at a time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import nn
 
 from shardscope.errors import SpecError
 from shardscope.spec.models import CNNConfig, GPTConfig, MLPConfig, ModelConfig, ResNetConfig, model_config
-from shardscope.training.models._blocks import CheapToRecompute, Part, blocks
+from shardscope.training.models._blocks import CheapToRecompute, Part, blocks, units_of
 from shardscope.training.models.cnn import CNN
 from shardscope.training.models.gpt import GPT
 from shardscope.training.models.mlp import MLP
 from shardscope.training.models.resnet import ResNet
 
-__all__ = ["CNN", "GPT", "MLP", "CheapToRecompute", "Part", "ResNet", "blocks", "build_model"]
+__all__ = ["CNN", "GPT", "MLP", "CheapToRecompute", "Part", "ResNet", "blocks", "build_model", "units_of"]
 
 
 def build_model(

@@ -49,5 +49,25 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return found or [model]
 
 
+def units_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model whose parameters no other part of it holds.
+
+    FSDP2 would cut a tensor that two blocks share in the first one only, and silently untie the second: such blocks
+    are left to the model around them, which keeps them tied.
+    """
+    owners: dict[int, set[int]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(id(module))
+    found = dict.fromkeys(blocks(model))  # a block that runs twice is listed twice, and one unit
+    return [block for block in found if block is not model and _holds_alone(block, owners)]
+
+
 def _with_parameters(modules: Iterable[nn.Module]) -> list[nn.Module]:
     return [module for module in modules if next(module.parameters(), None) is not None]
+
+
+def _holds_alone(block: nn.Module, owners: dict[int, set[int]]) -> bool:
+    inside = {id(module) for module in block.modules()}
+    parameters = list(block.parameters())
+    return bool(parameters) and all(owners[id(parameter)] <= inside for parameter in parameters)

@@ -1,0 +1,155 @@
+"""What a rank holds of a module all the time: parameters or their shards, optimizer state, and buffers to work in.
+
+Cuts are those of `shardscope.training.strategies`: stage 1 cuts flat buckets element by element and keeps whole
+parameters and gradients; stages 2 and 3 are FSDP2's, which cuts each tensor along its first dimension and keeps shards
+of parameters and gradients padded. Our layerwise optimizers keep a buffer for the updates of the tensors whose norms
+they wait for: all that a rank has of them where norms are summed over ranks, else a batch of them that fits the cache.
+The ring receives two slices of a chunk ahead into buffers that it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shardscope.analytic.memory.fully_sharded import units_of
+from shardscope.analytic.memory.moments import ELEMENT_BYTES, not_traced
+from shardscope.analytic.memory.states import STEP_COUNTER_BYTES, state_bytes_per_param
+from shardscope.analytic.sharding import bucket_elements, flat_shard_elements, row_shard_elements
+from shardscope.errors import SpecError
+from shardscope.spec.model.step import ParameterRow, StepTrace
+from shardscope.spec.model.table import LayerTable
+
+LAYERWISE = ("lamb", "lars")
+"""Optimizers with a buffer for updates."""
+CACHE_ELEMENTS = 1 << 21
+"""Elements of a batch of tensors; a larger tensor is a batch of its own."""
+SLICE_BYTES = 4 << 20
+"""Longest message of the ring."""
+RECEIVED_AHEAD = 2
+
+
+class Sharding(NamedTuple):
+    """How a step is spread over devices."""
+
+    stage: int
+    ranks: int
+    rank: int
+    bucket_mb: float
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients lie whole in buckets that stay from step to step."""
+        return self.stage == 1 or (self.stage == 0 and self.ranks > 1)
+
+
+class Held(NamedTuple):
+    """Bytes a rank."""
+
+    parameters: float
+    gradients: float
+    """Once all are there."""
+    optimizer: float
+    work: float
+    """Buffers of the optimizer and of the ring."""
+    buffers: float
+    """The module's own."""
+
+
+def held_of(table: LayerTable, optimizer: str, sharding: Sharding) -> Held:
+    """What a rank holds of a module described by `table`.
+
+    Raises:
+        SpecError: An unknown optimizer, shards of a table that was not traced, or a parameter that cannot be cut.
+    """
+    per_element = state_bytes_per_param(optimizer)
+    step = table.step
+    if step is None:
+        if sharding.stage:
+            raise not_traced(f"zero_stage={sharding.stage}")
+        step = _untraced(table)
+    if sharding.stage > 1 and any(not row.shape for row in step.parameters):
+        raise SpecError(
+            f"zero_stage={sharding.stage} cuts parameters along their first dimension, and one of this module is a "
+            "single number; give it the shape (1,), or use zero_stage=1"
+        )
+    trained = [row for row in step.parameters if row.is_trained]
+    num_elements = _share(trained, sharding)
+    update = num_elements if sharding.stage else _largest_batch([row.num_elements for row in trained])
+    work = ELEMENT_BYTES * update * (optimizer in LAYERWISE) + _ring_bytes(step, trained, sharding)
+    counters = STEP_COUNTER_BYTES[optimizer] * max(len(trained), table.num_tensors)
+    parameters, gradients = _weights(step, trained, sharding)
+    return Held(parameters, gradients, per_element * num_elements + counters, work, step.buffer_bytes)
+
+
+def _untraced(table: LayerTable) -> StepTrace:
+    """Rows in the place of tensors."""
+    rows = tuple(ParameterRow(unit=0, shape=(layer.num_params,)) for layer in table.layers)
+    return StepTrace(units=("",), parameters=rows, buffer_bytes=0, output_bytes=0, moments={})
+
+
+def _share(trained: Sequence[ParameterRow], sharding: Sharding) -> int:
+    """Elements that the rank updates."""
+    if sharding.stage == 0:
+        return sum(row.num_elements for row in trained)
+    if sharding.stage == 1:
+        return int(flat_shard_elements(_buckets(trained, sharding), sharding.ranks)[sharding.rank])
+    return int(row_shard_elements([row.shape for row in trained], sharding.ranks)[sharding.rank])
+
+
+def _weights(step: StepTrace, trained: Sequence[ParameterRow], sharding: Sharding) -> tuple[float, float]:
+    """Bytes of the rank's parameters and of their gradients."""
+    if sharding.stage < 2:
+        rows = step.parameters, trained
+        whole, grads = (ELEMENT_BYTES * sum(row.num_elements for row in part) for part in rows)
+        return whole, grads
+    units = units_of(step, sharding.ranks)
+    return float(units.gathered.sum() / sharding.ranks), float(units.reduced.sum() / sharding.ranks)
+
+
+def _buckets(trained: Sequence[ParameterRow], sharding: Sharding) -> list[int]:
+    capacity = int(sharding.bucket_mb * 2**20) // ELEMENT_BYTES
+    return bucket_elements([row.num_elements for row in trained], capacity)
+
+
+def _largest_batch(sizes: Sequence[int]) -> int:
+    """Elements of the largest run of tensors that fits the cache, as `LayerwiseOptimizer` packs them."""
+    batches = [0]
+    for size in sizes:
+        if batches[-1] and batches[-1] + size > CACHE_ELEMENTS:
+            batches.append(0)
+        batches[-1] += size
+    return max(batches)
+
+
+def _ring_bytes(step: StepTrace, trained: Sequence[ParameterRow], sharding: Sharding) -> float:
+    """For the longest of its messages: slices of a chunk of a bucket, or of a unit."""
+    if sharding.stage == 0:
+        return 0
+    if sharding.stage == 1:
+        lengths = _buckets(trained, sharding)
+    else:
+        lengths = [int(size) // ELEMENT_BYTES for size in units_of(step, sharding.ranks).gathered]
+    return max(map(_slice_bytes, (-(-length // sharding.ranks) for length in lengths))) * RECEIVED_AHEAD
+
+
+def _slice_bytes(chunk: int) -> int:
+    num_slices = max(1, -(-chunk * ELEMENT_BYTES // SLICE_BYTES))
+    return -(-chunk // num_slices) * ELEMENT_BYTES
+
+
+def check_sharding(sharding: Sharding) -> None:
+    """Refuse a spread over devices that cannot be."""
+    if sharding.stage not in (0, 1, 2, 3):
+        raise SpecError(f"zero_stage={sharding.stage!r} is none of the stages; use 0, 1, 2 or 3")
+    least = 2 if sharding.stage else 1
+    if sharding.ranks < least:
+        raise SpecError(
+            f"data_parallel={sharding.ranks} devices are too few for zero_stage={sharding.stage}; use at least {least}"
+        )
+    if not 0 <= sharding.rank < sharding.ranks:
+        raise SpecError(
+            f"rank={sharding.rank} is none of the {sharding.ranks} devices; use 0 to {sharding.ranks - 1}"
+        )
+    if not sharding.bucket_mb > 0:
+        raise SpecError(f"bucket_mb={sharding.bucket_mb} is no size of a bucket; give more than 0")

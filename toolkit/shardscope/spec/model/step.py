@@ -1,0 +1,76 @@
+"""One training step of a module as its memory sees it: the moments at which nothing else holds more.
+
+A module is run in *units*: its blocks, which a sharded strategy gathers and reduces one at a time, and what lies around
+them, unit 0. A step is traced once for each way to recompute; each trace is a list of `Moment`s. What is alive at
+a moment is given by what it grows with: activations with the batch, gradients with the parameters. What a strategy
+holds besides (shards, gathered units, buffers) follows from the unit and from how many of them are done.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal, Self
+
+from pydantic import NonNegativeFloat, NonNegativeInt, model_validator
+
+from shardscope.errors import SpecError
+from shardscope.spec._base import Spec
+
+Phase = Literal["enter", "forward", "loss", "turn", "backward", "leave"]
+"""`enter` and `turn`: just before a unit's forward and its backward pass; `leave`: just after its backward pass."""
+RECOMPUTE_MODES = ("none", "selective", "full")
+
+
+class Moment(Spec):
+    """What is alive besides parameters, inputs and what an optimizer keeps, in bytes."""
+
+    phase: Phase
+    unit: NonNegativeInt
+    """The one that runs; 0 is what lies around the others."""
+    done: NonNegativeInt
+    """Units other than 0 whose pass in this direction is over."""
+    activations: NonNegativeFloat
+    """Saved tensors, results and their gradients, for one sample."""
+    arriving: NonNegativeFloat = 0.0
+    """Gradients of parameters that an operation has just made, or that wait for others to be added to them."""
+    own: NonNegativeFloat = 0.0
+    """Gradients of the running unit's parameters that are in place."""
+    around: NonNegativeFloat = 0.0
+    """The same of unit 0."""
+
+
+class ParameterRow(Spec):
+    """One parameter tensor."""
+
+    unit: NonNegativeInt
+    shape: tuple[NonNegativeInt, ...]
+    is_trained: bool = True
+
+    @property
+    def num_elements(self) -> int:
+        """1 for a single number."""
+        return prod(self.shape)
+
+
+class StepTrace(Spec):
+    """A step of a module with a loss on its output. `Model.from_module(..., memory=True)` makes one."""
+
+    units: tuple[str, ...]
+    """Names, in the order in which they run; the first is unit 0, the module around them."""
+    parameters: tuple[ParameterRow, ...]
+    """All parameters, in the module's order; one that is used twice counts once."""
+    buffer_bytes: NonNegativeFloat
+    output_bytes: NonNegativeFloat
+    """What the module returns, for one sample."""
+    moments: dict[str, tuple[Moment, ...]]
+    """By what is recomputed: ``none``, ``selective``, ``full``."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        known = range(len(self.units))
+        used = {row.unit for row in self.parameters}
+        used |= {moment.unit for moments in self.moments.values() for moment in moments}
+        strange = [unit for unit in sorted(used) if unit not in known]
+        if strange:
+            raise SpecError(f"unit={strange[0]} is none of the {len(known)} units; use 0 to {len(known) - 1}")
+        return self

@@ -1,0 +1,112 @@
+"""What is alive in a step, operation by operation: a record of when each storage was made and freed.
+
+Whether a result in the backward pass belongs to a parameter's gradient, and so does not grow with the batch, shows only
+once it has arrived there. So `Ledger` records events, and `Ledger.gradients` knows afterwards.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from shardscope.training.memory.storages import Storages, storages
+
+_PASSED_ON = {
+    torch.ops.aten.add.Tensor,
+    torch.ops.aten.add_.Tensor,
+    torch.ops.aten.clone.default,
+    torch.ops.aten.copy_.default,
+}
+"""What adds up the gradients of a parameter that is used in several places, or lays them out anew."""
+
+
+class Made(NamedTuple):
+    """A storage, by its serial number, and its bytes."""
+
+    storage: int
+    num_bytes: int
+
+
+class Freed(NamedTuple):
+    """A storage that is no more."""
+
+    storage: int
+
+
+class Placed(NamedTuple):
+    """A storage is from now on the gradient of a parameter."""
+
+    storage: int
+    owner: int
+
+
+class Ledger(TorchDispatchMode):
+    """Inside, every storage that an operation makes is recorded until it is freed; on fake tensors as on real ones.
+
+    Args:
+        held: What is there all the time and is not recorded.
+        after: Called after each operation, when both its inputs and its results are there.
+
+    Attributes:
+        events: What happened, in order; a caller may put in what else it wants to find among them.
+    """
+
+    def __init__(self, held: Storages, after: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.events: list[Any] = []
+        self._held, self._after = held, after
+        self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._sums: list[tuple[set[int], set[int]]] = []
+        self._num_made = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        results = func(*args, **(kwargs or {}))
+        made = [self._serial(storage) for storage in _storages_in(results)]
+        if func in _PASSED_ON:
+            taken = {self._serial(storage) for storage in _storages_in(args)}
+            self._sums.append((set(made), taken))
+        self._after()
+        return results
+
+    def place(self, parameter: nn.Parameter, owner: int) -> None:
+        """The gradient of a parameter is complete and stays; whose it is goes into the record."""
+        assert parameter.grad is not None
+        for storage in storages(parameter.grad):
+            self.events.append(Placed(self._serial(storage), owner))
+
+    def gradients(self) -> set[int]:
+        """The storages that were parameters' gradients, or a part of one."""
+        found = {event.storage for event in self.events if isinstance(event, Placed)}
+        for made, taken in reversed(self._sums):
+            if made & found:
+                found |= taken
+        return found
+
+    def _serial(self, storage: torch.UntypedStorage) -> int:
+        """Of a storage that is recorded, from now on if not before; 0 for what is held anyway."""
+        if storage in self._held:
+            return 0
+        key = id(storage)  # the same as long as the storage lives
+        if key not in self._alive:
+            self._num_made += 1
+            self._alive[key] = self._num_made, weakref.ref(storage, partial(self._freed, key))
+            self.events.append(Made(self._num_made, storage.nbytes()))
+        return self._alive[key][0]
+
+    def _freed(self, key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
+        serial, _ = self._alive.pop(key)
+        self.events.append(Freed(serial))
+
+
+def _storages_in(values: Any) -> list[torch.UntypedStorage]:
+    leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    return [storage for leaf in leaves for storage in storages(leaf)]

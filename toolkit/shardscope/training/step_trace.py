@@ -1,0 +1,222 @@
+"""What is alive at each moment of a module's training step, traced on shapes.
+
+The module's forward pass, a stand-in for its loss and the backward pass run on fake tensors, once for each way to
+recompute. Units are marked as FSDP2 marks them: by an identity around a block's inputs, whose backward runs when the
+block's is over, and by hooks on its outputs' gradients, which run when it begins. What the loss holds besides the
+scores is left to the formulas.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from shardscope.spec.model.step import RECOMPUTE_MODES, Moment, ParameterRow, Phase, StepTrace
+from shardscope.training.memory.ledger import Freed, Ledger, Made, Placed
+from shardscope.training.memory.storages import Storages
+from shardscope.training.models import units_of
+from shardscope.training.recompute import RecomputeMode, apply_recompute
+
+AROUND = "(around the units)"
+
+
+class Mark(NamedTuple):
+    """Where in the step something happens; as in `Moment`."""
+
+    phase: Phase
+    unit: int
+    done: int
+
+
+def trace_step(make: Callable[[], nn.Module], inputs: tuple[Any, ...], samples: int) -> StepTrace:
+    """Trace a step for each way to recompute; called inside a mode of fake tensors.
+
+    Args:
+        make: Gives the module, each time a fresh copy, of fake tensors.
+        inputs: Fake tensors.
+        samples: How many the inputs hold.
+    """
+    steps = {mode: _Step(make(), inputs, cast(RecomputeMode, mode)) for mode in RECOMPUTE_MODES}
+    moments = {mode: step.run(samples) for mode, step in steps.items()}
+    plain = steps["none"]
+    names = {id(module): name for name, module in plain.module.named_modules()}
+    return StepTrace(
+        units=(AROUND, *(names[id(unit)] for unit in plain.units)),
+        parameters=tuple(
+            ParameterRow(unit=plain.owner[id(p)], shape=tuple(p.shape), is_trained=p.requires_grad)
+            for p in plain.module.parameters()
+        ),
+        buffer_bytes=sum(buffer.nbytes for buffer in plain.module.buffers()),
+        output_bytes=plain.output_bytes / samples,
+        moments=moments,
+    )
+
+
+class _Step:
+    """One step of one module, with marks among the ledger's events."""
+
+    def __init__(self, module: nn.Module, inputs: tuple[Any, ...], mode: RecomputeMode) -> None:
+        self.module, self.inputs = apply_recompute(module, mode), inputs
+        self.units = units_of(module)
+        self.owner = {id(parameter): 0 for parameter in module.parameters()}
+        self.owner |= {id(p): number for number, unit in enumerate(self.units, 1) for p in unit.parameters()}
+        held = Storages()
+        held.add("held", [*module.parameters(), *module.buffers(), *_tensors(inputs)])
+        self.ledger = Ledger(held, self._note)
+        self.mark = Mark("forward", 0, 0)
+        self.output_bytes = 0
+
+    def run(self, samples: int) -> tuple[Moment, ...]:
+        """The moments at which most is alive."""
+        for number, unit in enumerate(self.units, 1):
+            self._watch(unit, number)
+        for parameter in self.module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._placed)
+        with self.ledger:
+            self._loss().backward()
+        self.note("leave", 0, self.mark.done)
+        if self.mark.unit:  # its inputs needed no gradient, so nothing told of its end
+            self.note("leave", self.mark.unit, self.mark.done)
+        return tuple(_most(_replay(self.ledger, len(self.units), samples)))
+
+    def note(self, phase: Phase, unit: int, done: int) -> None:
+        """Mark one moment, between two operations."""
+        self.ledger.events.append(Mark(phase, unit, done))
+
+    def _note(self) -> None:
+        self.ledger.events.append(self.mark)
+
+    def _placed(self, parameter: nn.Parameter) -> None:
+        self.ledger.place(parameter, self.owner[id(parameter)])
+
+    def _loss(self) -> Tensor:
+        output = self.module(*self.inputs)
+        scores = [leaf for leaf in _tensors(output) if leaf.requires_grad]
+        if not scores:
+            raise ValueError("its output needs no gradient, so there is no training step to trace")
+        self.output_bytes = sum(leaf.nbytes for leaf in scores)
+        loss: Tensor = _Loss.apply(self, *scores)  # type: ignore[no-untyped-call]
+        return loss
+
+    def _watch(self, unit: nn.Module, number: int) -> None:
+        def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            self.note("enter", number, number - 1)
+            self.mark = Mark("forward", number, number - 1)
+            leaves, shape = tree_flatten((args, kwargs))
+            places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+            if places:
+                passed = _Passage.apply(self, number, *(leaves[i] for i in places))  # type: ignore[no-untyped-call]
+                leaves = list(leaves)
+                for i, tensor in zip(places, passed, strict=True):
+                    leaves[i] = tensor
+            return tree_unflatten(leaves, shape)
+
+        def leave(_: nn.Module, __: Any, output: Any) -> None:
+            self.mark = Mark("forward", 0, number)
+            for tensor in _tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _: self._turn(number))
+
+        unit.register_forward_pre_hook(enter, with_kwargs=True)
+        unit.register_forward_hook(leave)
+
+    def _turn(self, number: int) -> None:
+        """The backward pass of a unit begins."""
+        begun = Mark("backward", number, len(self.units) - number)
+        if self.mark != begun:
+            self.note("turn", begun.unit, begun.done)
+            self.mark = begun
+
+    def passed(self, number: int) -> None:
+        """The backward pass of a unit is over."""
+        done = len(self.units) - number
+        self.note("leave", number, done)
+        self.mark = Mark("backward", 0, done + 1)
+
+
+class _Passage(Function):
+    """An identity whose backward runs once the gradients of all that passed are there."""
+
+    @staticmethod
+    def forward(ctx: Any, step: _Step, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.step, ctx.number = step, number
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.step.passed(ctx.number)
+        return None, None, *gradients
+
+
+class _Loss(Function):
+    """A number whose backward makes nothing but gradients like the scores."""
+
+    @staticmethod
+    def forward(ctx: Any, step: _Step, *scores: Tensor) -> Tensor:
+        ctx.step, ctx.like = step, [(tensor.shape, tensor.dtype, tensor.device) for tensor in scores]
+        return torch.zeros((), device=scores[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Any:
+        step: _Step = ctx.step
+        step.note("loss", 0, 0)
+        step.mark = Mark("backward", 0, 0)
+        gradients = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like]
+        step.note("turn", 0, 0)
+        return None, *gradients
+
+
+def _replay(ledger: Ledger, num_units: int, samples: int) -> Iterator[Moment]:
+    """A moment for each mark, from what had been made, freed and put in place before it."""
+    gradients = ledger.gradients()
+    sizes: dict[int, int] = {}
+    owners: dict[int, int] = {}
+    activations = arriving = 0
+    placed = [0] * (num_units + 1)
+    for event in ledger.events:
+        match event:
+            case Made(storage, size):
+                sizes[storage] = size
+                arriving += size * (storage in gradients)
+                activations += size * (storage not in gradients)
+            case Placed(storage, owner) if storage in sizes and storage not in owners:
+                owners[storage] = owner
+                arriving -= sizes[storage]
+                placed[owner] += sizes[storage]
+            case Freed(storage) if storage not in owners:
+                size = sizes.pop(storage)
+                arriving -= size * (storage in gradients)
+                activations -= size * (storage not in gradients)
+            case Mark(phase, unit, done):
+                here = sum(placed[1 : num_units + 1 - done]) if phase in ("turn", "backward", "leave") else 0
+                yield Moment(
+                    phase=phase, unit=unit, done=done, activations=activations / samples, arriving=arriving,
+                    own=here, around=placed[0],
+                )  # fmt: skip
+
+
+def _most(moments: Iterator[Moment]) -> Iterator[Moment]:
+    """Those that no other of the same unit and phase exceeds in everything."""
+    places: dict[Mark, dict[tuple[float, ...], Moment]] = defaultdict(dict)
+    for moment in moments:
+        amounts: tuple[float, ...] = (moment.activations, moment.arriving, moment.own, moment.around)
+        places[Mark(moment.phase, moment.unit, moment.done)][amounts] = moment
+    for found in places.values():
+        for least, moment in found.items():
+            if not any(other != least and _covers(other, least) for other in found):
+                yield moment
+
+
+def _covers(most: tuple[float, ...], least: tuple[float, ...]) -> bool:
+    return all(a >= b for a, b in zip(most, least, strict=True))
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
