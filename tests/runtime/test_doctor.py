@@ -45,6 +45,13 @@ def test_this_machine_can_run_jobs(report: Report) -> None:
     assert report["gloo"].ok
 
 
+def test_it_says_how_codecs_run(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert report["codecs"].value in {"numba", "torch"}
+    assert report["codecs"].ok == (report["codecs"].value == "numba")
+    monkeypatch.setenv("SHARDSCOPE_CODECS", "fortran")
+    assert "use numba or torch" in machine.probe_torch()["codecs"]
+
+
 def test_whatever_is_missing_says_what_it_costs_and_only_that(report: Report) -> None:
     for each in report.findings:
         assert each.ok == (not each.cost), each

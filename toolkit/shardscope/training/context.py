@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from shardscope.errors import LaunchError
 from shardscope.spec import Job
 from shardscope.training.collectives import process_group
+from shardscope.training.collectives.paced_group import PacedProcessGroup
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
@@ -46,6 +47,11 @@ class RankContext:
         that posts receives ahead would deadlock on it.
         """
         return self.device.type == "cuda"
+
+    def paced(self, is_on: bool = True) -> AbstractContextManager[None]:
+        """Inside, messages keep to the job's link, if it has one, or do not."""
+        group = self.group
+        return group.pacer.switched(is_on) if isinstance(group, PacedProcessGroup) else nullcontext()
 
 
 def choose_device(job: Job, local_rank: int, local_world_size: int) -> tuple[torch.device, str]:
@@ -82,7 +88,9 @@ def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) 
         yield RankContext(rank, 1, device, meter, events)
         return
     timeout = timedelta(seconds=job.timeout_s)
-    group = process_group.init(meter, backend=backend, rank=rank, world_size=world_size, timeout=timeout)
+    group = process_group.init(
+        meter, backend=backend, rank=rank, world_size=world_size, timeout=timeout, link=job.link
+    )
     shared = device.type == "cuda" and backend == "gloo"
     transport = "gloo (shared GPU, staged)" if shared else backend
     yield RankContext(rank, world_size, device, meter, events, group, transport, local_size)

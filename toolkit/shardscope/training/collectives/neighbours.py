@@ -34,7 +34,8 @@ class Neighbours:
 
     def __post_init__(self) -> None:
         rank, world_size = self.group.rank(), self.group.size()
-        self.ranks = sorted({(rank - 1) % world_size, (rank + 1) % world_size})
+        # each to the next one first, so that nobody gets two messages at once while another gets none
+        self.ranks = list(dict.fromkeys([(rank + 1) % world_size, (rank - 1) % world_size]))
         self.work_space: list[Tensor] = []
         self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
 
@@ -53,6 +54,16 @@ class Neighbours:
                 _mean_(own, received, self.group.rank())
                 receives.post(i + _AHEAD)
         return flat
+
+    def exchange(self, packet: Tensor) -> dict[int, Tensor]:
+        """A packet of bytes, of one size on all ranks, to each neighbour; returns theirs, by rank."""
+        incoming = {peer: torch.empty_like(packet) for peer in self.ranks}
+        with self.group.meter.collective("gossip_packets", packet.numel()) as traffic:
+            receives = [self.receive(into, peer, 0, traffic) for peer, into in incoming.items()]
+            sends = [self._send(packet, peer, 0, traffic) for peer in self.ranks]
+            for work in [*receives, *sends]:
+                work.wait()
+        return incoming
 
     def _send(self, piece: Tensor, peer: int, i: int, traffic: Traffic) -> dist.Work:
         traffic.count_sent(peer, piece.numel() * piece.element_size())

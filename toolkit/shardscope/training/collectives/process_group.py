@@ -13,12 +13,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from shardscope.spec import Link
 from shardscope.training.meter import Meter, Span, Traffic
+
+if TYPE_CHECKING:
+    from shardscope.training.collectives.paced_group import PacedGroups
 
 BACKEND = "shardscope"
 
@@ -124,6 +128,9 @@ class MeteredProcessGroup(dist.ProcessGroup):
         size = num_bytes(tensors)
         self.meter.count("recv", Traffic(size, received_bytes=size, calls=1))
         return self.inner.recv_anysource(tensors, tag)
+
+    def give_up(self) -> None:
+        """Told when this rank has closed its connections, for groups that have messages under way themselves."""
 
     def barrier(self, *args: Any, **options: Any) -> dist.Work:
         self.meter.count("barrier", Traffic(calls=1))
@@ -231,6 +238,12 @@ def make_inner(
     return inner
 
 
+def _paced_groups(link: Link) -> PacedGroups:
+    from shardscope.training.collectives.paced_group import PacedGroups  # builds on this module
+
+    return PacedGroups(link)
+
+
 def init(
     meter: Meter,
     *,
@@ -239,6 +252,7 @@ def init(
     world_size: int,
     timeout: timedelta,
     store: dist.Store | None = None,
+    link: Link | None = None,
 ) -> MeteredProcessGroup:
     """Make a metered group the default group of this process.
 
@@ -249,10 +263,15 @@ def init(
         world_size: Number of ranks.
         timeout: After which a collective that waits for a silent peer raises.
         store: Rendezvous; None reads it from the environment (`MASTER_ADDR`, `MASTER_PORT`), as `torchrun` sets it.
+        link: That each rank is held to, once its pacer is switched on; None for the machine's own.
     """
+    paced = _paced_groups(link) if link is not None else None
 
     def create(prefix: dist.Store, rank: int, size: int, timeout: timedelta) -> MeteredProcessGroup:
-        return MeteredProcessGroup(make_inner(backend, prefix, rank, size, timeout), meter, backend)
+        inner = make_inner(backend, prefix, rank, size, timeout)
+        if paced is None:
+            return MeteredProcessGroup(inner, meter, backend)
+        return paced.make(inner, meter, backend, prefix)
 
     dist.Backend._plugins.pop(BACKEND.upper(), None)
     if hasattr(dist.Backend, BACKEND.upper()):

@@ -22,6 +22,9 @@ from torch import Tensor
 
 from shardscope.training.collectives.ring import Ring
 
+ScatterMean = Callable[[str, Tensor, Tensor], None]
+"""Takes a unit's name, its flat gradients in CPU memory and room for this rank's share of their mean over all ranks."""
+
 
 class _Sent(dist.Work):
     """What FSDP2 waits for."""
@@ -42,12 +45,16 @@ class ShardRing:
         ring: Over those ranks.
         num_ranks: All ranks whose gradients the mean is taken over; more than in the ring where there are replicas.
         staged: Send copies in host memory instead of the tensors themselves.
+        scatter_mean: What takes the mean in the ring's place, where gradients are compressed.
     """
 
-    def __init__(self, ring: Ring, num_ranks: int, *, staged: bool) -> None:
+    def __init__(
+        self, ring: Ring, num_ranks: int, *, staged: bool, scatter_mean: ScatterMean | None = None
+    ) -> None:
         self.ring = ring
         self.num_ranks = num_ranks
         self.staged = staged
+        self._scatter_mean = scatter_mean or self._add_up
         self.deferred = False
         """Whether a reduce-scatter may be still under way when it returns; `finish` then waits for all of them."""
         self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shard-ring")
@@ -58,19 +65,23 @@ class ShardRing:
         self.ring.group.meter.handed_over = time.time()
         return self._sender.submit(send)
 
-    def reduce_mean(self, output: Tensor, buffer: Tensor) -> None:
+    def reduce_mean(self, unit: str, output: Tensor, buffer: Tensor) -> None:
         """This rank's chunk of the mean of `buffer` over all ranks goes to `output`; `buffer` is left as scratch."""
 
         def send() -> None:
-            own = self.ring.reduce_scatter_(buffer.cpu() if self.staged else buffer)
             if self.staged:
-                output.copy_(own).div_(self.num_ranks)
+                own = torch.empty_like(output, device="cpu")
+                self._scatter_mean(unit, buffer.cpu(), own)
+                output.copy_(own)
             else:
-                torch.div(own, self.num_ranks, out=output)
+                self._scatter_mean(unit, buffer, output)
 
         self._pending.append(self.submit(send))
         if not self.deferred or self.staged:
             self.finish()
+
+    def _add_up(self, unit: str, buffer: Tensor, output: Tensor) -> None:  # noqa: ARG002
+        torch.div(self.ring.reduce_scatter_(buffer), self.num_ranks, out=output)
 
     def gather(self, output: Tensor) -> dist.Work:
         """Fill `output`, which holds this rank's own chunk, from all ranks."""
@@ -111,6 +122,10 @@ class _Comm:
 class RingReduceScatter(_Comm):
     """For `FSDPModule.set_custom_reduce_scatter`. Takes the mean, whatever `op` says: FSDP2 must not divide."""
 
+    def __init__(self, ring: ShardRing, unit: str) -> None:
+        super().__init__(ring)
+        self.unit = unit
+
     def __call__(
         self,
         output_tensor: Tensor,
@@ -119,7 +134,7 @@ class RingReduceScatter(_Comm):
         op: Any,  # noqa: ARG002
         async_op: bool = False,  # noqa: ARG002
     ) -> None:
-        self.ring.reduce_mean(output_tensor, input_tensor)
+        self.ring.reduce_mean(self.unit, output_tensor, input_tensor)
 
 
 class RingAllGather(_Comm):

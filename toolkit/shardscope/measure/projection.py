@@ -1,0 +1,150 @@
+"""A finished run's step time on another link: its computing and packing as measured, its messages by formula.
+
+project(run, ss.Link(bandwidth="100 Mbit/s", latency="1 ms")).step_s
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from shardscope.errors import SpecError
+from shardscope.measure.replay import FIRST_SPAN, Rank, Span, replay, step_of
+from shardscope.measure.wire import Wire, busiest
+from shardscope.runtime import Run
+from shardscope.runtime.summary import WARM_UP_STEPS, steps_of
+from shardscope.runtime.tail import Event
+from shardscope.spec import Link, ParameterServer, Pipeline
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One step on a link, in seconds; medians over the steps of the run whose spans were written.
+
+    Attributes:
+        step_s: Of the slowest rank.
+        compute_s: Computed by the rank that computes most, as measured.
+        codec_s: Packed and unpacked by the rank that does most of it, as measured.
+        wire_s: All communications, by the formulas for their patterns.
+        software_s: What they took on the run's own link beyond its formulas: handing over, copying, adding.
+        exposed_s: What of the step no computing hides.
+    """
+
+    step_s: float
+    compute_s: float
+    codec_s: float
+    wire_s: float
+    software_s: float
+    exposed_s: float
+
+
+def project(run: Run, link: Link | None) -> Projection:
+    """What a step of this run would take on another link.
+
+    Args:
+        run: With at least one step whose spans were written; its own link may be any, or the machine's.
+        link: That each rank would have; None for the machine's own, if the run was on it.
+
+    Raises:
+        SpecError: Ranks of this strategy wait for each other's computing, or the run has no spans, or was on a link
+            and the machine's own is asked for.
+    """
+    job = run.job
+    _refuse(run, link)
+    events = run.events()
+    start = next(event for event in events if event["event"] == "start")
+    wire = Wire(job, start["backend"])
+    steps = list(_measured(events))
+    if not steps:
+        raise SpecError(f"run {run.id} has no step with its spans; record them with Record(spans_first=100)")
+    handling = _handling(steps, wire, job.link)
+    found = [_step(ranks, rows, wire, link, handling) for ranks, rows in steps]
+    step, compute, codec, moving = (median(column) for column in zip(*found, strict=True))
+    return Projection(step, compute, codec, moving, sum(handling), exposed_s=step - compute)
+
+
+def _refuse(run: Run, link: Link | None) -> None:
+    strategy = run.job.strategy
+    waits = isinstance(strategy, Pipeline) or (isinstance(strategy, ParameterServer) and strategy.bound != 0)
+    if waits or getattr(strategy, "replicas", 1) > 1:
+        raise SpecError(
+            f"a run of strategy={strategy.label!r} cannot be projected step by step, for its ranks are not all in the "
+            "same communications; run it on the link instead"
+        )
+    if link is None and run.job.link is not None:
+        raise SpecError(
+            f"run {run.id} was on a link ({run.job.link.label}) and does not tell what the machine's own is like; "
+            "name a link, or run the job without one"
+        )
+
+
+def _measured(events: list[Event]) -> Iterator[tuple[list[Rank], list[Event]]]:
+    """Steps whose spans all ranks have written, warm-up left out where there are others."""
+    rows = [row for row in steps_of(events).values() if all("spans" in event for event in row)]
+    own = {rank: _by_step([e for row in rows for e in row if e["rank"] == rank]) for rank in _ranks(rows)}
+    for row in rows[WARM_UP_STEPS:] or rows:
+        spans = [own[event["rank"]][event["step"]] for event in row]
+        zero = min(span.start for mine in spans for span in mine)
+        ranks = [
+            step_of([span.since(zero) for span in mine], event["step_time_s"])
+            for mine, event in zip(spans, row, strict=True)
+        ]
+        if (
+            len({len(rank.communications) for rank in ranks} - {0}) <= 1
+        ):  # the last step's may have come too late
+            yield ranks, row
+
+
+def _ranks(rows: list[list[Event]]) -> set[int]:
+    return {event["rank"] for row in rows for event in row}
+
+
+def _by_step(events: list[Event]) -> dict[int, list[Span]]:
+    """A rank's spans by the step in which they began: one that ends just as its step does is told with the next."""
+    spans = sorted(
+        (Span(*row) for event in events for row in event["spans"]), key=lambda span: (span.start, span.end)
+    )
+    starts = [span.start for span in spans if span.name == FIRST_SPAN]
+    assert len(starts) == len(events)
+    limits = [*starts[1:], float("inf")]
+    return {
+        event["step"]: [span for span in spans if start <= span.start < limit]
+        for event, start, limit in zip(events, starts, limits, strict=True)
+    }
+
+
+def _handling(steps: Sequence[tuple[list[Rank], list[Event]]], wire: Wire, link: Link | None) -> list[float]:
+    """Seconds that each communication of a step took beyond its formula, where it was least disturbed.
+
+    What a busy machine adds to one in the midst of computing is no part of it on a slower link, on which ranks wait.
+    """
+    found = []
+    for ranks, rows in steps:
+        counted = busiest(rows)
+        beyond: list[float] = []
+
+        def takes(span: Span, took: float, counted: Any = counted, beyond: list[float] = beyond) -> float:
+            beyond.append(max(0.0, took - wire.seconds(span.name, span.num_bytes, link, counted)))
+            return took
+
+        replay([rank.fresh() for rank in ranks], takes)
+        found.append(beyond)
+    return [min(each) for each in zip(*found, strict=False)]
+
+
+def _step(
+    ranks: list[Rank], rows: list[Event], wire: Wire, link: Link | None, handling: Sequence[float]
+) -> tuple[float, float, float, float]:
+    counted, rest, on_wire = busiest(rows), iter(handling), [0.0]
+
+    def takes(span: Span, _: float) -> float:
+        moving = wire.seconds(span.name, span.num_bytes, link, counted)
+        on_wire.append(moving)
+        return next(rest, 0.0) + moving
+
+    seconds = replay(ranks, takes)
+    compute = max(rank.compute_s for rank in ranks)
+    codec = max(sum(span.seconds for span in rank.sent if span.lane == "codec") for rank in ranks)
+    return seconds, compute, codec, sum(on_wire)

@@ -1,0 +1,137 @@
+"""What each communication of a run takes on a link, by the formulas for its pattern and the bytes that it counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardscope.analytic.communication import collective_time
+from shardscope.runtime.tail import Event
+from shardscope.spec import Hierarchical, Job, Link
+from shardscope.training.collectives.tree import SLICE_BYTES as TREE_SLICE_BYTES
+
+_RING = {
+    "ring_all_reduce": "all_reduce",
+    "ring_reduce_scatter": "reduce_scatter",
+    "ring_all_gather": "all_gather",
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "consensus": "all_reduce",
+    "mean_model": "all_reduce",
+}
+_TREE = {"broadcast": "broadcast", "reduce": "reduce"}
+_AT_ONCE = ("packet_all_to_all", "packet_all_gather")
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What went by one name in a step, on the rank where it was most."""
+
+    num_bytes: int = 0
+    """One way."""
+    messages: int = 0
+    calls: int = 1
+
+
+def busiest(events: Iterable[Event]) -> dict[str, Counted]:
+    """By name, from the events of one step, one a rank."""
+    found: dict[str, Counted] = {}
+    for event in events:
+        for name, row in event["traffic"].items():
+            before = found.get(name, Counted())
+            found[name] = Counted(
+                max(before.num_bytes, row["sent_bytes"], row["received_bytes"]),
+                max(before.messages, row["messages"]),
+                max(before.calls, row["calls"]),
+            )
+    return found
+
+
+class Wire:
+    """Seconds that the communications of one job take on any link.
+
+    Args:
+        job: That ran.
+        backend: What carried it, as its start event says.
+    """
+
+    def __init__(self, job: Job, backend: str) -> None:
+        self.job, self.world_size = job, job.world_size
+        self._on_gloo = backend.startswith("gloo")
+
+    def seconds(self, name: str, payload: int, link: Link | None, counted: Mapping[str, Counted]) -> float:
+        """One communication on a link; on the machine's own link (None), nothing beyond what it took.
+
+        Args:
+            name: Of its span.
+            payload: Bytes of its span.
+            link: Which.
+            counted: What `busiest` found in its step.
+        """
+        if link is None or self.world_size == 1:
+            return 0.0
+        if name == "server_exchange":
+            return _served(counted, link)
+        takes = self._formula(name, link)
+        return _by_counts(counted.get(name, Counted()), link) if takes is None else takes(payload)
+
+    def _formula(self, name: str, link: Link) -> Callable[[int], float] | None:
+        if name == "reduce_scatter":
+            name = "all_reduce" if self._on_gloo else "ring_reduce_scatter"  # gloo runs an all-reduce inside
+        if name in _RING:
+            return self._by(_RING[name], "ring", link, self._in_ring(name))
+        if name in _TREE:
+            return self._by(_TREE[name], "tree", link, self.world_size)
+        others = self.world_size - 1
+        if name in _AT_ONCE:
+            return lambda payload: link.latency_s + others / self.world_size * payload / link.bandwidth
+        if name == "gossip_mix":
+            return lambda payload: link.latency_s + min(2, others) * payload / link.bandwidth
+        if name == "tree_all_reduce":
+            return lambda payload: self._by(
+                "all_reduce",
+                "pipelined-tree",
+                link,
+                self.world_size,
+                segments=max(1, -(-payload // TREE_SLICE_BYTES)),
+            )(payload)
+        if name == "barrier":
+            return lambda _: others.bit_length() * link.latency_s
+        return None
+
+    def _by(
+        self, op: str, algorithm: str, link: Link, workers: int, **options: Any
+    ) -> Callable[[int], float]:
+        def takes(payload: int) -> float:
+            return float(
+                collective_time(
+                    op=op, algorithm=algorithm, num_bytes=payload, workers=workers,
+                    bandwidth=link.bandwidth, latency=link.latency_s, **options,
+                )
+            )  # fmt: skip
+
+        return takes
+
+    def _in_ring(self, name: str) -> int:
+        """Ranks in the ring that goes by this name."""
+        strategy = self.job.strategy
+        if not isinstance(strategy, Hierarchical) or not name.startswith("ring_"):
+            return self.world_size
+        per_node = strategy.ranks_per_node(self.world_size, self.world_size)
+        if per_node in (1, self.world_size):
+            return self.world_size
+        return self.world_size // per_node if name == "ring_all_reduce" else per_node
+
+
+def _served(counted: Mapping[str, Counted], link: Link) -> float:
+    """A push and then a pull, each with its headers, through the link of the rank that they are most at."""
+    parts = [
+        counted.get(name, Counted()).num_bytes for name in ("server_push", "server_pull", "server_control")
+    ]
+    return 2 * link.latency_s + sum(parts) / link.bandwidth
+
+
+def _by_counts(counted: Counted, link: Link) -> float:
+    """An even share, for each call, of all that went by one name: every byte, and every message after the last."""
+    return (counted.num_bytes / link.bandwidth + counted.messages * link.latency_s) / max(1, counted.calls)
