@@ -27,7 +27,7 @@ from shardscope.analytic.memory import (
 from shardscope.analytic.memory.columns import held_by, pipeline_of
 from shardscope.analytic.schedules import closed
 from shardscope.spec.layout import SCHEDULE_NAMES, Layout
-from shardscope.spec.layout_rules import STAGES_A_RANK
+from shardscope.spec.layout_faults import STAGES_A_RANK
 from shardscope.spec.model import LatentAttention, Mixture, Transformer
 
 GPT = Transformer(layers=24, hidden=1024, heads=16, vocab=50304, seq=1024)
@@ -262,3 +262,22 @@ def test_a_v_with_few_micro_batches_may_be_fullest_in_the_middle() -> None:
     stages = stage_memory(model, layout).total
     assert stages.max() > max(stages[0], stages[-1])
     assert float(device_memory(model, Layouts.of([layout])).total[0]) == pytest.approx(float(stages.max()))
+
+
+def test_ranks_beyond_the_heads_of_keys_and_values_hold_a_head_each() -> None:
+    """With one head of keys, 4 ranks hold 4 copies of its projection, and each saves the keys of all tokens."""
+    single = Transformer(layers=2, hidden=1024, heads=16, kv_heads=1, vocab=256, seq=512)
+    rows = [Layout(tensor=tensor, micro_batch=2, global_batch=2) for tensor in (1, 4)]
+    one_rank, four = (stage_memory(single, row) for row in rows)
+    keys = 2 * 64 * 1024
+    matrices = single.layers * (1024 * (16 * 64 + 2 * 64) + 1024 * 1024 + 8 * 1024 * 1024) + 256 * 1024
+    whole = single.num_params - matrices
+    divided = (matrices - single.layers * keys) / 4
+    assert four.parameters[0] == pytest.approx(2 * (divided + single.layers * keys + whole))
+    assert one_rank.parameters[0] == pytest.approx(2 * single.num_params)
+    tokens = 2 * 512
+    saved_keys = single.layers * tokens * 2 * 64 * 2
+    rest = (
+        one_rank.activations[0] - saved_keys - single.layers * tokens * 8 * 1024
+    )  # norms and inputs are whole
+    assert four.activations[0] == pytest.approx(rest / 4 + saved_keys + single.layers * tokens * 8 * 1024)

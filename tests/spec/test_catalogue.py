@@ -92,6 +92,13 @@ def test_links_are_given_one_way(link: str, one_way: float) -> None:
     assert Link.of(link).bandwidth == pytest.approx(one_way)
 
 
+@pytest.mark.parametrize(("link", "both_ways_a_chip"), [("ici-v4", 600e9), ("ici-v5p", 1200e9)])
+def test_a_ring_in_a_torus_of_three_dimensions_has_a_third_of_the_links(
+    link: str, both_ways_a_chip: float
+) -> None:
+    assert Link.of(link).bandwidth == pytest.approx(both_ways_a_chip / 2 / 3)
+
+
 @pytest.mark.parametrize("lanes", [3, 4, 5])
 def test_pcie_is_its_line_rate_less_its_coding(lanes: int) -> None:
     giga_transfers = {3: 8, 4: 16, 5: 32}[lanes]

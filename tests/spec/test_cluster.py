@@ -99,6 +99,8 @@ def test_a_device_of_the_users_own_needs_its_links() -> None:
         (lambda: Cluster.of("h100", price=-1), "price_per_device_hour=-1 is not valid"),
         (lambda: Cluster.of("k80"), "device or node='k80' is not known; .*valid are .*a100-80gb"),
         (lambda: Link.of("25 GB/s"), "link='25 GB/s' is a rate, which needs a latency"),
+        (lambda: Link.of("25GbE").replace(bandwidth=float("inf")), "bandwidth=inf is not valid: it should be a finite"),
+        (lambda: Cluster.of("a100-80gb").replace(nvme_bandwidth=float("inf")), "nvme_bandwidth=inf is not valid"),
         (lambda: Link.of("25GbE", latency_s="-1 us"), r"latency_s=.* is not valid: it should be greater than or equal"),
         (lambda: Link.of("25GbE").replace(bandwidth=-1), "bandwidth=-1 is not valid: it should be greater than 0"),
         (lambda: Link.of("25GbE").replace(bandwidth="25"), "bandwidth='25' has no unit"),

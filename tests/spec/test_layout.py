@@ -9,7 +9,8 @@ import pytest
 from shardscope.errors import SpecError
 from shardscope.spec.cluster import Cluster, Device, Link
 from shardscope.spec.layout import SCHEDULE_NAMES, Layout
-from shardscope.spec.layout_rules import STAGES_A_RANK, problems
+from shardscope.spec.layout_faults import STAGES_A_RANK
+from shardscope.spec.layout_rules import problems
 from shardscope.spec.model import LayerTable, Mixture, Transformer
 
 DENSE = Transformer(name="dense", layers=8, hidden=64, heads=8, kv_heads=4, vocab=100, seq=32)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         ShardscopeError,
         SpecError,
     )
+    from shardscope.measure.break_even import break_even
+    from shardscope.measure.worth import worth
     from shardscope.runtime import Run, launch, runs
     from shardscope.runtime.check import check
     from shardscope.runtime.check_report import CheckReport
@@ -75,6 +77,8 @@ _HOMES = {
         "ShardscopeError",
         "SpecError",
     ),
+    "shardscope.measure.break_even": ("break_even",),
+    "shardscope.measure.worth": ("worth",),
     "shardscope.runtime": ("Run", "launch", "runs"),
     "shardscope.runtime.check": ("check",),
     "shardscope.runtime.check_report": ("CheckReport",),
@@ -146,12 +150,14 @@ __all__ = [
     "Zero3",
     "__version__",
     "analytic",
+    "break_even",
     "check",
     "doctor",
     "launch",
     "plan",
     "predict",
     "runs",
+    "worth",
 ]
 
 

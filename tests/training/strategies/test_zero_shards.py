@@ -12,6 +12,7 @@ from torch import nn
 
 import shardscope as ss
 from conformance.ranks import RankPool
+from conformance.sharded import jagged, units
 from conformance.strategy import job
 from shardscope.analytic import communication as comm
 from shardscope.analytic import sharding
@@ -21,11 +22,6 @@ from shardscope.training.trainer import Trainer
 
 ALL = ["zero-1", "zero-2", "zero-3"]
 ITEM = 8  # bytes of an element, in fp64
-
-
-def jagged() -> nn.Module:
-    """Rows that no number of ranks divides, and fewer rows than ranks."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 17), nn.ReLU(), nn.Linear(17, 3), nn.Linear(3, 10))
 
 
 def even() -> nn.Module:
@@ -50,16 +46,6 @@ def job_of(strategy: Any, world_size: int, micro_batches: int = 1, **changes: An
     batch = ss.Batch(48, micro_size=48 // world_size // micro_batches)
     fields = {"model": jagged, "data": "digits", "optimizer": "adamw", "batch": batch, **changes}
     return job(strategy=strategy, world_size=world_size, **fields)
-
-
-def units(trainer: Trainer) -> list[list[tuple[int, ...]]]:
-    """Shapes of the parameters of each module that communicates by itself."""
-    fsdp = [set(map(id, unit.parameters())) for unit in trainer.strategy.units]
-    found: list[list[tuple[int, ...]]] = [[] for _ in fsdp]
-    for parameter in trainer.model.parameters():
-        owner = max(i for i, ids in enumerate(fsdp) if id(parameter) in ids)  # the innermost comes last
-        found[owner].append(tuple(parameter.shape))
-    return [shapes for shapes in found if shapes]
 
 
 def formula(trainer: Trainer, micro_batches: int) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardscope.errors import SpecError
 
 if TYPE_CHECKING:
-    from shardscope.spec import Job
+    from shardscope.spec import Compression, Job, Link
 
 
 def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> None:
@@ -29,9 +30,18 @@ def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> Non
     parser.add_argument(
         "--micro-batch", type=int, help="samples a forward pass on one rank (default: all its share)"
     )
+    parser.add_argument(
+        "--compression", help="how gradients are compressed, such as int8, topk (default: none)"
+    )
+    parser.add_argument(
+        "--compression-set", action="append", metavar="NAME=VALUE",
+        help="a setting of the compression, such as ratio=0.01; may be given several times",
+    )  # fmt: skip
     parser.add_argument("--precision", help="fp32, fp64, bf16, fp16 (default: fp32)")
     parser.add_argument("--recompute", help="none, selective, full (default: none)")
     parser.add_argument("--steps", type=int, help=f"optimizer steps (default: {steps})")
+    parser.add_argument("--link-bandwidth", help='what each rank may send and receive, such as "100 Mbit/s"')
+    parser.add_argument("--link-latency", help='how long every message takes besides, such as "1 ms"')
     parser.add_argument("--seed", type=int, help="seed of weights and data order (default: 0)")
 
 
@@ -59,11 +69,61 @@ def build_job(arguments: argparse.Namespace) -> Job:
         fields["batch"] = start_batch.replace(
             **{name: size for name, size in sizes.items() if size is not None}
         )
+    link = _link(base.link if base is not None else None, arguments)
+    if link is not None:
+        fields["link"] = link
+    if arguments.compression is not None or arguments.compression_set:
+        fields["compression"] = _compression(arguments, base)
     if base is not None:
         return base.replace(**fields)
     fields.setdefault("model", "gpt-nano")
     fields.setdefault("data", _data_for(fields["model"]))
     return Job(**fields)
+
+
+def _link(base: Link | None, arguments: argparse.Namespace) -> Link | None:
+    """The link that the options describe, or None."""
+    from shardscope.spec import Link
+
+    options = {"bandwidth": arguments.link_bandwidth, "latency": arguments.link_latency}
+    given = {name: value for name, value in options.items() if value is not None}
+    missing = [name for name in options if name not in given]
+    if not given:
+        return None
+    if base is None and missing:
+        other, example = missing[0], {"bandwidth": "100 Mbit/s", "latency": "1 ms"}[missing[0]]
+        raise SpecError(f"a link needs both its figures; give --link-{other} {example!r} or the like as well")
+    known = {} if base is None else {"bandwidth": base.bandwidth, "latency": base.latency_s}
+    return Link(**{**known, **given})
+
+
+def _compression(arguments: argparse.Namespace, base: Job | None) -> Compression:
+    """The file's, changed, where the method stays the same; else a new one."""
+    from shardscope.spec import Compression
+
+    settings = dict(map(_setting, arguments.compression_set or []))
+    start = None if base is None else base.compression
+    if start is not None and arguments.compression in {None, start.name}:
+        return start.replace(**settings)
+    return Compression(name=arguments.compression or "none", **settings)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """``ratio=0.01`` as a name and a number, a truth value or a word.
+
+    Raises:
+        SpecError: It has no such form, or there is no such setting.
+    """
+    from shardscope.spec import Compression
+
+    name, equals, value = text.partition("=")
+    known = [field for field in Compression.model_fields if field != "name"]
+    if not equals or name not in known:
+        raise SpecError(f"--compression-set {text!r} is no NAME=VALUE; NAME is one of {', '.join(known)}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def _read_job(path: Path) -> Job:

@@ -93,9 +93,24 @@ def table(summary: Summary) -> str:
         "step time": _shown(summary.step_time_s, ".4f", " s"),
         "tokens/s" if tokens else "samples/s": _shown(rate, ",.0f"),
         "sent a step": human_bytes(summary.bytes_per_step),
+        **_compression(summary),
         "peak memory": human_bytes(summary.peak_memory_bytes),
+        **({"link": summary.link} if summary.link else {}),
     }
-    return aligned(list(columns), [list(columns.values())])
+    note = f"\nlink: {summary.link_note}" if summary.link_note else ""
+    return aligned(list(columns), [list(columns.values())]) + note
+
+
+def _compression(summary: Summary) -> dict[str, str]:
+    """Of a compressed run: what it would have sent, how many times more that is, and what packing took."""
+    if summary.compression is None:
+        return {}
+    ratio = summary.bytes_ratio
+    return {
+        "uncompressed": human_bytes(summary.uncompressed_bytes_per_step),
+        "ratio": "-" if ratio is None else f"{ratio:.1f}x",
+        "codec": _shown(summary.codec_s_per_step, ".4f", " s"),
+    }
 
 
 def _shown(value: float | None, form: str, unit: str = "") -> str:

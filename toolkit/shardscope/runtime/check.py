@@ -17,7 +17,7 @@ from shardscope.runtime.check_report import CheckReport, compare
 from shardscope.runtime.driver import launch
 from shardscope.runtime.run import Run
 from shardscope.runtime.summary import mean_loss, steps_of
-from shardscope.spec import Batch, Checkpoint, Job, Record, Single
+from shardscope.spec import Batch, Checkpoint, Compression, Job, Record, Single
 from shardscope.spec.user_code import label_of
 
 OnStep = Callable[[Run, int], None]
@@ -72,7 +72,8 @@ def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
     )  # fmt: skip
     micro = job.batch.micro_size or job.batch.per_rank(job.num_data_ranks)
     alone = sharded.replace(
-        strategy=Single(), world_size=1, batch=Batch(global_size=job.batch.global_size, micro_size=micro),
+        strategy=Single(), world_size=1, compression=Compression(name="none"),
+        batch=Batch(global_size=job.batch.global_size, micro_size=micro),
         record=Record(parameters=True), name=f"check single {label_of(job.model)}",
     )  # fmt: skip
     return sharded, alone

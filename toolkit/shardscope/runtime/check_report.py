@@ -201,12 +201,18 @@ def compare(
     ]
     return CheckReport(
         strategy=job.strategy.label, world_size=job.world_size, model=label_of(job.model),
-        precision=job.precision, steps=job.steps, bound=BOUNDS[job.precision], because=job.strategy.differs_because,
+        precision=job.precision, steps=job.steps, bound=BOUNDS[job.precision], because=_because(job),
         difference=_relative(whole, size),
         tensors=tuple(sorted(tensors, key=lambda row: _rank(row.relative_difference), reverse=True)),
         losses=tuple(_pair(step, *losses) for step in sorted({*losses[0], *losses[1]})),
         only_in_one=tuple(sorted({*ours, *theirs} - {*both})), runs=runs, skipped=skipped,
     )  # fmt: skip
+
+
+def _because(job: Job) -> str | None:
+    """Why the job need not end where one process does: for its strategy's sake, its compression's, or both."""
+    reasons = [reason for reason in (job.strategy.differs_because, job.compression.differs_because) if reason]
+    return ", and ".join(reasons) or None
 
 
 def _pair(step: int, ours: Mapping[int, float], theirs: Mapping[int, float]) -> LossPair:

@@ -127,12 +127,35 @@ def _software(torch: dict[str, Any]) -> Iterator[Finding]:
         remedy="Install it anew: pip install 'torch>=2.11,<2.14'",
     )
     yield from map(_package, PACKAGES)
+    if "error" not in torch:
+        yield _codecs(torch["codecs"])
+
+
+def _codecs(route: str) -> Finding:
+    """Whether compression runs compiled."""
+    texts = {"numba": f"compiled by numba {_version_of('numba')}", "torch": "plain torch"}
+    asked = os.environ.get("SHARDSCOPE_CODECS")
+    return _judge(
+        "Software",
+        "codecs",
+        texts.get(route, route),
+        ok=route == "numba",
+        value=route,
+        cost="Packing compressed gradients takes several times as long; the bytes are the same.",
+        remedy="Unset SHARDSCOPE_CODECS." if asked else "pip install 'shardscope[fast]'",
+    )
+
+
+def _version_of(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _package(name: str) -> Finding:
-    try:
-        found = version(name)
-    except PackageNotFoundError:
+    found = _version_of(name)
+    if found is None:
         cost, remedy = "The notebooks or their widgets do not work.", f"pip install {name}"
         return _judge("Software", name, "not installed", ok=False, cost=cost, remedy=remedy)
     return _judge("Software", name, found, ok=True, value=found)

@@ -72,6 +72,7 @@ def run_html(run: Run) -> str:
         "steps": f"{summary.steps} of {run.job.steps}",
         "loss": "" if summary.loss is None else f"{summary.loss:.4f}",
         "step time": "" if summary.step_time_s is None else f"{summary.step_time_s * 1e3:.1f} ms",
+        "link": summary.link or "",
         "directory": str(run.path),
     }
     cells = "".join(f"<tr><th style='text-align:left'>{escape(k)}</th><td style='text-align:left'>{escape(v)}</td></tr>"

@@ -111,8 +111,9 @@ def probe_torch(timeout_s: float = 120.0) -> dict[str, Any]:
     So the caller never loads torch (200 MB), never opens a CUDA context, and outlives a torch that crashes.
 
     Returns:
-        ``version``, ``gloo`` (whether a group could be formed), ``nccl`` (version or None) and ``gpus`` (each
-        with name and memory_bytes), or only ``error``: the last line of what went wrong.
+        ``version``, ``gloo`` (whether a group could be formed), ``nccl`` (version or None), ``gpus`` (each with name
+        and memory_bytes) and ``codecs`` (``numba``, ``torch``, or what is wrong with what was asked for), or only
+        ``error``: the last line of what went wrong.
     """
     try:
         done = subprocess.run(
@@ -157,7 +158,15 @@ def gpus():
     found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return [{"name": gpu.name, "memory_bytes": gpu.total_memory} for gpu in found]
 
-print(json.dumps({"version": torch.__version__, "gloo": gloo(), "nccl": nccl(), "gpus": gpus()}))
+def codecs():
+    from shardscope.training.compression.route import choose_route
+    try:
+        return choose_route()
+    except ValueError as error:
+        return str(error)
+
+found = {"version": torch.__version__, "gloo": gloo(), "nccl": nccl(), "gpus": gpus(), "codecs": codecs()}
+print(json.dumps(found))
 """
 
 

@@ -239,7 +239,7 @@ class Run:
 
     def summary(self) -> Summary:
         """The figures of the run so far."""
-        return summarise(self.events(), self.state)
+        return summarise(self.events(), self.state, self.job)
 
     def logs(self, rank: int | None = None) -> str:
         """What a rank printed; without a rank, what the agent printed."""

@@ -7,11 +7,18 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from shardscope.analytic.communication import exchanged_bytes
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.tail import Event, read_events
+from shardscope.spec import Job
 
 WARM_UP_STEPS = 2
 """Steps left out of medians at the start, where buckets are built and memory is touched for the first time."""
+
+_TOO_FAST = (
+    "messages cannot be held back precisely on a link above 5 Gbit/s: copying them through this machine takes about as "
+    "long as sending them would, so the run was slower than on a real one"
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,12 @@ class Summary:
         bytes_per_step: Sent by all ranks together in a step (median, warm-up left out).
         peak_memory_bytes: Of the rank that held most.
         wall_s: From the first rank's start to the last event.
+        link: What the ranks were held to; None for the machine's own.
+        link_note: Why the link's figures are not to be relied on; None where they are.
+        compression: How gradients were compressed; this and what follows is None where they were not.
+        uncompressed_bytes_per_step: What all ranks together would send in a step without, by formula.
+        codec_s_per_step: Packing and unpacking on the slowest rank (median, warm-up left out). Part of the step, or
+            hidden behind the backward pass.
     """
 
     state: str
@@ -40,6 +53,18 @@ class Summary:
     bytes_per_step: float | None
     peak_memory_bytes: int | None
     wall_s: float | None
+    link: str | None = None
+    link_note: str | None = None
+    compression: str | None = None
+    uncompressed_bytes_per_step: float | None = None
+    codec_s_per_step: float | None = None
+
+    @property
+    def bytes_ratio(self) -> float | None:
+        """How many times more an uncompressed step sends, by formula; None where nothing is compressed."""
+        if not self.uncompressed_bytes_per_step or not self.bytes_per_step:
+            return None
+        return self.uncompressed_bytes_per_step / self.bytes_per_step
 
 
 def number(value: Any) -> float:
@@ -68,8 +93,8 @@ def sent_bytes(event: Event) -> int:
     return sum(row["sent_bytes"] for row in event["traffic"].values())
 
 
-def summarise(events: list[Event], state: str) -> Summary:
-    """The summary of what the events tell."""
+def summarise(events: list[Event], state: str, job: Job | None = None) -> Summary:
+    """The summary of what the events tell; with the job, also what its compression is held against."""
     steps = steps_of(events)
     starts = [event for event in events if event["event"] == "start"]
     evaluations = [event for event in events if event["event"] == "eval" and event["rank"] == 0]
@@ -92,9 +117,30 @@ def summarise(events: list[Event], state: str) -> Summary:
         bytes_per_step=median(sum(map(sent_bytes, row)) for row in warm) if warm else None,
         peak_memory_bytes=max((e["peak_memory_bytes"] for row in rows for e in row), default=None),
         wall_s=events[-1]["t"] - starts[0]["t"] if starts else None,
+        **_link(starts),
+        **(_compression(job, starts, warm) if job is not None and job.compression.is_on and starts else {}),
     )
+
+
+def _link(starts: list[Event]) -> dict[str, Any]:
+    link = starts[0].get("link") if starts else None
+    if link is None:
+        return {}
+    return {"link": link["label"], "link_note": None if link["is_accurate"] else _TOO_FAST}
+
+
+def _compression(job: Job, starts: list[Event], rows: list[list[Event]]) -> dict[str, Any]:
+    """The figures of a compressed run; those of steps are None where none was taken."""
+    micro_batches = job.batch.accumulation(job.num_data_ranks)
+    return {
+        "compression": job.compression.label,
+        "uncompressed_bytes_per_step": exchanged_bytes(
+            job.strategy, starts[0]["gradient_bytes"], job.world_size, micro_batches=micro_batches
+        ),
+        "codec_s_per_step": median(max(e["codec_s"] for e in row) for row in rows) if rows else None,
+    }
 
 
 def write_summary(run: RunDir, state: str) -> None:
     """Write `summary.json` of a run that has ended in `state`."""
-    run.write_json("summary.json", asdict(summarise(read_events(run), state)))
+    run.write_json("summary.json", asdict(summarise(read_events(run), state, run.read_job())))

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardscope.spec.batch import Batch
-    from shardscope.spec.cluster import Cluster, Device, Link
+    from shardscope.spec.cluster import Cluster, Device
     from shardscope.spec.compression import Compression
     from shardscope.spec.job import Checkpoint, Job, Record
     from shardscope.spec.layout import Layout
+    from shardscope.spec.link import Link
     from shardscope.spec.model import Model
     from shardscope.spec.optimizer import Optimizer
     from shardscope.spec.schedule import Schedule
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "batch": ("Batch",),
-    "cluster": ("Cluster", "Device", "Link"),
+    "cluster": ("Cluster", "Device"),
     "compression": ("Compression",),
     "job": ("Checkpoint", "Job", "Record"),
     "layout": ("Layout",),
+    "link": ("Link",),
     "model": ("Model",),
     "optimizer": ("Optimizer",),
     "schedule": ("Schedule",),

@@ -11,6 +11,7 @@ from shardscope.spec._base import Spec
 from shardscope.spec.batch import Batch
 from shardscope.spec.compression import Compression
 from shardscope.spec.data import check_compatible
+from shardscope.spec.link import LinkOrName
 from shardscope.spec.models import model_config
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.schedule import Schedule
@@ -119,6 +120,10 @@ class Job(Spec):
     """CPU threads that a rank computes with, the same for one process as for many, so that they can be compared."""
     timeout_s: float = Field(default=60.0, gt=0, le=86400)
     """Seconds after which a rank that waits for a silent peer gives up. 0 < value <= 86400."""
+    link: LinkOrName | None = None
+    """What joins each rank to the others: a `Link`, or its name in the catalogue. Each rank then sends and receives at
+    most `bandwidth` while it trains, and every message arrives `latency_s` later; all ranks are on one machine. None is
+    the machine's own. One rank alone sends nothing."""
     name: str | None = Field(default=None, max_length=80)
     """A name for the run directory; None makes one from strategy and model."""
 

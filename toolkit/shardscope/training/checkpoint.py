@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from shardscope.errors import CheckpointError
 from shardscope.training.optim.state import fill_in_state
+from shardscope.training.remembered import recall, remembered
 from shardscope.training.strategies.base import Strategy
 
 _COMPLETE = re.compile(r"step-(\d+)")
@@ -55,7 +56,10 @@ def save(
     final, partial = folder / f"step-{step}", folder / f"step-{step}.partial"
     started, context, precision = time.time(), strategy.context, strategy.precision
     state = strategy.checkpoint_state(optimizer)
-    state["extra"] = {"step": step, "precision": precision.state_dict(), **_random_state(context.rank)}
+    state |= remembered(strategy)
+    state["extra"] = {
+        "step": step, "precision": precision.state_dict(), "layout": strategy.layout, **_random_state(context.rank)
+    }  # fmt: skip
     with context.meter.span("compute", "checkpoint"):
         dcp.save(state, checkpoint_id=partial, no_dist=context.world_size == 1)
         if context.rank == 0:
@@ -92,7 +96,9 @@ def load(
     _refuse_foreign([path, *path.iterdir()])
     context, precision = strategy.context, strategy.precision
     state = strategy.checkpoint_state(optimizer)
-    state["extra"] = {"step": 0, "precision": precision.state_dict(), **_random_state(context.rank)}
+    state["extra"] = {
+        "step": 0, "precision": precision.state_dict(), "layout": strategy.layout, **_random_state(context.rank)
+    }  # fmt: skip
     known = _saved_keys(path)
     state["extra"] = {key: value for key, value in state["extra"].items() if _is_saved(f"extra.{key}", known)}
     try:
@@ -104,6 +110,9 @@ def load(
         ) from error
     precision.load_state_dict(state["extra"].get("precision", {}))
     strategy.load_checkpoint_state(state, optimizer)  # last: a rank may have a loss scale of its own
+    what = recall(strategy, path, state["extra"].get("layout"))
+    if strategy.compressor is not None:
+        context.events.emit("recall", path=path.name, remembered=what)
     random = state["extra"].get(f"random-{context.rank}")
     if random is not None:  # a rank that was not there when it was saved keeps the state its seed gave it
         torch.set_rng_state(random)

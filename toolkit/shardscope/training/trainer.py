@@ -26,6 +26,7 @@ from shardscope.errors import ShardscopeError, SpecError
 from shardscope.spec import Job, UserCode
 from shardscope.spec.models import GPTConfig
 from shardscope.spec.user_code import Named, label_of
+from shardscope.training.compression.route import choose_route
 from shardscope.training.context import RankContext
 from shardscope.training.data import Dataset, GlobalSampler, Loader, load_data
 from shardscope.training.evaluate import evaluate
@@ -37,6 +38,9 @@ from shardscope.training.parameters import save_parameters
 from shardscope.training.recompute import apply_recompute
 from shardscope.training.strategies import StepResult, build
 from shardscope.training.strategies.base import MicroBatch
+
+FIGURES_EVERY = 10
+"""Steps between two looks at what a compressor keeps; norms of residuals cost a pass over them."""
 
 
 class TrainingError(ShardscopeError):
@@ -76,13 +80,16 @@ class Trainer:
         self.strategy = build(self.job, self.context)
         self.model = self._model()
         self.num_params = sum(p.numel() for p in self.model.parameters())
+        self.gradient_bytes = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
         self.data = self._data()
         self.loader = self._loader()
         self.strategy.example = self._example
         self.strategy.setup(self.model)
+        self.strategy.rehearse(self.loss_function)
         self.optimizer = self.strategy.build_optimizer()
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         torch.manual_seed(self.job.seed + 1 + self.context.rank)  # dropout differs from rank to rank
+        self.plan: dict[str, int] = {}
         self.first_step = 1
         self.context.meter.drain()  # what it took to start alike is no step's
         self._announce()
@@ -122,8 +129,18 @@ class Trainer:
             "start", world_size=context.world_size, device=str(context.device), backend=context.transport,
             strategy=job.strategy.label,
             role=job.strategy.role(context.rank, context.world_size),
-            model=label_of(job.model), optimizer=job.optimizer.name, num_params=self.num_params, **_process(),
+            model=label_of(job.model), optimizer=job.optimizer.name, num_params=self.num_params,
+            gradient_bytes=self.gradient_bytes, compression=job.compression.label,
+            codecs=choose_route() if job.compression.is_on else None, **self._link(), **_process(),
         )  # fmt: skip
+
+    def _link(self) -> dict[str, Any]:
+        """What the ranks are held to, and whether they can be, for the run's own record."""
+        link = self.job.link
+        if link is None or self.context.group is None:
+            return {}
+        figures = {"bandwidth": link.bandwidth, "latency_s": link.latency_s, "label": link.label}
+        return {"link": {**figures, "is_accurate": link.can_be_paced}}
 
     def resume(self, folder: Path) -> None:
         """Go on after the newest checkpoint in `folder`."""
@@ -136,12 +153,13 @@ class Trainer:
         """Train to the end. Returns ``"completed"`` or ``"stopped"``."""
         self.context.meter.drain()
         step = self.first_step - 1
-        for step in range(self.first_step, self.job.steps + 1):
-            if self.strategy.stops_before(step, asked=control.should_stop(step)):
-                step -= 1  # noqa: PLW2901 - the last step taken
-                break
-            self.take_step(step)
-            self._after_step(step)
+        with self.context.paced():  # what it took to start alike was not
+            for step in range(self.first_step, self.job.steps + 1):
+                if self.strategy.stops_before(step, asked=control.should_stop(step)):
+                    step -= 1  # noqa: PLW2901 - the last step taken
+                    break
+                self.take_step(step)
+                self._after_step(step)
         return self._finish(step)
 
     def take_step(self, step: int) -> float | None:
@@ -163,6 +181,7 @@ class Trainer:
         if self.context.device.type == "cuda":
             torch.cuda.synchronize(self.context.device)
         self._record(step, result, micro_batches, time.perf_counter() - started)
+        self._watch_plan(step)
         if memory is not None:
             self.context.events.emit("memory", step=step, **memory.peaks)
         if result.loss is not None and not math.isfinite(result.loss):
@@ -215,8 +234,29 @@ class Trainer:
             lr=self.optimizer.param_groups[0]["lr"], grad_norm=result.grad_norm, skipped=result.skipped,
             loss_scale=self.strategy.precision.loss_scale,
             memory_bytes=memory, peak_memory_bytes=self.strategy.memory.peak,
-            traffic=traffic, **({"spans": spans} if shown else {}),
+            traffic=traffic, **self._codec_seconds(spans), **({"spans": spans} if shown else {}),
         )  # fmt: skip
+        self._watch_compression(step)
+
+    def _codec_seconds(self, spans: list[list[Any]]) -> dict[str, float]:
+        """What packing and unpacking took, where there is any."""
+        if self.strategy.compressor is None:
+            return {}
+        return {"codec_s": round(sum(end - start for lane, _, start, end, _ in spans if lane == "codec"), 6)}
+
+    def _watch_compression(self, step: int) -> None:
+        compressor = self.strategy.compressor
+        if compressor is not None and (step == self.first_step or step % FIGURES_EVERY == 0):
+            self.context.events.emit("compression", step=step, figures=compressor.figures)
+
+    def _watch_plan(self, step: int) -> None:
+        """One event whenever a compressor has moved its bits or ranks; they are the same on all ranks."""
+        compressor = self.strategy.compressor
+        plan = {} if compressor is None else compressor.plan
+        if plan != self.plan:
+            self.plan = plan
+            if self.context.rank == 0:
+                self.context.events.emit("plan", step=step, plan=plan)
 
     @staticmethod
     def _reads_tokens(micro_batches: list[MicroBatch]) -> bool:
@@ -253,7 +293,8 @@ class Trainer:
     def _evaluate(self, step: int) -> None:
         if self.strategy.meet(step) is None:
             return
-        result = evaluate(self.strategy, self.data.test, self.loss_function, self._place)
+        with self.context.paced(False):
+            result = evaluate(self.strategy, self.data.test, self.loss_function, self._place)
         self.context.events.emit("eval", step=step, traffic=self.context.meter.drain()[0], **result)
 
     def _save(self, step: int) -> None:
@@ -261,10 +302,11 @@ class Trainer:
             return
         from shardscope.training import checkpoint
 
-        checkpoint.save(
-            self.folder / "checkpoints", step, strategy=self.strategy, optimizer=self.optimizer,
-            keep=self.job.checkpoint.keep,
-        )  # fmt: skip
+        with self.context.paced(False):
+            checkpoint.save(
+                self.folder / "checkpoints", step, strategy=self.strategy, optimizer=self.optimizer,
+                keep=self.job.checkpoint.keep,
+            )  # fmt: skip
         self.context.meter.drain()  # its messages are no step's
 
 

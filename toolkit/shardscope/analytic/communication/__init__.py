@@ -22,6 +22,7 @@ from shardscope.analytic.communication.compression import (
     packed_bytes,
 )
 from shardscope.analytic.communication.crossover import Crossing, crossover, frontier, scaling_efficiency
+from shardscope.analytic.communication.exchange import exchanged_bytes
 from shardscope.analytic.communication.gossip import gossip_contraction, gossip_mix_bytes
 from shardscope.analytic.communication.groups import group_strides, ring_time, spanning_link
 from shardscope.analytic.communication.hierarchical import HierarchicalBytes, hierarchical_all_reduce_bytes
@@ -38,6 +39,7 @@ from shardscope.analytic.communication.ring import (
     ring_all_reduce_bytes,
     ring_reduce_scatter_bytes,
 )
+from shardscope.analytic.communication.stepwise import stepwise_bytes
 from shardscope.analytic.communication.tree import tree_all_reduce_bytes
 from shardscope.analytic.communication.zero import fully_sharded_bytes, zero_1_bytes
 
@@ -63,6 +65,7 @@ __all__ = [
     "HierarchicalBytes",
     "all_reduce_bytes",
     "chunk_sizes",
+    "exchanged_bytes",
     "exposed_time",
     "fully_sharded_bytes",
     "gossip_contraction",
@@ -79,6 +82,7 @@ __all__ = [
     "ring_time",
     "spanning_link",
     "tied_bytes",
+    "stepwise_bytes",
     "tree_all_reduce_bytes",
     "zero_1_bytes",
 ]

@@ -2,7 +2,8 @@
 
 Stages 1 and 2 move what the ring does, 2(W-1)/W S a rank and step: gradients reduce-scattered, parameters gathered.
 Stage 3 gathers parameters twice, for the forward and for the backward pass, and so moves 1.5 times as much. FSDP2 adds
-padding (`shardscope.analytic.sharding.padded_elements`), which these forms count.
+padding (`shardscope.analytic.sharding.padded_elements`), which these forms count. Compressed gradients are
+reduce-scattered as packets, one for each rank's share; parameters are gathered as they are.
 """
 
 from __future__ import annotations
@@ -13,22 +14,34 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from shardscope.analytic.communication.compressed import scattered_bytes
 from shardscope.analytic.communication.ring import ring_all_reduce_bytes
 from shardscope.analytic.sharding import Shape, padded_elements
+from shardscope.spec.compression import Compression
 
 Ints = npt.NDArray[np.int64]
+_NONE = Compression(name="none")
 
 
-def zero_1_bytes(bucket_elements: Sequence[int], element_bytes: int, world_size: int) -> Ints:
+def zero_1_bytes(
+    bucket_elements: Sequence[int], element_bytes: int, world_size: int, *, compression: Compression = _NONE
+) -> Ints:
     """Bytes that each rank sends in a step of ZeRO-1, however many micro-batches it has; shape `(W,)`, by rank.
 
     Args:
         bucket_elements: Elements of each flat bucket.
         element_bytes: Bytes of one element.
         world_size: Ranks.
+        compression: Of the gradients; buckets are then padded to equal shares.
     """
     total = np.zeros(world_size, dtype=np.int64)
     for num_elements in bucket_elements:
+        if compression.is_on:
+            share = -(-num_elements // world_size)
+            total += (
+                scattered_bytes(compression, share, world_size) + (world_size - 1) * share * element_bytes
+            )
+            continue
         total += ring_all_reduce_bytes(num_elements, element_bytes, world_size)
     return total
 
@@ -41,6 +54,7 @@ def fully_sharded_bytes(
     stage: Literal[2, 3],
     replicas: int = 1,
     micro_batches: int = 1,
+    compression: Compression = _NONE,
 ) -> Ints:
     """Bytes that each rank sends in a step of ZeRO-2 or ZeRO-3 under FSDP2, padding included; shape `(W,)`, by rank.
 
@@ -56,14 +70,19 @@ def fully_sharded_bytes(
         stage: 2 or 3.
         replicas: Groups that each hold the whole model in shards (HSDP); divides `world_size`.
         micro_batches: Forward and backward passes a step.
+        compression: Of the gradients, inside each shard group; what crosses between replicas is not compressed.
     """
     num_shards = world_size // replicas
     gathers = 1 if stage == 2 else 2 * micro_batches
     replica = np.arange(world_size) // num_shards
     total = np.zeros(world_size, dtype=np.int64)
     for shapes in units:
-        chunk = sum(padded_elements(shape, num_shards) for shape in shapes) // num_shards * element_bytes
+        share = sum(padded_elements(shape, num_shards) for shape in shapes) // num_shards
+        chunk = share * element_bytes
         exchanged = 2 * (replicas - 1) * chunk
-        total += (micro_batches + gathers) * (num_shards - 1) * chunk
+        scattered = (num_shards - 1) * chunk
+        if compression.is_on:
+            scattered = int(scattered_bytes(compression, share, num_shards)[0])
+        total += micro_batches * scattered + gathers * (num_shards - 1) * chunk
         total += exchanged // replicas + (replica < exchanged % replicas)
     return total

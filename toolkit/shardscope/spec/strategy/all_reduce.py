@@ -13,6 +13,7 @@ from shardscope.spec.strategy.base import StrategySpec
 class Bucketed(StrategySpec):
     """Base of data-parallel strategies that exchange gradients in buckets, overlapped with the backward pass."""
 
+    has_exchanges: ClassVar[bool] = True
     bucket_mb: float = Field(default=25.0, gt=0, le=1024)
     """Size of a gradient bucket in MiB; a bucket is sent as soon as all its gradients are there. 0 < value <= 1024."""
 

@@ -20,6 +20,8 @@ class StrategySpec(Spec):
     max_ranks: ClassVar[int | None] = None
     carries: ClassVar[frozenset[Kind]] = frozenset()
     """Kinds of gradient compression that go with this strategy."""
+    has_exchanges: ClassVar[bool] = False
+    """Whether packets can meet in more than one way; else each goes where it is unpacked, and that is all."""
 
     @property
     def label(self) -> str:

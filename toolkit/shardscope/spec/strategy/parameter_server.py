@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.errors import SpecError, unknown_name
+from shardscope.spec.compression import Kind
 from shardscope.spec.strategy.base import StrategySpec
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ class ParameterServer(StrategySpec):
     parameters move as far in all as in the synchronous run. With bound 0 every update holds all workers' gradients:
     that is the synchronous run.
 
+    Compressed gradients travel as one packet a server, and are unpacked there; parameters come back as they are. What
+    error feedback keeps, each worker keeps for itself.
+
     Li et al., Scaling distributed machine learning with the parameter server (OSDI 2014); Ho et al., More effective
     distributed ML via a stale synchronous parallel parameter server (NIPS 2013).
     """
@@ -47,6 +51,7 @@ class ParameterServer(StrategySpec):
     dedicated: bool = False
     """Whether the servers' ranks only serve. Otherwise they are workers, too, and serve in threads beside it."""
     _variant: ClassVar[str | None] = "mode"
+    carries: ClassVar[frozenset[Kind]] = frozenset({"sums", "packets"})
 
     @model_validator(mode="after")
     def _bound_is_asked_for(self) -> Self:

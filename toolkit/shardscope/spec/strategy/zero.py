@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from shardscope.errors import SpecError
+from shardscope.spec.compression import Kind
 from shardscope.spec.strategy.base import StrategySpec
 
 if TYPE_CHECKING:
@@ -19,17 +20,27 @@ class Zero(StrategySpec):
     collectives: Literal["ring", "backend"] = "ring"
     """``ring``: our own metered reduce-scatter and all-gather. ``backend``: those of gloo or NCCL, to compare with."""
     _variant: ClassVar[str | None] = "collectives"
+    carries: ClassVar[frozenset[Kind]] = frozenset({"sums", "packets"})
 
     @property
     def label(self) -> str:
         """``zero-3``; ``zero-3:backend`` with the backend's own collectives."""
         return self.kind if self.collectives == "ring" else f"{self.kind}:{self.collectives}"
 
+    def check(self, job: Job) -> None:
+        """The backends' own reduce-scatter adds numbers up as they are."""
+        if job.compression.is_on and self.collectives == "backend":
+            raise SpecError(
+                f"strategy.collectives='backend' does not go with compression={job.compression.name!r}; use "
+                f"strategy={self.kind!r}, which has collectives='ring'"
+            )
+
 
 class Zero1(Zero):
     """Optimizer state partitioned: each rank updates an equal share of all elements, then they exchange weights.
 
-    The bytes are those of the ring: gradients are reduce-scattered and parameters all-gathered once a step.
+    The bytes are those of the ring: gradients are reduce-scattered and parameters all-gathered once a step. Compressed,
+    buckets are padded to equal shares, each share travels as one packet, and error feedback keeps a whole gradient.
     """
 
     kind: Literal["zero-1"] = "zero-1"
@@ -38,7 +49,12 @@ class Zero1(Zero):
 
 
 class FullySharded(Zero):
-    """Base of the stages that hold gradients only in shards, on torch's `fully_shard` (FSDP2)."""
+    """Base of the stages that hold gradients only in shards, on torch's `fully_shard` (FSDP2).
+
+    Compressed, each micro-batch's gradients are packed and reduce-scattered. Error feedback remembers what a rank has
+    not sent of its own whole gradient: that is the memory of one unsharded gradient in float32 on every rank, which
+    these stages otherwise save. With replicas, gradients are compressed inside a group, and not between groups.
+    """
 
     replicas: int = Field(default=1, ge=1)
     """Groups that each hold the whole model in shards (HSDP). Must divide `world_size` and leave at least 2 ranks a
@@ -56,6 +72,7 @@ class FullySharded(Zero):
 
     def check(self, job: Job) -> None:
         """The replicas divide the ranks, and each is worth sharding."""
+        super().check(job)
         valid = [r for r in range(1, job.world_size) if job.world_size % r == 0]
         if self.replicas not in valid:
             raise SpecError(

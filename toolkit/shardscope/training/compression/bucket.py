@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+PADDING = "padding"
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -18,12 +20,14 @@ class Bucket:
         shapes: Theirs. Where a bucket is cut through tensors, each is one flat piece.
         flat: All of them, contiguous, one-dimensional, in CPU memory; exchanged in place.
         step: The step under way, from 1.
+        part: Which exchange of this bucket in the step it is, from 0, where each micro-batch has its own.
     """
 
     names: Sequence[str]
     shapes: Sequence[torch.Size]
     flat: Tensor
     step: int
+    part: int = 0
 
     @property
     def sizes(self) -> list[int]:
@@ -37,6 +41,23 @@ class Bucket:
             name: piece.view(shape)
             for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
         }
+
+    def cut(self, flat: Tensor, start: int) -> Bucket:
+        """A bucket of `flat`, which lies from element `start` on of one like this; what is past its end is padding.
+
+        A piece's name tells where in its tensor it begins: ``name@start``.
+        """
+        names, sizes, at, stop = [], [], 0, start + flat.numel()
+        for name, size in zip(self.names, self.sizes, strict=True):
+            first, last = max(start, at), min(stop, at + size)
+            if first < last:
+                names.append(f"{name}@{first - at}")
+                sizes.append(last - first)
+            at += size
+        if sum(sizes) < flat.numel():
+            names.append(f"{self.names[0]}@{PADDING}")
+            sizes.append(flat.numel() - sum(sizes))
+        return Bucket(names, [torch.Size([size]) for size in sizes], flat, self.step, self.part)
 
 
 @dataclass

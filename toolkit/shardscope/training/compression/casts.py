@@ -30,3 +30,6 @@ class Cast(Codec):
             out.add_(values)
         else:
             out.copy_(values)
+
+    def subtract(self, packet: Tensor, values: Tensor, seed: int) -> None:  # noqa: ARG002
+        values.sub_(packet.view(self.dtype))

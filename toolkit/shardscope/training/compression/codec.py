@@ -33,6 +33,9 @@ class Codec(ABC):
     def begin_step(self, step: int) -> None:
         """Called before the first bucket of a step, for codecs whose settings move; the same on all ranks."""
 
+    def prepare(self) -> None:
+        """Called once, before the first step: what takes its time on first use is better done now."""
+
     @abstractmethod
     def num_bytes(self, num_elements: int) -> int:
         """Of the packet of so many values."""
@@ -47,3 +50,9 @@ class Codec(ABC):
 
         `seed` is the one that the packet was made with.
         """
+
+    def subtract(self, packet: Tensor, values: Tensor, seed: int) -> None:
+        """Subtract from `values` what of them is in the packet: what remains is what the packet leaves out."""
+        back = torch.empty_like(values)
+        self.decode(packet, back, seed)
+        values.sub_(back)

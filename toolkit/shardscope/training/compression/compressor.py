@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,12 @@ class Carrier:
 class Compressor(ABC):
     """Base: one rank's side of one method."""
 
+    freezes_variance: ClassVar[bool] = False
+    """Whether the optimizer must be one whose second moment can be frozen."""
+
+    def attach(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Called once, before the first step: what will update the parameters, which come by the names in buckets."""
+
     def begin_step(self, step: int) -> None:
         """Called on every rank before the first bucket of a step."""
 
@@ -81,12 +88,52 @@ class Compressor(ABC):
         """
         raise AssertionError(f"{type(self).__name__} has no shares: the job's checks let it through")
 
+    # Where one rank packs and another unpacks; asked of the same kinds.
+
+    def num_bytes(self, num_elements: int) -> int:  # noqa: ARG002
+        """Of the packet of a bucket of so many elements."""
+        raise AssertionError(f"{type(self).__name__} has no packets: the job's checks let it through")
+
+    def pack(self, bucket: Bucket, carrier: Carrier) -> Tensor:  # noqa: ARG002
+        """This rank's packet of the whole bucket and of what it remembers beside it.
+
+        Raises:
+            NotFinite: The bucket holds a NaN or an infinity.
+        """
+        raise AssertionError(f"{type(self).__name__} has no packets: the job's checks let it through")
+
+    def unpack(
+        self,
+        packet: Tensor,  # noqa: ARG002
+        bucket: Bucket,  # noqa: ARG002
+        carrier: Carrier,  # noqa: ARG002
+        *,
+        sender: int,  # noqa: ARG002
+        add: bool = False,  # noqa: ARG002
+    ) -> None:
+        """What `sender` packed of its bucket of these names in this step goes to ``bucket.flat``, in float32."""
+        raise AssertionError(f"{type(self).__name__} has no packets: the job's checks let it through")
+
+    def forget(self) -> None:
+        """Remember nothing from here on: for strategies in which what a packet leaves out is sent later anyway."""
+
+    def conclude_(self, mean: Tensor, step: int) -> None:
+        """Make a mean of unpacked packets the method's result; it is as it is, unless they were votes."""
+
     def after_step(self, parameters: Sequence[nn.Parameter], carrier: Carrier, step: int) -> None:
         """Called on every rank after each update, for methods that exchange something else than gradients."""
+
+    def settle(self, parameters: Sequence[nn.Parameter], carrier: Carrier) -> None:
+        """Called on every rank between steps where all are to hold the same parameters."""
 
     @property
     def figures(self) -> dict[str, float]:
         """What is worth watching, by name: norms of residuals, bits, ranks. Written to the run's events."""
+        return {}
+
+    @property
+    def plan(self) -> dict[str, int]:
+        """Bits or ranks in force by layer, for methods that move them; written to the run's events when they move."""
         return {}
 
     @property
@@ -97,6 +144,22 @@ class Compressor(ABC):
     def state_dict(self) -> dict[str, Tensor]:
         """What this rank must find again after a restart, by name."""
         return {}
+
+    def merge(self, states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Out of the states of all ranks of an earlier run, the one that each rank of another number goes on with.
+
+        It is their mean, so that what is owed to the mean gradient stays the same; what is no float is alike on all.
+        """
+        total: dict[str, Tensor] = {}
+        count = 0
+        for state in states:
+            count += 1
+            for name, tensor in state.items():
+                if name not in total:
+                    total[name] = tensor.clone()
+                elif tensor.is_floating_point():
+                    total[name] += tensor
+        return {name: t.div_(count) if t.is_floating_point() else t for name, t in total.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Put back what `state_dict` gave."""

@@ -18,6 +18,9 @@ class Memory:
 
     is_needed = False
     """Whether `after` must be told what came back, which costs unpacking one's own packet."""
+    keeps_values = False
+    """Whether what came back is simply taken off the values that `before` gave, where they lie, instead of a call of
+    `after`."""
 
     def before(self, bucket: Bucket) -> Tensor:
         """The values to pack, flat float32; `bucket.flat` itself where that will do."""
@@ -28,7 +31,7 @@ class Memory:
 
     @property
     def kept(self) -> dict[str, Kept]:
-        """What must be saved, by kind."""
+        """What must be saved, by kind; what is owed to the mean gradient comes first."""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -52,6 +55,7 @@ class ErrorFeedback(Memory):
     """What a step leaves out is added to the next step's gradient (Seide et al. 2014; Karimireddy et al. 2019)."""
 
     is_needed = True
+    keeps_values = True
 
     def __init__(self, kind: str = "residual") -> None:
         self.residual = Kept()

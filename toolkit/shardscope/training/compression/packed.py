@@ -9,17 +9,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from shardscope.training.collectives.packets import packet_rows
-from shardscope.training.compression.bucket import Bucket
+from shardscope.training.compression.bucket import PADDING, Bucket
 from shardscope.training.compression.codec import Codec
 from shardscope.training.compression.compressor import Carrier, Compressor, refuse_not_finite, seed_of
 from shardscope.training.compression.memory import ErrorFeedback, Memory
+
+_SHARE = "share."
+_APART = 7919
+"""Between the seeds of a bucket's exchanges in one step."""
 
 
 def share_size(num_elements: int, world_size: int, align: int) -> int:
@@ -36,6 +40,7 @@ class Packed(Compressor):
         memory: Of this rank's own gradient.
         shares: Of this rank's share of the mean, which the two-phase way packs a second time.
         exchange: ``"two-phase"`` or ``"gather"``; not looked at where packets can be added up.
+        carries_overflow: Whether NaN and infinities are passed on instead of refused.
     """
 
     def __init__(
@@ -46,10 +51,13 @@ class Packed(Compressor):
         memory: Memory | None = None,
         shares: Memory | None = None,
         exchange: str = "two-phase",
+        carries_overflow: bool = False,
     ) -> None:
+        self.carries_overflow = carries_overflow
         self.name, self.codec, self.exchange = name, codec, exchange
         self.memory = Memory() if memory is None else memory
         self.shares = Memory() if shares is None else shares
+        codec.prepare()
 
     @classmethod
     def of(cls, name: str, codec: Codec, *, feedback: bool, exchange: str = "two-phase") -> Packed:
@@ -63,7 +71,7 @@ class Packed(Compressor):
         self.codec.begin_step(step)
 
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
-        refuse_not_finite(bucket, self.name)
+        self._look_at(bucket)
         values = self.memory.before(bucket)
         out = bucket.flat if bucket.flat.dtype == torch.float32 else torch.empty_like(values)
         if self.codec.summable is not None:
@@ -76,7 +84,7 @@ class Packed(Compressor):
             bucket.flat.copy_(out)
 
     def scatter_mean(self, bucket: Bucket, carrier: Carrier, out: Tensor) -> None:
-        refuse_not_finite(bucket, self.name)
+        self._look_at(bucket)
         values = self.memory.before(bucket)
         share = values.numel() // carrier.world_size
         mean = out if out.dtype == torch.float32 else torch.empty(share)
@@ -89,6 +97,29 @@ class Packed(Compressor):
             self._unpack(own, mean, self._seed(bucket, carrier, carrier.rank), carrier)
         if mean is not out:
             out.copy_(mean)
+
+    def _look_at(self, bucket: Bucket) -> None:
+        if not self.carries_overflow:
+            refuse_not_finite(bucket, self.name)
+
+    # From one rank to another.
+
+    def num_bytes(self, num_elements: int) -> int:
+        return self.codec.num_bytes(num_elements)
+
+    def pack(self, bucket: Bucket, carrier: Carrier) -> Tensor:
+        self._look_at(bucket)
+        values = self.memory.before(bucket)
+        return self._pack(bucket, values, values.numel(), carrier)[0]
+
+    def unpack(
+        self, packet: Tensor, bucket: Bucket, carrier: Carrier, *, sender: int, add: bool = False
+    ) -> None:
+        with carrier.meter.span("codec", "decode"):
+            self.codec.decode(packet, bucket.flat, self._seed(bucket, carrier, 0, sender), add=add)
+
+    def forget(self) -> None:
+        self.memory, self.shares = Memory(), Memory()
 
     # The three ways to meet.
 
@@ -105,15 +136,16 @@ class Packed(Compressor):
         count, world_size = values.numel(), carrier.world_size
         share = share_size(count, world_size, self.codec.align)
         incoming = carrier.packets.all_to_all(self._pack(bucket, values, share, carrier))
-        mean = torch.empty(share)
+        pieces = [out[rank * share : (rank + 1) * share] for rank in range(world_size)]
+        mean = _whole(pieces[carrier.rank], share)  # what was in `out` is packed by now
         self._add_up(incoming, mean, bucket, carrier, row=carrier.rank)
         gathered = carrier.packets.all_gather(self._pack_share(bucket, mean, carrier))
-        for rank, packet in enumerate(gathered):
-            piece = out[rank * share : (rank + 1) * share]
-            whole = piece if piece.numel() == share else mean
-            self._unpack(packet, whole, self._seed(bucket, carrier, world_size, rank), carrier)
-            if whole is mean:
-                piece.copy_(mean[: piece.numel()])
+        for rank, (packet, piece) in enumerate(zip(gathered, pieces, strict=True)):
+            if piece.numel():
+                whole = _whole(piece, share)
+                self._unpack(packet, whole, self._seed(bucket, carrier, world_size, rank), carrier)
+                if whole is not piece:
+                    piece.copy_(whole[: piece.numel()])
 
     # Packing and unpacking.
 
@@ -125,11 +157,24 @@ class Packed(Compressor):
             for j, row in enumerate(rows):
                 self.codec.encode(row, packets[j], self._seed(bucket, carrier, j))
             if self.memory.is_needed:
-                back = torch.empty(len(rows), share)
-                for j in range(len(rows)):
-                    self.codec.decode(packets[j], back[j], self._seed(bucket, carrier, j))
-                self.memory.after(bucket, values, back.view(-1)[: values.numel()])
+                self._remember(bucket, values, packets, rows, carrier)
         return packets
+
+    def _remember(
+        self, bucket: Bucket, values: Tensor, packets: Tensor, rows: list[Tensor], carrier: Carrier
+    ) -> None:
+        """Tell the memory what of `values` is in the packets, or take that off them where they lie."""
+        seeds = [self._seed(bucket, carrier, j) for j in range(len(rows))]
+        if self.memory.keeps_values:
+            for j, piece in enumerate(values.split(rows[0].numel()) if values.numel() else ()):
+                self.codec.subtract(packets[j], rows[j], seeds[j])
+                if rows[j].numel() != piece.numel():  # a row of its own, filled up with zeros
+                    piece.copy_(rows[j][: piece.numel()])
+            return
+        back = torch.empty(len(rows), rows[0].numel())
+        for packet, row, seed in zip(packets, back, seeds, strict=True):
+            self.codec.decode(packet, row, seed)
+        self.memory.after(bucket, values, back.view(-1)[: values.numel()])
 
     def _room(self, count: int, share: int) -> Tensor:
         size = self.codec.num_bytes(share)
@@ -139,13 +184,15 @@ class Packed(Compressor):
 
     def _pack_share(self, bucket: Bucket, mean: Tensor, carrier: Carrier) -> Tensor:
         """The packet of this rank's share of the mean, which has a memory of its own."""
-        own = Bucket([f"{bucket.names[0]}.share"], [mean.shape], mean, bucket.step)
+        own = bucket.cut(mean, carrier.rank * mean.numel())
         seed = self._seed(bucket, carrier, carrier.world_size)
         packet = packet_rows(1, self.codec.num_bytes(mean.numel()))[0]
         with carrier.meter.span("codec", "encode"):
             values = self.shares.before(own)
             self.codec.encode(values, packet, seed)
-            if self.shares.is_needed:
+            if self.shares.keeps_values:
+                self.codec.subtract(packet, values, seed)
+            elif self.shares.is_needed:
                 back = torch.empty_like(values)
                 self.codec.decode(packet, back, seed)
                 self.shares.after(own, values, back)
@@ -166,10 +213,12 @@ class Packed(Compressor):
             for rank, packet in enumerate(packets):
                 self.codec.decode(packet, out, self._seed(bucket, carrier, row, rank), add=rank > 0)
             out.div_(carrier.world_size)
+            self.conclude_(out, bucket.step)
 
     def _seed(self, bucket: Bucket, carrier: Carrier, row: int, rank: int | None = None) -> int:
         who = carrier.rank if rank is None else rank
-        return seed_of(carrier.seed, bucket.step, bucket.names, None if self.codec.shared_seed else who) + row
+        seed = seed_of(carrier.seed, bucket.step, bucket.names, None if self.codec.shared_seed else who)
+        return seed + row + _APART * bucket.part
 
     # What is kept.
 
@@ -190,9 +239,31 @@ class Packed(Compressor):
     def state_dict(self) -> dict[str, Tensor]:
         return {**self.memory.state_dict(), **self.shares.state_dict()}
 
+    def merge(self, states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """As for all; what shares owe, which each rank owes alone, joins the residual of every rank."""
+        owed: dict[str, Tensor] = {}
+
+        def without_shares() -> Iterator[dict[str, Tensor]]:
+            for state in states:
+                owed.update({name: tensor for name, tensor in state.items() if name.startswith(_SHARE)})
+                yield {name: tensor for name, tensor in state.items() if not name.startswith(_SHARE)}
+
+        merged = super().merge(without_shares())
+        kind = next(iter(self.memory.kept), "")
+        for piece, tensor in owed.items():
+            name, _, start = piece.removeprefix(_SHARE).rpartition("@")
+            if start != PADDING:
+                merged[f"{kind}.{name}"].view(-1)[int(start) :][: tensor.numel()] += tensor
+        return merged
+
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self.memory.load_state_dict(state)
         self.shares.load_state_dict(state)
+
+
+def _whole(piece: Tensor, share: int) -> Tensor:
+    """Room for a whole share: `piece` itself, or fresh where it is the last and short."""
+    return piece if piece.numel() == share else torch.empty(share)
 
 
 def _rows(values: Tensor, share: int, count: int) -> Iterator[Tensor]:

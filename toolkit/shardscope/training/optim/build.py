@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from shardscope.spec.optimizer import Optimizer
+from shardscope.training.optim.frozen import FreezableAdamW
+from shardscope.training.optim.frozen_lamb import FreezableLamb
 from shardscope.training.optim.lamb import Lamb
 from shardscope.training.optim.lars import Lars
 from shardscope.training.sharding import ReduceSquares
@@ -24,6 +26,7 @@ def build_optimizer(
     reduce_grad_square: ReduceSquares | None = None,
     dimensions: Mapping[str, int] | None = None,
     uncounted: Sequence[nn.Parameter] = (),
+    freezable: bool = False,
 ) -> torch.optim.Optimizer:
     """The torch optimizer that a spec asks for, over the parameters that take a gradient.
 
@@ -39,6 +42,7 @@ def build_optimizer(
         dimensions: How many dimensions the whole tensor has, by name, where a parameter is a flat piece of it: what
             is excluded goes by the whole. None: the parameters' own.
         uncounted: Parameters whose gradients another rank counts already in that square.
+        freezable: AdamW and LAMB: one whose second moment can be frozen.
 
     Example:
         >>> params = torch.nn.Linear(4, 2).named_parameters()
@@ -49,14 +53,18 @@ def build_optimizer(
     settings = dict(spec.settings)
     groups = _groups(params, exclude=settings.pop("exclude"), dimensions=dimensions or {})
     if spec.name == "lamb":
-        return _lamb(groups, settings, reduce_squares, reduce_grad_square, uncounted)
+        make = FreezableLamb if freezable else Lamb
+        return make(
+            groups, **_lamb_settings(settings), reduce_squares=reduce_squares,
+            reduce_grad_square=reduce_grad_square, uncounted=uncounted,
+        )  # fmt: skip
     if spec.name == "lars":
         return Lars(groups, **settings, reduce_squares=reduce_squares)
     for group in groups:
         group.pop("adapt", None)
     fused = _all_support_fused(groups)
     if spec.name == "adamw":
-        return torch.optim.AdamW(groups, **settings, fused=fused)
+        return (FreezableAdamW if freezable else torch.optim.AdamW)(groups, **settings, fused=fused)
     return torch.optim.SGD(groups, **settings, nesterov=spec.name == "nesterov", fused=fused)
 
 
@@ -74,25 +82,12 @@ def _groups(params: NamedParameters, *, exclude: str, dimensions: Mapping[str, i
     return [group for group in groups if group["params"]]
 
 
-def _lamb(
-    groups: list[dict[str, Any]],
-    settings: dict[str, Any],
-    reduce_squares: ReduceSquares | None,
-    reduce_grad_square: ReduceSquares | None,
-    uncounted: Sequence[nn.Parameter],
-) -> Lamb:
-    del settings["variant"]
+def _lamb_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Those of `Lamb`, from those of a spec."""
+    own = {key: value for key, value in settings.items() if key not in ("variant", "adapt_undecayed")}
     for bound in ("clamp", "max_grad_norm"):
-        settings[bound] = None if settings[bound] == "off" else settings[bound]
-    adapt = settings.pop("adapt_undecayed") or settings["weight_decay"] > 0
-    return Lamb(
-        groups,
-        **settings,
-        adapt=adapt,
-        reduce_squares=reduce_squares,
-        reduce_grad_square=reduce_grad_square,
-        uncounted=uncounted,
-    )
+        own[bound] = None if own[bound] == "off" else own[bound]
+    return {**own, "adapt": settings["adapt_undecayed"] or settings["weight_decay"] > 0}
 
 
 def _all_support_fused(groups: list[dict[str, Any]]) -> bool:

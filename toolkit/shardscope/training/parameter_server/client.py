@@ -22,6 +22,7 @@ from shardscope.training.parameter_server.messages import (
     SilentPeer,
     wait_for,
 )
+from shardscope.training.parameter_server.pushes import Pushes
 from shardscope.training.parameter_server.server import Header, Server
 
 _FOR_OTHERS_S = 86400.0
@@ -38,16 +39,24 @@ class Client:
         shards: What each server holds of the worker's own parameters.
         link: To the servers.
         local: The server on this rank, if there is one.
+        pushes: How gradients travel.
     """
 
     def __init__(
-        self, job: Job, context: RankContext, shards: Sequence[Shard], link: Link, local: Server | None
+        self,
+        job: Job,
+        context: RankContext,
+        shards: Sequence[Shard],
+        link: Link,
+        local: Server | None,
+        *,
+        pushes: Pushes,
     ) -> None:
         self.context, self.shards, self.link, self.local = context, shards, link, local
-        dtype = shards[0].parameters[0].dtype
-        self._outbox = [Message(shard.num_elements, dtype) for shard in shards]
+        self.pushes = pushes
+        self._outbox = [pushes.room(shard) for shard in shards]
         self._inbox = {
-            s: Message(shards[s].num_elements, dtype) for s in range(len(shards)) if s != context.rank
+            s: Message(shard.num_elements, shard.dtype) for s, shard in enumerate(shards) if s != context.rank
         }
         self._timeout_s = job.timeout_s
 
@@ -61,9 +70,12 @@ class Client:
             SpecError: A parameter has no gradient.
         """
         for shard, message in zip(self.shards, self._outbox, strict=True):
-            copy_tensors_(shard.views(message.payload), _gradients(shard))
-        num_bytes = sum(message.payload.numel() * message.payload.element_size() for message in self._outbox)
-        with self.context.meter.span("communication", "server_exchange", 2 * num_bytes):
+            gradients = _gradients(shard)
+            if finite:  # else the servers will not look at it
+                self.pushes.write(shard, gradients, step, message.payload)
+        pulled = sum(shard.num_elements * shard.dtype.itemsize for shard in self.shards)
+        pushed = sum(message.payload.numel() * message.payload.element_size() for message in self._outbox)
+        with self.context.meter.span("communication", "server_exchange", pushed + pulled):
             answers = self._ask(Kind.PUSH, step, finite=finite)
             for s, inbox in self._inbox.items():  # a server on this rank has written its own
                 copy_tensors_(self.shards[s].parameters, self.shards[s].views(inbox.payload))
@@ -72,7 +84,8 @@ class Client:
     @property
     def work_space(self) -> list[Tensor]:
         """Room for what goes to each server and comes from it."""
-        return [message.bytes for message in [*self._outbox, *self._inbox.values()]]
+        messages = [message.bytes for message in [*self._outbox, *self._inbox.values()]]
+        return [*messages, *self.pushes.work_space]
 
     def rest(self, kind: Kind, step: int) -> int | None:
         """Rest after `step` until all workers do; returns the step that all have taken, None if somebody ends."""
@@ -108,7 +121,7 @@ class Client:
                 answers.append(self.local.answer())
                 continue
             wait_for(receives[s], f"server rank {s}", patience, self._timeout_s)
-            num_bytes = self._inbox[s].payload.numel() * shard.parameters[0].element_size()
+            num_bytes = self._inbox[s].payload.numel() * shard.dtype.itemsize
             self.link.received(name, num_bytes)
             answers.append(self._inbox[s].read())
         for work in sends:

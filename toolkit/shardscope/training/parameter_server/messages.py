@@ -80,6 +80,11 @@ class Shard:
         """Of all its tensors."""
         return sum(parameter.numel() for parameter in self.parameters)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number format of all of them."""
+        return self.parameters[0].dtype
+
     def views(self, flat: Tensor) -> list[Tensor]:
         """The tensors of this shard as they lie in a flat one."""
         return views_of(flat, self.parameters)
@@ -187,7 +192,7 @@ class Link:
         try:
             nothing.wait(timedelta(milliseconds=1))
         except RuntimeError:
-            return
+            self.group.give_up()
 
     def _count(self, name: str, peer: int, num_bytes: int, *, is_message: bool = True) -> None:
         traffic = Traffic(payload_bytes=num_bytes, calls=1)

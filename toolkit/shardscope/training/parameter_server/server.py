@@ -30,6 +30,7 @@ from shardscope.training.parameter_server.messages import (
     Shard,
     wait_for,
 )
+from shardscope.training.parameter_server.pushes import Pushes
 from shardscope.training.sharding import ReduceSquares, clip_grad_norm_
 
 Header = tuple[int, float, float]
@@ -44,19 +45,26 @@ class Server:
         shard: The tensors it holds; it starts from their present values, in memory of its own.
         link: To the workers.
         on_update: Called after each update with whether it was skipped.
+        pushes: How gradients travel.
     """
 
     def __init__(
-        self, job: Job, context: RankContext, shard: Shard, link: Link, on_update: Callable[[bool], None]
+        self,
+        job: Job,
+        context: RankContext,
+        shard: Shard,
+        link: Link,
+        on_update: Callable[[bool], None],
+        *,
+        pushes: Pushes,
     ) -> None:
         assert isinstance(job.strategy, ParameterServer)
         self.job, self.context, self.spec, self.shard, self.link = job, context, job.strategy, shard, link
         self.workers = self.spec.workers(context.world_size)
-        self.on_update = on_update
-        dtype = shard.parameters[0].dtype
-        self.message = Message(shard.num_elements, dtype)
+        self.on_update, self.pushes = on_update, pushes
+        self.message = Message(shard.num_elements, shard.dtype)
         self.flat = self.message.payload.to(context.device)  # on a CPU, the message's own payload
-        self.total = torch.zeros(shard.num_elements, dtype=dtype)
+        self.total = torch.zeros(shard.num_elements, dtype=shard.dtype)
         self.gradient = self.total.to(context.device)
         self.module = _module_of(shard, self.flat)
         named = dict(self.module.named_parameters())
@@ -72,7 +80,7 @@ class Server:
         self.clocks = dict.fromkeys(self.workers, 0)
         self.failure: BaseException | None = None
         self.ended = False
-        self._inbox = {w: Message(shard.num_elements, dtype) for w in self.workers if w != context.rank}
+        self._inbox = {w: pushes.room(shard) for w in self.workers if w != context.rank}
         self._pushed: dict[int, tuple[int, bool, Tensor]] = {}
         self._resting: dict[int, tuple[Kind, int]] = {}
         self._awaited: set[int] = set()
@@ -92,7 +100,7 @@ class Server:
     @property
     def work_space(self) -> list[Tensor]:
         """Room for what each worker pushes."""
-        return [message.bytes for message in self._inbox.values()]
+        return [*(message.bytes for message in self._inbox.values()), *self.pushes.work_space]
 
     @property
     def _reduce_square(self) -> ReduceSquares | None:
@@ -234,10 +242,8 @@ class Server:
     def _update(self, workers: list[int]) -> float:
         """One update by the mean of these workers' gradients; returns its norm where it is clipped here, else 0."""
         with self.context.meter.span("compute", "server_update"):
-            for i, worker in enumerate(workers):
-                payload = self._pushed[worker][2]
-                _ = self.total.add_(payload) if i else self.total.copy_(payload)
-            self.total.div_(len(workers))
+            pushed = {worker: (self._pushed[worker][0], self._pushed[worker][2]) for worker in workers}
+            self.pushes.mean_(self.shard, pushed, self.total)
             if self.gradient is not self.total:
                 self.gradient.copy_(self.total)
             self._set_rates(workers)

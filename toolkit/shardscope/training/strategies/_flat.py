@@ -82,6 +82,13 @@ class FlatBucket:
         for name, parameter in self.named:
             parameter.grad = grads[name]
 
+    @property
+    def layout(self) -> list[tuple[str, torch.Size]]:
+        """Names and shapes of all that lies in the bucket, the padding included."""
+        laid = [(name, parameter.shape) for name, parameter in self.named]
+        padding = self.weights.numel() - sum(shape.numel() for _, shape in laid)
+        return [*laid, (f"{laid[0][0]}.padding", torch.Size([padding]))] if padding else laid
+
     def own(self, flat: Tensor) -> Tensor:
         """This rank's chunk of a tensor laid out like the bucket."""
         return flat[self.first : self.last]

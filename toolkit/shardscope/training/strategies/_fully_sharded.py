@@ -20,13 +20,21 @@ from torch.distributed.tensor import DTensor
 
 from shardscope.errors import SpecError
 from shardscope.spec import strategy as spec
+from shardscope.training.collectives.packets import Packets
 from shardscope.training.collectives.ring import Ring
 from shardscope.training.collectives.sharded import RingAllGather, RingReduceScatter, ShardRing
+from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.memory import Held
-from shardscope.training.models import blocks
+from shardscope.training.models import units_of
 from shardscope.training.sharding import local
 from shardscope.training.strategies._partitioned import Partitioned, Piece
+from shardscope.training.strategies._relayout import relayout
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult
+
+_ROOT = "model"
+"""The unit of what no block holds alone."""
+_APART = 7919
+_SHARDS = "shards of "
 
 
 class FullySharded(Partitioned):
@@ -35,6 +43,8 @@ class FullySharded(Partitioned):
     lockstep = True
     keeps_gathered: ClassVar[bool]
     """Whether parameters stay gathered from the forward to the end of the last micro-batch's backward pass."""
+    exchanged = 0
+    """Micro-batches of the step whose gradients have been exchanged."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import FSDPModule  # imports much; only these strategies need it
@@ -48,7 +58,8 @@ class FullySharded(Partitioned):
         mesh = self._mesh()
         self.shard_group = mesh.get_group(mesh.ndim - 1)
         self._shard(model, mesh)
-        self.units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        named = {name or _ROOT: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
+        self.unit_names, self.units = list(named), list(named.values())
         self.ring = self._plug_ring() if settings.collectives == "ring" else None
         self.pieces = [
             Piece(name, parameter, nn.Parameter(local(parameter.detach())))
@@ -79,15 +90,31 @@ class FullySharded(Partitioned):
     def _plug_ring(self) -> ShardRing:
         group, shards = self.context.group, dist.get_process_group_ranks(self.shard_group)
         assert group is not None
-        ring = ShardRing(Ring(group, members=shards), self.context.world_size, staged=self.context.staged)
-        for unit in self.units:
-            unit.set_custom_reduce_scatter(RingReduceScatter(ring))  # type: ignore[arg-type]  # of the same shape
+        around = Ring(group, members=shards)
+        compress = None if self.compressor is None else self._compress
+        if compress is not None:  # replicas draw random numbers of their own
+            seed = self.job.seed + _APART * (self.context.rank // len(shards))
+            packets = Packets(group, tuple(shards))
+            self.carrier = Carrier(
+                around.all_reduce_, packets, self.context.meter, seed, around.reduce_scatter_
+            )
+        ring = ShardRing(around, self.context.world_size, staged=self.context.staged, scatter_mean=compress)
+        for name, unit in zip(self.unit_names, self.units, strict=True):
+            unit.set_custom_reduce_scatter(RingReduceScatter(ring, name))  # type: ignore[arg-type]  # of its shape
             unit.set_custom_all_gather(RingAllGather(ring))  # type: ignore[arg-type]
             unit.set_gradient_divide_factor(1.0)  # the ring takes the mean itself
             unit.set_force_sum_reduction_for_comms(True)
         for unit, following in pairwise(self.units):  # its parameters travel while this one computes
             unit.set_modules_to_forward_prefetch([following])
         return ring
+
+    def _compress(self, unit: str, flat: Tensor, out: Tensor) -> None:
+        """This rank's share of the mean over its shard group, divided for the sum over the replicas to come."""
+        assert self.compressor is not None
+        bucket = Bucket([unit], [flat.shape], flat, self.context.meter.step, self.exchanged)
+        self.compressor.scatter_mean(bucket, self.carrier, out)
+        if self.settings.replicas > 1:
+            out.div_(self.settings.replicas)
 
     def _sum_over_shards(self, squares: Tensor) -> Tensor:
         dist.all_reduce(squares, group=self.shard_group)
@@ -111,6 +138,39 @@ class FullySharded(Partitioned):
         self._set_last(False)
         yield
         self._set_last(True)
+        self.exchanged += 1
+
+    # What error feedback keeps lies like the buffers that are reduce-scattered.
+
+    @property
+    def layout(self) -> str:
+        """Ends in the number of shards."""
+        return f"{self.name} {self.context.world_size} {_SHARDS}{dist.get_world_size(self.shard_group)}"
+
+    def recut(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
+        """Cut anew for this number of shards; what another kind of strategy has kept is not known by unit."""
+        _, is_sharded, old = layout.rpartition(_SHARDS)
+        if not is_sharded:
+            return {}
+        new, shapes = dist.get_world_size(self.shard_group), self._shapes()
+        recut = {}
+        for key, flat in state.items():
+            kind, _, unit = key.partition(".")
+            recut[f"{kind}.{unit}"] = relayout(flat, shapes[unit], int(old), new)
+        return recut
+
+    def _shapes(self) -> dict[str, list[torch.Size]]:
+        """Of the trained parameters of each unit, in their order."""
+        units: list[nn.Module] = [*self.units]  # type: ignore[list-item]  # FSDP2 mixes itself into their classes
+        inside = [{id(p) for p in unit.parameters()} for unit in units]
+        shapes: dict[str, list[torch.Size]] = {name: [] for name in self.unit_names}
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                owner = max(
+                    i for i, held in enumerate(inside) if id(parameter) in held
+                )  # the innermost is last
+                shapes[self.unit_names[owner]].append(parameter.shape)
+        return shapes
 
     def _set_last(self, is_last: bool) -> None:
         for unit in self.units:
@@ -127,6 +187,7 @@ class FullySharded(Partitioned):
         for piece in self.pieces:
             piece.whole.grad = None
         if self.ring is not None:  # a gradient that is added to another must be there
+            self.exchanged = 0
             self.ring.deferred = len(micro_batches) == 1 and self.settings.replicas == 1
         return super().step(micro_batches, loss_function, optimizer)
 
@@ -165,26 +226,6 @@ def _like(whole: nn.Parameter, part: Tensor) -> Tensor:
     return DTensor.from_local(
         part, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )
-
-
-def units_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model whose parameters no other part of it holds.
-
-    FSDP2 would cut a tensor that two blocks share in the first one only, and silently untie the second: such blocks
-    are left to the model around them, which keeps them tied.
-    """
-    owners: dict[int, set[int]] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), set()).add(id(module))
-    found = dict.fromkeys(blocks(model))  # a block that runs twice is listed twice, and one unit
-    return [block for block in found if block is not model and _holds_alone(block, owners)]
-
-
-def _holds_alone(block: nn.Module, owners: dict[int, set[int]]) -> bool:
-    inside = {id(module) for module in block.modules()}
-    parameters = list(block.parameters())
-    return bool(parameters) and all(owners[id(parameter)] <= inside for parameter in parameters)
 
 
 def _refuse_scalars(model: nn.Module, strategy: str) -> None:

@@ -14,7 +14,7 @@ from shardscope.spec import strategy as spec
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.strategies._hook import BucketHook
-from shardscope.training.strategies.base import Strategy
+from shardscope.training.strategies.base import LossFunction, Strategy
 
 
 class AllReduce(Strategy):
@@ -55,6 +55,26 @@ class AllReduce(Strategy):
             self.reduce_(bucket.flat.div_(self.context.world_size))
         else:
             self.compressor.mean_(bucket, self.carrier)
+
+    def rehearse(self, loss_function: LossFunction) -> None:
+        """Pass once over the example without exchange: `DistributedDataParallel` then cuts its buckets for good.
+
+        It does so in the order in which gradients came in its first pass. What a compressor remembers lies in buckets,
+        and a run that goes on from a checkpoint must pack the same ones as the run that it continues.
+        """
+        if self.hook is None or self.compressor is None:
+            return
+        inputs, targets = self.example()
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        self.hook.is_idle = True
+        with self.precision.autocast():
+            loss = loss_function(self.module(inputs), targets)
+        loss.backward()
+        self.finish_exchange()
+        self.hook.is_idle = False
+        self.model.zero_grad(set_to_none=True)
+        for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
 
     def close(self) -> None:
         if self.hook is not None:

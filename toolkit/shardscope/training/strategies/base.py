@@ -3,6 +3,7 @@
 A strategy is made once a rank and lives as long as the training. The trainer calls, in this order,
 
     setup(model)                        once: wrap or cut the module, make the starting weights equal everywhere
+    rehearse(loss_function)             once: where compressed gradients must lie in the same buckets from the start
     build_optimizer()                   once: over the parameters, or the shards of them, that this rank updates
     step(micro_batches, ...)            every step: forward, backward, exchange, clip, update; returns the loss
     settle()                            before an evaluation, a checkpoint and the end: all ranks at one point
@@ -94,13 +95,20 @@ class Strategy(ABC):
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         """The job's optimizer over what this rank updates."""
-        return build_optimizer(
+        compressor = self.compressor
+        optimizer = build_optimizer(
             self.job.optimizer, self.model.named_parameters(), reduce_squares=self.reduce_squares,
             reduce_grad_square=self.reduce_grad_square, uncounted=self.uncounted,
+            freezable=compressor is not None and compressor.freezes_variance,
         )  # fmt: skip
+        if compressor is not None:
+            compressor.attach(optimizer, dict(self.model.named_parameters()))
+        return optimizer
 
     def settle(self) -> None:
         """Bring all ranks to one point with the same parameters; called by all, between steps."""
+        if self.compressor is not None:
+            self.compressor.settle(self.parameters, self.carrier)
 
     def stops_before(self, step: int, *, asked: bool) -> bool:  # noqa: ARG002
         """Whether this rank takes no further step; `asked` if it has seen that the run is to stop before `step`."""
@@ -213,6 +221,30 @@ class Strategy(ABC):
         from shardscope.training.checkpoint import state_of  # imports much; only runs that save need it
 
         return state_of(self.model, optimizer)
+
+    # What the compressor remembers, beside that.
+
+    @property
+    def layout(self) -> str:
+        """How gradients lie on ranks: what was remembered under another layout is not this rank's own."""
+        return f"{self.name} {self.context.world_size}"
+
+    def remembered(self) -> dict[str, Tensor]:
+        """What this rank must find again after a restart, by name."""
+        assert self.compressor is not None
+        return self.compressor.state_dict()
+
+    def recall(self, state: dict[str, Tensor]) -> None:
+        """Put back what `remembered` gave."""
+        assert self.compressor is not None
+        self.compressor.load_state_dict(state)
+
+    def recut(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:  # noqa: ARG002
+        """What was remembered under another `layout`, as it is laid out under this one."""
+        return state
+
+    def rehearse(self, loss_function: LossFunction) -> None:
+        """After `setup`: bring about what a first step would change for all others, and leave the model as it was."""
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
         """Take over what `checkpoint_state` gave, filled from a checkpoint."""

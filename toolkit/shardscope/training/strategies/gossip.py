@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,14 +13,21 @@ from torch import Tensor, nn
 from shardscope.errors import CheckpointError, SpecError
 from shardscope.spec import strategy as spec
 from shardscope.training.collectives.neighbours import Neighbours
+from shardscope.training.collectives.packets import Packets
+from shardscope.training.compression import Carrier
 from shardscope.training.flat import copy_tensors_, views_of
 from shardscope.training.memory import Held
 from shardscope.training.sharding import start_alike
+from shardscope.training.strategies._choco import PublicCopies
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult, Strategy
+
+_PUBLIC = "public."
 
 
 class Gossip(Strategy):
     """D-PSGD (Lian et al. 2017): a step of one's own, then the mean of oneself and the two neighbours on a ring.
+
+    Compressed it is CHOCO-SGD, by way of `PublicCopies`.
 
     The gradient norm, the clip, the loss scale, LAMB's and LARS's ratios, and running means such as a batch norm's are
     each rank's own. What is evaluated, and what `full_parameters` gives, is the mean over all ranks.
@@ -40,7 +48,21 @@ class Gossip(Strategy):
             )
         start_alike(model)
         self._flat = torch.empty(sum(p.numel() for p in trained), dtype=trained[0].dtype)
+        self.public = self._public_copies(model)
         return model
+
+    def _public_copies(self, model: nn.Module) -> PublicCopies | None:
+        if self.compressor is None:
+            return None
+        self.compressor.forget()
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        copy_tensors_(views_of(self._flat, [p for _, p in named]), [p for _, p in named])
+        add_up = partial(self.group.sum_as, "packet_sum")
+        self.carrier = Carrier(add_up, Packets(self.group), self.context.meter, self.job.seed)
+        return PublicCopies(
+            self.neighbours, self.compressor, self.carrier, self.settings.step_size(self.job.compression),
+            self._flat, [name for name, _ in named], [p.shape for _, p in named],
+        )  # fmt: skip
 
     def step(
         self,
@@ -59,7 +81,10 @@ class Gossip(Strategy):
     def mix(self) -> None:
         """Average this rank's parameters with its neighbours'; called by all ranks."""
         self._read(self._flat)
-        self.neighbours.average_(self._flat)
+        if self.public is None:
+            self.neighbours.average_(self._flat)
+        else:
+            self.public.mix_(self._flat, self.context.meter.step)
         self._write(self._flat)
 
     def distance(self) -> float:
@@ -101,7 +126,8 @@ class Gossip(Strategy):
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
         held = super().held(optimizer)
-        return {**held, "buffers": [*held["buffers"], self._flat, *self.neighbours.work_space]}
+        copies = [] if self.public is None else self.public.copies.values()
+        return {**held, "buffers": [*held["buffers"], self._flat, *self.neighbours.work_space, *copies]}
 
     def full_parameters(self) -> dict[str, Tensor]:
         own = dict(self.model.named_parameters())
@@ -132,6 +158,21 @@ class Gossip(Strategy):
                 f"this checkpoint holds the models of {saved} gossiping ranks, not of {self.context.world_size}; "
                 f"resume with world_size={saved}"
             )
+        if self.public is not None:  # unless it remembers others, all ranks know the mean
+            mean = [state["model"][name].cpu() for name in self.public.names]
+            for copy in self.public.copies.values():
+                copy_tensors_(views_of(copy, mean), mean)
         own = state[f"rank-{self.context.rank}"]
         super().load_checkpoint_state(own, optimizer)
         self.precision.load_state_dict(own["precision"])
+
+    def remembered(self) -> dict[str, Tensor]:
+        assert self.public is not None
+        copies = {f"{_PUBLIC}{rank}": copy for rank, copy in self.public.copies.items()}
+        return {**super().remembered(), **copies}
+
+    def recall(self, state: dict[str, Tensor]) -> None:
+        assert self.public is not None
+        for rank, copy in self.public.copies.items():
+            copy.copy_(state.pop(f"{_PUBLIC}{rank}"))
+        super().recall(state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 from shardscope.spec import strategy as spec
+from shardscope.training.collectives.packets import Packets
+from shardscope.training.compression import Carrier, Compressor, build_compressor
 from shardscope.training.flat import copy_tensors_
 from shardscope.training.memory import Held
-from shardscope.training.parameter_server import Client, Link, Server, cut_into_shards
+from shardscope.training.parameter_server import Client, Link, PackedPushes, Pushes, Server, cut_into_shards
 from shardscope.training.parameter_server.messages import Kind
 from shardscope.training.sharding import clip_grad_norm_, start_alike
 from shardscope.training.strategies.base import LossFunction, MicroBatch, StepResult, Strategy
@@ -37,16 +40,29 @@ class ParameterServer(Strategy):
         self.shards = cut_into_shards(model, self.settings)
         start_alike(model)
         workers = self.settings.workers(context.world_size)
+        compressor = build_compressor(self.job)  # a server's own: its threads unpack while the worker packs
         self.server: Server | None = None
         if context.rank < self.settings.servers:
             shard = self.shards[context.rank]
-            self.server = Server(self.job, context, shard, self.link, self._after_update)
+            self.server = Server(
+                self.job, context, shard, self.link, self._after_update, pushes=self._pushes(compressor)
+            )
         self.client: Client | None = None
         if context.rank in workers:
-            self.client = Client(self.job, context, self.shards, self.link, self.server)
+            pushes = self._pushes(self.compressor)
+            self.client = Client(self.job, context, self.shards, self.link, self.server, pushes=pushes)
         self._is_settled = True
         self._ended_at: int | None = None
         return model
+
+    def _pushes(self, compressor: Compressor | None) -> Pushes:
+        if compressor is None:
+            return Pushes()
+        group = self.context.group
+        assert group is not None
+        carrier_sum = partial(group.sum_as, "packet_sum")
+        self.carrier = Carrier(carrier_sum, Packets(group), self.context.meter, self.job.seed)
+        return PackedPushes(compressor, self.carrier)
 
     def _share_buffers(self, model: nn.Module) -> None:
         """Running means and the like are every worker's own; the first one's count."""
@@ -86,6 +102,8 @@ class ParameterServer(Strategy):
         if self.server is not None:
             self.server.resume(number)
         optimizer.zero_grad(set_to_none=True)
+        if self.compressor is not None:
+            self.compressor.begin_step(number)
         loss = self._accumulate(micro_batches, loss_function)
         finite = self.precision.unscale([p.grad for p in self.parameters if p.grad is not None])
         norm = self._clip() if finite else None
@@ -160,6 +178,10 @@ class ParameterServer(Strategy):
         if self.client is not None:
             held["buffers"] += self.client.work_space
         return held
+
+    @property
+    def layout(self) -> str:
+        return f"{self.settings.label} {self.context.world_size}"
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:  # noqa: ARG002
         """Each server brings the optimizer's state of its own tensors; the parameters are every rank's."""

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from shardscope.errors import SpecError
 from shardscope.spec import strategy as spec
+from shardscope.training.collectives.packets import Packets
 from shardscope.training.collectives.ring import Ring
+from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.memory import Held
 from shardscope.training.strategies._flat import FlatBucket, FlatPiece, cut_into_buckets
 from shardscope.training.strategies._partitioned import Partitioned, Piece
@@ -37,10 +39,16 @@ class Zero1(Partitioned):
         assert group is not None
         self.is_ring = settings.collectives == "ring"
         self.ring = Ring(group)
+        if self.compressor is not None:
+            ring, packets = self.ring, Packets(group)
+            self.carrier = Carrier(
+                ring.all_reduce_, packets, self.context.meter, self.job.seed, ring.reduce_scatter_
+            )
         self.sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self.name)
+        even = not self.is_ring or self.compressor is not None
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.buckets = [
-            FlatBucket(named, self.context.rank, self.context.world_size, even=not self.is_ring)
+            FlatBucket(named, self.context.rank, self.context.world_size, even=even)
             for named in cut_into_buckets(trained, int(settings.bucket_mb * 2**20))
         ]
         by_name = {piece.name: piece for bucket in self.buckets for piece in bucket.pieces}
@@ -112,6 +120,9 @@ class Zero1(Partitioned):
     def _reduce(self, bucket: FlatBucket) -> None:
         """This rank's chunk of the bucket's gradients becomes the mean over all ranks; the rest is scratch."""
         own = bucket.own(bucket.grads)
+        if self.compressor is not None:
+            self._compress(bucket, own)
+            return
         if not self.is_ring:
             reduced = torch.empty_like(own)
             dist.reduce_scatter_tensor(reduced, bucket.grads)
@@ -121,6 +132,16 @@ class Zero1(Partitioned):
         else:
             self.ring.reduce_scatter_(bucket.grads)
         own.div_(self.context.world_size)
+
+    def _compress(self, bucket: FlatBucket, own: Tensor) -> None:
+        assert self.compressor is not None
+        staged = self.context.staged
+        out = torch.empty_like(own, device="cpu") if staged else own
+        flat = bucket.grads.cpu() if staged else bucket.grads
+        names, shapes = zip(*bucket.layout, strict=True)
+        self.compressor.scatter_mean(Bucket(names, shapes, flat, self.context.meter.step), self.carrier, out)
+        if staged:
+            own.copy_(out)
 
     def _gather(self, flat: Tensor, bucket: FlatBucket) -> None:
         """Fill a tensor laid out like `bucket` from every rank's chunk of it."""

@@ -1,0 +1,51 @@
+"""Whether compressing pays: bandwidths at which two ways are level, against the times they are made of."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardscope as ss
+from shardscope.analytic.communication.worth import Exchange, exchange_of, exchange_time, level_bandwidth
+
+exchanges = st.builds(Exchange, st.floats(1, 1e9), st.integers(0, 200), st.floats(0, 10))
+
+
+@given(exchanges, exchanges, st.floats(0, 0.1))
+def test_below_the_level_bandwidth_the_packed_exchange_is_quicker_and_above_it_is_not(
+    plain: Exchange, packed: Exchange, latency: float
+) -> None:
+    level = float(level_bandwidth(plain, packed, latency))
+    times = lambda bandwidth: [float(exchange_time(e, bandwidth, latency)) for e in (plain, packed)]
+    if 0 < level < math.inf:
+        assert times(level)[0] == pytest.approx(times(level)[1])
+        slow, fast = times(level / 2), times(2 * level)
+        assert slow[1] <= slow[0] * (1 + 1e-12)
+        assert fast[0] <= fast[1] * (1 + 1e-12)
+    elif level == 0:
+        assert packed.sent_bytes >= plain.sent_bytes
+    else:
+        assert times(1e30)[1] <= times(1e30)[0] * (1 + 1e-9)
+
+
+def test_gathered_integers_among_eight_weigh_what_the_ring_sends() -> None:
+    shapes = [(1024, 1024)]
+    plain = exchange_of(ss.Compression(), shapes, 8)
+    gathered = exchange_of(ss.Compression("int8", exchange="gather"), shapes, 8)
+    assert gathered.sent_bytes / plain.sent_bytes == pytest.approx(1 + 4 / 256, rel=0.01)
+    assert float(level_bandwidth(plain, gathered._replace(codec_s=0.01))) == 0
+
+
+def test_one_worker_exchanges_nothing() -> None:
+    assert exchange_of(ss.Compression("int8"), [(10,)], 1) == Exchange(0.0, 0, 0.0)
+
+
+def test_bandwidths_broadcast_and_must_be_above_zero() -> None:
+    exchange = Exchange(1e6, 2, 0.1)
+    assert exchange_time(exchange, np.array([1e6, 1e7]), 0.5) == pytest.approx([2.1, 1.2])
+    with pytest.raises(ss.SpecError, match="bandwidth=0"):
+        exchange_time(exchange, 0)

@@ -1,0 +1,93 @@
+"""Compiled or plain: how the route is chosen, that runs say it, and that compiling stands in nobody's way."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardscope as ss
+from conformance.codec import needs_numba
+from conformance.ranks import RankPool
+from shardscope.errors import SpecError
+from shardscope.training.compression import route
+from shardscope.training.context import RankContext
+
+
+def test_the_environment_may_choose_and_is_told_when_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(route.VARIABLE, "torch")
+    assert route.choose_route() == "torch"
+    monkeypatch.setenv(route.VARIABLE, "fortran")
+    with pytest.raises(SpecError, match="'fortran' is not a way to run codecs; use numba or torch"):
+        route.choose_route()
+    monkeypatch.setenv(route.VARIABLE, "numba")
+    monkeypatch.setattr(route.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SpecError, match=r"numba is not installed; install shardscope\[fast\]"):
+        route.choose_route()
+    monkeypatch.delenv(route.VARIABLE)
+    assert route.choose_route() == "torch"
+
+
+@needs_numba
+def test_ranks_may_compile_at_once(pool: RankPool, tmp_path: Path) -> None:
+    if pool.world_size != 4:
+        pytest.skip("once is enough, with the most ranks")
+    source = shutil.copy(Path(route.__file__).with_name("loops.py"), tmp_path / "fresh.py")
+
+    def body(context: RankContext) -> list[int]:
+        spec = importlib.util.spec_from_file_location("fresh", source)
+        fresh = importlib.util.module_from_spec(spec)
+        sys.modules["fresh"] = fresh
+        spec.loader.exec_module(fresh)
+        context.group.barrier().wait()
+        words, exponents, signs = np.ones(9, np.int32) << 24, np.zeros(9, np.uint8), np.zeros(2, np.uint8)
+        fresh.encode_natural(words, exponents, signs, 8, (np.uint32(1), np.uint32(2)), 0, 2)
+        return exponents.tolist()
+
+    assert pool.run(body, tmp_path) == [[2] * 9] * 4
+    assert list((tmp_path / "__pycache__").glob("fresh.encode_natural*.nbc"))
+
+
+@needs_numba
+def test_where_nothing_can_be_kept_loops_are_compiled_at_every_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba.core import caching
+
+    for locator in caching.CacheImpl._locator_classes:
+        monkeypatch.setattr(locator, "from_function", classmethod(lambda cls, *_: None))
+    assert route.compiled(lambda x: x + 1)(2) == 3
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_parts_cover_the_whole_once_whatever_the_threads(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route.torch, "get_num_threads", lambda: threads)
+    parts: list[tuple[int, int]] = []
+    route.share_out(lambda *part: parts.append(part), (), count=1003, at_least=100)
+    assert len(parts) == threads
+    assert sorted(i for first, stop in parts for i in range(first, stop)) == list(range(1003))
+    route.share_out(lambda *part: parts.append(part), (), count=150, at_least=100)
+    assert parts[-1] == (0, 150)
+
+
+def test_a_thread_that_fails_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route.torch, "get_num_threads", lambda: 2)
+
+    def loop(first: int, stop: int) -> None:
+        if first:
+            raise ValueError("second part")
+
+    with pytest.raises(ValueError, match="second part"):
+        route.share_out(loop, (), count=1000, at_least=100)
+
+
+def test_a_run_says_how_its_codecs_ran() -> None:
+    job = ss.Job(
+        model="mlp", data="digits", batch=24, compression="int8", strategy="ring", world_size=2, steps=2
+    )
+    run = ss.launch(job).wait(60)
+    assert {event["codecs"] for event in run.events("start")} == {route.choose_route()}

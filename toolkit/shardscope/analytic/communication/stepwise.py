@@ -1,0 +1,59 @@
+"""Bytes of methods that work over several steps: 1-bit Adam and LAMB, and local SGD, at a step of a job on our ring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from shardscope.analytic.communication.compressed import compressed_bytes
+from shardscope.analytic.communication.ring import Ints, ring_all_reduce_bytes
+from shardscope.errors import SpecError
+from shardscope.spec.compression import Compression
+
+
+def stepwise_bytes(
+    compression: Compression,
+    buckets: Sequence[Sequence[tuple[int, ...]]],
+    world_size: int,
+    *,
+    step: int,
+    steps: int,
+    element_bytes: int = 4,
+    directions: int = 1,
+) -> Ints:
+    """Bytes that each rank sends in one step; shape `(W,)`, by rank.
+
+    A 1-bit method sends 2 (W-1)/W S at each of its warm-up steps and about a 32nd of that afterwards (Tang et al. 2021,
+    section 5). Local SGD sends nothing but, at every `every`-th step, 2 (W-1)/W S of parameters as one tensor
+    (Stich 2019, Algorithm 1); evaluations and checkpoints between them cost as much once more.
+
+    Args:
+        compression: ``onebit-adam``, ``onebit-lamb`` or ``local-sgd``, with its settings.
+        buckets: Shapes of the tensors of each bucket.
+        world_size: W, the ranks.
+        step: From 1.
+        steps: Of the job.
+        element_bytes: Of a gradient or parameter.
+        directions: Of the ring.
+
+    Raises:
+        SpecError: Another method.
+    """
+    sizes = [sum(prod(shape) for shape in shapes) for shapes in buckets]
+    if compression.name == "local-sgd":
+        whole = ring_all_reduce_bytes(sum(sizes), element_bytes, world_size, directions=directions)
+        return whole if step % compression.settings["every"] == 0 else np.zeros_like(whole)
+    if compression.name not in ("onebit-adam", "onebit-lamb"):
+        raise SpecError(
+            f"compression={compression.name!r} sends the same at every step; use compressed_bytes for it"
+        )
+    if step <= compression.warmup(steps):
+        each = [
+            ring_all_reduce_bytes(size, element_bytes, world_size, directions=directions) for size in sizes
+        ]
+    else:
+        each = [compressed_bytes(compression, shapes, world_size) for shapes in buckets]
+    sent: Ints = np.sum(each, axis=0)
+    return sent

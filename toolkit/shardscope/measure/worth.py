@@ -1,0 +1,164 @@
+"""Is compressing worth it, for this job on this link: said beforehand, from a short probe and the formulas.
+
+The probe is a few uncompressed steps of the job on its real ranks. It tells how long a step computes here, and how fast
+the machine's own link is. Packing is measured for each method (`codecs`), everything on the wire is counted. A step is
+
+    T = compute + codec c + rounds a + bytes / B
+
+with c the crowding: how many times more threads the ranks compute with than the machine has cores. Nothing is taken to
+be hidden behind the backward pass: the last bucket, which is most of a model that fits a laptop, never is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from shardscope.analytic.communication.worth import exchange_of, exchange_time
+from shardscope.errors import SpecError
+from shardscope.measure.break_even import USUAL, gradient_shapes
+from shardscope.measure.codecs import codec_seconds
+from shardscope.runtime import Run, launch
+from shardscope.runtime.tail import Event
+from shardscope.spec import Compression, Job, Link
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PROBE_STEPS = 8
+_WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class PredictedStep:
+    """One method's step, in seconds: computing, packing and unpacking, and the wire."""
+
+    compression: Compression
+    sent_bytes: float
+    compute_s: float
+    codec_s: float
+    wire_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Of the whole."""
+        return self.compute_s + self.codec_s + self.wire_s
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What each method's step takes on one link; the uncompressed one first.
+
+    Attributes:
+        link: In words.
+        steps: One row a method.
+    """
+
+    link: str
+    steps: tuple[PredictedStep, ...]
+
+    @property
+    def plain(self) -> PredictedStep:
+        """The uncompressed step."""
+        return self.steps[0]
+
+    @property
+    def best(self) -> PredictedStep:
+        """The quickest step."""
+        return min(self.steps, key=lambda step: step.step_s)
+
+    @property
+    def verdict(self) -> str:
+        """Whether compressing pays, in a sentence."""
+        best, plain = self.best, self.plain
+        if not best.compression.is_on:
+            step = f"the uncompressed step of {plain.step_s:.3g} s is the quickest"
+            return f"On {self.link} compressing does not pay: {step}."
+        times = plain.step_s / best.step_s
+        return (
+            f"On {self.link} compressing pays: with {best.compression.label} a step takes {best.step_s:.3g} s instead "
+            f"of {plain.step_s:.3g} s, {times:.3g} times as fast."
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a method, quickest first."""
+        import pandas as pd
+
+        rows = [
+            {
+                "method": step.compression.label, "step_s": step.step_s, "compute_s": step.compute_s,
+                "codec_s": step.codec_s, "wire_s": step.wire_s, "sent_bytes": step.sent_bytes,
+                "speed": self.plain.step_s / step.step_s,
+            }
+            for step in sorted(self.steps, key=lambda step: step.step_s)
+        ]  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        return self.verdict
+
+
+def worth(
+    job: Job,
+    *,
+    methods: Sequence[Compression | str] = USUAL,
+    link: Link | None = None,
+    probe: Run | None = None,
+) -> Worth:
+    """Predict a job's step under each method of compression, before any of them runs.
+
+    Args:
+        job: On the strategy ``ring`` or ``all-reduce``. Its own compression is not looked at.
+        methods: Names, or methods with their settings.
+        link: What each rank is held to; None takes the job's, and if it has none the machine's own.
+        probe: A finished uncompressed, unpaced run of the same job; None makes one, of 8 steps.
+
+    Raises:
+        SpecError: The job has another strategy, one rank, or a method does not go with it.
+    """
+    if job.strategy.kind not in {"ring", "all-reduce"} or job.world_size == 1:
+        raise SpecError(
+            f"strategy={job.strategy.kind!r} on world_size={job.world_size} is not one whose compression is predicted; "
+            "use strategy='ring' or 'all-reduce' on 2 ranks or more"
+        )
+    plain = Compression()
+    compressions = [plain, *(Compression(name=m) if isinstance(m, str) else m for m in methods)]
+    jobs = [job.replace(compression=compression) for compression in compressions]
+    link = job.link if link is None else link
+    run = probe or launch(job.replace(compression=plain, link=None, steps=PROBE_STEPS, name="probe")).wait()
+    compute_s, own = _probed(run)
+    bandwidth, latency = (own, 0.0) if link is None else (link.bandwidth, link.latency_s)
+    shapes, crowding = gradient_shapes(job), max(1.0, job.world_size * job.threads / (os.cpu_count() or 1))
+    rows = []
+    for one in jobs:
+        exchange = exchange_of(one.compression, shapes, job.world_size)
+        codec_s = crowding * codec_seconds(one, shapes)
+        wire_s = float(exchange_time(exchange, bandwidth, latency))
+        rows.append(PredictedStep(one.compression, exchange.sent_bytes, compute_s, codec_s, wire_s))
+    label = (
+        f"the machine's own link ({8 * own / 1e9:.3g} Gbit/s)" if link is None else f"a link of {link.label}"
+    )
+    return Worth(label, tuple(rows))
+
+
+def _probed(run: Run) -> tuple[float, float]:
+    """Seconds that a step computes, on the slowest rank, and bytes a second that a rank sends while it communicates."""
+    steps: dict[int, list[Event]] = {}
+    for event in run.events("step"):
+        if event["step"] > _WARM_UP:
+            steps.setdefault(event["step"], []).append(event)
+    compute = median(max(_seconds(event, "compute") for event in row) for row in steps.values())
+    sent = median(max(_sent(event) for event in row) for row in steps.values())
+    talking = median(min(_seconds(event, "communication") for event in row) for row in steps.values())
+    return compute, sent / talking
+
+
+def _seconds(event: Event, lane: str) -> float:
+    return float(sum(end - start for kind, _, start, end, _ in event["spans"] if kind == lane))
+
+
+def _sent(event: Event) -> float:
+    return float(sum(row["sent_bytes"] for row in event["traffic"].values()))

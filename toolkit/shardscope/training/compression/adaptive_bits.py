@@ -1,0 +1,218 @@
+"""Integers in blocks whose bits move between layers, to where they take away most error.
+
+A layer is a module with its tensors. Every so many steps each rank looks at the mean gradient, which is the same on
+all, and allots bits anew within the budget: no message is needed for that.
+
+Tensors that lie next to each other and have the same bits are packed as one piece. A rank's share of a bucket is its
+share of every piece, and all of that is one packet: two phases a bucket, as for integers of one width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from shardscope.training.collectives.packets import packet_rows
+from shardscope.training.compression.adaptive_plan import LEAST, MOST, Layer, allot
+from shardscope.training.compression.blocks import BlockInt
+from shardscope.training.compression.bucket import Bucket
+from shardscope.training.compression.compressor import Carrier, Compressor, refuse_not_finite
+from shardscope.training.compression.memory import ErrorFeedback, Memory
+from shardscope.training.compression.packed import share_size
+
+_BITS, _SPREAD = "bits.", "spread."
+
+
+def layer_of(name: str) -> str:
+    """The module that a tensor belongs to."""
+    return name.rpartition(".")[0] or name
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbours of the same bits in a bucket: elements `start` to `stop` - 1, of which each rank has a share."""
+
+    codec: BlockInt
+    start: int
+    stop: int
+    share: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a share, packed."""
+        return self.codec.num_bytes(self.share)
+
+    def part(self, flat: Tensor, rank: int) -> Tensor:
+        """Of a flat tensor like the bucket's, what lies in `rank`'s share; shorter than it at the end."""
+        return flat[self.start : self.stop][rank * self.share : (rank + 1) * self.share]
+
+    def encode(self, values: Tensor) -> Tensor:
+        """The packet of a share; what is missing in `values` is zero."""
+        packet = packet_rows(1, self.num_bytes)[0]
+        self.codec.encode(pad(values, (0, self.share - values.numel())), packet, 0)
+        return packet
+
+    def decode(self, packet: Tensor) -> Tensor:
+        """A whole share."""
+        values = torch.empty(self.share)
+        self.codec.decode(packet.clone(), values, 0)  # a clone is aligned, as numbers in it must be
+        return values
+
+
+class AdaptiveBits(Compressor):
+    """Two-phase exchange of integers of 2 to 8 bits, by layer.
+
+    Args:
+        budget: Mean bits an element, scales not counted.
+        update_every: Steps between two looks at the gradient.
+        block: Elements that share a scale.
+        feedback: Add what a step leaves out to the next one's gradient.
+    """
+
+    name = "adaptive-bits"
+
+    def __init__(self, budget: float, update_every: int, *, block: int, feedback: bool) -> None:
+        self.budget, self.update_every, self.block = budget, update_every, block
+        self.memory = ErrorFeedback() if feedback else Memory()
+        self._codecs = {bits: BlockInt(bits, block) for bits in range(LEAST, MOST + 1)}
+        self._bits: dict[str, int] = {}
+        self._seen: dict[str, Layer] = {}
+        self._sizes: dict[str, int] = {}
+
+    def begin_step(self, step: int) -> None:  # noqa: ARG002
+        if self._seen:
+            self._bits = allot(self._seen, self.budget)
+            self._sizes = {name: layer.size for name, layer in self._seen.items()}
+            self._seen = {}
+
+    def bits_of(self, name: str) -> int:
+        """Of the elements of this tensor; until the first look, as many for all as the budget has."""
+        return self._bits.get(layer_of(name), math.floor(self.budget))
+
+    def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
+        refuse_not_finite(bucket, self.name)
+        values = self.memory.before(bucket)
+        pieces = self._pieces(bucket, carrier.world_size)
+        with carrier.meter.span("codec", "encode"):
+            outgoing = self._pack(pieces, values, carrier)
+        incoming = carrier.packets.all_to_all(outgoing)
+        with carrier.meter.span("codec", "encode"):
+            own = self._meet(pieces, incoming, values, carrier)
+        gathered = carrier.packets.all_gather(own)
+        with carrier.meter.span("codec", "decode"):
+            for rank, packet in enumerate(gathered):
+                for piece, section in _sections(pieces, packet):
+                    place = piece.part(bucket.flat, rank)
+                    place.copy_(piece.decode(section)[: place.numel()])
+            if bucket.step % self.update_every == 0:
+                self._look(bucket)
+
+    def _pieces(self, bucket: Bucket, world_size: int) -> list[Piece]:
+        pieces, start = [], 0
+        tensors = zip(bucket.names, bucket.sizes, strict=True)
+        for bits, group in groupby(tensors, key=lambda tensor: self.bits_of(tensor[0])):
+            members = list(group)
+            size = sum(count for _, count in members)
+            share = share_size(size, world_size, self.block)
+            pieces.append(Piece(self._codecs[bits], start, start + size, share))
+            start += size
+        return pieces
+
+    def _pack(self, pieces: list[Piece], values: Tensor, carrier: Carrier) -> Tensor:
+        """A packet for each rank; what it leaves out is remembered."""
+        packets = packet_rows(carrier.world_size, sum(piece.num_bytes for piece in pieces))
+        for rank, packet in enumerate(packets):
+            for piece, section in _sections(pieces, packet):
+                part = piece.part(values, rank)
+                section.copy_(piece.encode(part))
+                if self.memory.is_needed:
+                    part.sub_(piece.decode(section)[: part.numel()])
+        return packets
+
+    def _meet(self, pieces: list[Piece], incoming: Tensor, values: Tensor, carrier: Carrier) -> Tensor:
+        """The packet of the mean of this rank's share; what it leaves out, this rank owes for all."""
+        own = packet_rows(1, incoming.shape[1])[0]
+        for k, (piece, place) in enumerate(_sections(pieces, own)):
+            mean = torch.zeros(piece.share)
+            for packet in incoming:
+                mean.add_(piece.decode(_sections(pieces, packet)[k][1]))
+            mean.div_(carrier.world_size)
+            place.copy_(piece.encode(mean))
+            if self.memory.is_needed:
+                part = piece.part(values, carrier.rank)
+                left_out = mean.sub_(piece.decode(place))[: part.numel()]
+                part.add_(left_out, alpha=carrier.world_size)
+        return own
+
+    def _look(self, bucket: Bucket) -> None:
+        for name, values in bucket.views(bucket.flat).items():
+            layer, size = layer_of(name), values.numel()
+            before = self._seen.get(layer, Layer(0, 0.0))
+            self._seen[layer] = Layer(before.size + size, before.spread + spread_of(values, self.block))
+
+    @property
+    def plan(self) -> dict[str, int]:
+        return dict(self._bits)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        norms = {f"{kind}_norm": kept.norm for kind, kept in self.memory.kept.items()}
+        bits = {f"{_BITS}{layer}": float(bits) for layer, bits in self._bits.items()}
+        return {**norms, "bits": self.mean_bits, **bits}
+
+    @property
+    def mean_bits(self) -> float:
+        """Of an element."""
+        if not self._bits:
+            return math.floor(self.budget)
+        total = sum(self._sizes[name] * bits for name, bits in self._bits.items())
+        return total / sum(self._sizes.values())
+
+    @property
+    def work_space(self) -> list[Tensor]:
+        return [flat for kept in self.memory.kept.values() for flat in kept.tensors]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        bits = {f"{_BITS}{layer}": torch.tensor([bits, self._sizes[layer]])
+                for layer, bits in self._bits.items()}  # fmt: skip
+        seen = {
+            f"{_SPREAD}{name}": torch.tensor([layer.size, layer.spread], dtype=torch.float64)
+            for name, layer in self._seen.items()
+        }
+        return {**self.memory.state_dict(), **bits, **seen}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.memory.load_state_dict(state)
+        known = _under(_BITS, state)
+        self._bits = {name: int(bits) for name, (bits, _) in known.items()}
+        self._sizes = {name: int(size) for name, (_, size) in known.items()}
+        self._seen = {
+            name: Layer(int(size), float(spread)) for name, (size, spread) in _under(_SPREAD, state).items()
+        }
+
+
+def spread_of(values: Tensor, block: int) -> float:
+    """Sum over all elements of their block's largest magnitude, squared.
+
+    Summed exactly before it is rounded, so that it does not depend on a rank's number of threads.
+    """
+    flat = values.reshape(-1).float().abs()
+    largest = pad(flat, (0, -flat.numel() % block)).view(-1, block).amax(dim=1).double()
+    counts = torch.full_like(largest, block)
+    counts[-1:] -= -flat.numel() % block
+    return math.fsum(largest.square_().mul_(counts).tolist())
+
+
+def _sections(pieces: list[Piece], packet: Tensor) -> list[tuple[Piece, Tensor]]:
+    """Each piece's bytes in a packet."""
+    return list(zip(pieces, packet.split([piece.num_bytes for piece in pieces]), strict=True))
+
+
+def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}

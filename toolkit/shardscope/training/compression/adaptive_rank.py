@@ -1,0 +1,118 @@
+"""PowerSGD whose rank moves by layer: as low as the error of each approximated matrix allows.
+
+Every so many steps each matrix is approximated at the largest rank R, and looked at. What is left after the best r of
+R directions has two terms: the singular values of the approximation from r on, which the right factor tells, and what
+all R directions miss. For that, images of a few random directions go with the left factors: what P does not span of
+them has, in the mean, the square of what is missed (Halko, Martinsson and Tropp 2011, section 4.3). Both are functions
+of sums over all ranks, so that all ranks come to the same rank without any message for it.
+
+A matrix for which R does not pay goes as it is in such a step, and its singular values are at hand. With error
+feedback it is the gradient with its residual that is approximated: the bound then holds the residual down as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from shardscope.spec.compression import PROBES
+from shardscope.training.compression.powersgd import Part, PowerSgd, pays
+
+_RANK = "rank."
+
+
+class AdaptiveRank(PowerSgd):
+    """Low-rank factors of as few directions as an error allows.
+
+    Args:
+        rank: The largest.
+        error: Norm of what a matrix's approximation may miss, over the matrix's own.
+        update_every: Steps from one look to the next; the first is in the first step.
+        feedback: Add what a step leaves out of this rank's gradient to its next one.
+        seed: The job's.
+    """
+
+    name = "adaptive-rank"
+
+    def __init__(self, rank: int, error: float, update_every: int, *, feedback: bool, seed: int) -> None:
+        super().__init__(rank, feedback=feedback, seed=seed)
+        self.error, self.update_every = error, update_every
+        self._ranks: dict[str, int] = {}
+
+    def part_of(self, name: str, values: Tensor, out: Tensor, step: int) -> Part:
+        if not pays(1, *values.shape):
+            return Part(name, values, out, 0)
+        looks = self._looks_at(name, step)
+        rank = self.rank if looks else self._ranks[name]
+        return Part(name, values, out, rank if pays(rank, *values.shape) else 0, PROBES if looks else 0)
+
+    def _looks_at(self, name: str, step: int) -> bool:
+        return name not in self._ranks or (step - 1) % self.update_every == 0
+
+    def learn(self, parts: list[Part], left: list[Tensor], right: list[Tensor], step: int) -> None:
+        factors = iter(zip(left, right, strict=True))
+        turned: dict[str, Tensor] = {}
+        for part in parts:
+            pair = next(factors) if part.rank else None
+            if part.probes:
+                turned[part.name] = self._look(part) if pair is None else self._look_at_factors(part, *pair)
+        self._keep(turned, step)
+
+    def _look_at_factors(self, part: Part, p: Tensor, q: Tensor) -> Tensor:
+        """Choose the rank; the right factor comes back turned, so that its first directions are the best ones."""
+        span, images = p[: part.rank].double(), p[part.rank :].double()
+        missed = images - (images @ span.T) @ span
+        columns = part.values.shape[1]  # probes have norm 1 in the mean, not one an element
+        tail = float(missed.square().sum()) * columns / part.probes
+        squares, turn = _principal(q.double() @ q.double().T)
+        self._ranks[part.name] = least_rank(squares, tail, self.error)
+        return (turn @ q.double()).float()
+
+    def _look(self, part: Part) -> Tensor:
+        """The same for a matrix that went as it is, whose best directions become its right factor."""
+        matrix = part.out.double()
+        is_wide = matrix.shape[0] <= matrix.shape[1]
+        squares, turn = _principal(matrix @ matrix.T if is_wide else matrix.T @ matrix)
+        self._ranks[part.name] = min(least_rank(squares, 0.0, self.error), self.rank)
+        return (turn @ matrix if is_wide else turn)[: self.rank].float()
+
+    @property
+    def plan(self) -> dict[str, int]:
+        return dict(self._ranks)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        ranks = {f"{_RANK}{name}": float(rank) for name, rank in self._ranks.items()}
+        mean = {"rank": sum(ranks.values()) / len(ranks)} if ranks else {}
+        return {**super().figures, **mean, **ranks}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        ranks = {f"{_RANK}{name}": torch.tensor(rank) for name, rank in self._ranks.items()}
+        return {**super().state_dict(), **ranks}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        self._ranks = {
+            key.removeprefix(_RANK): int(rank) for key, rank in state.items() if key.startswith(_RANK)
+        }
+
+
+def least_rank(squares: Tensor, tail: float, error: float) -> int:
+    """The fewest directions, at least one, whose approximation is off by `error` at most; all, if none is enough.
+
+    Args:
+        squares: Of the singular values in falling order.
+        tail: Square of what lies beyond them.
+        error: Norm of what may be missed, over the norm of all.
+    """
+    left = squares.flip(0).cumsum(0).flip(0) + tail  # at k: what k directions miss
+    enough = (left <= error**2 * left[0]).nonzero()
+    return max(int(enough[0]), 1) if len(enough) else len(squares)
+
+
+def _principal(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues in falling order, none below zero, and their vectors as rows."""
+    values, vectors = torch.linalg.eigh(gram)
+    return values.flip(0).clamp_(min=0), vectors.flip(1).T

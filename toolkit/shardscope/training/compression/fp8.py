@@ -1,0 +1,65 @@
+"""Eight-bit floats in blocks: 4 bits of exponent, 3 of mantissa (e4m3), and one float32 scale a block.
+
+The scale puts a block's largest magnitude at 448, the largest of the format (Micikevicius et al. 2022, FP8 formats for
+deep learning). Against integers of the same width, small numbers beside large ones keep their leading digits.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from shardscope.training.compression.noise import Keys
+from shardscope.training.compression.pieces import over_blocks, words_of
+from shardscope.training.compression.scaled import BlockCodec, inverse_of, peak_scale
+
+FORMAT = torch.float8_e4m3fn
+LARGEST = 448.0
+
+
+class BlockFloat8(BlockCodec):
+    """Rounds to the nearest e4m3 number, ties to the even one.
+
+    Args:
+        block: Elements that share a scale, a multiple of 8.
+    """
+
+    def __init__(self, block: int) -> None:
+        super().__init__(8, block)
+
+    def contraction(self, num_elements: int) -> float | None:  # noqa: ARG002
+        """Off by at most 2**-4 of an element, or by 2**-10 where it is below the format's normal numbers."""
+        return 1 - 2.0**-8 - self.align * (2.0**-10 / LARGEST) ** 2
+
+    def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:  # noqa: ARG002
+        peak_scale(rows, scales, LARGEST)
+
+    def quantize(self, rows: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:  # noqa: ARG002
+        return rows.mul(inverse_of(scales)).to(FORMAT).view(torch.uint8)
+
+    def dequantize(self, codes: Tensor) -> Tensor:
+        return codes.view(FORMAT).float()
+
+    def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:  # noqa: ARG002
+        from shardscope.training.compression import loops
+
+        over_blocks(
+            loops.encode_float8, self.align, values.numel(),
+            values, words_of(values), scales, packed, self.align,
+        )  # fmt: skip
+
+    def unpack_compiled(self, scales: Tensor, packed: Tensor, out: Tensor, mode: int) -> None:
+        from shardscope.training.compression import loops
+
+        over_blocks(
+            loops.decode_float8, self.align, out.numel(),
+            scales, packed, _numbers(), out, self.align, mode,
+        )  # fmt: skip
+
+
+@cache
+def _numbers() -> Tensor:
+    """All 256 numbers of the format, by code."""
+    return torch.arange(256, dtype=torch.uint8).view(FORMAT).float()

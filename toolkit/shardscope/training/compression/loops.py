@@ -1,0 +1,356 @@
+"""The compiled loops of all codecs. Only imported where numba is installed and asked for.
+
+All in one file: numba compiles anew when the file of a loop is newer than what it kept, and does not look at the files
+of the helpers. Each loop writes the bytes that the plain route writes, so it does the same operations in the same
+order, in float32, and nothing is reassociated. What makes them fast: magnitudes are compared as integers (the bits of
+positive floats are in their order), numbers are rounded by adding and taking off 1.5 * 2**23, and the inner loops run
+over slices of one block, from 0 to its size, which lets the compiler work on many elements at once.
+
+Arrays are flat; `first` and `stop` are the blocks (or groups of elements) of one thread.
+"""
+# Types are numba's to infer, from what a loop is called with.
+# ruff: noqa: ANN001, ANN201, PLR0917
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardscope.training.compression.noise import MULTIPLIERS
+from shardscope.training.compression.route import compiled, inlined
+
+U32, I32, F32 = np.uint32, np.int32, np.float32
+FIRST, SECOND = U32(MULTIPLIERS[0]), U32(MULTIPLIERS[1])
+MAGNITUDE = I32(0x7FFF_FFFF)
+ROUNDER = F32(1.5 * 2**23)
+ZERO, ONE, HALF = F32(0), F32(1), F32(0.5)
+TINY = F32(np.finfo(np.float32).tiny)
+UNIT_16 = F32(2.0**-16)
+FP8_LARGEST = F32(448)
+FP8_NORMAL = U32(121 << 23)  # the bits of 2**-6, the smallest normal number of e4m3
+FP8_SMALL = U32(141 << 23)  # of 2**14, beside which a float32 has steps of 2**-9, the smallest number of e4m3
+FP8_SMALL_ROUNDER = F32(2.0**14)
+FP8_REBIAS = U32(
+    ((7 - 127) * 2**23 + 0x7FFFF) % 2**32
+)  # from a bias of 127 to one of 7, and half of the last place
+
+
+@inlined
+def draw(index, key, other):
+    """`noise.draw`, all 32 bits of which the upper are good."""
+    word = U32(U32(index) + key)
+    word = U32(U32(word ^ U32(word >> U32(16))) * FIRST)
+    word = U32(word ^ U32(word >> U32(15)))
+    return U32(U32(word + other) * SECOND)
+
+
+@inlined
+def peak_word(words):
+    """The bits of the largest magnitude; `words` are the bits of the values."""
+    largest = I32(0)
+    for i in range(words.size):
+        largest = max(largest, I32(words[i] & MAGNITUDE))
+    return I32(largest)
+
+
+@inlined
+def bits_of(value):
+    """Of a float32."""
+    return F32(value).view(U32)
+
+
+@inlined
+def as_float(word):
+    """The float32 of these bits."""
+    return U32(word).view(F32)
+
+
+@inlined
+def pack(codes, count, bits, packed):
+    """`bits.pack_bits` of the first `count` of `codes`; up to seven codes beyond them are zero."""
+    if bits == 8:
+        for i in range(count):
+            packed[i] = codes[i]
+    elif bits == 4:
+        for i in range((count + 1) >> 1):
+            packed[i] = np.uint8(codes[2 * i] | np.uint8(codes[2 * i + 1] << np.uint8(4)))
+    elif bits == 2:
+        for i in range((count + 3) >> 2):
+            low = np.uint8(codes[4 * i] | np.uint8(codes[4 * i + 1] << np.uint8(2)))
+            high = np.uint8(codes[4 * i + 2] | np.uint8(codes[4 * i + 3] << np.uint8(2)))
+            packed[i] = np.uint8(low | np.uint8(high << np.uint8(4)))
+    else:
+        size = (count * bits + 7) >> 3
+        for i in range((count + 7) >> 3):
+            word = np.uint64(0)
+            for k in range(8):
+                word |= np.uint64(codes[8 * i + k]) << np.uint64(k * bits)
+            for k in range(min(bits, size - i * bits)):
+                packed[i * bits + k] = np.uint8((word >> np.uint64(8 * k)) & np.uint64(255))
+
+
+@inlined
+def unpack(packed, bits, count, codes):
+    """`bits.unpack_bits` into the first `count` of `codes` and up to seven more."""
+    if bits == 8:
+        for i in range(count):
+            codes[i] = packed[i]
+    elif bits == 4:
+        for i in range((count + 1) >> 1):
+            codes[2 * i] = packed[i] & np.uint8(15)
+            codes[2 * i + 1] = packed[i] >> np.uint8(4)
+    elif bits == 2:
+        for i in range((count + 3) >> 2):
+            for k in range(4):
+                codes[4 * i + k] = np.uint8(packed[i] >> np.uint8(2 * k)) & np.uint8(3)
+    else:
+        size = (count * bits + 7) >> 3
+        for i in range((count + 7) >> 3):
+            word = np.uint64(0)
+            for k in range(min(bits, size - i * bits)):
+                word |= np.uint64(packed[i * bits + k]) << np.uint64(8 * k)
+            for k in range(8):
+                codes[8 * i + k] = np.uint8((word >> np.uint64(k * bits)) & np.uint64((1 << bits) - 1))
+
+
+@inlined
+def pack_signs(words, packed):
+    """A bit an element, set where it is negative."""
+    whole = words.size >> 3
+    for i in range(whole):
+        byte = U32(0)
+        for k in range(8):
+            byte = U32(byte | U32(U32(U32(words[8 * i + k]) >> U32(31)) << U32(k)))
+        packed[i] = np.uint8(byte)
+    if words.size & 7:
+        byte = U32(0)
+        for k in range(words.size & 7):
+            byte = U32(byte | U32(U32(U32(words[8 * whole + k]) >> U32(31)) << U32(k)))
+        packed[whole] = np.uint8(byte)
+
+
+@inlined
+def unpack_signs(packed, count, words):
+    """Sign bits where a float32 has them, into the first `count` of `words` and up to seven more."""
+    for i in range((count + 7) >> 3):
+        byte = U32(packed[i])
+        for k in range(8):
+            words[8 * i + k] = U32(U32(byte >> U32(k)) << U32(31))
+
+
+@inlined
+def put(values, out, mode):
+    """As many of `values` as there is room into (0), onto (1) or off (2) `out`."""
+    if mode == 0:
+        for i in range(out.size):
+            out[i] = values[i]
+    elif mode == 1:
+        for i in range(out.size):
+            out[i] += values[i]
+    else:
+        for i in range(out.size):
+            out[i] -= values[i]
+
+
+@inlined
+def inverse_of(scale):
+    """1 / scale; 0 where the scale is."""
+    return ONE / scale if scale > ZERO else ZERO
+
+
+@inlined
+def peak_scale(words, largest):
+    """`scaled.peak_scale` of one block."""
+    scale = as_float(peak_word(words)) / largest
+    return scale if scale >= TINY else ZERO
+
+
+@inlined
+def round_at_random(values, start, inverse, levels, keys, codes):
+    """`qsgd.round_at_random` of a block that begins at element `start`."""
+    highest = levels + levels + HALF
+    key, other = U32(U32(start) + keys[0]), keys[1]
+    for i in range(values.size):
+        noise = F32(I32(draw(i, key, other) >> U32(16))) * UNIT_16 + levels
+        step = values[i] * inverse + noise
+        codes[i] = np.uint8(I32(min(max(step, ZERO), highest)))
+    codes[values.size :] = 0
+
+
+@inlined
+def halve(sums, width):
+    """`scaled.halving_sum` of the first `width` of `sums`."""
+    while width > 1:
+        half = (width + 1) >> 1
+        lower, upper = sums[: width - half], sums[half:width]
+        for i in range(lower.size):
+            lower[i] += upper[i]
+        width = half
+    return sums[0]
+
+
+@compiled
+def encode_nearest(values, words, scales, packed, block, bits, first, stop):
+    """`blocks.BlockInt`."""
+    largest = F32((1 << (bits - 1)) - 1)
+    codes = np.zeros(block + 8, np.uint8)
+    for b in range(first, stop):
+        start = b * block
+        own = values[start : start + block]
+        scales[b] = peak_scale(words[start : start + block], largest)
+        inverse = inverse_of(scales[b])
+        for i in range(own.size):
+            rounded = F32(F32(own[i] * inverse) + ROUNDER) - ROUNDER
+            codes[i] = np.uint8(I32(rounded + largest))
+        codes[own.size :] = 0
+        pack(codes, own.size, bits, packed[start * bits >> 3 :])
+
+
+@compiled
+def encode_at_random(values, words, scales, packed, block, bits, keys, first, stop):
+    """`qsgd.Qsgd`."""
+    levels = F32((1 << (bits - 1)) - 1)
+    codes = np.zeros(block + 8, np.uint8)
+    for b in range(first, stop):
+        start = b * block
+        own = values[start : start + block]
+        scales[b] = peak_scale(words[start : start + block], levels)
+        round_at_random(own, start, inverse_of(scales[b]), levels, keys, codes)
+        pack(codes, own.size, bits, packed[start * bits >> 3 :])
+
+
+@compiled
+def decode_integers(scales, packed, out, block, bits, mode, first, stop):
+    """Of `blocks.BlockInt` and `qsgd.Qsgd`, and of `ternary.Ternary`, whose one scale is for all."""
+    zero = F32((1 << (bits - 1)) - 1)
+    codes, values = np.zeros(block + 8, np.uint8), np.empty(block, F32)
+    for b in range(first, stop):
+        start = b * block
+        own = out[start : start + block]
+        scale = scales[min(b, scales.size - 1)]
+        unpack(packed[start * bits >> 3 :], bits, own.size, codes)
+        for i in range(block):
+            values[i] = (F32(codes[i]) - zero) * scale
+        put(values, own, mode)
+
+
+@compiled
+def encode_float8(values, words, scales, packed, block, first, stop):
+    """`fp8.BlockFloat8`."""
+    for b in range(first, stop):
+        start = b * block
+        own, codes = values[start : start + block], packed[start : start + block]
+        scales[b] = peak_scale(words[start : start + block], FP8_LARGEST)
+        inverse = inverse_of(scales[b])
+        for i in range(own.size):
+            word = bits_of(own[i] * inverse)
+            magnitude = U32(word & U32(0x7FFF_FFFF))
+            normal = U32(U32(magnitude + FP8_REBIAS + U32(U32(magnitude >> U32(20)) & U32(1))) >> U32(20))
+            small = U32(bits_of(as_float(magnitude) + FP8_SMALL_ROUNDER) - FP8_SMALL)
+            code = small if magnitude < FP8_NORMAL else normal
+            codes[i] = np.uint8(U32(code | U32(U32(word >> U32(24)) & U32(128))))
+
+
+@compiled
+def decode_float8(scales, packed, table, out, block, mode, first, stop):
+    """Of `fp8.BlockFloat8`; `table` holds the 256 numbers of the format."""
+    values = np.empty(block, F32)
+    for b in range(first, stop):
+        start = b * block
+        own, codes = out[start : start + block], packed[start : start + block]
+        scale = scales[b]
+        for i in range(own.size):
+            values[i] = table[codes[i]] * scale
+        put(values, own, mode)
+
+
+@compiled
+def encode_block_signs(values, words, scales, packed, block, first, stop):
+    """`signs.BlockSign`; the sum is that of `scaled.halving_sum`."""
+    sums = np.empty(block, F32)
+    for b in range(first, stop):
+        start = b * block
+        own = values[start : start + block]
+        for i in range(own.size):
+            sums[i] = abs(own[i])
+        sums[own.size :] = ZERO
+        scales[b] = halve(sums, block) / F32(own.size)
+        pack_signs(words[start : start + block], packed[start >> 3 :])
+
+
+@compiled
+def encode_votes(values, words, packed, seed, block, first, stop):
+    """`signs.Vote`."""
+    signs = np.empty(block, I32)
+    for b in range(first, stop):
+        start = b * block
+        own, bits = values[start : start + block], words[start : start + block]
+        for i in range(own.size):
+            turn = I32(U32(U32(start + i) + seed) << U32(31))
+            signs[i] = turn if own[i] == ZERO else bits[i]
+        pack_signs(signs[: own.size], packed[start >> 3 :])
+
+
+@compiled
+def decode_signs(scales, packed, out, block, mode, first, stop):
+    """Of `signs.BlockSign`, and of `signs.Vote` with one scale for all."""
+    values, words = np.empty(block, F32), np.empty(block, U32)
+    for b in range(first, stop):
+        start = b * block
+        own = out[start : start + block]
+        scale = bits_of(scales[min(b, scales.size - 1)])
+        unpack_signs(packed[start >> 3 :], own.size, words)
+        for i in range(own.size):
+            values[i] = as_float(U32(scale ^ words[i]))
+        put(values, own, mode)
+
+
+@compiled
+def measure(values, words, peaks, squares, block, first, stop):
+    """Peak (as bits) and sum of squares of each block, for `ternary.Ternary`."""
+    sums = np.empty(block, np.float64)
+    for b in range(first, stop):
+        start = b * block
+        own = values[start : start + block]
+        peaks[b] = peak_word(words[start : start + block])
+        for i in range(own.size):
+            sums[i] = np.float64(own[i]) * np.float64(own[i])
+        sums[own.size :] = 0.0
+        squares[b] = halve(sums, block)
+
+
+@compiled
+def encode_ternary(values, scale, packed, block, keys, first, stop):
+    """`ternary.Ternary`, once its scale is known."""
+    codes = np.zeros(block + 8, np.uint8)
+    for b in range(first, stop):
+        start = b * block
+        own = values[start : start + block]
+        round_at_random(own, start, inverse_of(scale), ONE, keys, codes)
+        pack(codes, own.size, 2, packed[start >> 2 :])
+
+
+@compiled
+def encode_natural(words, exponents, signs, block, keys, first, stop):
+    """`natural.Natural`."""
+    for b in range(first, stop):
+        start = b * block
+        own, raised = words[start : start + block], exponents[start : start + block]
+        for i in range(own.size):
+            noise = U32(draw(start + i, keys[0], keys[1]) >> U32(9))
+            word = U32(U32(U32(own[i]) & U32(0x7FFF_FFFF)) + noise)
+            raised[i] = np.uint8(min(U32(word >> U32(23)), U32(254)))
+        pack_signs(own, signs[start >> 3 :])
+
+
+@compiled
+def decode_natural(exponents, signs, out, block, mode, first, stop):
+    """Of `natural.Natural`."""
+    values, words = np.empty(block, F32), np.empty(block, U32)
+    for b in range(first, stop):
+        start = b * block
+        own, raised = out[start : start + block], exponents[start : start + block]
+        unpack_signs(signs[start >> 3 :], own.size, words)
+        for i in range(own.size):
+            values[i] = as_float(U32(words[i] | U32(U32(raised[i]) << U32(23))))
+        put(values, own, mode)

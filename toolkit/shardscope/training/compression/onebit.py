@@ -1,0 +1,105 @@
+"""1-bit Adam and 1-bit LAMB: after a warm-up, first moments meet instead of gradients, one bit an element.
+
+In the warm-up gradients meet uncompressed. Then the second moment is frozen, which makes the rest of the optimizer
+linear in the gradient: error feedback can make up for what one bit leaves out. Each rank forms the first moment that
+its own gradient leads to, the ranks agree on their mean in two phases with error feedback on both, and the optimizer
+(`optim.frozen`) takes it over. Tang et al. 2021 (arXiv 2102.02888), Li et al. 2021 (arXiv 2104.06069).
+
+A block of elements has one magnitude for all, and layers' moments differ by orders of magnitude. So moments are packed
+in units of their layer's root mean square at the freeze (1-bit LAMB, section 4.2; 1-bit Adam's own code packs layer by
+layer). Elements that have never had a gradient stay where they are: one bit has no zero, and would move them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from shardscope.training.compression.bucket import Bucket, Kept
+from shardscope.training.compression.codec import Codec
+from shardscope.training.compression.compressor import Carrier, refuse_not_finite
+from shardscope.training.compression.memory import ErrorFeedback
+from shardscope.training.compression.packed import Packed
+from shardscope.training.optim.frozen import FrozenVariance
+
+_SCALE = "scale."
+
+
+class OneBit(Packed):
+    """One rank's side of 1-bit Adam or LAMB.
+
+    Args:
+        name: Of the method, for errors.
+        codec: Of the first moments.
+        warmup_steps: Steps before the second moment is frozen.
+    """
+
+    freezes_variance = True
+
+    def __init__(self, name: str, codec: Codec, warmup_steps: int) -> None:
+        self._residual = ErrorFeedback()
+        super().__init__(name, codec, memory=self._residual, shares=ErrorFeedback("share"))
+        self.warmup_steps = warmup_steps
+        self._units = Kept()
+        self._scales: dict[str, Tensor] = {}
+
+    def attach(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+        assert isinstance(optimizer, FrozenVariance)
+        self._optimizer = optimizer
+        self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
+
+    def begin_step(self, step: int) -> None:
+        super().begin_step(step)
+        if step > self.warmup_steps and self._optimizer.frozen_after is None:
+            self._freeze()
+
+    def _freeze(self) -> None:
+        self._optimizer.freeze(self.warmup_steps)
+        if not self._scales:
+            self._scales = self._measure()
+        self._units.load_state_dict(
+            {name: self._optimizer.used(p).cpu() * self._scales[name] for name, p in self._parameters.items()}
+        )
+
+    def _measure(self) -> dict[str, Tensor]:
+        """The root mean square of each layer's first moment, relative to their mean; 1 where it is all zeros."""
+        moments = {name: self._optimizer.first_moment(p) for name, p in self._parameters.items()}
+        sizes = {name: moment.double().square().mean().sqrt().cpu() for name, moment in moments.items()}
+        mean = torch.stack(list(sizes.values())).mean()
+        return {name: torch.where(size > 0, size / mean, 1.0).float() for name, size in sizes.items()}
+
+    def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
+        refuse_not_finite(bucket, self.name)
+        if bucket.step <= self.warmup_steps:
+            carrier.sum_(bucket.flat.div_(carrier.world_size))
+            return
+        with carrier.meter.span("codec", "moment"):
+            units = self._units.of(bucket)
+            unused = units == 0
+            self._advance(bucket)
+            bucket.flat.div_(units).masked_fill_(unused, 0.0)
+        super().mean_(bucket, carrier)
+        with carrier.meter.span("codec", "moment"):
+            bucket.flat.mul_(units)
+            self._residual.residual.of(bucket).masked_fill_(unused, 0.0)
+
+    def _advance(self, bucket: Bucket) -> None:
+        """The bucket's gradients become the first moments that they lead to."""
+        for name, grad in bucket.views(bucket.flat).items():
+            self._optimizer.advance_(self._parameters[name], grad)
+
+    @property
+    def work_space(self) -> list[Tensor]:
+        return [*super().work_space, *self._units.tensors]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        scales = {f"{_SCALE}{name}": scale for name, scale in self._scales.items()}
+        return {**super().state_dict(), **scales}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        self._scales = {
+            key.removeprefix(_SCALE): scale.clone() for key, scale in state.items() if key.startswith(_SCALE)
+        }

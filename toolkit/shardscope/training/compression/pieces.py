@@ -1,0 +1,153 @@
+"""Codecs that work through a tensor piece by piece, compiled where numba is installed, in plain torch elsewhere.
+
+Both routes write the same bytes. The plain one cuts a tensor into pieces that stay in a core's cache from one torch
+operation to the next, instead of sending all of it through memory once an operation. The compiled one does all
+operations on an element at once, and shares the elements out to threads.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardscope.training.compression.bits import pack_bits, packed_size, unpack_bits
+from shardscope.training.compression.codec import Codec
+from shardscope.training.compression.noise import Keys, keys_of
+from shardscope.training.compression.route import choose_route, share_out
+
+PIECE = 1 << 16
+"""Elements of a piece in plain torch, about; a quarter of a megabyte. Threads get no fewer."""
+CHUNK = 4096
+"""Elements that compiled loops take at a time where a codec has no blocks."""
+SET, ADD, SUBTRACT = 0, 1, 2
+"""What to do with unpacked values: put them in the place of what is there, add them to it, subtract them from it."""
+
+
+class PieceCodec(Codec):
+    """Base: the choice of the route, and one way to unpack for setting, adding and subtracting."""
+
+    def __init__(self) -> None:
+        self.is_compiled = choose_route() == "numba"
+
+    def decode(self, packet: Tensor, out: Tensor, seed: int, *, add: bool = False) -> None:  # noqa: ARG002
+        self.unpack(packet, out, ADD if add else SET)
+
+    def subtract(self, packet: Tensor, values: Tensor, seed: int) -> None:  # noqa: ARG002
+        self.unpack(packet, values, SUBTRACT)
+
+    def prepare(self) -> None:
+        if self.is_compiled:  # loops compile when they first run
+            values, packet = torch.zeros(8), torch.zeros(self.num_bytes(8), dtype=torch.uint8)
+            self.encode(values, packet, 0)
+            self.unpack(packet, values, SET)
+
+    @abstractmethod
+    def unpack(self, packet: Tensor, out: Tensor, mode: int) -> None:
+        """Unpack into, onto or off `out`, as `mode` says; no codec of this kind needs the seed for it."""
+
+
+class CodeCodec(PieceCodec):
+    """Base of codecs with a code of `bits` bits an element, after a head of float32 scales.
+
+    Args:
+        bits: Of a code, 1 to 8.
+        grain: Pieces begin at a multiple of it; a multiple of 8.
+    """
+
+    def __init__(self, bits: int, grain: int = 8) -> None:
+        super().__init__()
+        self.bits, self._grain = bits, grain
+
+    @abstractmethod
+    def num_scales(self, num_elements: int) -> int:
+        """Of the packet of so many values."""
+
+    def num_bytes(self, num_elements: int) -> int:
+        return 4 * self.num_scales(num_elements) + packed_size(num_elements, self.bits)
+
+    def _parts(self, packet: Tensor, num_elements: int) -> tuple[Tensor, Tensor]:
+        """Scales and packed codes of a packet, as views."""
+        head = 4 * self.num_scales(num_elements)
+        return packet[:head].view(torch.float32), packet[head:]
+
+    def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:
+        scales, packed = self._parts(packet, values.numel())
+        keys = keys_of(seed)
+        if self.is_compiled:
+            self.encode_compiled(values, scales, packed, keys)
+            return
+        self.begin(values, scales)
+        for start, stop in cuts(values.numel(), self._grain):
+            codes = self.codes(values[start:stop], scales, keys, start)
+            pack_bits(codes, self.bits, self._packed(packed, start, stop))
+
+    def unpack(self, packet: Tensor, out: Tensor, mode: int) -> None:
+        scales, packed = self._parts(packet, out.numel())
+        if self.is_compiled:
+            self.unpack_compiled(scales, packed, out, mode)
+            return
+        for start, stop in cuts(out.numel(), self._grain):
+            codes = unpack_bits(self._packed(packed, start, stop), self.bits, stop - start)
+            put(self.values(codes, scales, start), out[start:stop], mode)
+
+    def _packed(self, packed: Tensor, start: int, stop: int) -> Tensor:
+        return packed[start * self.bits // 8 : packed_size(stop, self.bits)]
+
+    # In plain torch.
+
+    def begin(self, values: Tensor, scales: Tensor) -> None:
+        """Fill in what scales depend on all of the values."""
+
+    @abstractmethod
+    def codes(self, values: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
+        """Codes of a piece, uint8 and flat; `start` is the index of its first element. May fill in its scales."""
+
+    @abstractmethod
+    def values(self, codes: Tensor, scales: Tensor, start: int) -> Tensor:
+        """What the codes of a piece stand for, flat float32."""
+
+    # Compiled.
+
+    @abstractmethod
+    def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:
+        """All of it by a compiled loop."""
+
+    @abstractmethod
+    def unpack_compiled(self, scales: Tensor, packed: Tensor, out: Tensor, mode: int) -> None:
+        """All of it by a compiled loop."""
+
+
+def cuts(num_elements: int, align: int = 8) -> Iterator[tuple[int, int]]:
+    """First and last + 1 of each piece, which begins at a multiple of `align`."""
+    size = max(1, PIECE // align) * align
+    for start in range(0, num_elements, size):
+        yield start, min(start + size, num_elements)
+
+
+def over_blocks(loop: Callable[..., None], block: int, count: int, *arguments: Any) -> None:
+    """Run a compiled loop over all blocks of `count` elements, on torch's number of threads; tensors go as arrays."""
+    arrays = [each.detach().numpy() if isinstance(each, Tensor) else each for each in arguments]
+    share_out(loop, arrays, count=-(-count // block), at_least=max(1, PIECE // block))
+
+
+def words_of(values: Tensor) -> Tensor:
+    """The bits of float32 values, as integers."""
+    return values.view(torch.int32)
+
+
+def as_words(keys: Keys) -> tuple[np.uint32, np.uint32]:
+    """Keys as compiled loops take them."""
+    return np.uint32(keys[0]), np.uint32(keys[1])
+
+
+def put(values: Tensor, out: Tensor, mode: int) -> None:
+    """`values` into, onto or off `out`."""
+    if mode == SET:
+        out.copy_(values)
+    else:
+        out.add_(values, alpha=1 if mode == ADD else -1)

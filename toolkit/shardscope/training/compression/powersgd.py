@@ -1,0 +1,206 @@
+"""PowerSGD: each matrix of gradients as a product of two thin ones (Vogels, Karimireddy and Jaggi 2019, algorithm 1).
+
+A tensor of two dimensions or more is a matrix M of its first dimension by all others. One step of a power iteration
+from last step's right factor Q gives ``P = M Q``; the ranks add theirs up and all orthonormalize the same sum; then
+``Q = M^T P``, added up too, and ``P Q^T`` is the mean's projection onto P. Both are linear in M, so that sums of
+factors are factors of the sum, and W ranks send no more than two. What one vector each would weigh no less than the
+matrix itself goes as it is, with everything of one dimension, beside the P factors: two all-reduces a bucket in all.
+
+The Q that is kept makes the iteration go on from step to step, and with it the approximation of a slowly moving
+gradient turns towards the best of its rank. Factors are held transposed, ``[rank, length]``: their products with M are
+then as fast as reading M.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shardscope.training.compression.bucket import Bucket
+from shardscope.training.compression.compressor import Carrier, Compressor, refuse_not_finite
+from shardscope.training.compression.memory import ErrorFeedback, Memory
+from shardscope.training.compression.orthogonal import orthonormalize_, unit_rows_
+
+_FACTOR = "factor."
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of a bucket under way.
+
+    Attributes:
+        name: Of the tensor.
+        values: What is approximated, [rows, columns].
+        out: Where the mean of the approximations goes, likewise; `values` itself where nothing is remembered.
+        rank: Of the approximation; 0 if it goes as it is.
+        probes: Random directions whose images go with the left factor, for methods that look at what it misses.
+    """
+
+    name: str
+    values: Tensor
+    out: Tensor
+    rank: int
+    probes: int = 0
+
+    @property
+    def num_left(self) -> int:
+        """Vectors in the first message, each as long as a column; all of them, if it goes as it is."""
+        return self.rank + self.probes if self.rank else self.values.shape[1]
+
+
+def pays(rank: int, rows: int, columns: int) -> bool:
+    """Whether two factors of this rank are smaller than the matrix."""
+    return rank * (rows + columns) < rows * columns
+
+
+class PowerSgd(Compressor):
+    """Low-rank factors, with or without error feedback.
+
+    Args:
+        rank: Of every approximation.
+        feedback: Add what a step leaves out of this rank's gradient to its next one.
+        seed: The job's: all ranks draw the same first factors.
+    """
+
+    name = "powersgd"
+
+    def __init__(self, rank: int, *, feedback: bool, seed: int) -> None:
+        self.rank = rank
+        self.memory = ErrorFeedback() if feedback else Memory()
+        self._seed = seed
+        self._factors: dict[str, Tensor] = {}
+
+    def part_of(self, name: str, values: Tensor, out: Tensor, step: int) -> Part:  # noqa: ARG002
+        """How this tensor goes in this step; the same on all ranks."""
+        return Part(name, values, out, self.rank if pays(self.rank, *values.shape) else 0)
+
+    def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
+        refuse_not_finite(bucket, self.name)
+        values = self.memory.before(bucket)
+        out = bucket.flat if bucket.flat.dtype == torch.float32 else torch.empty_like(values)
+        parts = self._parts(bucket, values, out)
+        matrices = [part for part in parts if part.rank]
+        left = self._left(parts, bucket.step, carrier)
+        right = self._right(matrices, left, carrier)
+        with carrier.meter.span("codec", "decode"):
+            for part, p, q in zip(matrices, left, right, strict=True):
+                torch.mm(p[: part.rank].t(), q, out=part.out)
+            self._keep({part.name: q for part, q in zip(matrices, right, strict=True)}, bucket.step)
+            self.learn(parts, left, right, bucket.step)
+        if out is not bucket.flat:
+            bucket.flat.copy_(out)
+
+    def learn(self, parts: list[Part], left: list[Tensor], right: list[Tensor], step: int) -> None:
+        """What is to be learned from an exchange: all parts, and the factors of those that have some."""
+
+    def _parts(self, bucket: Bucket, values: Tensor, out: Tensor) -> list[Part]:
+        pieces = zip(values.split(bucket.sizes), out.split(bucket.sizes), strict=True)
+        return [
+            self.part_of(name, piece.view(matrix_shape(shape)), place.view(matrix_shape(shape)), bucket.step)
+            for name, shape, (piece, place) in zip(bucket.names, bucket.shapes, pieces, strict=True)
+        ]
+
+    def _left(self, parts: list[Part], step: int, carrier: Carrier) -> list[Tensor]:
+        """All P, orthonormal and transposed, then images of probes; on the way, the mean of what goes as it is."""
+        sizes = [part.num_left * len(part.values) for part in parts]
+        message = torch.empty(sum(sizes))
+        pairs = list(zip(parts, message.split(sizes), strict=True))
+        left = [piece.view(part.num_left, -1) for part, piece in pairs if part.rank]
+        whole = [(part, piece.view_as(part.values)) for part, piece in pairs if not part.rank]
+        matrices = [part for part in parts if part.rank]
+        with carrier.meter.span("codec", "encode"):
+            for part, piece in whole:
+                piece.copy_(part.values)
+            for part, p in zip(matrices, left, strict=True):
+                torch.mm(self._start(part, step), part.values.t(), out=p)
+        _mean_(message, carrier)
+        with carrier.meter.span("codec", "decode"):
+            for part, piece in whole:
+                if self.memory.is_needed:
+                    part.values.zero_()  # all of it got through
+                part.out.copy_(piece)
+            orthonormalize_([p[: part.rank] for part, p in zip(matrices, left, strict=True)])
+        return left
+
+    def _right(self, matrices: list[Part], left: list[Tensor], carrier: Carrier) -> list[Tensor]:
+        """All Q, transposed; on the way, what this rank's own factors leave out of its matrices is remembered."""
+        sizes = [part.rank * part.values.shape[1] for part in matrices]
+        message = torch.empty(sum(sizes))
+        right = [
+            piece.view(part.rank, -1) for part, piece in zip(matrices, message.split(sizes), strict=True)
+        ]
+        with carrier.meter.span("codec", "encode"):
+            for part, p, q in zip(matrices, left, right, strict=True):
+                torch.mm(p[: part.rank], part.values, out=q)
+                if self.memory.is_needed:
+                    part.values.addmm_(p[: part.rank].t(), q, alpha=-1)
+        _mean_(message, carrier)
+        return right
+
+    # What the iteration goes on from.
+
+    def _start(self, part: Part, step: int) -> Tensor:
+        """Last step's Q of this matrix, and probes; what there is none of is random, the same on all ranks."""
+        columns = part.values.shape[1]
+        kept = self._factors.get(part.name)
+        kept = torch.empty(0, columns) if kept is None or kept.shape[1] != columns else kept[: part.rank]
+        missing = part.rank - len(kept) + part.probes
+        return torch.cat([kept, self._draw(part.name, step, missing, columns)]) if missing else kept
+
+    def _draw(self, name: str, step: int, count: int, columns: int) -> Tensor:
+        """Gaussian rows, of norm 1 in the mean."""
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed}/{step}/{name}".encode()))
+        return torch.randn(count, columns, generator=generator).div_(columns**0.5)
+
+    def _keep(self, factors: Mapping[str, Tensor], step: int) -> None:
+        """Only directions count: with norms of 1, no iteration over- or underflows.
+
+        A direction that has become zero would stay so for ever; it is drawn anew. Directions past those of this step
+        stay, for when the rank grows again.
+        """
+        kept = {name: q.clone() for name, q in factors.items()}
+        unit_rows_(list(kept.values()))
+        for name, q in kept.items():
+            gone = ~q.any(dim=1)
+            if gone.any():
+                q[gone] = self._draw(name, step, int(gone.sum()), q.shape[1])
+            before = self._factors.get(name)
+            longer = before is not None and before.shape[1] == q.shape[1] and len(before) > len(q)
+            self._factors[name] = torch.cat([q, before[len(q) :]]) if before is not None and longer else q
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {f"{kind}_norm": kept.norm for kind, kept in self.memory.kept.items()}
+
+    @property
+    def work_space(self) -> list[Tensor]:
+        return [
+            *self._factors.values(),
+            *(flat for kept in self.memory.kept.values() for flat in kept.tensors),
+        ]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        factors = {f"{_FACTOR}{name}": factor for name, factor in self._factors.items()}
+        return {**self.memory.state_dict(), **factors}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.memory.load_state_dict(state)
+        self._factors = {
+            key.removeprefix(_FACTOR): factor.float().clone()
+            for key, factor in state.items()
+            if key.startswith(_FACTOR)
+        }
+
+
+def matrix_shape(shape: torch.Size) -> tuple[int, int]:
+    """First dimension by all others; a tensor of one dimension or none is one row, which never pays."""
+    return (shape[0], shape[1:].numel()) if len(shape) > 1 else (1, shape.numel())
+
+
+def _mean_(message: Tensor, carrier: Carrier) -> None:
+    if message.numel():
+        carrier.sum_(message).div_(carrier.world_size)

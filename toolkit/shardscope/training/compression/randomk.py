@@ -1,0 +1,62 @@
+"""Random-k: every rank sends the same k elements, drawn anew for each bucket of each step, so that only values travel.
+
+Values are added up on the way like an uncompressed gradient. With error feedback they go as they are, and what is not
+drawn waits in the residual (Stich et al. 2018, Sparsified SGD with memory): a contraction by k/n in the mean. Without,
+they are multiplied by n/k, which makes the mean over draws right and the variance n/k times as large.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shardscope.training.compression.codec import Codec
+from shardscope.training.compression.randomk_draw import draw
+
+
+def num_kept(num_elements: int, ratio: float) -> int:
+    """How many of so many elements a ratio keeps: the nearest whole number, and at least one."""
+    return max(1, round(ratio * num_elements))
+
+
+class RandomK(Codec):
+    """Keeps a share `ratio` of the elements, the same on all ranks, as they are."""
+
+    summable = torch.float32
+    shared_seed: ClassVar[bool] = True
+
+    def __init__(self, ratio: float) -> None:
+        self.ratio = ratio
+
+    def contraction(self, num_elements: int) -> float | None:
+        return num_kept(num_elements, self.ratio) / num_elements
+
+    def num_bytes(self, num_elements: int) -> int:
+        return 4 * num_kept(num_elements, self.ratio)
+
+    def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:
+        torch.index_select(values, 0, self._places(values.numel(), seed), out=packet.view(torch.float32))
+
+    def decode(self, packet: Tensor, out: Tensor, seed: int, *, add: bool = False) -> None:
+        places = self._places(out.numel(), seed)
+        if not add:
+            out.zero_()
+        out.index_add_(0, places, packet.view(torch.float32))
+
+    def _places(self, num_elements: int, seed: int) -> Tensor:
+        return draw(num_elements, num_kept(num_elements, self.ratio), seed)
+
+
+class ScaledRandomK(RandomK):
+    """Multiplies what it keeps by n/k, so that the mean over draws is the gradient."""
+
+    unbiased: ClassVar[bool] = True
+
+    def contraction(self, num_elements: int) -> float | None:  # noqa: ARG002
+        return None
+
+    def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:
+        super().encode(values, packet, seed)
+        packet.view(torch.float32).mul_(values.numel() / num_kept(values.numel(), self.ratio))

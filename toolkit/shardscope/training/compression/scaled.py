@@ -1,0 +1,86 @@
+"""Codecs with one scale a block: a family says how a block's scale comes about, and what its codes are."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from shardscope.training.compression.noise import Keys
+from shardscope.training.compression.pieces import CodeCodec
+
+TINY = float(np.finfo(np.float32).tiny)
+"""Scales below float32's smallest normal number count as zero: their reciprocals would be infinite."""
+
+
+class BlockCodec(CodeCodec):
+    """Base: one float32 scale a block of consecutive elements, the last of which may be short.
+
+    Methods are given blocks as rows, [blocks, block], the last filled up with zeros.
+    """
+
+    def __init__(self, bits: int, block: int) -> None:
+        super().__init__(bits, block)
+        self.align = block
+
+    def num_scales(self, num_elements: int) -> int:
+        return -(-num_elements // self.align)
+
+    def codes(self, values: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
+        rows = self._rows(values)
+        some = self._of(scales, start, rows)
+        self.scale(rows, some, values.numel())
+        return self.quantize(rows, some, keys, start).view(-1)[: values.numel()]
+
+    def values(self, codes: Tensor, scales: Tensor, start: int) -> Tensor:
+        rows = self._rows(codes)
+        values = self.dequantize(rows).mul_(self._of(scales, start, rows)[:, None])
+        return values.view(-1)[: codes.numel()]
+
+    def _rows(self, flat: Tensor) -> Tensor:
+        missing = -flat.numel() % self.align
+        return (pad(flat, (0, missing)) if missing else flat).view(-1, self.align)
+
+    def _of(self, scales: Tensor, start: int, rows: Tensor) -> Tensor:
+        first = start // self.align
+        return scales[first : first + len(rows)]
+
+    @abstractmethod
+    def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:
+        """Fill in the scales of some blocks, of which `count` elements are real."""
+
+    @abstractmethod
+    def quantize(self, rows: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
+        """Codes, uint8 like `rows`; `start` is the index of the first element."""
+
+    @abstractmethod
+    def dequantize(self, codes: Tensor) -> Tensor:
+        """What the codes stand for at a scale of 1, fresh float32."""
+
+
+def peak_scale(rows: Tensor, scales: Tensor, largest: float) -> None:
+    """A block's largest magnitude over the largest number that a code can say."""
+    torch.amax(rows.abs(), dim=1, out=scales)
+    scales.div_(largest)
+    scales.masked_fill_(scales < TINY, 0.0)
+
+
+def inverse_of(scales: Tensor) -> Tensor:
+    """1 / scale, a column; 0 where the scale is."""
+    return torch.where(scales > 0, scales.reciprocal(), 0.0)[:, None]
+
+
+def halving_sum(rows: Tensor) -> Tensor:
+    """Sums of rows, by adding their second half to their first until one column is left; `rows` is used up.
+
+    Float sums depend on their order; this one is the same in `loops`, to the bit.
+    """
+    width = rows.shape[1]
+    while width > 1:
+        half = (width + 1) // 2
+        rows[:, : width - half] += rows[:, half:width]
+        width = half
+    return rows[:, 0]

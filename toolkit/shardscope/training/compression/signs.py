@@ -1,0 +1,116 @@
+"""One bit an element: its sign.
+
+`BlockSign` sends each block's mean magnitude along, which makes it a contraction, and needs error feedback to converge
+(Karimireddy et al. 2019). `Vote` sends nothing else: the ranks vote on every element (Bernstein et al. 2018, signSGD
+with majority vote), and what comes back is +1 or -1, a direction and no gradient. A bit cannot say zero.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shardscope.training.compression.noise import Keys
+from shardscope.training.compression.packed import Packed
+from shardscope.training.compression.pieces import CHUNK, CodeCodec, as_words, over_blocks, words_of
+from shardscope.training.compression.scaled import BlockCodec, halving_sum
+
+
+class BlockSign(BlockCodec):
+    """The sign of each element times the mean magnitude of its block.
+
+    Args:
+        block: Elements that share a scale, a multiple of 8.
+    """
+
+    def __init__(self, block: int) -> None:
+        super().__init__(1, block)
+
+    def contraction(self, num_elements: int) -> float | None:
+        """|x - back|^2 = |x|_2^2 - |x|_1^2 / d, and the 1-norm is at least the 2-norm."""
+        return 1 / min(self.align, max(num_elements, 1))
+
+    def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:
+        sums = halving_sum(rows.abs())
+        torch.div(sums, self.align, out=scales)
+        if count % self.align:
+            scales[-1] = sums[-1] / (count % self.align)
+
+    def quantize(self, rows: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:  # noqa: ARG002
+        return _negative(rows)
+
+    def dequantize(self, codes: Tensor) -> Tensor:
+        return _plus_or_minus(codes)
+
+    def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:  # noqa: ARG002
+        from shardscope.training.compression import loops
+
+        over_blocks(
+            loops.encode_block_signs, self.align, values.numel(),
+            values, words_of(values), scales, packed, self.align,
+        )  # fmt: skip
+
+    def unpack_compiled(self, scales: Tensor, packed: Tensor, out: Tensor, mode: int) -> None:
+        from shardscope.training.compression import loops
+
+        over_blocks(
+            loops.decode_signs, self.align, out.numel(), scales, packed, out, self.align, mode
+        )  # fmt: skip
+
+
+class Vote(CodeCodec):
+    """The sign of each element. A zero votes for + or -, by its index and the seed."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def num_scales(self, num_elements: int) -> int:  # noqa: ARG002
+        return 0
+
+    def codes(self, values: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:  # noqa: ARG002
+        return torch.where(values == 0, _alternating(values.numel(), start + keys[0]), _negative(values))
+
+    def values(self, codes: Tensor, scales: Tensor, start: int) -> Tensor:  # noqa: ARG002
+        return _plus_or_minus(codes)
+
+    def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:
+        from shardscope.training.compression import loops
+
+        del scales
+        over_blocks(
+            loops.encode_votes, CHUNK, values.numel(),
+            values, words_of(values), packed, as_words(keys)[0], CHUNK,
+        )  # fmt: skip
+
+    def unpack_compiled(self, scales: Tensor, packed: Tensor, out: Tensor, mode: int) -> None:
+        from shardscope.training.compression import loops
+
+        del scales
+        over_blocks(
+            loops.decode_signs, CHUNK, out.numel(), torch.ones(1), packed, out, CHUNK, mode
+        )  # fmt: skip
+
+
+class MajorityVote(Packed):
+    """Each rank counts the votes on its share; ties go to + and - in turn, from element to element and step to step."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, Vote())
+
+    def conclude_(self, mean: Tensor, step: int) -> None:
+        ties = _plus_or_minus(_alternating(mean.numel(), step))
+        torch.where(mean == 0, ties, mean.sign(), out=mean)
+
+
+def _negative(values: Tensor) -> Tensor:
+    """1 where the sign bit is set."""
+    return (values.view(torch.int32) < 0).byte()
+
+
+def _plus_or_minus(codes: Tensor) -> Tensor:
+    return codes.float().mul_(-2.0).add_(1.0)
+
+
+def _alternating(count: int, first: int) -> Tensor:
+    """0, 1, 0, 1 and so on, or beginning with 1 where `first` is odd."""
+    return (torch.arange(count, dtype=torch.uint8) + first % 2).bitwise_and_(1)

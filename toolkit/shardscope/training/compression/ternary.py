@@ -1,0 +1,85 @@
+"""TernGrad: -1, 0 or +1 times one scale a packet, 2 bits an element (Wen et al. 2017).
+
+Values are first clipped at so many standard deviations of the packet (section 4 of the paper: 2.5), as a single outlier
+would otherwise set nearly all else to zero. The standard deviation is taken about zero.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from shardscope.training.compression.noise import Keys
+from shardscope.training.compression.pieces import CHUNK, CodeCodec, as_words, cuts, over_blocks, words_of
+from shardscope.training.compression.qsgd import round_at_random
+from shardscope.training.compression.scaled import TINY, halving_sum
+
+
+class Ternary(CodeCodec):
+    """+scale or -scale with a probability in proportion to the magnitude, else 0.
+
+    The mean over seeds is what is left after clipping, which is why it does not count as unbiased.
+
+    Args:
+        clip: Standard deviations of a packet beyond which its values are cut.
+    """
+
+    def __init__(self, clip: float) -> None:
+        super().__init__(2)
+        self.clip = clip
+
+    def num_scales(self, num_elements: int) -> int:  # noqa: ARG002
+        return 1
+
+    def scale_of(self, peak: float, squares: NDArray[np.float64], count: int) -> float:
+        """The largest magnitude after clipping, from the largest before it and the squares' sums chunk by chunk."""
+        deviation = math.sqrt(float(squares.sum()) / max(count, 1))
+        scale = float(np.float32(min(peak, self.clip * deviation)))
+        return scale if scale >= TINY else 0.0
+
+    def begin(self, values: Tensor, scales: Tensor) -> None:
+        peak, squares = 0.0, [np.zeros(0)]
+        for start, stop in cuts(values.numel(), CHUNK):
+            piece = values[start:stop]
+            peak = max(peak, float(piece.abs().max()))
+            squares.append(_sums_of_squares(piece).numpy())
+        scales[0] = self.scale_of(peak, np.concatenate(squares), values.numel())
+
+    def codes(self, values: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
+        return round_at_random(values * _inverse(float(scales[0])), 1, keys, start)
+
+    def values(self, codes: Tensor, scales: Tensor, start: int) -> Tensor:  # noqa: ARG002
+        return codes.float().sub_(1.0).mul_(scales[0])
+
+    def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:
+        from shardscope.training.compression import loops
+
+        count, num_chunks = values.numel(), -(-values.numel() // CHUNK)
+        peaks, squares = torch.empty(num_chunks), torch.empty(num_chunks, dtype=torch.float64)
+        over_blocks(
+            loops.measure, CHUNK, count, values, words_of(values), words_of(peaks), squares, CHUNK
+        )  # fmt: skip
+        peak = float(peaks.max()) if count else 0.0
+        scales[0] = self.scale_of(peak, squares.numpy(), count)
+        scale = np.float32(float(scales[0]))
+        over_blocks(loops.encode_ternary, CHUNK, count, values, scale, packed, CHUNK, as_words(keys))
+
+    def unpack_compiled(self, scales: Tensor, packed: Tensor, out: Tensor, mode: int) -> None:
+        from shardscope.training.compression import loops
+
+        over_blocks(loops.decode_integers, CHUNK, out.numel(), scales, packed, out, CHUNK, 2, mode)
+
+
+def _sums_of_squares(piece: Tensor) -> Tensor:
+    rows = pad(piece, (0, -piece.numel() % CHUNK)).view(-1, CHUNK)
+    return halving_sum(rows.double().square_())
+
+
+def _inverse(scale: float) -> float:
+    """As float32 has it."""
+    return float(np.float32(1) / np.float32(scale)) if scale else 0.0

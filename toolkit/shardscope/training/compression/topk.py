@@ -1,0 +1,68 @@
+"""Top-k: the largest elements by magnitude, with their places.
+
+Each rank chooses its own, so packets cannot be added up on the way: they are gathered, which grows with the ranks, or
+meet in two phases. What is left out has at most 1 - k/n of the squares (Stich et al. 2018, lemma A.1), which holds for
+both ways to select, as they select the same.
+
+A packet holds k float32 values in the order of their places, then the places as `topk_indices` writes them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shardscope.spec import Compression
+from shardscope.training.compression.codec import Codec
+from shardscope.training.compression.randomk import num_kept
+from shardscope.training.compression.topk_indices import index_format
+from shardscope.training.compression.topk_loops import chosen_loops
+from shardscope.training.compression.topk_select import Picked, largest, largest_by_sample
+
+
+class TopK(Codec):
+    """Keeps a share `ratio` of the elements as they are. selection: ``"sampled"`` or ``"exact"``."""
+
+    def __init__(self, ratio: float, selection: str = "sampled") -> None:
+        self.ratio, self.selection = ratio, selection
+        self.loops = chosen_loops()
+
+    def contraction(self, num_elements: int) -> float | None:
+        return num_kept(num_elements, self.ratio) / num_elements
+
+    def num_bytes(self, num_elements: int) -> int:
+        kept = num_kept(num_elements, self.ratio)
+        return 4 * kept + index_format(num_elements, kept).num_bytes
+
+    def _parts(self, packet: Tensor, num_elements: int) -> tuple[Tensor, Tensor]:
+        """Values and packed places, as views."""
+        head = 4 * num_kept(num_elements, self.ratio)
+        return packet[:head].view(torch.float32), packet[head:]
+
+    def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:
+        kept, places = self._parts(packet, values.numel())
+        picked = self._select(values, kept.numel(), seed)
+        kept.copy_(picked.values)
+        index_format(values.numel(), kept.numel()).write(picked.indices, places, self.loops)
+
+    def _select(self, values: Tensor, count: int, seed: int) -> Picked:
+        if self.selection == "exact":
+            return largest(values, count, self.loops)
+        return largest_by_sample(values, count, seed, self.loops)
+
+    def decode(self, packet: Tensor, out: Tensor, seed: int, *, add: bool = False) -> None:  # noqa: ARG002
+        kept, places = self._parts(packet, out.numel())
+        if not add:
+            out.zero_()
+        out.index_add_(0, index_format(out.numel(), kept.numel()).read(places, self.loops), kept)
+
+
+class WarmingTopK(TopK):
+    """Top-k whose ratio moves with the step, as `Compression.at_step` says."""
+
+    def __init__(self, compression: Compression) -> None:
+        super().__init__(compression.settings["ratio"])
+        self._compression = compression
+
+    def begin_step(self, step: int) -> None:
+        self.ratio = self._compression.at_step(step).settings["ratio"]

@@ -1,0 +1,114 @@
+"""Indices of k elements among n in as few bits as a fixed number of bytes allows.
+
+The packet is as long as a formula says, whatever the indices, so there is no entropy coding. Ascending indices are
+split: the low bits of each are written as they are, the high ones in unary, as steps in a row of k + n/2^low bits
+(Elias 1974; Fano 1971). That is within 0.65 bits an index of the least possible, log2 of n over k, where at most a
+tenth is kept. From about a quarter on, a bitmap of n bits is shorter, and where all is kept nothing is written.
+
+Kept of 25 million: 1 % takes 8.56 bits an index, where the least is 8.08, 16-bit offsets in segments take 16.03, a
+packed index 25, and the int32 that others send 32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from shardscope.training.compression.topk_loops import Loops
+
+Bytes = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class IndexFormat:
+    """How the indices of `kept` elements among `num_elements` are written.
+
+    Attributes:
+        low_bits: Bits of each that are written as they are; None for a bitmap.
+    """
+
+    num_elements: int
+    kept: int
+    low_bits: int | None
+
+    @property
+    def low_bytes(self) -> int:
+        """Of the first part, the low bits."""
+        return 0 if self.low_bits is None else -(-self.kept * self.low_bits // 8)
+
+    @property
+    def high_bits(self) -> int:
+        """Of the second part: the steps, or the bitmap."""
+        if self.low_bits is None:
+            return self.num_elements
+        return self.kept + (self.num_elements - 1 >> self.low_bits)
+
+    @property
+    def num_bytes(self) -> int:
+        """In all."""
+        if self.kept == self.num_elements:
+            return 0
+        return self.low_bytes + -(-self.high_bits // 8)
+
+    def write(self, indices: Tensor, out: Tensor, loops: Loops | None) -> None:
+        """Pack ascending int64 `indices` into the uint8 `out`, by compiled loops or without."""
+        if not self.num_bytes:
+            return
+        low, high = out[: self.low_bytes].numpy(), out[self.low_bytes :].numpy()
+        if loops is not None:
+            out.zero_()
+            loops.write(indices.numpy(), -1 if self.low_bits is None else self.low_bits, low, high)
+        elif self.low_bits is None:
+            high[:] = _bits(indices.numpy(), self.num_elements)
+        else:
+            low[:] = _fields(indices.numpy(), self.low_bits)
+            steps = (indices.numpy() >> self.low_bits) + np.arange(self.kept)
+            high[:] = _bits(steps, self.high_bits)
+
+    def read(self, packed: Tensor, loops: Loops | None) -> Tensor:
+        """The indices, ascending, int64."""
+        if not self.num_bytes:
+            return torch.arange(self.num_elements)
+        low, high = packed[: self.low_bytes].numpy(), packed[self.low_bytes :].numpy()
+        if loops is not None:
+            indices = np.empty(self.kept, dtype=np.int64)
+            loops.read(low, high, -1 if self.low_bits is None else self.low_bits, indices)
+            return torch.from_numpy(indices)
+        places = np.flatnonzero(np.unpackbits(high, count=self.high_bits, bitorder="little"))
+        if self.low_bits is None:
+            return torch.from_numpy(places)
+        tops = places - np.arange(self.kept) << self.low_bits
+        return torch.from_numpy(tops | _from_fields(low, self.kept, self.low_bits))
+
+
+@lru_cache(maxsize=256)
+def index_format(num_elements: int, kept: int) -> IndexFormat:
+    """The shortest way to write the indices of `kept` elements among `num_elements`."""
+    widths = [None, *range(num_elements.bit_length())]
+    formats = [IndexFormat(num_elements, kept, low_bits) for low_bits in widths]
+    return min(formats, key=lambda format_: format_.num_bytes)
+
+
+def _bits(places: Indices, count: int) -> Bytes:
+    """A row of `count` bits, set at `places`; the first is the lowest of the first byte."""
+    row = np.zeros(count, dtype=np.uint8)
+    row[places] = 1
+    return np.packbits(row, bitorder="little")
+
+
+def _fields(numbers: Indices, width: int) -> Bytes:
+    """The lowest `width` bits of each number, one after another."""
+    bits = (numbers[:, None] >> np.arange(width) & 1).astype(np.uint8)
+    return np.packbits(bits, bitorder="little")
+
+
+def _from_fields(packed: Bytes, count: int, width: int) -> Indices:
+    bits = np.unpackbits(packed, count=count * width, bitorder="little").reshape(count, width)
+    numbers: Indices = bits.astype(np.int64) @ (1 << np.arange(width))
+    return numbers

@@ -1,0 +1,88 @@
+"""The loops of top-k that are worth compiling; `topk_select` and `topk_indices` do the same without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from shardscope.training.compression.route import choose_route, compiled
+
+# What is written here in plain Python is machine code by the time it runs. Numbers keep the types of their arrays.
+
+
+def _pick(values: Any, threshold: Any, ties: int, indices: Any, picked: Any) -> int:
+    """Write out magnitudes above the threshold and the first `ties` equal to it, as far as there is room."""
+    count = 0
+    for i in range(values.shape[0]):
+        magnitude = abs(values[i])
+        if magnitude >= threshold:
+            if magnitude == threshold:
+                if ties == 0:
+                    continue
+                ties -= 1
+            if count < indices.shape[0]:
+                indices[count] = i
+                picked[count] = values[i]
+            count += 1
+    return count
+
+
+def _write(indices: Any, low_bits: int, low: Any, high: Any) -> None:
+    """Fields of low bits and steps, or a bitmap where `low_bits` is -1; both arrays are zeros at first."""
+    mask = (1 << low_bits) - 1 if low_bits > 0 else 0
+    room, filled, end = 0, 0, 0
+    for j in range(indices.shape[0]):
+        place = indices[j] if low_bits < 0 else (indices[j] >> low_bits) + j
+        high[place >> 3] |= 1 << (place & 7)
+        if low_bits > 0:
+            room |= (indices[j] & mask) << filled
+            filled += low_bits
+            while filled >= 8:
+                low[end] = room & 255
+                room >>= 8
+                filled -= 8
+                end += 1
+    if filled > 0:
+        low[end] = room & 255
+
+
+def _read(low: Any, high: Any, low_bits: int, indices: Any) -> None:
+    mask = (1 << low_bits) - 1 if low_bits > 0 else 0
+    room, filled, end, j = 0, 0, 0, 0
+    for byte in range(high.shape[0]):
+        bits = high[byte]
+        if bits == 0:
+            continue
+        for bit in range(8):
+            if bits >> bit & 1 and j < indices.shape[0]:
+                place = byte * 8 + bit
+                if low_bits >= 0:
+                    while filled < low_bits:
+                        room |= low[end] << filled
+                        filled += 8
+                        end += 1
+                    place = (place - j) << low_bits | (room & mask)
+                    room >>= low_bits
+                    filled -= low_bits
+                indices[j] = place
+                j += 1
+
+
+class Loops(NamedTuple):
+    """As machine code."""
+
+    pick: Callable[..., int]
+    write: Callable[..., None]
+    read: Callable[..., None]
+
+
+@cache
+def compiled_loops() -> Loops:
+    """Compiled on their first use."""
+    return Loops(compiled(_pick), compiled(_write), compiled(_read))
+
+
+def chosen_loops() -> Loops | None:
+    """The compiled loops, or None where codecs run in plain torch."""
+    return compiled_loops() if choose_route() == "numba" else None

@@ -1,0 +1,131 @@
+"""LAMB that goes on with a frozen second moment, as 1-bit LAMB does (Li et al. 2021, arXiv 2104.06069, Algorithm 1).
+
+While the second moment moves, each layer's trust ratio is averaged. Once it stands still, a fresh second moment is kept
+beside it, from the gradients that the agreed first moments amount to. It only says by how much the averaged ratio has
+to change: by the largest quotient of the frozen and the fresh root in the layer, within bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardscope.errors import SpecError
+from shardscope.training.optim._kernels import Scalars
+from shardscope.training.optim._layerwise import Batch, Layer, Squares, Staged
+from shardscope.training.optim.frozen import (
+    FrozenVariance,
+    corrected_root,
+    first_correction,
+    weight_of_gradient,
+)
+from shardscope.training.optim.lamb import Lamb
+
+AVERAGE_DECAY = 0.9
+"""A step, of the averaged ratio; this and the bounds are the published ones."""
+FACTOR_RANGE = (0.5, 4.0)
+FACTOR_CHANGE = 0.1
+"""The largest relative change of a layer's factor in one step."""
+
+
+class FreezableLamb(FrozenVariance, Lamb):
+    """Our LAMB until it is frozen; then by layer ``w -= lr * averaged ratio * factor * u`` with the frozen `v` in `u`.
+
+    Clamps are part of the averaged ratio; `trust_clip` also bounds what the factor makes of it. Layers without ratios
+    have no factor either. For whole tensors only.
+    """
+
+    def freeze(self, after: int) -> None:
+        """Leave the second moment as step `after` has left it.
+
+        Raises:
+            SpecError: Gradients are to be clipped, and there will be none.
+        """
+        if self.max_grad_norm is not None:
+            raise SpecError(
+                f"max_grad_norm={self.max_grad_norm!r} clips gradients, and a frozen LAMB sees none; use None"
+            )
+        super().freeze(after)
+
+    def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        return {
+            **super()._new_state(param, group),
+            "exp_avg_sq_fresh": torch.zeros_like(param),
+            "ratio": torch.ones((), dtype=torch.float32, device=param.device),
+            "factor": torch.ones((), dtype=torch.float32, device=param.device),
+        }
+
+    def _stage(self, batch: Batch) -> Staged:
+        if self.frozen_after is None:
+            return super()._stage(batch)
+        updates = self._scratch.take(batch)
+        for layer, update in zip(batch.layers, updates, strict=True):
+            self._advance(layer, update, batch.group)
+        return Staged(batch, updates, None)
+
+    def _move(self, staged: Staged, squares: Squares | None) -> None:
+        layers, group = staged.batch.layers, staged.batch.group
+        if self.frozen_after is None:
+            super()._move(staged, squares)
+            if squares is not None:
+                _average(layers, self._last_ratios[-1][1])
+            return
+        ratios = self._frozen_ratios(layers, group) if group["adapt"] else None
+        if ratios is not None:
+            self._last_ratios.append(([layer.name for layer in layers], ratios))
+        self._apply(staged, ratios)
+
+    def _frozen_ratios(self, layers: list[Layer], group: dict[str, Any]) -> Scalars:
+        bound = 1.0 if group["trust_clip"] else float("inf")
+        ratios = torch.cat([(layer.state["ratio"] * layer.state["factor"]).view(1) for layer in layers])
+        bounded = ratios.double().clamp(max=bound)
+        return bounded.tolist() if bounded.is_cpu else bounded
+
+    def _advance(self, layer: Layer, update: Tensor, group: dict[str, Any]) -> None:
+        """Take over the first moment in the layer's gradient; `update` becomes minus the layer's ``u``."""
+        state, decay = layer.state, group["weight_decay"]
+        self._refresh(layer, group)
+        state["exp_avg"].copy_(layer.grad)
+        bare = state["exp_avg"] / self._root(state["exp_avg_sq"], group)
+        bare.div_(first_correction(group, state["step"]).to(bare))
+        torch.neg(bare, out=update)
+        if group["decay_form"] == "inside":
+            update.sub_(layer.weights, alpha=decay)
+        elif decay:
+            layer.weights.add_(layer.weights, alpha=-group["lr"] * decay)
+        if group["adapt"]:
+            share = (bare.norm() / update.norm()).nan_to_num(1.0).clamp(max=1.0)
+            self._follow(state, share, group)
+
+    def _refresh(self, layer: Layer, group: dict[str, Any]) -> None:
+        """Advance the fresh second moment by the gradient that the new first moment amounts to."""
+        state, (beta1, beta2) = layer.state, group["betas"]
+        fresh = state["exp_avg_sq_fresh"]
+        if float(state["step"]) == self._first_frozen_step:
+            fresh.copy_(state["exp_avg_sq"])
+        gradient = torch.sub(layer.grad, state["exp_avg"], alpha=beta1).div_(weight_of_gradient(group))
+        fresh.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+
+    @property
+    def _first_frozen_step(self) -> int:
+        assert self.frozen_after is not None
+        return self.frozen_after + 1
+
+    def _follow(self, state: dict[str, Tensor], share: Tensor, group: dict[str, Any]) -> None:
+        """Move the layer's factor; `share` is that of the bare update in the whole, the rest being decay."""
+        fresh = corrected_root(state["exp_avg_sq_fresh"], group, float(state["step"]))
+        frozen = self._root(state["exp_avg_sq"], group)
+        quotient = frozen.div_(fresh).masked_fill_(state["exp_avg_sq"] == 0, 0.0).amax()
+        last = state["factor"]
+        wanted = (quotient * share + (1 - share)).clamp(*FACTOR_RANGE).to(last)
+        last.copy_(wanted.clamp(min=last * (1 - FACTOR_CHANGE), max=last * (1 + FACTOR_CHANGE)))
+
+
+def _average(layers: list[Layer], ratios: Scalars) -> None:
+    """Each layer's ratio joins the average of those before it."""
+    for layer, ratio in zip(layers, ratios, strict=True):
+        state = layer.state
+        kept = AVERAGE_DECAY if float(state["step"]) > 1 else 0.0
+        state["ratio"].mul_(kept).add_((1 - kept) * ratio)
