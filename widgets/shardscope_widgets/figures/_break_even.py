@@ -75,8 +75,10 @@ def break_even_text(info: BreakEvenInfo) -> str:
         return "No method was looked at."
     workers = info.lines[0].workers[-1]
     paying = [(line.label, line.bits_per_s[-1]) for line in info.lines if line.bits_per_s[-1]]
+    always = [label for label, bits in paying if bits and bits >= 8 * _HIGHEST]
     never = [line.label for line in info.lines if not line.bits_per_s[-1]]
-    parts = [f"{label} below {rate_bits(bits)}" for label, bits in paying if bits]
+    parts = [f"{label} below {rate_bits(bits)}" for label, bits in paying if bits and label not in always]
+    parts += [f"{listed(always)} on any link, for fewer latencies follow one another"] if always else []
     text = (
         f"Among {plural(workers, 'worker')}, compressing {info.model}'s gradients pays with {listed(parts)}."
     )
@@ -117,7 +119,7 @@ def draw(info: BreakEvenInfo) -> go.Figure:
         showlegend=True,
     )  # fmt: skip
     return theme.style(
-        figure, height=430, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 96, "b": 8}
+        figure, height=430, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 78, "b": 8}
     )
 
 
@@ -148,7 +150,7 @@ def _across(bits: float) -> dict[str, Any]:
 
 def _link_name(name: str, bits: float) -> dict[str, Any]:
     return {
-        "text": name, "xref": "paper", "x": 1, "xanchor": "right", "yref": "y", "y": float(np.log10(bits)),
+        "text": name, "xref": "paper", "x": 0.004, "xanchor": "left", "yref": "y", "y": float(np.log10(bits)),
         "yanchor": "bottom", "showarrow": False, "font": {"size": 11, "color": theme.GREY},
     }  # fmt: skip
 

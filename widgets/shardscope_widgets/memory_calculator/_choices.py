@@ -17,7 +17,7 @@ from shardscope.spec.layout import (
     LayoutOptimizer,
     Precision,
 )
-from shardscope.spec.layout_rules import STAGES_A_RANK
+from shardscope.spec.layout_faults import STAGES_A_RANK
 from shardscope.spec.model import Transformer
 from shardscope_widgets.memory_calculator import _catalogue
 

@@ -8,7 +8,7 @@ from typing import Any
 import traitlets as t
 
 from shardscope.errors import unknown_name
-from shardscope.spec import STRATEGIES, Batch, Compression, Job, Optimizer
+from shardscope.spec import STRATEGIES, Batch, Compression, Job, Link, Optimizer
 from shardscope.spec.compression import DEFAULTS as METHODS
 from shardscope.spec.data import DATA, is_path
 from shardscope.spec.job import PRECISIONS, RECOMPUTE
@@ -18,6 +18,8 @@ from shardscope.spec.strategy import StrategySpec, parse_strategy
 from shardscope_widgets.training_lab._families import applies
 from shardscope_widgets.training_lab._methods import method_values
 
+AS_IT_IS = "as it is"
+"""In the place of a bandwidth: the machine's own, unpaced."""
 CATALOGUES: dict[str, tuple[str, ...]] = {
     "model": tuple(MODELS),
     "data": tuple(DATA),
@@ -45,6 +47,12 @@ class Choices(t.HasTraits):
     )
     compression = t.Unicode("none", help="How gradients are compressed on their way.")
     compression_options = t.Dict(help="Settings of the compression that differ from its defaults, by field.")
+    bandwidth = t.Unicode(
+        AS_IT_IS, help="What each rank may send and receive a second, such as 100 Mbit/s; paced for real."
+    )
+    latency = t.Unicode(
+        "0", help="How long every message takes besides, such as 1 ms; with a bandwidth only."
+    )
     precision = t.Unicode("fp32", help="Number format of the computation.")
     recompute = t.Unicode("none", help="Activations that are recomputed in the backward pass.")
     steps = t.Int(200, min=1, help="Optimizer steps.")
@@ -128,6 +136,16 @@ class Choices(t.HasTraits):
     def _default_lr(self, _change: object) -> None:
         self.lr = Optimizer(name=self.optimizer).learning_rate
 
+    def link(self) -> Link | None:
+        """The link that ranks are held to; None leaves the machine's own.
+
+        Raises:
+            SpecError: It is no bandwidth or no latency.
+        """
+        if self.bandwidth == AS_IT_IS:
+            return None
+        return Link(bandwidth=self.bandwidth, latency_s=0.0 if self.latency == "0" else self.latency)
+
     @property
     def num_ranks(self) -> int:
         """Ranks that will run: the chosen number, within what the strategy allows."""
@@ -151,6 +169,7 @@ class Choices(t.HasTraits):
             optimizer=Optimizer(name=self.optimizer, lr=self.lr),
             batch=Batch(global_size=self.global_batch, micro_size=self.micro_batch or suited),
             compression=Compression(name=self.compression, **self.compression_options),
+            link=self.link(),
             precision=self.precision,
             recompute=self.recompute,
             steps=self.steps,

@@ -7,16 +7,18 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from shardscope_widgets.training_lab._choices import CATALOGUES, Choices
+from shardscope_widgets.training_lab._choices import AS_IT_IS, CATALOGUES, Choices
 from shardscope_widgets.training_lab._families import families
 from shardscope_widgets.training_lab._methods import method_families
 from shardscope_widgets.training_lab._picker import Picker
 
 _MICRO = (("as it suits", 0), *((str(n), n) for n in (1, 2, 4, 8, 16, 32, 64)))
+_BANDWIDTHS = (AS_IT_IS, "10 Mbit/s", "50 Mbit/s", "100 Mbit/s", "500 Mbit/s", "1 Gbit/s", "5 Gbit/s")
+_LATENCIES = ("0", "0.1 ms", "1 ms", "5 ms", "20 ms", "100 ms")
 WHAT = ("model", "data", "strategy", "world_size")
 """What stands above the strategy's own settings."""
-WIRE = ("compression",)
-"""What stands above the compression's own."""
+WIRE = ("compression", "bandwidth")
+"""What stands above the latency and the compression's own settings."""
 
 
 def _dropdown(
@@ -51,6 +53,8 @@ def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
         "global_batch": number(description="Global batch", min=1, max=1_000_000, value=choices.global_batch),
         "micro_batch": _dropdown(choices, "micro_batch", "Micro-batch", _MICRO),
         "compression": Picker(description="Compression", groups=method_families(), value=choices.compression),
+        "bandwidth": _dropdown(choices, "bandwidth", "Link", _BANDWIDTHS),
+        "latency": _dropdown(choices, "latency", "Latency", _LATENCIES),
         "precision": _dropdown(choices, "precision", "Precision"),
         "recompute": _dropdown(choices, "recompute", "Recompute"),
         "steps": number(description="Steps", min=1, max=10_000_000, value=choices.steps),
@@ -78,10 +82,29 @@ def panel(
     controls: dict[str, widgets.DOMWidget], options: widgets.DOMWidget, compression: widgets.DOMWidget
 ) -> widgets.VBox:
     """The controls two in a row, the strategy's own below the strategy, the compression's below the compression."""
-    what = [controls[name] for name in WHAT]
-    wire = [controls[name] for name in WIRE]
-    how = [control for name, control in controls.items() if name not in WHAT + WIRE]
-    boxes = [widgets.GridBox(what), options, widgets.GridBox(wire), compression, widgets.GridBox(how)]
+    what, wire = ([controls[name] for name in names] for names in (WHAT, WIRE))
+    how = [control for name, control in controls.items() if name not in WHAT + WIRE + ("latency",)]
+    latency = widgets.GridBox([controls["latency"]])
+    latency.add_class("ss-options")
+    _shown_with_a_link(latency, controls["bandwidth"])
+    boxes = [
+        widgets.GridBox(what),
+        options,
+        widgets.GridBox(wire),
+        latency,
+        compression,
+        widgets.GridBox(how),
+    ]
     for box in boxes:
         box.add_class("ss-controls")
     return widgets.VBox(boxes)
+
+
+def _shown_with_a_link(latency: widgets.GridBox, bandwidth: widgets.Dropdown) -> None:
+    """A latency goes with a bandwidth only."""
+
+    def show(_change: object = None) -> None:
+        latency.layout.display = "none" if bandwidth.value == AS_IT_IS else None
+
+    bandwidth.observe(show, "value")
+    show()

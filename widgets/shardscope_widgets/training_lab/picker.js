@@ -1,9 +1,7 @@
 /* A select box whose options stand in groups. */
 
-let made = 0;
-
 function render({ model, el }) {
-  const id = `ss-picker-${(made += 1)}`;
+  const id = `ss-picker-${Math.random().toString(36).slice(2)}`;  // each widget loads this module anew: no counter
   const label = document.createElement("label");
   const select = document.createElement("select");
   label.className = "widget-label";
