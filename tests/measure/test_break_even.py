@@ -52,6 +52,7 @@ def test_break_even_has_a_row_a_method_and_workers_and_names_the_best_way() -> N
     [
         ({"workers": (1, 2)}, "workers=1 exchange nothing; take 2 or more"),
         ({"methods": ["zip"]}, "compression='zip' is not known"),
+        ({"methods": ["local-sgd"]}, "compression='local-sgd' exchanges different things at different steps"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused(change: dict, message: str) -> None:

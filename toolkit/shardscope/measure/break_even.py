@@ -26,6 +26,7 @@ USUAL = tuple(
     for name in ("bf16", "int8", "int4", "qsgd", "sign", "topk", "randomblock", "powersgd")
 )
 """Methods that are looked at unless others are named: one of each kind."""
+UNSTEADY = ("onebit-adam", "onebit-lamb", "local-sgd")
 WORKERS = (2, 4, 8, 16, 32, 64)
 
 
@@ -127,6 +128,7 @@ def break_even(
     worths = []
     for method in methods:
         compression = Compression(name=method) if isinstance(method, str) else method
+        refuse_unsteady(compression)
         own = job.replace(strategy="ring", world_size=2, compression=compression)
         exchanges = [
             exchange_of(
@@ -141,6 +143,19 @@ def break_even(
         worths.append(MethodWorth(compression, tuple(exchanges), tuple(map(float, levels))))
     num_params = sum(int(np.prod(shape)) for shape in shapes)
     return BreakEven(label_of(job.model), num_params, tuple(workers), latency_s, plain, tuple(worths))
+
+
+def refuse_unsteady(compression: Compression) -> None:
+    """Refuse methods whose exchange changes from step to step: no step of theirs stands for all.
+
+    Raises:
+        SpecError: It is one of them.
+    """
+    if compression.name in UNSTEADY:
+        raise SpecError(
+            f"compression={compression.name!r} exchanges different things at different steps, so no one step can be "
+            f"predicted; take for example {', '.join(method.name for method in USUAL)}"
+        )
 
 
 def gradient_shapes(job: Job) -> list[tuple[int, ...]]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from shardscope.analytic.communication.worth import exchange_of, exchange_time
 from shardscope.errors import SpecError
-from shardscope.measure.break_even import USUAL, gradient_shapes
+from shardscope.measure.break_even import USUAL, gradient_shapes, refuse_unsteady
 from shardscope.measure.codecs import codec_seconds
 from shardscope.runtime import Run, launch
 from shardscope.runtime.tail import Event
@@ -126,6 +126,8 @@ def worth(
         )
     plain = Compression()
     compressions = [plain, *(Compression(name=m) if isinstance(m, str) else m for m in methods)]
+    for compression in compressions:
+        refuse_unsteady(compression)
     jobs = [job.replace(compression=compression) for compression in compressions]
     link = job.link if link is None else link
     run = probe or launch(job.replace(compression=plain, link=None, steps=PROBE_STEPS, name="probe")).wait()
