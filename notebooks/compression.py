@@ -71,7 +71,17 @@ for exchange in ("gather", "two-phase"):
 # %% [markdown]
 # ## The same training, four times
 #
-# On a link of 100 Mbit/s. Hover over the bars: computing, packing, and waiting for the wire.
+# First said, then run. Before anything compressed has run, a short probe tells how long a step computes here, packing
+# is measured, and the wire is counted:
+
+# %%
+job = ss.Job(model="gpt-nano", data="python-source", batch=16, world_size=2, link=SLOW)
+said = ss.worth(job, methods=["int8", "topk", "powersgd"])
+print(said)
+said.to_frame().round(4)
+
+# %% [markdown]
+# And now the runs, on a link of 100 Mbit/s. Hover over the bars: computing, packing, and waiting for the wire.
 
 # %%
 runs = [train(), train("int8"), train("topk"), train("powersgd")]
