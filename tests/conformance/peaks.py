@@ -86,8 +86,8 @@ def _keep_up(strategy: FullySharded) -> None:
     assert ring is not None
     reduce_mean = ring.reduce_mean
 
-    def at_once(output: Tensor, buffer: Tensor) -> None:
-        reduce_mean(output, buffer)
+    def at_once(unit: str, output: Tensor, buffer: Tensor) -> None:
+        reduce_mean(unit, output, buffer)
         ring.finish()
 
     ring.reduce_mean = at_once  # type: ignore[method-assign]
