@@ -8,17 +8,21 @@ from browser.test_architectures_lab import BARS, lab, wait_for_bars  # noqa: F40
 from browser.test_training_lab import CONTRAST, LAB, choose, press, status
 
 
+def run_to_its_end(lab):  # noqa: F811
+    press(lab, "Start")
+    label = lab.kernel("lab._focus_trace().label").strip("'")
+    status(lab, f"{label} has finished", 60_000)
+
+
 @pytest.mark.timeout(180)
 def test_a_compressed_run_stands_beside_an_uncompressed_one(lab):  # noqa: F811
     choose(lab, "Strategy", "ring")
-    press(lab, "Start")
-    status(lab, "ring-gpt-nano 2 has finished", 60_000)
+    run_to_its_end(lab)
     assert lab.page.evaluate(BARS, "Compression") == 0
     choose(lab, "Compression", "int8")
     choose(lab, "Exchange", "gather")
     assert lab.kernel("lab.job().compression.label") == "'int8 exchange=gather'"
-    press(lab, "Start")
-    status(lab, "ring-int8-gpt-nano has finished", 60_000)
+    run_to_its_end(lab)
     wait_for_bars(lab, "Compression", 2 + 3 * 2)
     for theme in ("JupyterLab Dark", "JupyterLab Light"):
         lab.use_theme(theme)
