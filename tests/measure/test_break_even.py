@@ -68,7 +68,7 @@ def test_a_verdict_is_said_before_anything_compressed_has_run() -> None:
     quick = ss.worth(
         JOB, methods=["int8"], link=ss.Link(bandwidth="1000 Gbit/s", latency=0.0), probe=ss.runs()[0]
     )
-    assert quick.best is quick.plain
+    assert not quick.pays
     assert "does not pay" in quick.verdict
     assert list(slow.to_frame().columns)[:2] == ["method", "step_s"]
 
@@ -76,3 +76,15 @@ def test_a_verdict_is_said_before_anything_compressed_has_run() -> None:
 def test_only_rings_and_all_reduces_of_several_ranks_are_predicted() -> None:
     with pytest.raises(ss.SpecError, match="strategy='zero-3' on world_size=2 is not one whose compression"):
         ss.worth(JOB.replace(strategy="zero-3"))
+
+
+def test_a_gain_within_the_error_of_predictions_is_no_reason_to_compress() -> None:
+    from shardscope.measure.worth import PredictedStep, Worth
+
+    plain = PredictedStep(ss.Compression(), 100.0, 0.1, 0.0, 0.0)
+    packed = PredictedStep(ss.Compression("int4"), 10.0, 0.09, 0.005, 0.0)
+    found = Worth("a link", (plain, packed))
+    assert not found.pays
+    assert found.verdict == (
+        "On a link compressing does not pay: int4 would be 5 % quicker, less than predictions err by."
+    )

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PROBE_STEPS = 8
+MARGIN = 1.15
+"""How much quicker a step must be said to be before compressing is said to pay: predictions are good for 15 %."""
 _WARM_UP = 2
 
 
@@ -71,6 +73,11 @@ class Worth:
         return min(self.steps, key=lambda step: step.step_s)
 
     @property
+    def pays(self) -> bool:
+        """Whether the best step is quicker than the uncompressed one by more than predictions err by."""
+        return self.plain.step_s >= MARGIN * self.best.step_s
+
+    @property
     def verdict(self) -> str:
         """Whether compressing pays, in a sentence."""
         best, plain = self.best, self.plain
@@ -78,6 +85,9 @@ class Worth:
             step = f"the uncompressed step of {plain.step_s:.3g} s is the quickest"
             return f"On {self.link} compressing does not pay: {step}."
         times = plain.step_s / best.step_s
+        if not self.pays:
+            gain = f"{best.compression.label} would be {100 * (times - 1):.0f} % quicker, less than predictions err by"
+            return f"On {self.link} compressing does not pay: {gain}."
         return (
             f"On {self.link} compressing pays: with {best.compression.label} a step takes {best.step_s:.3g} s instead "
             f"of {plain.step_s:.3g} s, {times:.3g} times as fast."

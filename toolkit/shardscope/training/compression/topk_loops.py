@@ -28,6 +28,32 @@ def _pick(values: Any, threshold: Any, ties: int, indices: Any, picked: Any) -> 
     return count
 
 
+def _pick_above(  # noqa: PLR0917 - what `share_out` calls
+    values: Any, threshold: Any, indices: Any, picked: Any, counts: Any, first: int, stop: int
+) -> None:
+    """Write out magnitudes above the threshold in one part of the values, into the part's own row.
+
+    Few elements are that large: sixteen at a time are looked at without a branch.
+    """
+    parts, total = counts.shape[0], values.shape[0]
+    part = (first * parts + total - 1) // total
+    count, room, i = 0, indices.shape[1], first
+    while i < stop:
+        end = min(i + 16, stop)
+        hits = 0
+        for j in range(i, end):
+            hits += abs(values[j]) > threshold
+        if hits:
+            for j in range(i, end):
+                if abs(values[j]) > threshold:
+                    if count < room:
+                        indices[part, count] = j
+                        picked[part, count] = values[j]
+                    count += 1
+        i = end
+    counts[part] = count
+
+
 def _write(indices: Any, low_bits: int, low: Any, high: Any) -> None:
     """Fields of low bits and steps, or a bitmap where `low_bits` is -1; both arrays are zeros at first."""
     mask = (1 << low_bits) - 1 if low_bits > 0 else 0
@@ -73,6 +99,7 @@ class Loops(NamedTuple):
     """As machine code."""
 
     pick: Callable[..., int]
+    pick_above: Callable[..., None]
     write: Callable[..., None]
     read: Callable[..., None]
 
@@ -80,7 +107,7 @@ class Loops(NamedTuple):
 @cache
 def compiled_loops() -> Loops:
     """Compiled on their first use."""
-    return Loops(compiled(_pick), compiled(_write), compiled(_read))
+    return Loops(compiled(_pick), compiled(_pick_above), compiled(_write), compiled(_read))
 
 
 def chosen_loops() -> Loops | None:

@@ -17,11 +17,15 @@ import torch
 from torch import Tensor
 
 from shardscope.training.compression.randomk_draw import draw
+from shardscope.training.compression.route import share_out
 from shardscope.training.compression.topk_loops import Loops
 
 SAMPLE = 1 << 14
 _SPREAD = 5.0
 _CHUNK = 1 << 15  # up to here torch wakes no other threads, which on a busy machine wait for each other
+
+
+_PART = 1 << 18  # below so many elements, another thread is not worth its start
 
 
 class Picked(NamedTuple):
@@ -80,11 +84,27 @@ def _pick(values: Tensor, threshold: float, ties: int, room: int, loops: Loops |
     if loops is None:
         indices = torch.cat(list(_chunk_indices(values, threshold, ties)))
         return Picked(indices, values[indices]) if indices.numel() <= room else None
+    if not ties:
+        return _pick_above(values, threshold, room, loops)
     picked = Picked(torch.empty(room, dtype=torch.int64), torch.empty(room))
     found = loops.pick(
         values.numpy(), np.float32(threshold), ties, picked.indices.numpy(), picked.values.numpy()
     )
     return Picked(picked.indices[:found], picked.values[:found]) if found <= room else None
+
+
+def _pick_above(values: Tensor, threshold: float, room: int, loops: Loops) -> Picked | None:
+    """All magnitudes above the threshold, a part of the values on each thread."""
+    parts = max(1, min(torch.get_num_threads(), values.numel() // _PART))
+    indices, kept = torch.empty(parts, room, dtype=torch.int64), torch.empty(parts, room)
+    counts = torch.zeros(parts, dtype=torch.int64)
+    arguments = (values.numpy(), np.float32(threshold), indices.numpy(), kept.numpy(), counts.numpy())
+    share_out(loops.pick_above, arguments, count=values.numel(), at_least=_PART)
+    found = counts.tolist()
+    if sum(found) > room:
+        return None
+    rows = [torch.cat([table[part, :count] for part, count in enumerate(found)]) for table in (indices, kept)]
+    return Picked(*rows)
 
 
 def _chunk_indices(values: Tensor, threshold: float, ties: int) -> Iterator[Tensor]:
