@@ -135,14 +135,16 @@ def parts_of(blocks: Blocks, rows: Rows, host_capacity: float = np.inf) -> Memor
     if not offload.any():
         return on_device
     no_optimizer, no_states = OFFLOADS_OPTIMIZER[offload], OFFLOADS_STATES[offload]
-    no_saved = OFFLOADS_ACTIVATIONS[offload]
-    away = optimizer * no_optimizer + (parameters + gradients) * no_states
-    host, nvme = tiers(away + (blocks.saved - blocks.kept) * no_saved, host_capacity)
+    saved_away = (blocks.saved - blocks.kept) * OFFLOADS_ACTIVATIONS[offload]
+    host, nvme = tiers(
+        optimizer * no_optimizer + (parameters + gradients) * no_states + saved_away, host_capacity
+    )
+    here = ~no_states
     return MemoryParts(
-        parameters=on_device.parameters * ~no_states,
-        gradients=gradients * ~no_states,
+        parameters=on_device.parameters * here,
+        gradients=gradients * here,
         optimizer=optimizer * ~no_optimizer,
-        activations=activations - (blocks.saved - blocks.kept) * no_saved,
+        activations=activations - saved_away,
         buffers=buffers,
         host=host,
         nvme=nvme,

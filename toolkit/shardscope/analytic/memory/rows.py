@@ -11,6 +11,7 @@ from shardscope.analytic.memory import activations as saved
 from shardscope.analytic.memory import buffers
 from shardscope.analytic.memory.columns import Floats, Pipeline, pipeline_of
 from shardscope.analytic.memory.frameworks import Framework
+from shardscope.analytic.memory.offload import OFFLOADS_STATES
 from shardscope.analytic.memory.states import Recipe, known_recipe
 from shardscope.analytic.memory.weights import Weights, weights
 from shardscope.spec.model import Transformer
@@ -50,6 +51,8 @@ class Rows(NamedTuple):
     """That ZeRO partitions over."""
     expert_ranks: Floats
     """That ZeRO partitions experts over: those that hold the same ones."""
+    borrowed: dict[int, tuple[Floats, Floats]]
+    """By ZeRO stage from which a layer that runs is whole: the share of it that is not the rank's own; of experts."""
     dense: LayerSaved
     mixed: LayerSaved
     in_dense: Floats
@@ -82,6 +85,7 @@ def rows_of(model: Transformer, layouts: Layouts, framework: Framework) -> Rows:
         shape=shape,
         zero_ranks=zero_ranks,
         expert_ranks=expert_ranks,
+        borrowed={stage: _borrowed(layouts, stage, zero_ranks, expert_ranks) for stage in (2, 3)},
         dense=dense,
         mixed=mixed,
         in_dense=in_dense,
@@ -90,6 +94,17 @@ def rows_of(model: Transformer, layouts: Layouts, framework: Framework) -> Rows:
             model, recipe, framework, tokens=shape.tokens, tensor=shape.tensor, divided=shape.divided
         ),
     )
+
+
+def _borrowed(
+    layouts: Layouts, stage: int, zero_ranks: Floats, expert_ranks: Floats
+) -> tuple[Floats, Floats]:
+    """Where all states are offloaded, the layers that run are whole on the device whatever the stage."""
+    away, is_on = OFFLOADS_STATES[layouts.offload], layouts.zero >= stage
+    dense = np.where(away, 1.0, is_on * (1 - 1 / zero_ranks))
+    if expert_ranks is zero_ranks:
+        return dense, dense
+    return dense, np.where(away, 1.0, is_on * (1 - 1 / expert_ranks))
 
 
 def _shape(model: Transformer, layouts: Layouts) -> Shape:

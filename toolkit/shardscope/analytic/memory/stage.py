@@ -9,7 +9,6 @@ import numpy as np
 from shardscope.analytic.memory import buffers
 from shardscope.analytic.memory.columns import Floats, Holding, held_by
 from shardscope.analytic.memory.frameworks import Framework
-from shardscope.analytic.memory.offload import OFFLOADS_STATES
 from shardscope.analytic.memory.rows import Rows
 from shardscope.analytic.memory.states import (
     ModelStates,
@@ -161,15 +160,15 @@ def _factors(rows: Rows, *, mixed: bool) -> int:
 def _gathered(rows: Rows, own: Elements, width: int, prefetched: int, stage: int) -> Floats:
     """Layers that ZeRO gathers, or whose gradients it has not yet handed on, less a rank's own part of them.
 
-    Never more than the rank has to hold without ZeRO. Where all states are offloaded, the layers that run are whole on
-    the device whatever the stage.
+    Never more than the rank has to hold without ZeRO.
     """
-    away, is_on = OFFLOADS_STATES[rows.layouts.offload], rows.layouts.zero >= stage
+    if not width:
+        return NONE
+    dense, experts = rows.borrowed[stage]
     running = np.maximum(own.layer, own.vocabulary) + prefetched * own.layer
-    sizes = np.minimum(running, own.dense) * np.where(away, 1.0, is_on * (1 - 1 / rows.zero_ranks))
+    sizes = np.minimum(running, own.dense) * dense
     if own.experts is not None and own.layer_experts is not None:
-        part = np.where(away, 1.0, is_on * (1 - 1 / rows.expert_ranks))
-        sizes += np.minimum((1 + prefetched) * own.layer_experts, own.experts) * part
+        sizes += np.minimum((1 + prefetched) * own.layer_experts, own.experts) * experts
     return width * sizes
 
 
