@@ -70,6 +70,10 @@ SPAN_LOOKS = {
     "ring_reduce_scatter": Look("#e06c2c", pattern="/"),
     "ring_all_gather": Look("#f4b183", pattern="\\"),
     "broadcast": Look("#b866a6", pattern="x"),
+    "encode": Look("#c49a0c"),
+    "decode": Look("#e3c65a", pattern="."),
+    "packet_all_to_all": Look("#e06c2c", pattern="x"),
+    "packet_all_gather": Look("#f4b183", pattern="."),
     "send": Look("#c49a0c", pattern="-"),
     "recv": Look("#d9c36a", pattern="-"),
 }
