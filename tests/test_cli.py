@@ -23,7 +23,7 @@ from shardscope.commands._table import aligned, human_bytes
 from shardscope.commands.run import stop
 from shardscope.errors import LaunchError, SpecError
 from shardscope.runtime import Summary
-from shardscope.spec import Job
+from shardscope.spec import Job, Link
 
 TINY = ["run", "--model", "mlp", "--ranks", "2", "--steps", "5"]
 
@@ -66,6 +66,18 @@ class TestJobFromOptions:
         assert (job.optimizer.name, job.optimizer.lr) == ("lamb", 0.004)
         assert (job.batch.global_size, job.batch.micro_size) == (32, 4)
         assert (job.precision, job.recompute, job.name) == ("bf16", "full", "mine")
+
+    def test_a_link_needs_both_its_figures_and_zero_needs_no_unit(self) -> None:
+        link = job_from("--link-bandwidth", "1 Gbit/s", "--link-latency", "0").link
+        assert link == Link(bandwidth="1 Gbit/s", latency_s=0)
+        for options, message in [
+            (("--link-bandwidth", "1 Gbit/s"), "give the latency as well, such as '1 ms', or 0 for none"),
+            (("--link-latency", "1 ms"), "give the bandwidth as well, such as '100 Mbit/s'"),
+            (("--link-bandwidth", "1 Gbit/s", "--link-latency", "5"), "--link-latency='5' has no unit"),
+            (("--link-bandwidth", "0", "--link-latency", "0"), "bandwidth=0.0 is not valid"),
+        ]:
+            with pytest.raises(SpecError, match=message):
+                job_from(*options)
 
     def test_single_needs_no_word_on_ranks(self) -> None:
         assert job_from("--strategy", "single").world_size == 1

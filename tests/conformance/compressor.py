@@ -18,10 +18,11 @@ import torch
 
 import shardscope as ss
 from conformance.ranks import RankPool
-from shardscope.analytic.communication import ring_all_reduce_bytes
+from shardscope.analytic.communication import compressed_bytes, ring_all_reduce_bytes
 from shardscope.training.collectives import Ring
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression import Bucket, Carrier, Compressor, NotFinite, build_compressor
+from shardscope.training.compression.packed import Packed
 from shardscope.training.context import RankContext
 
 SHAPES: list[tuple[int, ...]] = [(33, 17), (5,), (1,), (7, 3, 11), (1031,)]
@@ -61,10 +62,16 @@ def bucket_of(flat: torch.Tensor, step: int = 1, shapes: Sequence[tuple[int, ...
     return Bucket([f"p{i}" for i in range(len(shapes))], [torch.Size(s) for s in shapes], flat, step)
 
 
-def exchange(compressor: Compressor, context: RankContext, flat: torch.Tensor, step: int = 1) -> torch.Tensor:
+def exchange(
+    compressor: Compressor,
+    context: RankContext,
+    flat: torch.Tensor,
+    step: int = 1,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+) -> torch.Tensor:
     """One step's exchange of one bucket; returns what this rank ends with."""
     compressor.begin_step(step)
-    bucket = bucket_of(flat.clone(), step)
+    bucket = bucket_of(flat.clone(), step, shapes)
     compressor.mean_(bucket, carrier_of(context))
     return bucket.flat
 
@@ -74,6 +81,12 @@ def make(compression: ss.Compression, context: RankContext) -> Compressor:
     compressor = build_compressor(job_of(compression, context.world_size))
     assert compressor is not None
     return compressor
+
+
+def awkward_sizes(compressor: Compressor, world_size: int) -> list[int]:
+    """Elements of buckets around what belongs together: one, one block more or less, and a block for each rank."""
+    align = compressor.codec.align if isinstance(compressor, Packed) else getattr(compressor, "block", 1)
+    return sorted({1, max(align - 1, 1), align, align + 1, world_size * align})
 
 
 def sent_bytes(context: RankContext) -> int:
@@ -117,9 +130,28 @@ class CompressorConformance:
 
     def expected_bytes(self, compression: ss.Compression, world_size: int) -> list[int]:
         """By rank, from the formula."""
-        from shardscope.analytic.communication import compressed_bytes
-
         return list(compressed_bytes(compression, SHAPES, world_size))
+
+    def test_buckets_of_awkward_sizes_meet(
+        self, compression: ss.Compression, pool: RankPool, tmp_path: Path
+    ) -> None:
+        def body(context: RankContext) -> list[tuple[int, int, torch.Tensor]]:
+            rows = []
+            for size in awkward_sizes(make(compression, context), context.world_size):
+                shapes, compressor = [(size,)], make(compression, context)
+                context.meter.drain()
+                came = exchange(compressor, context, gradients(context.rank, 1, shapes), 1, shapes)
+                rows.append((size, sent_bytes(context), came))
+            return rows
+
+        ranks = pool.run(body, tmp_path)
+        for rows in zip(*ranks, strict=True):
+            size, came = rows[0][0], rows[0][2]
+            stated = compressed_bytes(compression, [(size,)], pool.world_size)
+            assert [row[1] for row in rows] == list(stated), size
+            assert all(torch.equal(row[2], came) for row in rows), size
+            assert came.shape == (size,)
+            assert came.isfinite().all()
 
     def test_zeros_stay_zeros(self, compression: ss.Compression, pool: RankPool, tmp_path: Path) -> None:
         def body(context: RankContext) -> torch.Tensor:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import shardscope as ss
+from shardscope.measure import codecs
 from shardscope.measure.break_even import gradient_shapes
 from shardscope.measure.codecs import codec_seconds
 from shardscope.spec.models import MODELS
+from shardscope.training.compression import Bucket
 
 JOB = ss.Job(model="mlp", data="digits", world_size=2)
 
@@ -22,16 +25,37 @@ def test_shapes_are_those_of_the_models_own_parameters() -> None:
 
 
 def test_packing_takes_time_and_nothing_takes_none() -> None:
-    shapes = [(256, 256)]
-    assert codec_seconds(JOB, shapes) == 0
-    once = codec_seconds(JOB.replace(compression="int8"), shapes, repeats=3)
+    buckets = [[(256, 256)]]
+    assert codec_seconds(JOB, buckets) == 0
+    once = codec_seconds(JOB.replace(compression="int8"), buckets, repeats=3)
     assert 0 < once < 1
 
 
 def test_a_large_model_is_packed_in_part_and_scaled_up() -> None:
-    shapes = [(4096, 4096)] * 3
-    whole = codec_seconds(JOB.replace(compression="bf16"), shapes, repeats=1)
-    assert whole > codec_seconds(JOB.replace(compression="bf16"), [(512, 512)], repeats=1)
+    large, small = [[(4096, 4096)] * 3], [[(512, 512)]]
+    whole = codec_seconds(JOB.replace(compression="bf16"), large, repeats=1)
+    assert whole > codec_seconds(JOB.replace(compression="bf16"), small, repeats=1)
+
+
+def test_packing_goes_bucket_by_bucket_as_far_as_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[list[tuple[int, ...]]] = []
+
+    class Watched:
+        def begin_step(self, step: int) -> None:
+            packed.clear()
+
+        def mean_(self, bucket: Bucket, _: object) -> None:
+            assert bucket.flat.dtype == torch.float64
+            packed.append([tuple(shape) for shape in bucket.shapes])
+
+    monkeypatch.setattr(codecs, "build_compressor", lambda _: Watched())
+    job = JOB.replace(compression="int8", precision="fp64")
+    buckets = [[(10,)], [(128, 10), (128,)], [(7,)]]
+    codec_seconds(job, buckets, repeats=1)
+    assert packed == buckets
+    monkeypatch.setattr(codecs, "LARGEST_SAMPLE", 1290)
+    codec_seconds(job, buckets, repeats=1)
+    assert packed == [[(10,)], [(128, 10)]]
 
 
 def test_break_even_has_a_row_a_method_and_workers_and_names_the_best_way() -> None:
@@ -50,14 +74,156 @@ def test_break_even_has_a_row_a_method_and_workers_and_names_the_best_way() -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"workers": (1, 2)}, "workers=1 exchange nothing; take 2 or more"),
+        ({"workers": (1, 2)}, "workers=1 is not valid: it should be a whole number of 2 or more"),
+        ({"workers": []}, r"workers=\[\] names nothing to look at; give for example workers=\[4\]"),
+        ({"workers": (2, 2.5)}, "workers=2.5 is not valid: it should be a whole number of 2 or more"),
+        ({"workers": "4"}, "workers='4' names nothing"),
+        ({"repeats": 0}, "repeats=0 is not valid: it should be a whole number of 1 or more"),
+        ({"methods": []}, r"methods=\[\] names nothing to look at; give for example methods=\['int8'\]"),
+        ({"methods": 8}, "methods=8 names nothing"),
+        ({"methods": [8]}, "methods holds 8, which is no method; give names such as 'int8'"),
+        ({"latency_s": "1"}, "latency_s='1' has no unit; write '5 us' or '1.5 ms'"),
+        ({"latency_s": -1}, "latency_s=-1 is not valid: it should be finite, and 0 or more"),
+        ({"latency_s": None}, "latency_s=None is not a quantity"),
         ({"methods": ["zip"]}, "compression='zip' is not known"),
         ({"methods": ["local-sgd"]}, "compression='local-sgd' exchanges different things at different steps"),
+        ({"methods": "adaptive-rank"}, "compression='adaptive-rank' exchanges different things at different"),
+        ({"methods": "adaptive-bits"}, "compression='adaptive-bits' exchanges different things at different"),
+        (
+            {"methods": ss.Compression("dgc", warmup_steps=20)},
+            "compression='dgc warmup_steps=20' sends less from step to step while it warms up, .* warmup_steps=0",
+        ),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused(change: dict, message: str) -> None:
     with pytest.raises(ss.SpecError, match=message):
         ss.break_even(JOB, **change)
+
+
+def test_dgc_that_does_not_warm_up_sends_the_same_at_every_step() -> None:
+    found = ss.break_even(JOB, methods=ss.Compression("dgc", momentum=0.0), workers=2, repeats=1)
+    assert 0 < found.methods[0].exchanges[0].sent_bytes < 0.02 * found.plain[0].sent_bytes
+
+
+def test_break_even_cuts_the_jobs_own_buckets() -> None:
+    """Each costs its messages: those of three buckets are thrice those of one."""
+    rounds = {}
+    for size in (0.02, 25.0):
+        job = JOB.replace(strategy=ss.AllReduce(bucket_mb=size))
+        found = ss.break_even(job, methods=["int8", "bf16"], workers=4, repeats=1)
+        rounds[size] = [found.plain[0].rounds, *(method.exchanges[0].rounds for method in found.methods)]
+    assert rounds[25.0] == [6, 2, 6]
+    assert rounds[0.02] == [18, 6, 18]
+
+
+def test_one_may_be_given_for_several_and_quantities_with_their_units() -> None:
+    found = ss.break_even(JOB, methods="int8", workers=4, latency_s="1 ms", repeats=1)
+    assert (found.workers, found.latency_s) == ((4,), 1e-3)
+    assert [method.compression.name for method in found.methods] == ["int8"]
+    assert found.best(4, "1 kbit/s") == found.best(4, 125)
+    for bandwidth, message in [
+        ("1 G", "could mean bits or bytes"),
+        (0, "bandwidth=0 is not valid: it should be greater than 0"),
+    ]:
+        with pytest.raises(ss.SpecError, match=message):
+            found.best(4, bandwidth)
+
+
+def test_a_job_whose_batch_two_ranks_cannot_share_is_looked_at_all_the_same() -> None:
+    job = ss.Job(model="mlp", data="digits", world_size=3, batch=ss.Batch(global_size=9, micro_size=3))
+    assert ss.break_even(job, methods="bf16", workers=3, repeats=1).workers == (3,)
+
+
+class Probe:
+    """A run as `worth` sees it, whose ranks wrote down so many steps."""
+
+    id, is_alive = "there", False
+
+    def __init__(self, job: ss.Job, steps: int, **fields: object) -> None:
+        self.job = job.replace(steps=steps)
+        self.__dict__.update(fields)
+
+    def events(self, _kind: str) -> list[dict]:
+        spans = [["compute", "forward", 0.0, 1.0, 0], ["communication", "all_reduce", 1.0, 3.0, 8]]
+        traffic = {"all_reduce": {"sent_bytes": 100}}
+        rows = [{"step": 1 + step, "spans": spans, "traffic": traffic} for step in range(self.job.steps)]
+        return rows * self.job.world_size
+
+
+@pytest.mark.parametrize(
+    ("probe", "message"),
+    [
+        (Probe(JOB.replace(batch=32), 8), "probe='there' ran with batch=.*32.*, and the job has .*64"),
+        (Probe(JOB.replace(optimizer="lamb"), 8), "probe='there' ran with optimizer="),
+        (
+            Probe(JOB.replace(compression="int8"), 8),
+            "probe='there' ran with compression='int8'; give an uncompressed",
+        ),
+        (
+            Probe(JOB.replace(link=ss.Link(bandwidth="1 Gbit/s", latency_s=0)), 8),
+            "probe='there' ran on a link of 1 Gbit/s, 0 s; give an uncompressed run without a link",
+        ),
+        (Probe(JOB, 2), "probe='there' has no step after its first 2 with spans; give a longer run"),
+        (Probe(JOB, 8, is_alive=True), "probe='there' is still running; wait for it"),
+    ],
+)
+def test_a_probe_that_tells_nothing_of_this_job_is_refused(probe: Probe, message: str) -> None:
+    with pytest.raises(ss.SpecError, match=message):
+        ss.worth(JOB, methods="int8", probe=probe)  # type: ignore[arg-type]
+
+
+def test_a_probe_may_differ_in_what_takes_no_time() -> None:
+    probe = Probe(JOB.replace(name="other", schedule="cosine", steps=50), 3)
+    job = JOB.replace(compression="int8", link=ss.Link(bandwidth="1 Gbit/s", latency_s=0))
+    found = ss.worth(job, methods="bf16", link="10GbE", probe=probe)  # type: ignore[arg-type]
+    assert found.plain.compute_s == 1.0
+    assert found.link == f"a link of {ss.Link.of('10GbE').label}"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "precision"),
+    [(ss.Ring, 2, "fp32"), (ss.Ring, 3, "fp32"), (ss.AllReduce, 2, "fp64")],
+)
+@pytest.mark.parametrize("method", ["none", "int8", "topk", "powersgd"])
+def test_what_is_foretold_of_many_buckets_is_what_they_send(
+    strategy: type[ss.Ring], world_size: int, precision: str, method: str
+) -> None:
+    """To the byte, and message by message: those of a link without end take nothing but their latency."""
+    job = JOB.replace(strategy=strategy(bucket_mb=0.02), world_size=world_size, batch=12, precision=precision)
+    link = ss.Link(bandwidth="1e9 Gbit/s", latency_s=1.0)
+    found = ss.worth(job, methods=method, link=link, probe=Probe(job, 8))  # type: ignore[arg-type]
+    run = ss.launch(job.replace(compression=method, steps=3)).wait(60)
+    last = [event["traffic"] for event in run.events("step") if event["step"] == 3]
+    assert found.steps[-1].sent_bytes == max(
+        sum(row["sent_bytes"] for row in ranks.values()) for ranks in last
+    )
+    ring = 2 * (world_size - 1)
+    calls = {name: row["calls"] for name, row in last[0].items()}
+    rounds = sum(count * (1 if name.startswith("packet") else ring) for name, count in calls.items())
+    assert sum(calls.values()) > 2
+    assert found.steps[-1].wire_s == pytest.approx(rounds, rel=1e-4)
+
+
+def test_a_probe_of_a_long_schedule_is_its_own_job() -> None:
+    from shardscope.measure.probe import PROBE_STEPS, plain_job
+
+    job = JOB.replace(steps=100, schedule=ss.Schedule("linear", warmup_steps=20))
+    assert plain_job(job).steps == PROBE_STEPS
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"methods": []}, r"methods=\[\] names nothing to look at"),
+        ({"link": "1 Gbit/s"}, "link='1 Gbit/s' is a rate, which needs a latency"),
+        ({"link": "carrier pigeon"}, "link='carrier pigeon' is not known"),
+        ({"link": 1e9}, "link=1000000000.0 is no link; give Link"),
+    ],
+)
+def test_what_worth_cannot_look_at_is_refused_before_anything_runs(change: dict, message: str) -> None:
+    with pytest.raises(ss.SpecError, match=message):
+        ss.worth(JOB, **change)
+    assert not ss.runs()
 
 
 def test_a_verdict_is_said_before_anything_compressed_has_run() -> None:

@@ -10,7 +10,8 @@ from torch import nn
 import shardscope as ss
 from conformance.runs import small_job
 from shardscope.measure.projection import project
-from shardscope.measure.replay import Rank, Span, replay, step_of
+from shardscope.measure.replay import Rank, replay, step_of
+from shardscope.training.meter import Span
 
 LINK = ss.Link(bandwidth="100 Mbit/s", latency="2 ms")
 
@@ -88,6 +89,9 @@ def test_what_cannot_be_projected_is_refused() -> None:
     with pytest.raises(
         ss.SpecError, match="strategy='pipeline:gpipe' cannot be projected .* run it on the link"
     ):
+        project(run, LINK)
+    run = ss.launch(small_job(steps=2, compression=ss.Compression("local-sgd", every=2))).wait(60)
+    with pytest.raises(ss.SpecError, match="its steps are not alike; run it on the link"):
         project(run, LINK)
     run = ss.launch(small_job(steps=2, link=LINK, record=ss.Record(spans_first=0))).wait(60)
     with pytest.raises(ss.SpecError, match="does not tell what the machine's own is like"):

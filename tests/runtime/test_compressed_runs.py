@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -81,6 +82,42 @@ def test_an_overflow_in_fp16_is_skipped_and_one_in_fp32_is_named(strategy: str, 
     assert not skipped[-1]
 
 
+def spoilt() -> Any:
+    """A model of several buckets; on rank 1 the first of them to be sent holds NaN from its third backward pass on."""
+    import torch
+    from torch import nn
+
+    class Spoil(torch.autograd.Function):
+        passes = 0
+
+        @staticmethod
+        def forward(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+            return weight.view_as(weight)
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            Spoil.passes += 1
+            return grad * float("nan") if os.environ["RANK"] == "1" and Spoil.passes >= 3 else grad
+
+    class Head(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(inputs, Spoil.apply(self.weight), self.bias)
+
+    body = [nn.Linear(64, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU()]
+    return nn.Sequential(nn.Flatten(), *body, Head(200, 10))
+
+
+@pytest.mark.parametrize("kind", ["ring", "all-reduce", "zero-1"])
+def test_what_one_rank_alone_refuses_ends_the_run_with_its_words(kind: str) -> None:
+    """Its later buckets stay at home: peers, still in the first, would take them for that."""
+    job = small_job(strategy={"kind": kind, "bucket_mb": 0.05}, compression="int8", model=spoilt)
+    said = r"rank 1 .*failed at step \d: NotFinite: the gradient of '\d.weight' is not finite at step \d, which comp"
+    started = time.monotonic()
+    with pytest.raises(ss.RunFailed, match=said):
+        ss.launch(job).wait(60)
+    assert time.monotonic() - started < 60
+
+
 KILLS = [("ring", "int8"), ("zero-2", "int4"), ("parameter-server:async", "int8"), ("gossip", "int4")]
 
 
@@ -146,6 +183,8 @@ def test_options_make_a_compression_and_change_that_of_a_file(tmp_path: Any) -> 
         (("--compression", "int9"), "did you mean"),
         (("--compression", "int8", "--compression-set", "ratio"), "is no NAME=VALUE; NAME is one of ratio"),
         (("--compression", "int8", "--compression-set", "ratio=0.1"), "has no effect on int8"),
+        (("--compression-set", "name=int8"), "sets no setting but the method; use --compression int8"),
+        (("--compression", "powersgd", "--compression-set", "rank=true"), "rank=True is a truth value"),
     ]:
         with pytest.raises(SpecError, match=message):
             job(*options)

@@ -95,6 +95,16 @@ def test_a_torch_that_cannot_be_imported_is_reported_not_raised(monkeypatch: pyt
     assert not report["gloo"].ok
 
 
+def test_a_group_that_cannot_be_formed_is_told_and_any_other_mistake_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    assert machine.probe_torch()["gloo"] is False
+    broken = machine._TORCH_PROBE.replace("dist.HashStore()", "dist.no_such_store()")
+    monkeypatch.setattr(machine, "_TORCH_PROBE", broken)
+    assert "no_such_store" in machine.probe_torch()["error"]
+
+
 def test_a_torch_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_TORCH_PROBE", "import time; time.sleep(60)")
     assert "more than 1 s" in machine.probe_torch(timeout_s=1.0)["error"]

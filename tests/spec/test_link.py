@@ -15,6 +15,7 @@ def test_a_link_is_read_with_its_units_and_tells_them() -> None:
     assert (link.bandwidth, link.latency_s, link.label) == (12.5e6, 1.5e-3, "100 Mbit/s, 1.5 ms")
     assert Link(bandwidth=12.5e6, latency_s=1.5e-3) == link
     assert Link.from_json(link.to_json()) == link
+    assert Link(bandwidth="1 Gbit/s", latency="0").latency_s == 0  # the one number that needs no unit
 
 
 @pytest.mark.parametrize(
@@ -31,14 +32,27 @@ def test_a_link_is_read_with_its_units_and_tells_them() -> None:
         ),
         (
             {"bandwidth": 1e6, "latency": "-1 ms"},
-            "latency_s=-0.001 is not valid: it should be greater than or equal to 0",
+            "latency='-1 ms' is not valid: it should be finite, and 0 or more",
         ),
         (
             {"bandwidth": 1e6, "latency": float("inf")},
-            "latency_s=inf is not valid: it should be a finite number",
+            "latency=inf is not valid: it should be finite, and 0 or more",
         ),
-        ({"bandwidth": 1e6, "latency": "1"}, "latency_s='1' has no unit; write '5 us' or '1.5 ms'"),
-        ({"bandwidth": 1e6}, "Link needs latency_s; give latency_s=..."),
+        ({"bandwidth": 1e6, "latency": "1"}, "latency='1' has no unit; write '5 us' or '1.5 ms'"),
+        ({"bandwidth": 1e6, "latency": ""}, "latency='' is not a quantity"),
+        ({"bandwidth": 1e6, "latency": True}, "latency=True is not a quantity"),
+        (
+            {"bandwidth": 1e6, "latency_s": -1},
+            "latency_s=-1 is not valid: it should be greater than or equal to 0",
+        ),
+        (
+            {"bandwidth": 1e6},
+            "a link needs both its figures; give the latency as well, such as '1 ms', or 0 for none",
+        ),
+        (
+            {"latency": "1 ms"},
+            "a link needs both its figures; give the bandwidth as well, such as '100 Mbit/s'",
+        ),
         ({"bandwidth": 1e6, "latency": 0, "latency_s": 0}, "given twice, as latency and as latency_s"),
     ],
 )

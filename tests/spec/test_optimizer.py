@@ -6,7 +6,7 @@ import pytest
 
 from shardscope.errors import SpecError
 from shardscope.spec.optimizer import DEFAULTS, LAMB_VARIANTS, Optimizer
-from shardscope.spec.schedule import Schedule, scaled_lr
+from shardscope.spec.schedule import Schedule
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
@@ -90,12 +90,3 @@ def test_a_schedule_refuses_what_it_would_ignore():
         Schedule("sqrt", final_ratio=0.1)
     with pytest.raises(SpecError, match=r"schedule='cosin' is not known; did you mean 'cosine'"):
         Schedule("cosin")
-
-
-def test_learning_rate_follows_the_batch():
-    assert scaled_lr(0.1, 8192, 256, "linear") == pytest.approx(3.2)
-    assert scaled_lr(5e-3, 512, 32768, "sqrt") == pytest.approx(6.25e-4)  # the LAMB paper's table for BERT
-    with pytest.raises(SpecError, match="rule='square'"):
-        scaled_lr(0.1, 2, 1, "square")
-    with pytest.raises(SpecError, match="batch=0"):
-        scaled_lr(0.1, 0, 1, "sqrt")

@@ -26,6 +26,8 @@ from shardscope.spec.units import Kind, bandwidth_text, flops_text, gib_text, pa
         ("5 us", "s", 5e-6),
         (" 1e-3 s ", "s", 1e-3),
         ("700 W", "W", 700),
+        ("0", "s", 0),
+        ("0.0", "bytes/s", 0),
     ],
 )
 def test_a_quantity_is_read_in_its_base_unit(text: str, kind: Kind, value: float) -> None:
@@ -45,7 +47,7 @@ def test_a_quantity_is_read_in_its_base_unit(text: str, kind: Kind, value: float
         (
             "200",
             "bytes/s",
-            "has no unit; write '25 GB/s' or '200 Gbit/s', or give a plain number of bytes a second",
+            "has no unit; write '25 GB/s' or '200 Gbit/s', or in Python a plain number of bytes a second",
         ),
         ("200 GB", "bytes/s", "is a size, not a rate; write GB/s"),
         ("80 GB/s", "bytes", "is a rate, not a size; write GB"),
@@ -53,7 +55,7 @@ def test_a_quantity_is_read_in_its_base_unit(text: str, kind: Kind, value: float
         ("fast", "bytes/s", "is not a quantity; write a number and its unit"),
         ("", "bytes", "is not a quantity"),
         ("1.2.3 GB", "bytes", "unit '.3 GB'"),
-        ("5", "s", "give a plain number of seconds"),
+        ("5", "s", "or in Python a plain number of seconds"),
     ],
 )
 def test_what_could_mean_two_things_is_refused_with_a_way_out(text: str, kind: Kind, says: str) -> None:

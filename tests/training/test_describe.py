@@ -140,3 +140,7 @@ def test_what_cannot_be_traced_is_refused() -> None:
         Model.from_module(nn.Linear(1, 1), (3,))
     with pytest.raises(SpecError, match="does not run on shapes alone"):
         Model.from_module(nn.Linear(4, 4), torch.zeros(1, 5))
+    with pytest.raises(
+        SpecError, match='shapes alone: Module .Module. is missing the required "forward" function'
+    ):
+        Model.from_module(nn.Module(), torch.zeros(1, 5))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +13,14 @@ import torch
 from torch import Tensor
 
 import shardscope as ss
-from conformance.compressor import bucket_of, exchange, gradients, make
+from conformance.compressor import SHAPES, bucket_of, carrier_of, exchange, gradients, make
 from conformance.methods import carried_by, remembering
 from conformance.ranks import RankPool
 from conformance.sharded import jagged
+from shardscope.training.compression import Bucket
 from shardscope.training.context import RankContext
 from shardscope.training.sharding import local
-from shardscope.training.strategies._relayout import relayout
+from shardscope.training.strategies._relayout import by_parameter, relayout, units_with_parameters
 from shardscope.training.trainer import Trainer
 
 STEPS, HALF = 5, 2
@@ -103,16 +107,69 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
 
 
 def owed_by(trainer: Trainer, shards: int) -> dict[str, Tensor]:
-    """Residuals by parameter or, laid out for one rank, by unit."""
+    """Residuals by parameter."""
     state = trainer.strategy.remembered()
     if not trainer.job.strategy.kind.startswith(("zero-2", "zero-3")):
         return {name: tensor.clone() for name, tensor in state.items() if "padding" not in name}
-    shapes = trainer.strategy._shapes()
-    return {name: relayout(flat, shapes[name.partition(".")[2]], shards, 1) for name, flat in state.items()}
+    return by_parameter(state, units_with_parameters(trainer.model), shards)
+
+
+def recalled(context: RankContext) -> list[str]:
+    """What this rank's events say of it."""
+    events = map(json.loads, filter(None, context.events.path.read_text().splitlines()))
+    return [event["remembered"] for event in events if event["event"] == "resume"]
+
+
+def test_units_hold_the_parameters_that_torch_puts_there_in_its_order(pool: RankPool, tmp_path: Path) -> None:
+    if pool.world_size != 2:
+        pytest.skip("names are the same on any number of ranks")
+
+    def body(context: RankContext) -> list[tuple[list[str], list[str]]]:
+        rows = []
+        for model in (jagged, "gpt-nano"):
+            data = "digits" if model is jagged else "python-source"
+            job = job_of("zero-3", 2, ss.Compression("int4"), model=model, data=data)
+            trainer = Trainer(job, context, tmp_path / str(len(rows)))
+            ours = units_with_parameters(trainer.model)
+            for name, unit in zip(trainer.strategy.unit_names, trainer.strategy.units, strict=True):
+                inside = "" if name == "model" else f"{name}."
+                group = unit._get_fsdp_state()._fsdp_param_group
+                held = [] if group is None else group.fsdp_params  # none lie outside the blocks
+                theirs = [
+                    f"{inside}{key}"
+                    for parameter in held
+                    for key, other in unit.named_parameters()
+                    if other is parameter.sharded_param
+                ]
+                rows.append((list(ours[name]), theirs))
+            trainer.strategy.close()
+        return rows
+
+    for rows in pool.run(body, tmp_path):
+        assert all(ours == theirs for ours, theirs in rows)
+        assert sum(len(ours) > 1 for ours, _ in rows) > 4
+
+
+def owed_in_the_mean(ranks: list[dict[str, Tensor]], name: str) -> Tensor:
+    """What the mean of a tensor is short of: the mean of all residuals, and what each share owes alone."""
+    mean = sum(owed[name] for owed in ranks) / len(ranks)
+    for owed in ranks:
+        for piece, tensor in owed.items():
+            if piece.startswith(f"share.{name.removeprefix('residual.')}@"):
+                start = int(piece.rpartition("@")[2])
+                mean[start : start + tensor.numel()] += tensor
+    return mean  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "then"), [("zero-1", "zero-1"), ("zero-2", "zero-3"), ("ring", "zero-1")]
+    ("strategy", "then"),
+    [
+        ("zero-1", "zero-1"),
+        ("zero-2", "zero-3"),
+        ("ring", "zero-1"),
+        ("ring", "zero-3"),
+        ("zero-2", "all-reduce"),
+    ],
 )
 def test_on_other_ranks_the_mean_of_what_is_owed_stays(
     pool: RankPool, tmp_path: Path, strategy: str, then: str
@@ -134,6 +191,7 @@ def test_on_other_ranks_the_mean_of_what_is_owed_stays(
     def load(context: RankContext) -> dict[str, Tensor]:
         trainer = Trainer(job_of(then, 2, method, **fields), context, tmp_path / "then")
         trainer.resume(tmp_path / "checkpoints")
+        assert recalled(context) == ["the mean"]
         owed = owed_by(trainer, 2)
         trainer.take_step(HALF + 1)
         trainer.strategy.close()
@@ -148,15 +206,110 @@ def test_on_other_ranks_the_mean_of_what_is_owed_stays(
     names = [name for name in old[0] if name.startswith("residual.")]
     assert names
     for name in names:
-        mean = sum(owed[name] for owed in old) / 3
-        for owed in old:  # a share owes its part of the mean alone
-            for piece, tensor in owed.items():
-                if piece.startswith(f"share.{name.removeprefix('residual.')}@"):
-                    start = int(piece.rpartition("@")[2])
-                    mean[start : start + tensor.numel()] += tensor
+        mean = owed_in_the_mean(old, name)
         assert float(mean.norm()) > 0
         for owed in new:
             assert torch.allclose(owed[name], mean, rtol=0, atol=1e-6 * float(mean.abs().max())), name
+
+
+def test_a_method_that_keeps_nothing_says_that_it_recalls_nothing(pool: RankPool, tmp_path: Path) -> None:
+    if pool.world_size != 2:
+        pytest.skip("two ranks will do")
+
+    def body(context: RankContext) -> None:
+        with_feedback = ss.Compression("int4", feedback=True)
+        saving = Trainer(job_of("ring", 2, with_feedback, steps=HALF), context, tmp_path)
+        saving.train(Never())
+        for strategy, method, said in [
+            ("ring", ss.Compression("int4"), "nothing"),
+            ("zero-1", ss.Compression("int4"), "nothing"),
+            ("ring", with_feedback, "its own"),
+        ]:
+            trainer = Trainer(job_of(strategy, 2, method), context, tmp_path / "then")
+            trainer.resume(tmp_path / "checkpoints")
+            assert recalled(context)[-1] == said
+            trainer.strategy.close()
+
+    pool.run(body, tmp_path)
+
+
+def test_on_the_same_ranks_other_buckets_owe_the_same(pool: RankPool, tmp_path: Path) -> None:
+    """Each rank's share of the mean is another one then, and what the old one owed is not lost."""
+    if pool.world_size == 4:
+        pytest.skip("two and three ranks will do")
+    method = ss.Compression("int4", feedback=True, block=64)
+
+    def body(context: RankContext) -> tuple[dict[str, Tensor], ...]:
+        small, whole = (
+            job_of(ss.Ring(bucket_mb=size), context.world_size, method, optimizer="adamw")
+            for size in (0.0002, 1)
+        )
+        trainer = Trainer(small, context, tmp_path)
+        for step in range(1, HALF + 1):
+            trainer.take_step(step)
+        trainer._save(HALF)
+        old = owed_by(trainer, 1)
+        trainer.strategy.close()
+        trainer = Trainer(whole, context, tmp_path / "then")
+        trainer.resume(tmp_path / "checkpoints")
+        new = owed_by(trainer, 1)
+        trainer.take_step(HALF + 1)
+        later = owed_by(trainer, 1)
+        trainer.strategy.close()
+        return old, new, later
+
+    old, new, later = (list(states) for states in zip(*pool.run(body, tmp_path), strict=True))
+    names = [name for name in old[0] if name.startswith("residual.")]
+    assert any(name.startswith("share.") for name in old[0])
+    for name in names:
+        mean, now = owed_in_the_mean(old, name), owed_in_the_mean(new, name)
+        assert torch.allclose(now, mean, rtol=0, atol=1e-6 * float(mean.abs().max())), name
+    assert shares_of(later) == sum(p.numel() for p in jagged().parameters())
+
+
+def shares_of(ranks: list[dict[str, Tensor]]) -> int:
+    """Elements in shares that ranks remember."""
+    return sum(tensor.numel() for owed in ranks for name, tensor in owed.items()
+               if name.startswith("share.") and "padding" not in name)  # fmt: skip
+
+
+def test_a_new_cut_forgets_the_pieces_of_the_old_one_and_owes_what_was_not_sent(
+    pool: RankPool, tmp_path: Path
+) -> None:
+    if pool.world_size == 4:
+        pytest.skip("two and three ranks will do")
+    method, shapes = ss.Compression("int4", feedback=True, block=64), SHAPES
+    size = sum(math.prod(shape) for shape in shapes)
+
+    def run(
+        steps: range, cuts: list[int], states: list[Any] | None
+    ) -> tuple[Tensor, list[dict[str, Tensor]]]:
+        def body(context: RankContext) -> tuple[Tensor, dict[str, Tensor]]:
+            compressor, total = make(method, context), torch.zeros(size)
+            if states is not None:
+                compressor.load_state_dict(states[context.rank])
+            for step in steps:
+                compressor.begin_step(step)
+                whole = bucket_of(gradients(context.rank, step), step)
+                for first, last in pairwise([0, *cuts, len(shapes)]):
+                    start, stop = sum(whole.sizes[:first]), sum(whole.sizes[:last])
+                    flat = whole.flat[start:stop]
+                    part = Bucket(whole.names[first:last], whole.shapes[first:last], flat, step)
+                    compressor.mean_(part, carrier_of(context))
+                total += whole.flat
+            return total, compressor.state_dict()
+
+        totals, kept = zip(*pool.run(body, tmp_path), strict=True)
+        return totals[0], list(kept)
+
+    sent, old = run(range(1, 4), [], None)
+    merge = make(method, _Alone(pool.world_size)).merge
+    sent_later, new = run(range(4, 7), [3], [merge(old)] * pool.world_size)
+    asked = sum(gradients(rank, step) for rank in range(pool.world_size) for step in range(1, 7))
+    left = merge(new)
+    owed = torch.cat([left[f"residual.p{i}"] for i in range(len(shapes))])
+    assert torch.allclose(sent + sent_later + owed, asked / pool.world_size, rtol=0, atol=1e-4)
+    assert shares_of(run(range(4, 5), [3], old)[1]) == size
 
 
 def test_merged_states_owe_what_all_owed(pool: RankPool, tmp_path: Path) -> None:

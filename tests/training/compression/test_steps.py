@@ -11,12 +11,20 @@ import pytest
 import torch
 
 import shardscope as ss
-from conformance.compressor import SHAPES, CompressorConformance, gradients, sent_bytes
+from conformance.compressor import (
+    SHAPES,
+    CompressorConformance,
+    awkward_sizes,
+    gradients,
+    make,
+    sent_bytes,
+)
 from conformance.ranks import RankPool
 from shardscope.analytic.communication import stepwise_bytes
 from shardscope.errors import SpecError
 from shardscope.training.compression import NotFinite
 from shardscope.training.compression.onebit import OneBit
+from shardscope.training.compression.signs import BlockSign
 from shardscope.training.context import RankContext
 from shardscope.training.evaluate import evaluate
 from shardscope.training.trainer import Trainer
@@ -69,6 +77,23 @@ class TestSteps(CompressorConformance):
         ]
         assert pool.run(body, tmp_path) == [list(sent) for sent in zip(*rows, strict=True)]
 
+    def test_buckets_of_awkward_sizes_meet(
+        self, compression: ss.Compression, pool: RankPool, tmp_path: Path
+    ) -> None:
+        def body(context: RankContext) -> list[torch.Tensor]:
+            ended = []
+            for size in awkward_sizes(make(compression, context), context.world_size):
+                shapes = [(size,)]
+                replica = Replica(compression, context, shapes=shapes)
+                for step in range(1, 7):  # the last one is past the warm-up
+                    replica.step(step, gradients(context.rank, step, shapes))
+                ended.append(replica.settled())
+            return ended
+
+        for first, *others in zip(*pool.run(body, tmp_path), strict=True):
+            assert first.isfinite().all()
+            assert all(torch.equal(first, other) for other in others)
+
     def test_zeros_stay_zeros(self, compression: ss.Compression, pool: RankPool, tmp_path: Path) -> None:
         def body(context: RankContext) -> list[torch.Tensor]:
             replica = Replica(compression, context)
@@ -118,6 +143,40 @@ class TestSteps(CompressorConformance):
 
         for went_on, resumed in pool.run(body, tmp_path):
             assert torch.equal(went_on, resumed)
+
+
+@pytest.mark.parametrize(
+    ("first", "saved_after", "then", "as_if"), [(5, 7, 8, 5), (5, 5, 8, 8), (8, 6, 5, 6)]
+)
+@pytest.mark.parametrize("name", ["onebit-adam", "onebit-lamb"])
+def test_a_job_of_another_length_leaves_a_frozen_moment_as_it_is(
+    name: str, first: int, saved_after: int, then: int, as_if: int, pool: RankPool, tmp_path: Path
+) -> None:
+    """A longer or shorter job has another warm-up: what is frozen stays so, and what is not is frozen in time."""
+    if pool.world_size != 2:
+        pytest.skip("two ranks will do")
+
+    def replica(context: RankContext, warmup: int) -> Replica:
+        return Replica(
+            ss.Compression(name), context, compressor=OneBit(name, BlockSign(64), warmup_steps=warmup)
+        )
+
+    def body(context: RankContext) -> tuple[torch.Tensor, torch.Tensor]:
+        before, after, whole = replica(context, first), replica(context, then), replica(context, as_if)
+        for step in range(1, saved_after + 1):
+            for each in (before, whole):
+                each.step(step, gradients(context.rank, step))
+        after.compressor.load_state_dict(deepcopy(before.compressor.state_dict()))
+        after.optimizer.load_state_dict(deepcopy(before.optimizer.state_dict()))
+        for weight, saved in zip(after.weights.values(), before.weights.values(), strict=True):
+            weight.data.copy_(saved.detach())
+        for step in range(saved_after + 1, 12):
+            for each in (after, whole):
+                each.step(step, gradients(context.rank, step))
+        return after.flat(), whole.flat()
+
+    for resumed, whole in pool.run(body, tmp_path):
+        assert torch.equal(resumed, whole)
 
 
 def distance(ours: torch.Tensor, theirs: list[torch.Tensor]) -> float:

@@ -28,6 +28,9 @@ def rows_for(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(shape), torch.randint(10, shape[:1])
 
 
+ONEBIT = {"onebit-adam": "adamw", "onebit-lamb": "lamb"}
+
+
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 @pytest.mark.parametrize("name", MODELS)
@@ -46,3 +49,39 @@ def test_states_are_predicted_to_the_byte(name: str, optimizer: str, recompute: 
     expected = model_states(sum(p.numel() for p in tensors), optimizer=optimizer, num_tensors=len(tensors))
     seen = [end[_MemRefType.PARAM], end[_MemRefType.GRAD], end[_MemRefType.OPT] - scratch]
     assert seen == [int(term) for term in expected]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("method", ONEBIT)
+def test_what_one_bit_methods_keep_is_predicted_to_the_byte_before_and_after_the_freeze(
+    method: str, name: str
+) -> None:
+    """Storages of the optimizer's own state, added up; frozen steps take gradients for first moments."""
+    model, rows = build_model(name), rows_for(name)
+    spec = ss.Optimizer(ONEBIT[method], exclude="1d")
+    ours = build_optimizer(spec, model.named_parameters(), freezable=True)
+    tensors = list(model.parameters())
+    expected = model_states(
+        sum(p.numel() for p in tensors), optimizer=method, num_tensors=len(tensors)
+    ).optimizer
+    cross_entropy(model(rows[0]), rows[1]).backward()
+    for step in (1, 2):
+        ours.step()
+        kept = [tensor.untyped_storage() for state in ours.state.values() for tensor in state.values()]
+        assert len({storage.data_ptr() for storage in kept}) == len(kept)
+        assert sum(storage.nbytes() for storage in kept) == expected
+        if step == 1:
+            ours.freeze(after=1)
+
+
+def test_one_bit_lamb_keeps_a_buffer_for_updates_as_lamb_does() -> None:
+    from shardscope.analytic.memory import module_memory
+    from shardscope.spec.model import Model
+
+    table = Model.of("resnet-50")
+    lamb, onebit = (
+        module_memory(table, batch=1, scores_bytes=4000, optimizer=name) for name in ("lamb", "onebit-lamb")
+    )
+    num_tensors = table.num_tensors
+    assert onebit.work == lamb.work > 0
+    assert onebit.optimizer - lamb.optimizer == 4 * table.num_params + 8 * num_tensors

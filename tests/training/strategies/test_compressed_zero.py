@@ -145,6 +145,8 @@ def test_a_steps_bytes_are_those_of_the_formula(pool: RankPool, tmp_path: Path, 
     def measure(context: RankContext) -> list[tuple[ss.Compression, int, int, int]]:
         rows = []
         for method in carried_by(strategy.kind):
+            if method.name == "sign-vote" and strategy.kind != "zero-1":
+                continue  # refused: see below
             trainer = Trainer(
                 zero_job(strategy, context.world_size, 2, compression=method), context, tmp_path
             )
@@ -224,6 +226,39 @@ def test_training_reaches_the_loss_of_the_uncompressed_run(
 def test_the_backends_own_collectives_are_refused(strategy: str) -> None:
     with pytest.raises(SpecError, match=f"use strategy='{strategy}'"):
         zero_job(f"{strategy}:backend", 2, compression="int8")
+
+
+def test_votes_are_refused_where_they_would_be_added_up() -> None:
+    with pytest.raises(SpecError, match=r"micro_size=12 makes 2 micro-batches.* use strategy='zero-1'"):
+        zero_job("zero-2", 2, 2, compression="sign-vote")
+    with pytest.raises(SpecError, match=r"replicas=2 would average .*'sign-vote'; use replicas=1"):
+        zero_job(ss.Zero3(replicas=2), 4, compression="sign-vote")
+    assert zero_job("zero-3", 2, compression="sign-vote").compression.name == "sign-vote"
+
+
+@pytest.mark.parametrize("strategy", ["ring", "zero-1", "zero-2"])
+def test_two_micro_batches_come_to_the_gradient_of_one(pool: RankPool, tmp_path: Path, strategy: str) -> None:
+    """Near the uncompressed mean, and a vote where ranks vote: one on their whole gradients."""
+    if pool.world_size != 2:
+        pytest.skip("two ranks will do")
+    cases = [("none", 1), ("bf16", 2), ("int8", 2), ("int4", 2)]
+    cases += [] if strategy == "zero-2" else [("sign-vote", 1), ("sign-vote", 2)]
+
+    def body(context: RankContext) -> list[Tensor]:
+        rows = []
+        for method, parts in cases:
+            trainer = Trainer(zero_job(strategy, 2, parts, compression=method), context, tmp_path)
+            trainer.take_step(1)
+            rows.append(torch.cat([p.grad.flatten() for p in trainer.strategy.parameters]))
+            trainer.strategy.close()
+        return rows
+
+    for plain, bf16, int8, int4, *votes in pool.run(body, tmp_path):
+        for came, name in ((bf16, "bf16"), (int8, "int8"), (int4, "int4")):
+            assert float((came - plain).norm() / plain.norm()) <= NEAR[name], name
+        if votes:
+            assert all((vote.abs() == 1).all() for vote in votes)
+            assert float((votes[0] != votes[1]).float().mean()) < 0.01  # sums are rounded otherwise
 
 
 def test_methods_that_need_whole_tensors_are_refused_with_those_that_go() -> None:

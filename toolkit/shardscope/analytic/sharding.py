@@ -1,8 +1,9 @@
-"""How ZeRO cuts tensors into shards: elements on each rank, by formula, padding by its name.
+"""How gradients are cut: into the buckets that leave together, and by ZeRO into shards, padding by its name.
 
-Stage 1 cuts flat buckets element by element (`shardscope.analytic.communication.chunk_sizes`): nothing is padded, and a
-rank's share differs from another's by at most one element a bucket. Stages 2 and 3 are FSDP2's: every tensor is cut
-along its first dimension into pieces of ``ceil(d0 / N)`` rows, and what the last ones lack is padded for communication.
+Replicas fill `DistributedDataParallel`'s buckets, whole tensors each. ZeRO's stage 1 cuts flat buckets element by
+element (`shardscope.analytic.communication.chunk_sizes`): nothing is padded, and a rank's share differs from another's
+by at most one element a bucket. Stages 2 and 3 are FSDP2's: every tensor is cut along its first dimension into pieces
+of ``ceil(d0 / N)`` rows, and what the last ones lack is padded for communication.
 """
 
 from __future__ import annotations
@@ -17,6 +18,33 @@ from shardscope.analytic.communication.ring import chunk_sizes
 
 Ints = npt.NDArray[np.int64]
 Shape = Sequence[int]
+
+
+def replica_buckets(
+    shapes: Sequence[tuple[int, ...]], bucket_mb: float, *, element_bytes: int = 4
+) -> list[list[tuple[int, ...]]]:
+    """Shapes of the tensors in each bucket of `DistributedDataParallel`, in the order in which the buckets leave.
+
+    It goes by the order in which gradients come, the last layer's first, and closes a bucket as soon as it holds no
+    less than its size, so that buckets are as a rule larger (``_compute_bucket_assignment_by_size`` in torch's
+    reducer; ZeRO-1's, `bucket_elements`, are never larger unless one tensor is). Before its second step it has one
+    bucket only.
+
+    Args:
+        shapes: Of the trained tensors, in their order in the model.
+        bucket_mb: Size of a bucket in MiB.
+        element_bytes: Of a gradient.
+    """
+    capacity = int(bucket_mb * 2**20)
+    buckets: list[list[tuple[int, ...]]] = []
+    filled = capacity
+    for shape in reversed(shapes):
+        if filled >= capacity:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(shape)
+        filled += math.prod(shape) * element_bytes
+    return buckets
 
 
 def bucket_elements(tensor_elements: Sequence[int], capacity: int) -> list[int]:

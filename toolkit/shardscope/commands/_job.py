@@ -40,8 +40,11 @@ def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> Non
     parser.add_argument("--precision", help="fp32, fp64, bf16, fp16 (default: fp32)")
     parser.add_argument("--recompute", help="none, selective, full (default: none)")
     parser.add_argument("--steps", type=int, help=f"optimizer steps (default: {steps})")
-    parser.add_argument("--link-bandwidth", help='what each rank may send and receive, such as "100 Mbit/s"')
-    parser.add_argument("--link-latency", help='how long every message takes besides, such as "1 ms"')
+    parser.add_argument(
+        "--link-bandwidth",
+        help='what each rank may send and receive, such as "100 Mbit/s"; needs --link-latency too',
+    )
+    parser.add_argument("--link-latency", help='how long every message takes besides, such as "1 ms", or 0')
     parser.add_argument("--seed", type=int, help="seed of weights and data order (default: 0)")
 
 
@@ -84,15 +87,16 @@ def build_job(arguments: argparse.Namespace) -> Job:
 def _link(base: Link | None, arguments: argparse.Namespace) -> Link | None:
     """The link that the options describe, or None."""
     from shardscope.spec import Link
+    from shardscope.spec.units import parse
 
-    options = {"bandwidth": arguments.link_bandwidth, "latency": arguments.link_latency}
-    given = {name: value for name, value in options.items() if value is not None}
-    missing = [name for name in options if name not in given]
+    bandwidth, latency = arguments.link_bandwidth, arguments.link_latency
+    given = {}
+    if bandwidth is not None:
+        given["bandwidth"] = parse(bandwidth, "bytes/s", field="--link-bandwidth")
+    if latency is not None:
+        given["latency"] = parse(latency, "s", field="--link-latency")
     if not given:
         return None
-    if base is None and missing:
-        other, example = missing[0], {"bandwidth": "100 Mbit/s", "latency": "1 ms"}[missing[0]]
-        raise SpecError(f"a link needs both its figures; give --link-{other} {example!r} or the like as well")
     known = {} if base is None else {"bandwidth": base.bandwidth, "latency": base.latency_s}
     return Link(**{**known, **given})
 
@@ -117,6 +121,10 @@ def _setting(text: str) -> tuple[str, Any]:
     from shardscope.spec import Compression
 
     name, equals, value = text.partition("=")
+    if equals and name == "name":
+        raise SpecError(
+            f"--compression-set {text!r} sets no setting but the method; use --compression {value}"
+        )
     known = [field for field in Compression.model_fields if field != "name"]
     if not equals or name not in known:
         raise SpecError(f"--compression-set {text!r} is no NAME=VALUE; NAME is one of {', '.join(known)}")

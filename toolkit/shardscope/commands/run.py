@@ -43,7 +43,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     run = launch(job, root=arguments.root)
     try:
         with sigterm_interrupts():
-            watch(run, Progress(job.steps, job.world_size, quiet=arguments.json))
+            watch(run, Progress(job.last_step, job.world_size, quiet=arguments.json))
             run.wait()
     except KeyboardInterrupt as interrupt:
         stop(run)

@@ -1,21 +1,24 @@
 """Below which bandwidth each method of compression pays for a job's own model, by number of workers.
 
-Bytes come from the formulas, packing and unpacking from this machine: each method's code is run on gradients of the
-model's shapes. Every worker is taken to have a machine of its own, as fast as this one.
+Gradients are cut into the job's buckets. Bytes come from the formulas, packing and unpacking from this machine: each
+method's code is run on gradients of the model's shapes. Every worker is taken to have a machine of its own, as fast as
+this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from shardscope.analytic.communication.worth import Exchange, exchange_of, exchange_time, level_bandwidth
+from shardscope.analytic.sharding import replica_buckets
 from shardscope.errors import SpecError
-from shardscope.measure.codecs import codec_seconds
-from shardscope.spec import Compression, Job
+from shardscope.measure.asked import bandwidth_of, latency_of, methods_of, whole, workers_of
+from shardscope.measure.codecs import Buckets, codec_seconds
+from shardscope.spec import Compression, Job, Ring
+from shardscope.spec.strategy import Bucketed
 from shardscope.spec.user_code import label_of
 
 if TYPE_CHECKING:
@@ -26,7 +29,8 @@ USUAL = tuple(
     for name in ("bf16", "int8", "int4", "qsgd", "sign", "topk", "randomblock", "powersgd")
 )
 """Methods that are looked at unless others are named: one of each kind."""
-UNSTEADY = ("onebit-adam", "onebit-lamb", "local-sgd")
+UNSTEADY = ("onebit-adam", "onebit-lamb", "local-sgd", "adaptive-bits", "adaptive-rank")
+"""Methods whose exchange changes with the steps, or with what they find in the gradients."""
 WORKERS = (2, 4, 8, 16, 32, 64)
 
 
@@ -66,24 +70,29 @@ class BreakEven:
     plain: tuple[Exchange, ...]
     methods: tuple[MethodWorth, ...]
 
-    def best(self, workers: int, bandwidth: float) -> tuple[Compression, float]:
-        """The quickest way on a link of so many bytes a second, and by how many times it beats sending as it is.
+    def best(self, workers: int, bandwidth: float | str) -> tuple[Compression, float]:
+        """The quickest way on a link, and by how many times it beats sending as it is.
+
+        Args:
+            workers: One of the numbers that were looked at.
+            bandwidth: Of the link, in bytes a second or as a text with its unit: ``"1 Gbit/s"``.
 
         Raises:
-            SpecError: This number of workers was not looked at.
+            SpecError: This number of workers was not looked at, or it is no bandwidth.
         """
+        rate = bandwidth_of(bandwidth)
         if workers not in self.workers:
             raise SpecError(
                 f"workers={workers} was not looked at; take one of {', '.join(map(str, self.workers))}"
             )
         column = self.workers.index(workers)
-        plain = float(exchange_time(self.plain[column], bandwidth, self.latency_s))
+        plain = float(exchange_time(self.plain[column], rate, self.latency_s))
         times = [
-            (float(exchange_time(method.exchanges[column], bandwidth, self.latency_s)), method.compression)
+            (float(exchange_time(method.exchanges[column], rate, self.latency_s)), method.compression)
             for method in self.methods
         ]
-        seconds, quickest = min(times, key=lambda pair: pair[0])
-        return (quickest, plain / seconds) if seconds < plain else (Compression(), 1.0)
+        seconds, quickest = min([(plain, Compression()), *times], key=lambda pair: pair[0])
+        return quickest, plain / seconds
 
     def to_frame(self) -> pd.DataFrame:
         """A row a method and number of workers: bytes sent, codec seconds, break-even in bit/s."""
@@ -104,45 +113,54 @@ class BreakEven:
 def break_even(
     job: Job,
     *,
-    methods: Sequence[Compression | str] = USUAL,
-    workers: Sequence[int] = WORKERS,
-    latency_s: float = 0.0,
+    methods: Iterable[Compression | str] | Compression | str = USUAL,
+    workers: Iterable[int] | int = WORKERS,
+    latency_s: float | str = 0.0,
     repeats: int = 3,
 ) -> BreakEven:
     """Look at each method for the model of `job`. Takes some seconds, most of them packing.
 
     Args:
-        job: Its model, optimizer, seed and threads are used.
-        methods: Names, or methods with their settings.
-        workers: Numbers of workers, each 2 or more.
-        latency_s: Seconds a message takes on the link.
-        repeats: Steps that are timed for each.
+        job: Its model, precision, optimizer, seed, threads and size of buckets are used: of a strategy that has no
+            buckets of `DistributedDataParallel`, those of ``ring``.
+        methods: Names, or methods with their settings; one or several.
+        workers: Numbers of workers, each 2 or more; one or several.
+        latency_s: What a message takes on the link, in seconds or as a text with its unit: ``"1 ms"``.
+        repeats: Steps that are timed for each, at least 1.
 
     Raises:
-        SpecError: A number of workers is below 2, or a method is not known or does not go with the job.
+        SpecError: A number is below its least, or a method is not known or does not go with the job.
     """
-    if min(workers) < 2:
-        raise SpecError(f"workers={min(workers)} exchange nothing; take 2 or more")
-    shapes = gradient_shapes(job)
-    plain = tuple(exchange_of(Compression(), shapes, count) for count in workers)
-    worths = []
-    for method in methods:
-        compression = Compression(name=method) if isinstance(method, str) else method
+    compressions, counts, latency = methods_of(methods), workers_of(workers), latency_of(latency_s)
+    whole("repeats", repeats, 1)
+    for compression in compressions:
         refuse_unsteady(compression)
-        own = job.replace(strategy="ring", world_size=2, compression=compression)
-        exchanges = [
-            exchange_of(
-                compression,
-                shapes,
-                count,
-                codec_s=codec_seconds(own, shapes, world_size=count, repeats=repeats),
-            )
-            for count in workers
-        ]
-        levels = [level_bandwidth(a, b, latency_s) for a, b in zip(plain, exchanges, strict=True)]
-        worths.append(MethodWorth(compression, tuple(exchanges), tuple(map(float, levels))))
-    num_params = sum(int(np.prod(shape)) for shape in shapes)
-    return BreakEven(label_of(job.model), num_params, tuple(workers), latency_s, plain, tuple(worths))
+    ring = Ring(bucket_mb=job.strategy.bucket_mb) if isinstance(job.strategy, Bucketed) else Ring()
+    ringed = job.replace(strategy=ring, world_size=2, batch=2, compression=Compression())
+    jobs = [ringed.replace(compression=one) for one in compressions]
+    buckets = gradient_buckets(ringed)
+    plain = tuple(exchange(ringed, buckets, count) for count in counts)
+    worths = []
+    for own in jobs:
+        exchanges = tuple(_packed(own, buckets, count, repeats) for count in counts)
+        levels = [level_bandwidth(a, b, latency) for a, b in zip(plain, exchanges, strict=True)]
+        worths.append(MethodWorth(own.compression, exchanges, tuple(map(float, levels))))
+    num_params = sum(prod(shape) for shapes in buckets for shape in shapes)
+    return BreakEven(label_of(job.model), num_params, counts, latency, plain, tuple(worths))
+
+
+def exchange(job: Job, buckets: Buckets, workers: int, *, codec_s: float = 0.0) -> Exchange:
+    """One step's of a job, its bytes counted as it sends them: gradients of its precision, its ring's directions."""
+    directions = job.strategy.directions if isinstance(job.strategy, Ring) else 1
+    return exchange_of(
+        job.compression, buckets, workers, codec_s=codec_s, element_bytes=_gradient_bytes(job), directions=directions
+    )  # fmt: skip
+
+
+def _packed(job: Job, buckets: Buckets, workers: int, repeats: int) -> Exchange:
+    """One step's, with the packing measured."""
+    codec_s = codec_seconds(job, buckets, world_size=workers, repeats=repeats)
+    return exchange(job, buckets, workers, codec_s=codec_s)
 
 
 def refuse_unsteady(compression: Compression) -> None:
@@ -155,6 +173,11 @@ def refuse_unsteady(compression: Compression) -> None:
         raise SpecError(
             f"compression={compression.name!r} exchanges different things at different steps, so no one step can be "
             f"predicted; take for example {', '.join(method.name for method in USUAL)}"
+        )
+    if compression.at_step(1) != compression:
+        raise SpecError(
+            f"compression={compression.label!r} sends less from step to step while it warms up, so no one step can be "
+            "predicted; take warmup_steps=0, which is what it sends afterwards"
         )
 
 
@@ -169,3 +192,14 @@ def gradient_shapes(job: Job) -> list[tuple[int, ...]]:
     model = build_model(resolve(job.model), dtype=torch.float32)
     torch.set_rng_state(state)
     return [tuple(p.shape) for p in model.parameters() if p.requires_grad]
+
+
+def gradient_buckets(job: Job) -> Buckets:
+    """The shapes, as a job on the strategy ``ring`` or ``all-reduce`` sends them: bucket by bucket."""
+    assert isinstance(job.strategy, Bucketed)
+    return replica_buckets(gradient_shapes(job), job.strategy.bucket_mb, element_bytes=_gradient_bytes(job))
+
+
+def _gradient_bytes(job: Job) -> int:
+    """Of one element."""
+    return 8 if job.precision == "fp64" else 4

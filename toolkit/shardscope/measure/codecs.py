@@ -1,7 +1,8 @@
 """What packing and unpacking takes on this machine: each method's own code, run without a network.
 
 A compressor runs as it does in a job, among ranks that are not there: what it sends comes straight back, as often as
-there would be ranks. So the seconds are those of its real code, error feedback included, for any number of ranks.
+there would be ranks. It takes the gradients bucket by bucket, since each costs something of its own. So the seconds
+are those of its real code, error feedback included, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from shardscope.spec import Job
 from shardscope.training.collectives.packets import Packets, packet_rows
 from shardscope.training.compression import Bucket, Carrier, build_compressor
 from shardscope.training.meter import Meter
+from shardscope.training.precision import Precision
 
+Buckets = Sequence[Sequence[tuple[int, ...]]]
+"""Shapes of the tensors of each bucket."""
 LARGEST_SAMPLE = 16_000_000
 """Elements that are really packed; what a larger model takes is scaled up from as many."""
 _WARM_UP = 2
@@ -39,46 +43,66 @@ class _Alone(Packets):
         return rows.expand(self.world_size, -1)
 
 
-def codec_seconds(
-    job: Job, shapes: Sequence[tuple[int, ...]], *, world_size: int | None = None, repeats: int = 5
-) -> float:
+def codec_seconds(job: Job, buckets: Buckets, *, world_size: int | None = None, repeats: int = 5) -> float:
     """Seconds a step that one rank packs and unpacks, on a core of its own.
 
     Args:
-        job: Its compression, optimizer and threads count.
-        shapes: Of the model's tensors.
+        job: Its compression, precision, optimizer and threads count.
+        buckets: Shapes of the tensors of each bucket.
         world_size: Ranks; None for the job's.
         repeats: Steps timed, after two to warm up; their median counts.
     """
     if not job.compression.is_on:
         return 0.0
-    compressor = build_compressor(job)
-    assert compressor is not None
-    sample = _sample(shapes)
-    flat = torch.randn(sum(prod(shape) for shape in sample))
-    names = [f"tensor-{number}" for number in range(len(sample))]
+    sample = _sample(buckets)
     carrier = Carrier(lambda tensor: tensor, _Alone(world_size or job.world_size), Meter(), job.seed)
     threads = torch.get_num_threads()
     torch.set_num_threads(job.threads)
-    seconds = []
     try:
-        for step in range(1, _WARM_UP + repeats + 1):
-            bucket = Bucket(names, [torch.Size(shape) for shape in sample], flat.clone(), step)
-            start = time.perf_counter()
-            compressor.begin_step(step)
-            compressor.mean_(bucket, carrier)
-            seconds.append(time.perf_counter() - start)
+        seconds = _timed(job, sample, carrier, _WARM_UP + repeats)
     finally:
         torch.set_num_threads(threads)
-    whole, taken = sum(prod(shape) for shape in shapes), flat.numel()
-    return statistics.median(seconds[_WARM_UP:]) * whole / taken
+    return statistics.median(seconds[_WARM_UP:]) * _elements(buckets) / _elements(sample)
 
 
-def _sample(shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The first tensors, at least one, of at most so many elements in all."""
-    taken: list[tuple[int, ...]] = []
-    for shape in shapes:
-        if taken and sum(prod(other) for other in taken) + prod(shape) > LARGEST_SAMPLE:
-            break
-        taken.append(shape)
+def _timed(job: Job, buckets: Buckets, carrier: Carrier, steps: int) -> list[float]:
+    """Seconds of each of so many steps."""
+    compressor = build_compressor(job)
+    assert compressor is not None
+    dtype = Precision(job.precision, torch.device("cpu")).weight_dtype
+    gradients = [torch.randn(_elements([shapes]), dtype=dtype) for shapes in buckets]
+    seconds = []
+    for step in range(1, steps + 1):
+        filled = [
+            Bucket(
+                [f"tensor-{index}-{number}" for number in range(len(shapes))],
+                [torch.Size(shape) for shape in shapes],
+                flat.clone(),
+                step,
+            )
+            for index, (shapes, flat) in enumerate(zip(buckets, gradients, strict=True))
+        ]
+        start = time.perf_counter()
+        compressor.begin_step(step)
+        for bucket in filled:
+            compressor.mean_(bucket, carrier)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def _elements(buckets: Buckets) -> int:
+    return sum(prod(shape) for shapes in buckets for shape in shapes)
+
+
+def _sample(buckets: Buckets) -> list[list[tuple[int, ...]]]:
+    """The first tensors, at least one, of at most so many elements in all, in their buckets."""
+    taken: list[list[tuple[int, ...]]] = []
+    filled = 0
+    for shapes in buckets:
+        taken.append([])
+        for shape in shapes:
+            if filled and filled + prod(shape) > LARGEST_SAMPLE:
+                return [bucket for bucket in taken if bucket]
+            taken[-1].append(shape)
+            filled += prod(shape)
     return taken

@@ -10,13 +10,18 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from shardscope.errors import SpecError
-from shardscope.measure.replay import FIRST_SPAN, Rank, Span, replay, step_of
-from shardscope.measure.wire import Wire, busiest
+from shardscope.measure.replay import FIRST_SPAN, Rank, replay, step_of
+from shardscope.measure.wire import Links, Wire, busiest
 from shardscope.runtime import Run
-from shardscope.runtime.summary import WARM_UP_STEPS, steps_of
+from shardscope.runtime.steady import WARM_UP_STEPS
+from shardscope.runtime.summary import steps_of
 from shardscope.runtime.tail import Event
 from shardscope.spec import Link, ParameterServer, Pipeline
+from shardscope.training.meter import Span
 
 
 @dataclass(frozen=True)
@@ -48,24 +53,65 @@ def project(run: Run, link: Link | None) -> Projection:
         link: That each rank would have; None for the machine's own, if the run was on it.
 
     Raises:
-        SpecError: Ranks of this strategy wait for each other's computing, or the run has no spans, or was on a link
-            and the machine's own is asked for.
+        SpecError: Ranks of this strategy wait for each other's computing, or its steps are not alike (local-sgd), or
+            the run has no spans, or was on a link and the machine's own is asked for.
     """
-    job = run.job
-    _refuse(run, link)
-    events = run.events()
-    start = next(event for event in events if event["event"] == "start")
-    wire = Wire(job, start["backend"])
-    steps = list(_measured(events))
-    if not steps:
-        raise SpecError(f"run {run.id} has no step with its spans; record them with Record(spans_first=100)")
-    handling = _handling(steps, wire, job.link)
-    found = [_step(ranks, rows, wire, link, handling) for ranks, rows in steps]
-    step, compute, codec, moving = (median(column) for column in zip(*found, strict=True))
-    return Projection(step, compute, codec, moving, sum(handling), exposed_s=step - compute)
+    _refuse_link(run, link)
+    return Projector(run).on(link)
 
 
-def _refuse(run: Run, link: Link | None) -> None:
+class Projector:
+    """One run, read once, to be projected onto many links; `project` says what is asked and refused.
+
+    Raises:
+        SpecError: Ranks of this strategy wait for each other's computing, or the run has no spans.
+    """
+
+    def __init__(self, run: Run) -> None:
+        _refuse(run)
+        self.run = run
+        events = run.events()
+        start = next(event for event in events if event["event"] == "start")
+        self._wire = Wire(run.job, start["backend"])
+        self._steps = list(_measured(events))
+        if not self._steps:
+            raise SpecError(
+                f"run {run.id} has no step with its spans; record them with Record(spans_first=100)"
+            )
+        self._handling = _handling(self._steps, self._wire, run.job.link)
+
+    def on(self, link: Link | None) -> Projection:
+        """One step on this link.
+
+        Raises:
+            SpecError: The run was on a link, and the machine's own is asked for.
+        """
+        _refuse_link(self.run, link)
+        found = [
+            _step([rank.fresh() for rank in ranks], rows, self._wire, link, self._handling)
+            for ranks, rows in self._steps
+        ]
+        step, compute, codec, moving = (median(column) for column in zip(*found, strict=True))
+        return Projection(step, compute, codec, moving, sum(self._handling), exposed_s=step - compute)
+
+    def step_on(self, bandwidth: ArrayLike, latency_s: ArrayLike) -> NDArray[np.float64]:
+        """Seconds of a step on many links at once, each as `on` gives it.
+
+        Args:
+            bandwidth: Bytes a second, of any shape.
+            latency_s: Of a message; broadcasts with `bandwidth`.
+        """
+        pairs = np.broadcast_arrays(np.asarray(bandwidth, float), np.asarray(latency_s, float))
+        links = Links(*(np.ascontiguousarray(each) for each in pairs))
+        found = [
+            _step([rank.fresh() for rank in ranks], rows, self._wire, links, self._handling)[0]
+            for ranks, rows in self._steps
+        ]
+        stacked = np.stack([np.broadcast_to(each, links.bandwidth.shape) for each in found])
+        return np.asarray(np.median(stacked, axis=0))
+
+
+def _refuse(run: Run) -> None:
     strategy = run.job.strategy
     waits = isinstance(strategy, Pipeline) or (isinstance(strategy, ParameterServer) and strategy.bound != 0)
     if waits or getattr(strategy, "replicas", 1) > 1:
@@ -73,6 +119,14 @@ def _refuse(run: Run, link: Link | None) -> None:
             f"a run of strategy={strategy.label!r} cannot be projected step by step, for its ranks are not all in the "
             "same communications; run it on the link instead"
         )
+    if run.job.compression.period > 1:
+        raise SpecError(
+            f"a run with compression={run.job.compression.label!r} cannot be projected step by step, for its steps are "
+            "not alike; run it on the link instead"
+        )
+
+
+def _refuse_link(run: Run, link: Link | None) -> None:
     if link is None and run.job.link is not None:
         raise SpecError(
             f"run {run.id} was on a link ({run.job.link.label}) and does not tell what the machine's own is like; "
@@ -135,11 +189,12 @@ def _handling(steps: Sequence[tuple[list[Rank], list[Event]]], wire: Wire, link:
 
 
 def _step(
-    ranks: list[Rank], rows: list[Event], wire: Wire, link: Link | None, handling: Sequence[float]
-) -> tuple[float, float, float, float]:
-    counted, rest, on_wire = busiest(rows), iter(handling), [0.0]
+    ranks: list[Rank], rows: list[Event], wire: Wire, link: Link | Links | None, handling: Sequence[float]
+) -> tuple[Any, float, float, Any]:
+    counted, rest = busiest(rows), iter(handling)
+    on_wire: list[Any] = [0.0]
 
-    def takes(span: Span, _: float) -> float:
+    def takes(span: Span, _: float) -> Any:
         moving = wire.seconds(span.name, span.num_bytes, link, counted)
         on_wire.append(moving)
         return next(rest, 0.0) + moving

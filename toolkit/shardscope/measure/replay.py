@@ -11,8 +11,14 @@ those that reduce gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import reduce
 from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from shardscope.training.meter import Span
 
 FIRST_SPAN = "data"
 """Of every step on every rank."""
@@ -20,24 +26,15 @@ _AT_ONCE_S = 1e-3  # what starts so soon after another on its lane was waiting f
 _LEFT_BEHIND = ("reduce", "packet", "gossip")  # in the names of what a backward pass does not wait for
 _ON_THREADS_OF_THEIR_OWN = ("server_update",)  # part of the exchange that they answer
 
+Time = Any
+"""A new time: a float, or an array with one for each of several links that the step is played on at once."""
 
-@dataclass(frozen=True)
-class Span:
-    """Measured, in seconds."""
 
-    lane: str
-    name: str
-    start: float
-    end: float
-    num_bytes: int = 0
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
-
-    def since(self, zero: float) -> Span:
-        """In seconds from another moment."""
-        return replace(self, start=self.start - zero, end=self.end - zero)
+def latest(times: Sequence[Time]) -> Time:
+    """The latest, link by link."""
+    if any(isinstance(time, np.ndarray) for time in times):
+        return reduce(np.maximum, times)
+    return max(times)
 
 
 @dataclass
@@ -51,10 +48,10 @@ class Rank:
 
     computed: list[Span]
     sent: list[Span]
-    starts: list[float] = field(default_factory=list)
+    starts: list[Time] = field(default_factory=list)
     """New starts of `computed`, as far as known."""
-    ends: list[float] = field(default_factory=list)
-    moved: dict[int, float] = field(default_factory=dict)
+    ends: list[Time] = field(default_factory=list)
+    moved: dict[int, Time] = field(default_factory=dict)
     """New ends of `sent`, as far as known."""
 
     def fresh(self) -> Rank:
@@ -77,7 +74,7 @@ class Rank:
         )
         return sum(span.seconds for span in self.computed) - waited
 
-    def began(self, index: int) -> float:
+    def began(self, index: int) -> Time:
         """The new start of `sent[index]`, if no other rank is waited for; all before it are known."""
         span = self.sent[index]
         if index and span.start - self.sent[index - 1].end < _AT_ONCE_S:
@@ -92,13 +89,13 @@ class Rank:
                 for i, s in self._inside(place)
                 if i < index and s.end <= span.start
             ]
-            ready = max([ready, *held])
+            ready = latest([ready, *held])
         else:
             self._end(place, index)
             ready = self.ends[place] + span.start - inside.end
-        return max(ready, self.moved.get(index - 1, 0.0))
+        return latest([ready, self.moved.get(index - 1, 0.0)])
 
-    def finish(self) -> float:
+    def finish(self) -> Time:
         """The new end of the step, once all of `sent` is known."""
         self._compute_up_to(len(self.computed) - 1)
         return self.starts[-1]
@@ -112,7 +109,7 @@ class Rank:
             return
         span = self.computed[place]
         held = [self.moved[i] + span.end - s.end for i, s in self._inside(place) if i < known]
-        self.ends.append(max([self.starts[place] + span.seconds, *held]))
+        self.ends.append(latest([self.starts[place] + span.seconds, *held]))
 
     def _compute_up_to(self, place: int) -> None:
         for k in range(len(self.starts), place + 1):
@@ -124,7 +121,8 @@ class Rank:
             before, waited = self.computed[k - 1].end, self.ends[k - 1]
             for i, sent in enumerate(self.sent):
                 if sent.end <= span.start + _AT_ONCE_S / 10 and i in self.moved:
-                    before, waited = max(before, min(sent.end, span.start)), max(waited, self.moved[i])
+                    before = max(before, min(sent.end, span.start))
+                    waited = latest([waited, self.moved[i]])
             self.starts.append(waited + span.start - before)
 
 
@@ -146,35 +144,35 @@ def step_of(spans: Sequence[Span], seconds: float) -> Rank:
     return Rank([*computed, Span("compute", "end", end, end)], sent)
 
 
-def replay(ranks: Sequence[Rank], takes: Callable[[Span, float], float]) -> float:
+def replay(ranks: Sequence[Rank], takes: Callable[[Span, float], Time]) -> Time:
     """Play a step again; returns how long it took the rank that it took longest.
 
     Args:
         ranks: Of which those that communicate at all have their communications in common, in order.
         takes: The new duration of a communication, from its span on the rank that came last to it, and the time that it
-            took from then on.
+            took from then on. For several links at once: an array of them.
     """
     takers = [rank for rank in ranks if rank.communications]
     for together in zip_longest(*(rank.communications for rank in takers)):
         assert None not in together
         spans = [rank.sent[i] for rank, i in zip(takers, together, strict=True)]
-        start = max(_up_to(rank, i) for rank, i in zip(takers, together, strict=True))
+        start = latest([_up_to(rank, i) for rank, i in zip(takers, together, strict=True)])
         last = max(spans, key=lambda span: span.start)
         ended = max(span.end for span in spans)
         end = start + takes(last, ended - last.start)
         for rank, i, span in zip(takers, together, spans, strict=True):
-            rank.moved[i] = max(start, end - (ended - span.end))  # whoever was done earlier is so again
-    return max(_to_the_end(rank) - rank.starts[0] for rank in ranks)
+            rank.moved[i] = latest([start, end - (ended - span.end)])  # whoever was done earlier is so again
+    return latest([_to_the_end(rank) - rank.starts[0] for rank in ranks])
 
 
-def _up_to(rank: Rank, index: int) -> float:
+def _up_to(rank: Rank, index: int) -> Time:
     """Pack what is packed before a communication; returns when this rank comes to it."""
     for i in range(len(rank.moved), index):
         rank.moved[i] = rank.began(i) + rank.sent[i].seconds
     return rank.began(index)
 
 
-def _to_the_end(rank: Rank) -> float:
+def _to_the_end(rank: Rank) -> Time:
     for i in range(len(rank.moved), len(rank.sent)):
         rank.moved[i] = rank.began(i) + rank.sent[i].seconds
     return rank.finish()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardscope.analytic.communication import collective_time
 from shardscope.runtime.tail import Event
@@ -19,6 +22,7 @@ _RING = {
     "all_gather": "all_gather",
     "consensus": "all_reduce",
     "mean_model": "all_reduce",
+    "noise_scale": "all_reduce",
 }
 _TREE = {"broadcast": "broadcast", "reduce": "reduce"}
 _AT_ONCE = ("packet_all_to_all", "packet_all_gather")
@@ -48,6 +52,14 @@ def busiest(events: Iterable[Event]) -> dict[str, Counted]:
     return found
 
 
+class Links(NamedTuple):
+    """Several links at once."""
+
+    bandwidth: NDArray[np.float64]
+    """Bytes a second, one a link."""
+    latency_s: NDArray[np.float64]
+
+
 class Wire:
     """Seconds that the communications of one job take on any link.
 
@@ -60,13 +72,15 @@ class Wire:
         self.job, self.world_size = job, job.world_size
         self._on_gloo = backend.startswith("gloo")
 
-    def seconds(self, name: str, payload: int, link: Link | None, counted: Mapping[str, Counted]) -> float:
+    def seconds(
+        self, name: str, payload: int, link: Link | Links | None, counted: Mapping[str, Counted]
+    ) -> Any:
         """One communication on a link; on the machine's own link (None), nothing beyond what it took.
 
         Args:
             name: Of its span.
             payload: Bytes of its span.
-            link: Which.
+            link: Which; for several at once the result is an array.
             counted: What `busiest` found in its step.
         """
         if link is None or self.world_size == 1:
@@ -76,7 +90,7 @@ class Wire:
         takes = self._formula(name, link)
         return _by_counts(counted.get(name, Counted()), link) if takes is None else takes(payload)
 
-    def _formula(self, name: str, link: Link) -> Callable[[int], float] | None:
+    def _formula(self, name: str, link: Link | Links) -> Callable[[int], Any] | None:
         if name == "reduce_scatter":
             name = "all_reduce" if self._on_gloo else "ring_reduce_scatter"  # gloo runs an all-reduce inside
         if name in _RING:
@@ -101,15 +115,14 @@ class Wire:
         return None
 
     def _by(
-        self, op: str, algorithm: str, link: Link, workers: int, **options: Any
-    ) -> Callable[[int], float]:
-        def takes(payload: int) -> float:
-            return float(
-                collective_time(
-                    op=op, algorithm=algorithm, num_bytes=payload, workers=workers,
-                    bandwidth=link.bandwidth, latency=link.latency_s, **options,
-                )
+        self, op: str, algorithm: str, link: Link | Links, workers: int, **options: Any
+    ) -> Callable[[int], Any]:
+        def takes(payload: int) -> Any:
+            found = collective_time(
+                op=op, algorithm=algorithm, num_bytes=payload, workers=workers,
+                bandwidth=link.bandwidth, latency=link.latency_s, **options,
             )  # fmt: skip
+            return found if isinstance(link, Links) else float(found)
 
         return takes
 
@@ -124,7 +137,7 @@ class Wire:
         return self.world_size // per_node if name == "ring_all_reduce" else per_node
 
 
-def _served(counted: Mapping[str, Counted], link: Link) -> float:
+def _served(counted: Mapping[str, Counted], link: Link | Links) -> Any:
     """A push and then a pull, each with its headers, through the link of the rank that they are most at."""
     parts = [
         counted.get(name, Counted()).num_bytes for name in ("server_push", "server_pull", "server_control")
@@ -132,6 +145,6 @@ def _served(counted: Mapping[str, Counted], link: Link) -> float:
     return 2 * link.latency_s + sum(parts) / link.bandwidth
 
 
-def _by_counts(counted: Counted, link: Link) -> float:
+def _by_counts(counted: Counted, link: Link | Links) -> Any:
     """An even share, for each call, of all that went by one name: every byte, and every message after the last."""
     return (counted.num_bytes / link.bandwidth + counted.messages * link.latency_s) / max(1, counted.calls)

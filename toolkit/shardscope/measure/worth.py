@@ -5,33 +5,32 @@ the machine's own link is. Packing is measured for each method (`codecs`), every
 
     T = compute + codec c + rounds a + bytes / B
 
-with c the crowding: how many times more threads the ranks compute with than the machine has cores. Nothing is taken to
+with c the crowding: how many times more threads the ranks compute with than the machine has cores. Packing, rounds and
+bytes are those of the job's own buckets, which one thread a rank exchanges one after the other. Nothing is taken to
 be hidden behind the backward pass: the last bucket, which is most of a model that fits a laptop, never is.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
-from shardscope.analytic.communication.worth import exchange_of, exchange_time
+from shardscope.analytic.communication.worth import exchange_time
 from shardscope.errors import SpecError
-from shardscope.measure.break_even import USUAL, gradient_shapes, refuse_unsteady
+from shardscope.measure.asked import link_of, methods_of
+from shardscope.measure.break_even import USUAL, exchange, gradient_buckets, refuse_unsteady
 from shardscope.measure.codecs import codec_seconds
-from shardscope.runtime import Run, launch
-from shardscope.runtime.tail import Event
+from shardscope.measure.probe import probe_of, probed
+from shardscope.runtime import Run
 from shardscope.spec import Compression, Job, Link
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PROBE_STEPS = 8
 MARGIN = 1.15
 """How much quicker a step must be said to be before compressing is said to pay: predictions are good for 15 %."""
-_WARM_UP = 2
 
 
 @dataclass(frozen=True)
@@ -114,63 +113,44 @@ class Worth:
 def worth(
     job: Job,
     *,
-    methods: Sequence[Compression | str] = USUAL,
-    link: Link | None = None,
+    methods: Iterable[Compression | str] | Compression | str = USUAL,
+    link: Link | str | None = None,
     probe: Run | None = None,
 ) -> Worth:
     """Predict a job's step under each method of compression, before any of them runs.
 
     Args:
         job: On the strategy ``ring`` or ``all-reduce``. Its own compression is not looked at.
-        methods: Names, or methods with their settings.
-        link: What each rank is held to; None takes the job's, and if it has none the machine's own.
-        probe: A finished uncompressed, unpaced run of the same job; None makes one, of 8 steps.
+        methods: Names, or methods with their settings; one or several.
+        link: What each rank is held to, or its name in the catalogue; None takes the job's, and if it has none the
+            machine's own.
+        probe: A finished uncompressed, unpaced run of the same job, of any number of steps above 2; None makes one, of
+            8 steps.
 
     Raises:
-        SpecError: The job has another strategy, one rank, or a method does not go with it.
+        SpecError: The job has another strategy, one rank, or a method does not go with it; or the probe is of another
+            job, or tells nothing.
     """
     if job.strategy.kind not in {"ring", "all-reduce"} or job.world_size == 1:
         raise SpecError(
             f"strategy={job.strategy.kind!r} on world_size={job.world_size} is not one whose compression is predicted; "
             "use strategy='ring' or 'all-reduce' on 2 ranks or more"
         )
-    plain = Compression()
-    compressions = [plain, *(Compression(name=m) if isinstance(m, str) else m for m in methods)]
+    link = job.link if link is None else link_of(link)
+    compressions = [Compression(), *methods_of(methods)]
     for compression in compressions:
         refuse_unsteady(compression)
     jobs = [job.replace(compression=compression) for compression in compressions]
-    link = job.link if link is None else link
-    run = probe or launch(job.replace(compression=plain, link=None, steps=PROBE_STEPS, name="probe")).wait()
-    compute_s, own = _probed(run)
+    compute_s, own = probed(job, probe_of(job) if probe is None else probe)
     bandwidth, latency = (own, 0.0) if link is None else (link.bandwidth, link.latency_s)
-    shapes, crowding = gradient_shapes(job), max(1.0, job.world_size * job.threads / (os.cpu_count() or 1))
+    buckets, crowding = gradient_buckets(job), max(1.0, job.world_size * job.threads / (os.cpu_count() or 1))
     rows = []
     for one in jobs:
-        exchange = exchange_of(one.compression, shapes, job.world_size)
-        codec_s = crowding * codec_seconds(one, shapes)
-        wire_s = float(exchange_time(exchange, bandwidth, latency))
-        rows.append(PredictedStep(one.compression, exchange.sent_bytes, compute_s, codec_s, wire_s))
+        sent = exchange(one, buckets, job.world_size)
+        codec_s = crowding * codec_seconds(one, buckets)
+        wire_s = float(exchange_time(sent, bandwidth, latency))
+        rows.append(PredictedStep(one.compression, sent.sent_bytes, compute_s, codec_s, wire_s))
     label = (
         f"the machine's own link ({8 * own / 1e9:.3g} Gbit/s)" if link is None else f"a link of {link.label}"
     )
     return Worth(label, tuple(rows))
-
-
-def _probed(run: Run) -> tuple[float, float]:
-    """Seconds that a step computes, on the slowest rank, and bytes a second that a rank sends while it communicates."""
-    steps: dict[int, list[Event]] = {}
-    for event in run.events("step"):
-        if event["step"] > _WARM_UP:
-            steps.setdefault(event["step"], []).append(event)
-    compute = median(max(_seconds(event, "compute") for event in row) for row in steps.values())
-    sent = median(max(_sent(event) for event in row) for row in steps.values())
-    talking = median(min(_seconds(event, "communication") for event in row) for row in steps.values())
-    return compute, sent / talking
-
-
-def _seconds(event: Event, lane: str) -> float:
-    return float(sum(end - start for kind, _, start, end, _ in event["spans"] if kind == lane))
-
-
-def _sent(event: Event) -> float:
-    return float(sum(row["sent_bytes"] for row in event["traffic"].values()))

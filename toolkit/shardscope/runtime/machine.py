@@ -145,7 +145,7 @@ def gloo():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         dist.all_reduce(torch.ones(1))
         dist.destroy_process_group()
-    except Exception:
+    except RuntimeError:  # no such interface, no address, no socket
         return False
     return True
 

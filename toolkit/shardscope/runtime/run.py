@@ -24,6 +24,8 @@ from shardscope.spec import Job
 if TYPE_CHECKING:
     import pandas as pd
 
+    from shardscope.runtime.noise import NoiseScale
+
 _POLL_S = 0.02
 _START_S = 120.0  # the longest start that a stop waits for
 _KILL_AFTER_S = 10.0  # how long an agent may take to write its last word once its grace has run out
@@ -236,6 +238,19 @@ class Run:
         from shardscope.runtime.frames import memory_frame
 
         return memory_frame(self.events("memory"))
+
+    def noise_scale(self, smoothing: float = 0.99) -> NoiseScale:
+        """The gradient noise scale over the steps at which it was measured (see `Record.noise_scale`).
+
+        Args:
+            smoothing: What is left of a step's weight one step later, 0 < value < 1; 0.99 looks back over 100 steps.
+
+        Raises:
+            SpecError: The run does not measure it, or `smoothing` is out of range.
+        """
+        from shardscope.runtime.noise import noise_scale_of
+
+        return noise_scale_of(self, smoothing)
 
     def summary(self) -> Summary:
         """The figures of the run so far."""

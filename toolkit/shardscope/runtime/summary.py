@@ -9,12 +9,12 @@ from typing import Any
 
 from shardscope.analytic.communication import exchanged_bytes
 from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.steady import per_step
 from shardscope.runtime.tail import Event, read_events
 from shardscope.spec import Job
 
-WARM_UP_STEPS = 2
-"""Steps left out of medians at the start, where buckets are built and memory is touched for the first time."""
-
+NOISE_TRAFFIC = "noise_scale"
+"""The name under which what measuring the noise scale sends is counted."""
 _TOO_FAST = (
     "messages cannot be held back precisely on a link above 5 Gbit/s: copying them through this machine takes about as "
     "long as sending them would, so the run was slower than on a real one"
@@ -28,16 +28,18 @@ class Summary:
     Attributes:
         steps: Optimizer steps taken by all ranks.
         loss: Mean training loss over all ranks at the last step.
-        step_time_s: Median over steps of the slowest rank's time, warm-up steps left out.
-        bytes_per_step: Sent by all ranks together in a step (median, warm-up left out).
+        step_time_s: Median over steps of the slowest rank's time, warm-up left out. Under local SGD, of the steps
+            that average and of those between, weighted as often as they come; None before the first period is over.
+        bytes_per_step: Sent by all ranks together in a step (mean, warm-up left out; over whole periods of local SGD),
+            without what measuring the noise scale sends.
         peak_memory_bytes: Of the rank that held most.
         wall_s: From the first rank's start to the last event.
         link: What the ranks were held to; None for the machine's own.
         link_note: Why the link's figures are not to be relied on; None where they are.
         compression: How gradients were compressed; this and what follows is None where they were not.
         uncompressed_bytes_per_step: What all ranks together would send in a step without, by formula.
-        codec_s_per_step: Packing and unpacking on the slowest rank (median, warm-up left out). Part of the step, or
-            hidden behind the backward pass.
+        codec_s_per_step: Packing and unpacking on the slowest rank (mean, as of bytes). Part of the step, or hidden
+            behind the backward pass.
     """
 
     state: str
@@ -93,14 +95,19 @@ def sent_bytes(event: Event) -> int:
     return sum(row["sent_bytes"] for row in event["traffic"].values())
 
 
+def _training_bytes(event: Event) -> int:
+    measuring = event["traffic"].get(NOISE_TRAFFIC, {"sent_bytes": 0})
+    return sent_bytes(event) - int(measuring["sent_bytes"])
+
+
 def summarise(events: list[Event], state: str, job: Job | None = None) -> Summary:
     """The summary of what the events tell; with the job, also what its compression is held against."""
     steps = steps_of(events)
     starts = [event for event in events if event["event"] == "start"]
     evaluations = [event for event in events if event["event"] == "eval" and event["rank"] == 0]
-    rows = list(steps.values())
-    warm = rows[WARM_UP_STEPS:] or rows
-    step_time = median(max(e["step_time_s"] for e in row) for row in warm) if warm else None
+    rows, period = list(steps.values()), 1 if job is None else job.compression.period
+    times = {step: max(e["step_time_s"] for e in row) for step, row in steps.items()}
+    step_time = per_step(times, period, average=median)
     samples = sum(e["samples"] for e in rows[-1]) if rows else 0
     tokens = sum(e["tokens"] or 0 for e in rows[-1]) if rows else 0
     return Summary(
@@ -114,11 +121,13 @@ def summarise(events: list[Event], state: str, job: Job | None = None) -> Summar
         step_time_s=step_time,
         samples_per_s=samples / step_time if step_time else None,
         tokens_per_s=tokens / step_time if step_time and tokens else None,
-        bytes_per_step=median(sum(map(sent_bytes, row)) for row in warm) if warm else None,
+        bytes_per_step=per_step(
+            {step: sum(map(_training_bytes, row)) for step, row in steps.items()}, period
+        ),
         peak_memory_bytes=max((e["peak_memory_bytes"] for row in rows for e in row), default=None),
         wall_s=events[-1]["t"] - starts[0]["t"] if starts else None,
         **_link(starts),
-        **(_compression(job, starts, warm) if job is not None and job.compression.is_on and starts else {}),
+        **(_compression(job, starts, steps) if job is not None and job.compression.is_on and starts else {}),
     )
 
 
@@ -129,15 +138,16 @@ def _link(starts: list[Event]) -> dict[str, Any]:
     return {"link": link["label"], "link_note": None if link["is_accurate"] else _TOO_FAST}
 
 
-def _compression(job: Job, starts: list[Event], rows: list[list[Event]]) -> dict[str, Any]:
+def _compression(job: Job, starts: list[Event], steps: dict[int, list[Event]]) -> dict[str, Any]:
     """The figures of a compressed run; those of steps are None where none was taken."""
     micro_batches = job.batch.accumulation(job.num_data_ranks)
+    codec = {step: max(e["codec_s"] for e in row) for step, row in steps.items()}
     return {
         "compression": job.compression.label,
         "uncompressed_bytes_per_step": exchanged_bytes(
             job.strategy, starts[0]["gradient_bytes"], job.world_size, micro_batches=micro_batches
         ),
-        "codec_s_per_step": median(max(e["codec_s"] for e in row) for row in rows) if rows else None,
+        "codec_s_per_step": per_step(codec, job.compression.period),
     }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
 from shardscope.errors import SpecError, unknown_name
 
@@ -57,6 +58,58 @@ class Spec(BaseModel):
             return cls.model_validate_json(text)
         except ValidationError as error:
             raise _readable(cls, error) from None
+
+
+class Choice(Spec):
+    """One of several named ways, with settings: None leaves one at the name's default, and none is ever ignored.
+
+    A subclass says what errors call it, in `_field`, and which settings each name has, in `_defaults`.
+    """
+
+    _positional = "name"
+    _field: ClassVar[str]
+    _defaults: ClassVar[Mapping[str, Mapping[str, Any]]]
+
+    name: str
+
+    @field_validator("name")
+    @classmethod
+    def _known_name(cls, name: str) -> str:
+        if name not in cls._defaults:
+            raise unknown_name(cls._field, name, cls._defaults)
+        return name
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python takes True for 1."""
+        field = str(info.field_name)
+        if isinstance(value, bool) and bool not in get_args(cls.model_fields[field].annotation):
+            raise SpecError(
+                f"{cls._field}.{field}={value} is a truth value, which this setting does not take; "
+                "give one that it takes, or leave it out"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        for field, value in self._given().items():
+            if field not in self._defaults[self.name]:
+                users = " or ".join(name for name, settings in self._defaults.items() if field in settings)
+                raise SpecError(
+                    f"{self._field}.{field}={value!r} has no effect on {self.name}; leave it out, or use {users}"
+                )
+        return self
+
+    def _given(self) -> dict[str, Any]:
+        """Settings that are not left at their defaults."""
+        values = {field: getattr(self, field) for field in type(self).model_fields if field != "name"}
+        return {field: value for field, value in values.items() if value is not None}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting that has an effect, as given or by the name's default."""
+        return {**self._defaults[self.name], **self._given()}
 
 
 def _readable(cls: type[BaseModel], error: ValidationError) -> SpecError:

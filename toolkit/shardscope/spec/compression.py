@@ -9,10 +9,10 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from shardscope.errors import SpecError, unknown_name
-from shardscope.spec._base import Spec
+from shardscope.errors import SpecError
+from shardscope.spec._base import Choice
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -73,12 +73,14 @@ USEFUL_WARMUP = 5
 11 times the uncompressed run's after 1 step, at up to twice after 2 or 3, and at up to 1.5 times after 5 or 10."""
 PROBES = 8
 """Random directions along which adaptive-rank looks for what its factors miss, in the steps in which it looks."""
+_ONEBIT = MappingProxyType({"onebit-adam": "adamw", "onebit-lamb": "lamb"})
+"""With the optimizer that each needs."""
 _CASTS = ("none", "fp16", "bf16")
 _WARM_RATIO = 0.25
 """The ratio that dgc starts its warm-up with (Lin et al. 2018, section 3.3)."""
 
 
-class Compression(Spec):
+class Compression(Choice):
     """A way to compress gradients, and its settings; None means the method's default.
 
     Example:
@@ -86,7 +88,8 @@ class Compression(Spec):
         'sampled'
     """
 
-    _positional = "name"
+    _field = "compression"
+    _defaults = DEFAULTS
 
     name: str = "none"
     """A name in `DEFAULTS`, such as ``int8``, ``topk``, ``powersgd`` or ``onebit-adam``."""
@@ -123,21 +126,8 @@ class Compression(Spec):
     update_every: int | None = Field(default=None, ge=1)
     """adaptive-*: steps between two looks at the gradients, after which bits or ranks move. Default 20."""
 
-    @field_validator("name")
-    @classmethod
-    def _known_name(cls, name: str) -> str:
-        if name not in DEFAULTS:
-            raise unknown_name("compression", name, DEFAULTS)
-        return name
-
     @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> Self:
-        for field, value in self._given().items():
-            if field not in DEFAULTS[self.name]:
-                users = " or ".join(name for name, settings in DEFAULTS.items() if field in settings)
-                raise SpecError(
-                    f"compression.{field}={value!r} has no effect on {self.name}; leave it out, or use {users}"
-                )
+    def _possible(self) -> Self:
         if self.block is not None and self.block % 8:
             raise SpecError(
                 f"compression.block={self.block} is no multiple of 8; use for example {-(-self.block // 8) * 8}"
@@ -152,15 +142,6 @@ class Compression(Spec):
             raise SpecError(f"compression.budget={self.budget:g} bits an element is less than 2; use 2 to 8")
         return self
 
-    def _given(self) -> dict[str, Any]:
-        values = {field: getattr(self, field) for field in type(self).model_fields if field != "name"}
-        return {field: value for field, value in values.items() if value is not None}
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Every setting that has an effect, as given or by the method's default."""
-        return {**DEFAULTS[self.name], **self._given()}
-
     @property
     def is_on(self) -> bool:
         """Whether anything is compressed at all."""
@@ -170,6 +151,11 @@ class Compression(Spec):
     def kind(self) -> Kind:
         """How the method works on a gradient."""
         return KINDS[self.name]
+
+    @property
+    def period(self) -> int:
+        """Steps after which what crosses the wire repeats itself: those between two averages of local-sgd, else 1."""
+        return int(self.settings.get("every", 1))
 
     @property
     def label(self) -> str:
@@ -205,6 +191,18 @@ class Compression(Spec):
         """Why a compressed run need not end where an uncompressed one does, as a clause; None where it must."""
         return None if self.name == "none" else f"{self.name} changes the gradients that are exchanged"
 
+    def check_follows(self, before: str) -> None:
+        """Refuse to go on from a checkpoint that another method has saved, where this one must have begun the run.
+
+        Raises:
+            SpecError: It freezes what it has learned in its warm-up.
+        """
+        if self.name in _ONEBIT and before != self.name:
+            raise SpecError(
+                f"compression={self.name!r} cannot go on where {before!r} has trained: it lives by what it learns in "
+                "its warm-up; start with it, or go on with another method"
+            )
+
     def check(self, job: Job) -> None:
         """Refuse what the job's strategy, precision or optimizer cannot go with.
 
@@ -213,16 +211,9 @@ class Compression(Spec):
         """
         if not self.is_on:
             return
-        carried = type(job.strategy).carries
-        if self.kind not in carried:
-            names = [name for name in DEFAULTS if name != "none" and KINDS[name] in carried]
-            way_out = (
-                f"it takes {', '.join(names)}"
-                if names
-                else "use 'ring' or 'all-reduce', or compression='none'"
-            )
+        if self.kind not in type(job.strategy).carries:
             raise SpecError(
-                f"compression={self.name!r} does not go with strategy={job.strategy.kind!r}; {way_out}"
+                f"compression={self.name!r} does not go with strategy={job.strategy.kind!r}; {self._way_out(job)}"
             )
         if self.exchange is not None and not type(job.strategy).has_exchanges:
             raise SpecError(
@@ -236,12 +227,23 @@ class Compression(Spec):
             )
         self._check_optimizer(job)
 
+    def _way_out(self, job: Job) -> str:
+        """What goes with the job's strategy, and which strategies take this method."""
+        from shardscope.spec.strategy import STRATEGIES  # they name the kinds above
+
+        carried = type(job.strategy).carries
+        names = [name for name in DEFAULTS if name != "none" and KINDS[name] in carried]
+        takers = ", ".join(kind for kind, strategy in STRATEGIES.items() if self.kind in strategy.carries)
+        if names:
+            return f"it takes {', '.join(names)}, and {self.name} goes with {takers}"
+        return f"it exchanges no gradients; use compression='none', or one of {takers}"
+
     def _check_optimizer(self, job: Job) -> None:
         name, settings = job.optimizer.name, job.optimizer.settings
-        wanted = {"onebit-adam": ("adamw",), "onebit-lamb": ("lamb",)}.get(self.name)
-        if wanted and name not in wanted:
+        wanted = _ONEBIT.get(self.name)
+        if wanted and name != wanted:
             raise SpecError(
-                f"compression={self.name!r} does not go with optimizer={name!r}; use optimizer={wanted[0]!r}"
+                f"compression={self.name!r} does not go with optimizer={name!r}; use optimizer={wanted!r}"
             )
         if wanted and job.clip_norm is not None:
             raise SpecError(

@@ -13,6 +13,7 @@ from shardscope.spec.compression import Compression
 from shardscope.spec.data import check_compatible
 from shardscope.spec.link import LinkOrName
 from shardscope.spec.models import model_config
+from shardscope.spec.noise_scale import check_noise_scale
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.schedule import Schedule
 from shardscope.spec.strategy import Ring, Strategy, StrategySpec, parse_strategy
@@ -52,6 +53,24 @@ class Record(Spec):
     measured step is slower; the others are not."""
     memory_every: int | None = Field(default=50, ge=1)
     """After it, memory is measured by kind at every so many steps; None measures only the first time."""
+    noise_scale: bool = False
+    """Measure the gradient noise scale: each rank writes the squared norms of its own gradients and of their mean,
+    before compression and clipping. Where gradients are compressed, this sends a sketch of them besides."""
+    noise_every: int = Field(default=1, ge=1)
+    """With `noise_scale`: steps between two measurements. At least 1."""
+
+    @model_validator(mode="after")
+    def _noise_is_on(self) -> Self:
+        if self.noise_every != 1 and not self.noise_scale:
+            raise SpecError(
+                f"record.noise_every={self.noise_every} has no effect without noise_scale=True; set it, or leave "
+                "noise_every out"
+            )
+        return self
+
+    def measures_noise(self, step: int) -> bool:
+        """Whether the gradient noise scale is measured at `step`."""
+        return self.noise_scale and step % self.noise_every == 0
 
     def measures_memory(self, step: int, first_step: int, steps: int) -> bool:
         """Whether memory is measured by kind at `step`, in a run from `first_step` to `steps`."""
@@ -98,6 +117,9 @@ class Job(Spec):
     """How gradients are compressed on their way, or the method's name."""
     steps: int = Field(default=100, ge=1)
     """Optimizer steps."""
+    until: int | None = Field(default=None, ge=1)
+    """Train only up to this step of `steps`, on the schedule and the data of all of them, and save a checkpoint there
+    to go on from. At most `steps`; None trains them all."""
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
     """fp32 and fp64 throughout; bf16 and fp16 autocast over fp32 weights, fp16 with dynamic loss scaling."""
     recompute: Literal["none", "selective", "full"] = "none"
@@ -170,11 +192,14 @@ class Job(Spec):
         self.batch.accumulation(self.num_data_ranks, among=None if all_work else workers)
         self.strategy.check(self)
         self.compression.check(self)
+        check_noise_scale(self)
         if self.schedule.warmup_steps > self.steps:
             raise SpecError(
                 f"schedule.warmup_steps={self.schedule.warmup_steps} is more than steps={self.steps}; "
                 f"use at most {self.steps}"
             )
+        if self.last_step > self.steps:
+            raise SpecError(f"until={self.until} is more than steps={self.steps}; use 1 to {self.steps}")
         return self
 
     def _check_ranks(self) -> None:
@@ -197,6 +222,11 @@ class Job(Spec):
                 check_compatible(self.model, self.data)
         if isinstance(self.loss, str) and self.loss not in LOSSES:
             raise unknown_name("loss", self.loss, LOSSES)
+
+    @property
+    def last_step(self) -> int:
+        """The step that a run ends after: `until`, or all of `steps`."""
+        return self.until or self.steps
 
     @property
     def num_data_ranks(self) -> int:

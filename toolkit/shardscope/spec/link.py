@@ -13,11 +13,15 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from shardscope.errors import SpecError
 from shardscope.spec import catalogue
 from shardscope.spec._base import Spec
-from shardscope.spec.units import Bandwidth, Seconds, bit_rate_text, parse, positive, seconds_text
+from shardscope.spec.units import Bandwidth, Seconds, bit_rate_text, parse, positive, quantity, seconds_text
 
 PACED_UP_TO = 5e9 / 8
 """Bytes a second up to which a process can hold its own messages back precisely enough; a faster link runs slower
 than it should, because copying a message through the machine takes about as long as sending it would."""
+_FIGURES = (
+    ("bandwidth", "the bandwidth", "such as '100 Mbit/s'"),
+    ("latency_s", "the latency", "such as '1 ms', or 0 for none"),
+)
 
 
 class Link(Spec):
@@ -41,15 +45,22 @@ class Link(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _latency_in_short(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict) or "latency" not in fields:
+    def _both_figures(cls, fields: Any) -> Any:
+        """Neither is guessed; `latency` is read here, so that errors call it what the user does."""
+        if not isinstance(fields, dict):
             return fields
-        if "latency_s" in fields:
-            raise SpecError("Link: the latency is given twice, as latency and as latency_s")
-        return {
-            **{name: value for name, value in fields.items() if name != "latency"},
-            "latency_s": fields["latency"],
-        }
+        if "latency" in fields:
+            if "latency_s" in fields:
+                raise SpecError("Link: the latency is given twice, as latency and as latency_s")
+            latency = quantity(fields["latency"], "s", field="latency")
+            fields = {
+                **{name: value for name, value in fields.items() if name != "latency"},
+                "latency_s": latency,
+            }
+        for field, figure, example in _FIGURES:
+            if field not in fields:
+                raise SpecError(f"a link needs both its figures; give {figure} as well, {example}")
+        return fields
 
     @field_validator("bandwidth", "latency_s")
     @classmethod
@@ -82,7 +93,7 @@ class Link(Spec):
         bandwidth = positive(parse(name, "bytes/s", field=field), field=field, given=name)
         if latency_s is None:
             raise SpecError(
-                f"{field}={name!r} is a rate, which needs a latency; give latency_s='5 us' or the like"
+                f"{field}={name!r} is a rate, which needs a latency; give latency_s='5 us' or the like, or 0"
             )
         return cls(name=name, bandwidth=bandwidth, latency_s=latency_s)
 

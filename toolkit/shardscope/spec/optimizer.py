@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from shardscope.errors import SpecError, unknown_name
-from shardscope.spec._base import Spec
+from shardscope.spec._base import Choice
 
 Off = Literal["off"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -75,7 +75,7 @@ divided by ``1 - beta1**step``.
 """
 
 
-class Optimizer(Spec):
+class Optimizer(Choice):
     """An update rule and its settings; None means the default of the name or of the variant.
 
     Example:
@@ -85,7 +85,8 @@ class Optimizer(Spec):
         'off'
     """
 
-    _positional = "name"
+    _field = "optimizer"
+    _defaults = DEFAULTS
 
     name: str = "adamw"
     """``sgd``, ``nesterov`` (SGD with Nesterov's momentum), ``adamw``, ``lamb`` or ``lars``."""
@@ -130,13 +131,6 @@ class Optimizer(Spec):
     nesterov: bool | None = None
     """LARS: look one step ahead along the velocity."""
 
-    @field_validator("name")
-    @classmethod
-    def _known_name(cls, name: str) -> str:
-        if name not in DEFAULTS:
-            raise unknown_name("optimizer", name, DEFAULTS)
-        return name
-
     @field_validator("variant")
     @classmethod
     def _known_variant(cls, variant: str | None) -> str | None:
@@ -145,13 +139,7 @@ class Optimizer(Spec):
         return variant
 
     @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> Self:
-        for field, value in self._given().items():
-            if field not in DEFAULTS[self.name]:
-                users = " or ".join(name for name, settings in DEFAULTS.items() if field in settings)
-                raise SpecError(
-                    f"optimizer.{field}={value!r} has no effect on {self.name}; leave it out, or use {users}"
-                )
+    def _possible(self) -> Self:
         if self.name == "nesterov" and self.momentum == 0:
             raise SpecError(
                 "optimizer.momentum=0 leaves nesterov nothing to look along; use sgd, or give it a momentum"
@@ -172,15 +160,28 @@ class Optimizer(Spec):
                 "of the velocity; leave it out"
             )
 
-    def _given(self) -> dict[str, Any]:
-        values = {field: getattr(self, field) for field in type(self).model_fields if field != "name"}
-        return {field: value for field, value in values.items() if value is not None}
-
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting that has an effect, as given, else the variant's, else the name's default."""
         preset = LAMB_VARIANTS[self.variant or "paper"] if self.name == "lamb" else {}
         return {**DEFAULTS[self.name], **preset, **self._given()}
+
+    @property
+    def carries(self) -> str:
+        """What its state is, in a word or two: only an optimizer that carries the same can take it up.
+
+        Example:
+            >>> Optimizer("adamw").carries == Optimizer("lamb").carries
+            True
+        """
+        settings = self.settings
+        if self.name in ("adamw", "lamb"):
+            return "moments" if settings.get("grad_averaging", True) else "summed moments"
+        if not settings["momentum"]:
+            return "nothing"
+        form = settings.get("momentum_form", "post")
+        inside = {"classic": " with rate and ratio inside", "torch": " with the ratio inside", "post": ""}
+        return f"velocity{inside[form]}"
 
     @property
     def learning_rate(self) -> float:

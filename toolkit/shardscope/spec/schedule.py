@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,9 +17,12 @@ SHAPES: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "sqrt": {},
         "polynomial": {"final_ratio": 0.0, "power": 2.0},
         "cosine": {"final_ratio": 0.0},
+        "exponential": {"final_ratio": 0.01},
     }
 )
 """The settings that only some shapes take, with their defaults; all take `warmup_steps`."""
+SCALING_EXPONENTS: MappingProxyType[str, float] = MappingProxyType({"linear": 1.0, "sqrt": 0.5})
+"""How learning rates follow the batch size: by which power of it, rule by rule."""
 
 
 class Schedule(Spec):
@@ -34,14 +36,15 @@ class Schedule(Spec):
     _positional = "name"
 
     name: str = "constant"
-    """``constant``, ``linear``, ``sqrt`` (falls with the inverse square root of the step), ``polynomial`` or
-    ``cosine``."""
+    """``constant``, ``linear``, ``sqrt`` (falls with the inverse square root of the step), ``polynomial``, ``cosine``,
+    or ``exponential`` (the same factor from step to step; it may rise)."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the rate first rises, linearly, to its full value. At least 0, at most all steps."""
     power: float | None = Field(default=None, gt=0)
     """polynomial: exponent of the fall, above 0. Default 2, as LARS uses it; 1 is ``linear``."""
-    final_ratio: float | None = Field(default=None, ge=0, le=1)
-    """linear, polynomial, cosine: what is left of the rate just after the last step, 0 to 1. Default 0."""
+    final_ratio: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """linear, polynomial, cosine: what is left of the rate just after the last step, 0 to 1. Default 0. exponential:
+    above 0, and above 1 the rate rises, as in a range test. Default 0.01."""
 
     @field_validator("name")
     @classmethod
@@ -59,7 +62,19 @@ class Schedule(Spec):
                 raise SpecError(
                     f"schedule.{field}={value!r} has no effect on {self.name}; leave it out, or use {users}"
                 )
+        self._check_final_ratio()
         return self
+
+    def _check_final_ratio(self) -> None:
+        ratio = self.final_ratio
+        if ratio is None:
+            return
+        if self.name == "exponential" and ratio == 0:
+            raise SpecError("schedule.final_ratio=0 is never reached by exponential; use a value above 0")
+        if self.name != "exponential" and ratio > 1:
+            raise SpecError(
+                f"schedule.final_ratio={ratio:g} is above 1, and {self.name} only falls; use 0 to 1, or exponential"
+            )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -67,32 +82,3 @@ class Schedule(Spec):
         defaults = SHAPES[self.name]
         given = {field: getattr(self, field) for field in defaults if getattr(self, field) is not None}
         return {"warmup_steps": self.warmup_steps, **defaults, **given}
-
-
-def scaled_lr(lr: float, batch: float, base_batch: float, rule: Literal["linear", "sqrt"]) -> float:
-    """The learning rate for another batch size.
-
-    ``linear`` is Goyal et al. (2017), for SGD and LARS; ``sqrt`` is You et al. (LAMB, 2020), for adaptive
-    optimizers.
-
-    Args:
-        lr: A learning rate that works at `base_batch`.
-        batch: Global batch size to scale to, in samples.
-        base_batch: Global batch size that `lr` was found at, in samples.
-        rule: How the learning rate grows with the batch.
-
-    Raises:
-        SpecError: Unknown rule, or a batch size that is not above 0.
-
-    Example:
-        >>> scaled_lr(0.1, 1024, 256, "linear"), scaled_lr(0.1, 1024, 256, "sqrt")
-        (0.4, 0.2)
-    """
-    if not (batch > 0 and base_batch > 0):
-        raise SpecError(f"batch={batch} and base_batch={base_batch} are batch sizes; both are above 0")
-    growth = batch / base_batch
-    if rule == "linear":
-        return lr * growth
-    if rule == "sqrt":
-        return lr * math.sqrt(growth)
-    raise unknown_name("rule", rule, ("linear", "sqrt"))

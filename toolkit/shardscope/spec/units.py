@@ -1,12 +1,14 @@
 """Quantities with their units: read as users write them, never guessed, and written back.
 
 A number is in the base unit that its field names (bytes, bytes a second, FLOP a second, seconds, watts).
-A text must carry its unit: ``"80 GiB"``, ``"200 Gbit/s"``, ``"25 GB/s"``, ``"312 TFLOP/s"``, ``"5 us"``.
+A text must carry its unit: ``"80 GiB"``, ``"200 Gbit/s"``, ``"25 GB/s"``, ``"312 TFLOP/s"``, ``"5 us"``; only zero,
+which is the same in all, needs none.
 ``kB``, ``MB``, ``GB`` are powers of 1000 and ``KiB``, ``MiB``, ``GiB`` of 1024; a byte has 8 bits.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, get_args
@@ -67,14 +69,36 @@ def parse(text: str, kind: Kind, *, field: str = "value") -> float:
     if match is None:
         raise SpecError(f"{field}={text!r} is not a quantity; write a number and its unit, {_EXAMPLES[kind]}")
     number, unit = match.groups()
+    if not unit and not float(number.replace("_", "")):
+        return 0.0
     if not unit:
         raise SpecError(
-            f"{field}={text!r} has no unit; write {_EXAMPLES[kind]}, or give a plain number of {_BASE[kind]}"
+            f"{field}={text!r} has no unit; write {_EXAMPLES[kind]}, or in Python a plain number of {_BASE[kind]}"
         )
     factor = _UNITS[kind].get(unit)
     if factor is None:
         raise SpecError(f"{field}={text!r} has the unit {unit!r}, which {_complaint(unit, kind)}")
     return float(number.replace("_", "")) * factor
+
+
+def quantity(value: object, kind: Kind, *, field: str) -> float:
+    """What an argument gives as a number in the base unit or as a text with its unit: finite, and not below zero.
+
+    Raises:
+        SpecError: It gives none.
+
+    Example:
+        >>> quantity("1.5 ms", "s", field="latency_s"), quantity(0, "s", field="latency_s")
+        (0.0015, 0.0)
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise SpecError(
+            f"{field}={value!r} is not a quantity; write {_EXAMPLES[kind]}, or give {_BASE[kind]}"
+        )
+    number = parse(value, kind, field=field) if isinstance(value, str) else float(value)
+    if not 0 <= number < math.inf:
+        raise SpecError(f"{field}={value!r} is not valid: it should be finite, and 0 or more")
+    return number
 
 
 def positive(value: float, *, field: str, given: object) -> float:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -49,17 +49,26 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Span:
-    """One stretch of time on one rank. `start` and `end` in unix seconds, `bytes` of payload."""
+    """One stretch of time on one rank. `start` and `end` in unix seconds, `num_bytes` of payload."""
 
     lane: str
     name: str
     start: float
     end: float
-    bytes: int = 0
+    num_bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.end - self.start
+
+    def since(self, zero: float) -> Span:
+        """In seconds from another moment."""
+        return replace(self, start=self.start - zero, end=self.end - zero)
 
     def as_row(self) -> list[Any]:
-        """The form in which events carry it; microseconds are as fine as the clock is worth."""
-        return [self.lane, self.name, round(self.start, 6), round(self.end, 6), self.bytes]
+        """The form in which events carry it, and in which `Span(*row)` reads it; no finer than the clock is worth."""
+        return [self.lane, self.name, round(self.start, 6), round(self.end, 6), self.num_bytes]
 
 
 @dataclass

@@ -1,13 +1,19 @@
 """What compressors remember, in checkpoints: saved by each rank under its own name, found again by it.
 
 On another number of ranks, or under another strategy, there is no such rank. Then every rank goes on with what all the
-old ones owed in the mean, so that their mean, which is what the next gradient is short of, stays the same.
+old ones owed in the mean, so that their mean, which is what the next gradient is short of, stays the same. So it is
+where the same method cuts its packets otherwise.
+
+Another method starts with nothing. What top-k still owes is the sum of a hundred steps' small gradients, which int8
+would send in a single step; and factors, bits and velocities mean nothing to another. What is dropped is said.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +21,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from shardscope.errors import CheckpointError, SpecError
+from shardscope.spec import Compression
 from shardscope.training.strategies.base import Strategy
 
+_CUTS = ("exchange", "block")
+_JOINS = {"share"}
+"""What joins something else where states are merged: what a rank's share owes joins every rank's residual."""
 _KEY = re.compile(r"compression-(\d+)\.(.+)")
 
 
@@ -25,26 +36,77 @@ def remembered(strategy: Strategy) -> dict[str, Any]:
     return {} if strategy.compressor is None else {_name(strategy.context.rank): strategy.remembered()}
 
 
-def recall(strategy: Strategy, path: Path, saved_layout: str | None) -> str:
+@dataclass(frozen=True)
+class Recalled:
+    """What became of what was remembered.
+
+    Attributes:
+        remembered: ``"nothing"``, ``"its own"``, or ``"the mean"`` over the ranks that saved it.
+        dropped: What of the checkpoint goes no further, by kind, such as ``residual``.
+        notes: The same in sentences.
+    """
+
+    remembered: str
+    dropped: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def method_of(compression: Compression) -> str:
+    """A method with what decides how its packets are cut, as a checkpoint names it."""
+    cut = {key: value for key, value in compression.settings.items() if key in _CUTS}
+    return json.dumps({"name": compression.name, **cut})
+
+
+def recall(strategy: Strategy, path: Path, saved_layout: str | None, saved_method: str | None) -> Recalled:
     """Give the compressor what the checkpoint at `path` has for it; called by all ranks.
 
-    Returns:
-        What it was: ``"nothing"``, ``"its own"``, or ``"the mean"`` over the ranks that saved it.
+    Args:
+        strategy: Whose compressor.
+        path: The checkpoint.
+        saved_layout: The `Strategy.layout` that it was saved under.
+        saved_method: What `method_of` said then; None for the same as now.
+
+    Raises:
+        CheckpointError: The method cannot go on from another's.
     """
-    saved = _saved(path)
-    if strategy.compressor is None or not saved:
-        return "nothing"
-    if saved_layout == strategy.layout:
-        rank = strategy.context.rank
+    saved, now = _saved(path), method_of(strategy.job.compression)
+    before = json.loads(saved_method or now)
+    try:
+        strategy.job.compression.check_follows(before["name"])
+    except SpecError as error:
+        raise CheckpointError(str(error)) from None
+    if not saved:
+        return Recalled("nothing")
+    if strategy.compressor is None or before["name"] != strategy.job.compression.name:
+        return _dropped("nothing", _kinds(saved), f"{before['name']} is no longer the method")
+    if saved_layout == strategy.layout and saved_method in (None, now):
+        what, rank = "its own", strategy.context.rank
         strategy.recall(_filled(strategy, path, rank, saved.get(rank, {})))
-        return "its own"
+    else:
+        what = "the mean"
+        states = _states(strategy, path, saved)
+        strategy.recall(strategy.recut(strategy.compressor.merge(states), saved_layout or ""))
+    kept = strategy.remembered()
+    lost = _kinds(saved) - _kinds({0: kept}) - (_JOINS if what == "the mean" else set())
+    return _dropped(what if kept else "nothing", lost, "the method's new settings have no place for it")
 
-    def states() -> Iterator[dict[str, Tensor]]:
-        for rank in sorted(saved):
-            yield _filled(strategy, path, rank, saved[rank])
 
-    strategy.recall(strategy.recut(strategy.compressor.merge(states()), saved_layout or ""))
-    return "the mean"
+def _dropped(what: str, kinds: set[str], why: str) -> Recalled:
+    names = sorted(kinds)
+    return Recalled(
+        what, names, [f"dropped what compression remembered ({', '.join(names)}): {why}"] if names else []
+    )
+
+
+def _kinds(saved: Mapping[int, Mapping[str, Tensor]]) -> set[str]:
+    return {name.partition(".")[0] for state in saved.values() for name in state}
+
+
+def _states(
+    strategy: Strategy, path: Path, saved: dict[int, dict[str, Tensor]]
+) -> Iterator[dict[str, Tensor]]:
+    for rank in sorted(saved):
+        yield _filled(strategy, path, rank, saved[rank])
 
 
 def _name(rank: int) -> str:

@@ -82,6 +82,7 @@ class Trainer:
         self.num_params = sum(p.numel() for p in self.model.parameters())
         self.gradient_bytes = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
         self.data = self._data()
+        self.sampler = GlobalSampler(len(self.data.train), self.job.batch.global_size, self.job.seed)
         self.loader = self._loader()
         self.strategy.example = self._example
         self.strategy.setup(self.model)
@@ -113,8 +114,7 @@ class Trainer:
         rank, world_size = self.strategy.data_rank, self.job.num_data_ranks
         if rank is None:
             return None
-        sampler = GlobalSampler(len(self.data.train), self.job.batch.global_size, self.job.seed)
-        return Loader(self.data.train, sampler, rank=rank, world_size=world_size)
+        return Loader(self.data.train, self.sampler, rank=rank, world_size=world_size)
 
     def _example(self) -> MicroBatch:
         """One micro-batch of the training split, always the same."""
@@ -143,18 +143,23 @@ class Trainer:
         return {"link": {**figures, "is_accurate": link.can_be_paced}}
 
     def resume(self, folder: Path) -> None:
-        """Go on after the newest checkpoint in `folder`."""
+        """Go on after the newest checkpoint in `folder`, under this job's own settings."""
         from shardscope.training import checkpoint  # imports much; only runs that save or resume need it
 
-        done = checkpoint.load(folder, strategy=self.strategy, optimizer=self.optimizer)
-        self.first_step = done + 1
+        saved = checkpoint.load(folder, strategy=self.strategy, optimizer=self.optimizer)
+        self.first_step = saved.step + 1
+        self.sampler.go_on(saved.step, saved.data)
+        self.context.events.emit(
+            "resume", step=saved.step, path=saved.path.name, samples=self.sampler.samples_before(saved.step),
+            remembered=saved.recalled.remembered, dropped=saved.recalled.dropped, notes=saved.notes,
+        )  # fmt: skip
 
     def train(self, control: Control) -> str:
         """Train to the end. Returns ``"completed"`` or ``"stopped"``."""
         self.context.meter.drain()
         step = self.first_step - 1
         with self.context.paced():  # what it took to start alike was not
-            for step in range(self.first_step, self.job.steps + 1):
+            for step in range(self.first_step, self.job.last_step + 1):
                 if self.strategy.stops_before(step, asked=control.should_stop(step)):
                     step -= 1  # noqa: PLW2901 - the last step taken
                     break
@@ -192,7 +197,7 @@ class Trainer:
         self, step: int, micro_batches: list[MicroBatch]
     ) -> AbstractContextManager[StepMemory | None]:
         """Counts memory by kind inside, if it is this step's turn."""
-        if not self.job.record.measures_memory(step, self.first_step, self.job.steps):
+        if not self.job.record.measures_memory(step, self.first_step, self.job.last_step):
             return nullcontext()
         inputs = [tensor for pair in micro_batches for tensor in pair]
         return self.strategy.memory.measure(lambda: self.strategy.held(self.optimizer), inputs)
@@ -234,7 +239,7 @@ class Trainer:
             lr=self.optimizer.param_groups[0]["lr"], grad_norm=result.grad_norm, skipped=result.skipped,
             loss_scale=self.strategy.precision.loss_scale,
             memory_bytes=memory, peak_memory_bytes=self.strategy.memory.peak,
-            traffic=traffic, **self._codec_seconds(spans), **({"spans": spans} if shown else {}),
+            traffic=traffic, **self._codec_seconds(spans), **_noise(result), **({"spans": spans} if shown else {}),
         )  # fmt: skip
         self._watch_compression(step)
 
@@ -266,7 +271,7 @@ class Trainer:
         return not inputs.is_floating_point() and inputs.shape == targets.shape
 
     def _after_step(self, step: int) -> None:
-        if self.job.eval_every and step % self.job.eval_every == 0 and step < self.job.steps:
+        if self.job.eval_every and step % self.job.eval_every == 0 and step < self.job.last_step:
             self._evaluate(step)
         every = self.job.checkpoint.every
         if every and step % every == 0:
@@ -277,12 +282,13 @@ class Trainer:
             self.loader.close()
         step = self.strategy.meet(last, ending=True)
         assert step is not None  # all are ending
-        state = "completed" if step >= self.job.steps else "stopped"
+        state = "completed" if step >= self.job.last_step else "stopped"
         if step >= self.first_step:
             if state == "completed":  # whoever stops a run does not want to wait for an evaluation
                 self._evaluate(step)
             every = self.job.checkpoint.every
-            if self.job.checkpoint.at_end and not (every and step % every == 0):
+            saves = self.job.checkpoint.at_end or self.job.until is not None
+            if saves and not (every and step % every == 0):
                 self._save(step)
             if self.job.record.parameters and state == "completed":
                 save_parameters(self.folder, self.strategy)
@@ -305,7 +311,7 @@ class Trainer:
         with self.context.paced(False):
             checkpoint.save(
                 self.folder / "checkpoints", step, strategy=self.strategy, optimizer=self.optimizer,
-                keep=self.job.checkpoint.keep,
+                keep=self.job.checkpoint.keep, data=self.sampler.state_dict(),
             )  # fmt: skip
         self.context.meter.drain()  # its messages are no step's
 
@@ -315,6 +321,10 @@ def _seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the user's code may draw from the global generator
     torch.manual_seed(seed)
+
+
+def _noise(result: StepResult) -> dict[str, Any]:
+    return {} if result.noise is None else {"noise": result.noise.as_event()}
 
 
 def _process() -> dict[str, Any]:

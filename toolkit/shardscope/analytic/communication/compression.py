@@ -21,6 +21,7 @@ from shardscope.analytic.communication._checks import numbers
 from shardscope.analytic.communication.collective import collective_time
 from shardscope.analytic.communication.compressed import packet_bytes
 from shardscope.analytic.communication.ring import Floats
+from shardscope.analytic.communication.worth import level_rate
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec.compression import Compression
 from shardscope.spec.layout import COMPRESSION_NAMES
@@ -66,7 +67,10 @@ METHODS: dict[str, Method] = {
         "Dettmers et al. 2022, a scale a block",
     ),
     "topk-1%": Method(
-        0.01 * (4 + 4), "gather", 6.0, "Lin et al. 2018 (Deep Gradient Compression): value and index"
+        _bytes_per_element(Compression(name="topk", ratio=0.01)),
+        "gather",
+        6.0,
+        "Lin et al. 2018 (Deep Gradient Compression): float32 values, and their places at 8.6 bits each",
     ),
     "powersgd-4": Method(0.0, "sum", 4.0, "Vogels et al. 2019 (PowerSGD), algorithm 1, rank 4"),
 }
@@ -217,8 +221,7 @@ def break_even_bandwidth(
 ) -> Floats:
     """Bandwidth in bytes a second below which compressing pays: 0 where none is low enough, infinite where any is.
 
-    Both times are a constant plus a volume over B, so that they are equal at B = (V - V') / (T' - T), with V the bytes
-    sent and T latency and codec, and a prime where compressed.
+    Both times are a constant plus a volume over B, so that they are level where `worth.level_rate` says.
 
     Args:
         method: A name in `METHODS`, other than ``"none"``.
@@ -246,8 +249,4 @@ def break_even_bandwidth(
         )
         for name in ("none", method)
     ]
-    saved = both[0].sent_bytes - both[1].sent_bytes
-    extra = both[1].total_s - both[0].total_s
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rate: Floats = np.where(saved <= 0, 0.0, np.where(extra <= 0, np.inf, saved / extra))
-    return rate
+    return level_rate(both[0].sent_bytes - both[1].sent_bytes, both[1].total_s - both[0].total_s)

@@ -1,7 +1,8 @@
 """Whether compressing pays on a link: a step's exchange by formula, and the bandwidth at which two ways are level.
 
 An exchange is three numbers, however it is done: the bytes that the busiest rank sends, the messages that have to wait
-for one another, and the seconds of packing and unpacking. On a link of bandwidth B and latency a it takes
+for one another, and the seconds of packing and unpacking. Buckets of gradients are exchanged one after the other, each
+with its own padding and its own messages, and what they take adds up. On a link of bandwidth B and latency a it takes
 
     T(B) = codec + rounds a + bytes / B
 
@@ -13,13 +14,14 @@ the form for any method).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.communication._checks import numbers
-from shardscope.analytic.communication.compressed import SUMMED, compressed_bytes
+from shardscope.analytic.communication.compressed import SUMMED, compressed_bytes, low_rank_elements
 from shardscope.analytic.communication.ring import Floats, ring_all_reduce_bytes
 from shardscope.spec.compression import Compression
 
@@ -38,31 +40,46 @@ class Exchange(NamedTuple):
 
 
 def exchange_of(
-    compression: Compression, shapes: Sequence[tuple[int, ...]], world_size: int, *, codec_s: float = 0.0
+    compression: Compression,
+    buckets: Sequence[Sequence[tuple[int, ...]]],
+    world_size: int,
+    *,
+    codec_s: float = 0.0,
+    element_bytes: int = _FLOAT_BYTES,
+    directions: int = 1,
 ) -> Exchange:
-    """The exchange of one step's gradients, taken as one bucket, over our ring where they are added up.
+    """The exchange of one step's gradients, bucket after bucket, over our ring where they are added up.
 
     Args:
         compression: The method; ``none`` is the ring.
-        shapes: Of the model's tensors.
+        buckets: Shapes of the tensors of each bucket.
         world_size: W.
-        codec_s: Of packing and unpacking, as measured or calculated.
+        codec_s: Of packing and unpacking all of them, as measured or calculated.
+        element_bytes: Of a gradient as it is.
+        directions: Of the ring.
     """
     if world_size == 1:
         return Exchange(0.0, 0, 0.0)
-    ring = 2 * (world_size - 1)
-    if not compression.is_on:
-        elements = sum(int(np.prod(shape)) for shape in shapes)
-        return Exchange(float(ring_all_reduce_bytes(elements, _FLOAT_BYTES, world_size).max()), ring)
-    sent = float(compressed_bytes(compression, shapes, world_size).max())
-    return Exchange(sent, _rounds(compression, ring), codec_s)
+    ring, is_on = 2 * (world_size - 1), compression.is_on
+    sent, rounds = np.zeros(world_size, dtype=np.int64), 0
+    for shapes in buckets:
+        if is_on:
+            sent += compressed_bytes(compression, shapes, world_size, directions=directions)
+            rounds += _rounds(compression, shapes, ring)
+        else:
+            elements = sum(prod(shape) for shape in shapes)
+            sent += ring_all_reduce_bytes(elements, element_bytes, world_size, directions=directions)
+            rounds += ring
+    return Exchange(float(sent.max()), rounds, codec_s if is_on else 0.0)
 
 
-def _rounds(compression: Compression, ring: int) -> int:
+def _rounds(compression: Compression, shapes: Sequence[tuple[int, ...]], ring: int) -> int:
+    """Of one bucket."""
     if compression.name in SUMMED:
         return ring
-    if compression.name in {"powersgd", "adaptive-rank"}:
-        return 2 * ring  # the second factor needs the sum of the first
+    if compression.name in {"powersgd", "adaptive-rank"}:  # the second factor needs the sum of the first
+        messages = low_rank_elements(shapes, [compression.settings["rank"]] * len(shapes))
+        return ring * sum(map(bool, messages))
     return 1 if compression.settings.get("exchange") == "gather" else 2
 
 
@@ -92,8 +109,19 @@ def level_bandwidth(plain: Exchange, packed: Exchange, latency: npt.ArrayLike = 
         latency: Seconds a message. Broadcasts.
     """
     delay = numbers("latency", latency, least=0, unit="s")
-    saved = plain.sent_bytes - packed.sent_bytes
     extra = (packed.codec_s + packed.rounds * delay) - (plain.codec_s + plain.rounds * delay)
+    return level_rate(plain.sent_bytes - packed.sent_bytes, extra)
+
+
+def level_rate(saved_bytes: npt.ArrayLike, extra_s: npt.ArrayLike) -> Floats:
+    """Bytes a second at which sending less takes as long as what it costs: 0 where nothing is saved, infinite where
+    nothing is paid for it.
+
+    Args:
+        saved_bytes: Fewer by the compressed way. Broadcasts.
+        extra_s: Seconds that it takes more besides sending.
+    """
+    saved, extra = np.asarray(saved_bytes, dtype=np.float64), np.asarray(extra_s, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         rate: Floats = np.where(saved <= 0, 0.0, np.where(extra <= 0, np.inf, saved / extra))
     return rate

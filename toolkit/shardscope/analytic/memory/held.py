@@ -20,7 +20,7 @@ from shardscope.errors import SpecError
 from shardscope.spec.model.step import ParameterRow, StepTrace
 from shardscope.spec.model.table import LayerTable
 
-LAYERWISE = ("lamb", "lars")
+LAYERWISE = ("lamb", "lars", "onebit-lamb")
 """Optimizers with a buffer for updates."""
 CACHE_ELEMENTS = 1 << 21
 """Elements of a batch of tensors; a larger tensor is a batch of its own."""

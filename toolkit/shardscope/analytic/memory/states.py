@@ -57,16 +57,25 @@ RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
 """Every precision there is a formula for."""
 
 STATES: MappingProxyType[str, int] = MappingProxyType(
-    {"sgd": 0, "nesterov": 1, "lars": 1, "adamw": 2, "lamb": 2, "adafactor": 0, "adam8bit": 2, "muon": 1}
-)
+    {
+        "sgd": 0, "nesterov": 1, "lars": 1, "adamw": 2, "lamb": 2, "adafactor": 0, "adam8bit": 2, "muon": 1,
+        "onebit-adam": 2, "onebit-lamb": 3,
+    }
+)  # fmt: skip
 """Tensors like its parameter that each optimizer keeps: momentum, or both moments. SGD is the one without momentum;
 Adafactor (Shazeer and Stern 2018, arXiv 1804.04235, section 4, without momentum) keeps sums of rows and columns only;
-Muon (Jordan et al. 2024) has one momentum for hidden matrices and leaves the rest to AdamW."""
+Muon (Jordan et al. 2024) has one momentum for hidden matrices and leaves the rest to AdamW. The last two are AdamW and
+LAMB in jobs with the compressions of these names: 1-bit LAMB (Li et al. 2021, arXiv 2104.06069, Algorithm 1) keeps a
+fresh second moment beside the frozen one. What the compression itself remembers comes on top."""
 
 STEP_COUNTER_BYTES: MappingProxyType[str, int] = MappingProxyType(
-    {"sgd": 0, "nesterov": 0, "lars": 0, "adamw": 4, "lamb": 4, "adafactor": 0, "adam8bit": 0, "muon": 0}
-)
-"""The float32 step counter that AdamW and LAMB keep of each parameter tensor, however large it is."""
+    {
+        "sgd": 0, "nesterov": 0, "lars": 0, "adamw": 4, "lamb": 4, "adafactor": 0, "adam8bit": 0, "muon": 0,
+        "onebit-adam": 4, "onebit-lamb": 12,
+    }
+)  # fmt: skip
+"""The float32 step counter that AdamW and LAMB keep of each parameter tensor, however large it is; 1-bit LAMB also its
+averaged trust ratio and the factor on that."""
 
 BLOCK_8BIT = 256
 """Elements that share a float32 scale in bitsandbytes' 8-bit states today (2,048 in Dettmers et al. 2022, arXiv
@@ -108,7 +117,8 @@ def model_states(
         data_parallel: N, the ranks that partition.
         optimizer: A key of `STATES`.
         precision: A key of `RECIPES`.
-        num_tensors: Parameter tensors whose step counters this rank holds; the paper counts none.
+        num_tensors: Parameter tensors whose step counters (and 1-bit LAMB's ratios) this rank holds; the paper counts
+            none.
         num_factors: Rows and columns of all matrices, which Adafactor keeps a sum of each.
         num_aside: Of the parameters, those that Muon leaves to AdamW: embeddings, the head, vectors.
         gradient_bytes: Of one gradient, where it is not the recipe's: 4 for Megatron's ``main_grad``.

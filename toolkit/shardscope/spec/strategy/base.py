@@ -41,6 +41,11 @@ class StrategySpec(Spec):
         """Why this strategy need not end at the parameters of one process, as a clause; None where it must."""
         return None
 
+    @property
+    def hides_noise_because(self) -> str | None:
+        """Why the gradient noise scale cannot be measured under it, as a clause; None where it can."""
+        return None
+
     def drift(self, world_size: int) -> int | None:  # noqa: ARG002
         """Steps that another rank can be ahead when rank 0 begins one: 0 if none ends without it, None for any."""
         return 0

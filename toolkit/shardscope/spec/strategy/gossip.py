@@ -58,6 +58,11 @@ class Gossip(StrategySpec):
             return min(0.5, _STEP_PER_RATIO[compression.name] * float(compression.settings["ratio"]))
         return 0.5 if compression.name == "sign" else 1.0
 
+    @property
+    def hides_noise_because(self) -> str:
+        """Where its gradients are."""
+        return "no gradient is ever averaged over all ranks, each of which has parameters of its own"
+
     def check(self, job: Job) -> None:
         """Refuse settings without an effect, and methods whose noise outweighs what ranks differ by."""
         compression = job.compression

@@ -93,6 +93,11 @@ class ParameterServer(StrategySpec):
             return "worker"
         return "server" if self.dedicated else "server and worker"
 
+    @property
+    def hides_noise_because(self) -> str:
+        """Where its gradients are."""
+        return "gradients meet at servers, each at its own time, and in no collective"
+
     def drift(self, world_size: int) -> int | None:  # noqa: ARG002
         """None where gradients may be stale: then any worker may be any number of steps ahead of another."""
         return 0 if self.bound == 0 else None

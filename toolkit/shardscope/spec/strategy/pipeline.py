@@ -109,6 +109,11 @@ class Pipeline(StrategySpec):
         several = [size for size in fitting if global_size // size >= 2 * world_size]
         return next(iter(several or fitting), None)
 
+    @property
+    def hides_noise_because(self) -> str:
+        """Where its gradients are."""
+        return "each rank holds the gradients of its own stages only"
+
     def check(self, job: Job) -> None:
         """Refuse too few micro-batches, too few layers, and a cut by hand that does not add up.
 

@@ -65,6 +65,13 @@ class FullySharded(Zero):
     On a machine without a GPU they already are there, so it changes nothing but FSDP2's bookkeeping."""
 
     @property
+    def hides_noise_because(self) -> str | None:
+        """FSDP2 shows whole gradients to nobody but what reduces them."""
+        return (
+            None if self.collectives == "ring" else "only collectives='ring' shows a rank its own gradients"
+        )
+
+    @property
     def label(self) -> str:
         """As for every stage; ``zero-3 x2`` with two replicas, ``zero-3 offload`` with offloading."""
         replicas = "" if self.replicas == 1 else f" x{self.replicas}"
@@ -78,6 +85,22 @@ class FullySharded(Zero):
             raise SpecError(
                 f"strategy.replicas={self.replicas} does not divide world_size={job.world_size} into groups of at "
                 f"least 2 ranks; use {' or '.join(map(str, valid))}"
+            )
+        if job.compression.name == "sign-vote":
+            self._check_votes(job)
+
+    def _check_votes(self, job: Job) -> None:
+        """A step must end with one vote: gradients of micro-batches and of replicas are added up, votes are not."""
+        parts = job.batch.accumulation(job.world_size)
+        if parts > 1:
+            raise SpecError(
+                f"batch.micro_size={job.batch.micro_size} makes {parts} micro-batches, and strategy={self.kind!r} "
+                "would add up a vote on each with compression='sign-vote'; leave it out, or use strategy='zero-1'"
+            )
+        if self.replicas > 1:
+            raise SpecError(
+                f"strategy.replicas={self.replicas} would average the votes of as many groups with "
+                "compression='sign-vote'; use replicas=1"
             )
 
 

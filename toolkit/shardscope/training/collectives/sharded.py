@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardscope.training.collectives.ring import Ring
+from shardscope.training.collectives.sender import Sender
 
 ScatterMean = Callable[[str, Tensor, Tensor], None]
 """Takes a unit's name, its flat gradients in CPU memory and room for this rank's share of their mean over all ranks."""
@@ -57,7 +58,9 @@ class ShardRing:
         self._scatter_mean = scatter_mean or self._add_up
         self.deferred = False
         """Whether a reduce-scatter may be still under way when it returns; `finish` then waits for all of them."""
-        self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shard-ring")
+        self.look_at: Callable[[str, Tensor], None] | None = None
+        """Shown every unit's name and whole gradients, padded with zeros, before they are cut."""
+        self._sender = Sender("shard-ring")
         self._pending: list[Future[None]] = []
 
     def submit(self, send: Callable[[], None]) -> Future[None]:
@@ -67,6 +70,8 @@ class ShardRing:
 
     def reduce_mean(self, unit: str, output: Tensor, buffer: Tensor) -> None:
         """This rank's chunk of the mean of `buffer` over all ranks goes to `output`; `buffer` is left as scratch."""
+        if self.look_at is not None:
+            self.look_at(unit, buffer)
 
         def send() -> None:
             if self.staged:
@@ -105,7 +110,7 @@ class ShardRing:
 
     def close(self) -> None:
         """End the sending thread."""
-        self._sender.shutdown()
+        self._sender.close()
 
 
 class _Comm:

@@ -195,6 +195,10 @@ class AdaptiveBits(Compressor):
         self._seen = {
             name: Layer(int(size), float(spread)) for name, (size, spread) in _under(_SPREAD, state).items()
         }
+        if (
+            self.mean_bits > self.budget
+        ):  # they were allotted under a larger one; until the next look, all alike
+            self._bits, self._sizes = {}, {}
 
 
 def spread_of(values: Tensor, block: int) -> float:

@@ -45,7 +45,7 @@ class AdaptiveRank(PowerSgd):
         if not pays(1, *values.shape):
             return Part(name, values, out, 0)
         looks = self._looks_at(name, step)
-        rank = self.rank if looks else self._ranks[name]
+        rank = self.rank if looks else min(self._ranks[name], self.rank)  # a checkpoint's may be larger
         return Part(name, values, out, rank if pays(rank, *values.shape) else 0, PROBES if looks else 0)
 
     def _looks_at(self, name: str, step: int) -> bool:

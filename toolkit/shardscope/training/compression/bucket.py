@@ -60,6 +60,11 @@ class Bucket:
         return Bucket(names, [torch.Size([size]) for size in sizes], flat, self.step, self.part)
 
 
+def tensor_of(name: str) -> str:
+    """The tensor that a piece made by `Bucket.cut` lies in; any other name is a tensor's own."""
+    return name.partition("@")[0]
+
+
 @dataclass
 class Kept:
     """Flat float32 tensors kept from step to step, beside buckets and by the names of what lies in them.
@@ -90,8 +95,9 @@ class Kept:
         return flat
 
     def _drop(self, names: Sequence[str]) -> None:
-        """Forget the buckets that these names lay in; what else lay in them keeps its pieces."""
-        stale = [key for key in self._flats if not set(key).isdisjoint(names)]
+        """Forget the buckets that these tensors lay in; what else lay in them keeps its pieces."""
+        tensors = {tensor_of(name) for name in names}
+        stale = [key for key in self._flats if not tensors.isdisjoint(map(tensor_of, key))]
         for key in stale:
             del self._flats[key]
 
@@ -106,8 +112,16 @@ class Kept:
         return float(sum(float(flat.double().square().sum()) for flat in self._flats.values()) ** 0.5)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """By name."""
-        return dict(self._pieces)
+        """By name; once buckets have come, without pieces of shares that none of them has claimed.
+
+        Another cut has left those: their elements now lie in a share that another rank remembers.
+        """
+        claimed = {name for key in self._flats for name in key}
+        return {
+            name: piece
+            for name, piece in self._pieces.items()
+            if not claimed or name in claimed or name == tensor_of(name)
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Put back what `state_dict` gave; tensors that no longer fit are taken for zeros."""

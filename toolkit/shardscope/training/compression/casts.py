@@ -1,6 +1,7 @@
 """Half-precision floats: two bytes a number, added up on the way.
 
-torch's own bf16 hook refuses gloo, and its fp16 hook is this one. Values beyond the range of fp16 become infinite.
+torch's own bf16 hook refuses gloo, and its fp16 hook is this one. Values beyond the range of fp16 become infinite here;
+who packs looks for that.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor
 
 from shardscope.training.compression.codec import Codec
+
+SHORT = (torch.float16, torch.bfloat16)
+"""Formats whose range, or the coarseness at its end, makes infinities of finite float32."""
 
 
 class Cast(Codec):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from shardscope.errors import ShardscopeError
 from shardscope.training.collectives.packets import Packets
-from shardscope.training.compression.bucket import Bucket
+from shardscope.training.compression.bucket import Bucket, tensor_of
 from shardscope.training.meter import Meter
 
 
@@ -178,6 +178,23 @@ def refuse_not_finite(bucket: Bucket, method: str) -> None:
             raise NotFinite(
                 f"the gradient of {name!r} is not finite at step {bucket.step}, which compression={method!r} cannot "
                 "carry; lower the learning rate, warm up longer, or set clip_norm"
+            )
+
+
+def refuse_out_of_range(packed: Bucket, method: str) -> None:
+    """Refuse infinities in what finite gradients were packed into, or in the sum of that.
+
+    Raises:
+        NotFinite: There is one.
+    """
+    if torch.isfinite(packed.flat.sum(dtype=torch.float32)):
+        return
+    for name, view in packed.views(packed.flat).items():
+        if not torch.isfinite(view).all():
+            way_out = "use compression='bf16'" if method == "fp16" else "lower the learning rate"
+            raise NotFinite(
+                f"the gradient of {tensor_of(name)!r} is beyond the range of compression={method!r} at step "
+                f"{packed.step}; {way_out}"
             )
 
 

@@ -24,7 +24,7 @@ from shardscope.training.compression.memory import ErrorFeedback
 from shardscope.training.compression.packed import Packed
 from shardscope.training.optim.frozen import FrozenVariance
 
-_SCALE = "scale."
+_SCALE, _FROZEN = "scale.", "frozen_after"
 
 
 class OneBit(Packed):
@@ -42,6 +42,7 @@ class OneBit(Packed):
         self._residual = ErrorFeedback()
         super().__init__(name, codec, memory=self._residual, shares=ErrorFeedback("share"))
         self.warmup_steps = warmup_steps
+        self._frozen_after: int | None = None  # also before the first step, if an earlier run has done so
         self._units = Kept()
         self._scales: dict[str, Tensor] = {}
 
@@ -53,12 +54,12 @@ class OneBit(Packed):
     def begin_step(self, step: int) -> None:
         super().begin_step(step)
         if step > self.warmup_steps and self._optimizer.frozen_after is None:
-            self._freeze()
+            self._freeze(step - 1)
 
-    def _freeze(self) -> None:
-        self._optimizer.freeze(self.warmup_steps)
-        if not self._scales:
-            self._scales = self._measure()
+    def _freeze(self, last_step: int) -> None:
+        if self._frozen_after is None:
+            self._frozen_after, self._scales = last_step, self._measure()
+        self._optimizer.freeze(self._frozen_after)
         self._units.load_state_dict(
             {name: self._optimizer.used(p).cpu() * self._scales[name] for name, p in self._parameters.items()}
         )
@@ -72,7 +73,7 @@ class OneBit(Packed):
 
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
         refuse_not_finite(bucket, self.name)
-        if bucket.step <= self.warmup_steps:
+        if self._optimizer.frozen_after is None:
             carrier.sum_(bucket.flat.div_(carrier.world_size))
             return
         with carrier.meter.span("codec", "moment"):
@@ -96,10 +97,14 @@ class OneBit(Packed):
 
     def state_dict(self) -> dict[str, Tensor]:
         scales = {f"{_SCALE}{name}": scale for name, scale in self._scales.items()}
-        return {**super().state_dict(), **scales}
+        frozen = {} if self._frozen_after is None else {_FROZEN: torch.tensor(self._frozen_after)}
+        return {**super().state_dict(), **scales, **frozen}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         super().load_state_dict(state)
         self._scales = {
             key.removeprefix(_SCALE): scale.clone() for key, scale in state.items() if key.startswith(_SCALE)
         }
+        if self._scales:  # what is frozen stays so, whatever the warm-up would be now
+            self._frozen_after = int(state.get(_FROZEN, self.warmup_steps))
+            self.warmup_steps = min(self.warmup_steps, self._frozen_after)

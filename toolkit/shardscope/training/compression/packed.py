@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,8 +18,15 @@ from torch.nn.functional import pad
 
 from shardscope.training.collectives.packets import packet_rows
 from shardscope.training.compression.bucket import PADDING, Bucket
+from shardscope.training.compression.casts import SHORT
 from shardscope.training.compression.codec import Codec
-from shardscope.training.compression.compressor import Carrier, Compressor, refuse_not_finite, seed_of
+from shardscope.training.compression.compressor import (
+    Carrier,
+    Compressor,
+    refuse_not_finite,
+    refuse_out_of_range,
+    seed_of,
+)
 from shardscope.training.compression.memory import ErrorFeedback, Memory
 
 _SHARE = "share."
@@ -88,19 +96,26 @@ class Packed(Compressor):
         values = self.memory.before(bucket)
         share = values.numel() // carrier.world_size
         mean = out if out.dtype == torch.float32 else torch.empty(share)
-        packets = self._pack(bucket, values, share, carrier)
         if self.codec.summable is None:
+            packets = self._pack(bucket, values, share, carrier.world_size, carrier)
             self._add_up(carrier.packets.all_to_all(packets), mean, bucket, carrier, row=carrier.rank)
         else:
             assert carrier.scatter_sum is not None
-            own = carrier.scatter_sum(self._scaled(packets, carrier).view(-1)).view(torch.uint8)
+            packets = self._pack_summands(bucket, values, share, carrier.world_size, carrier)
+            own = carrier.scatter_sum(packets.view(-1)).view(torch.uint8)
             self._unpack(own, mean, self._seed(bucket, carrier, carrier.rank), carrier)
+            self._look_for_overflow(bucket.cut(mean, carrier.rank * share))
         if mean is not out:
             out.copy_(mean)
 
     def _look_at(self, bucket: Bucket) -> None:
         if not self.carries_overflow:
             refuse_not_finite(bucket, self.name)
+
+    def _look_for_overflow(self, packed: Bucket) -> None:
+        """Refuse infinities that a short format has made of finite gradients, or of their sum."""
+        if self.codec.summable in SHORT and not self.carries_overflow:
+            refuse_out_of_range(packed, self.name)
 
     # From one rank to another.
 
@@ -110,7 +125,10 @@ class Packed(Compressor):
     def pack(self, bucket: Bucket, carrier: Carrier) -> Tensor:
         self._look_at(bucket)
         values = self.memory.before(bucket)
-        return self._pack(bucket, values, values.numel(), carrier)[0]
+        packet = self._pack(bucket, values, values.numel(), 1, carrier)[0]
+        if self.codec.summable is not None:
+            self._look_for_overflow(replace(bucket, flat=packet.view(self.codec.summable)))
+        return packet
 
     def unpack(
         self, packet: Tensor, bucket: Bucket, carrier: Carrier, *, sender: int, add: bool = False
@@ -124,18 +142,19 @@ class Packed(Compressor):
     # The three ways to meet.
 
     def _sum(self, bucket: Bucket, values: Tensor, out: Tensor, carrier: Carrier) -> None:
-        packets = self._pack(bucket, values, values.numel(), carrier)
-        summed = carrier.sum_(self._scaled(packets, carrier).view(-1)).view(torch.uint8)
+        packets = self._pack_summands(bucket, values, values.numel(), 1, carrier)
+        summed = carrier.sum_(packets.view(-1)).view(torch.uint8)
         self._unpack(summed, out, self._seed(bucket, carrier, 0), carrier)
+        self._look_for_overflow(replace(bucket, flat=out))
 
     def _gather(self, bucket: Bucket, values: Tensor, out: Tensor, carrier: Carrier) -> None:
-        own = self._pack(bucket, values, values.numel(), carrier)[0]
+        own = self._pack(bucket, values, values.numel(), 1, carrier)[0]
         self._add_up(carrier.packets.all_gather(own), out, bucket, carrier, row=0)
 
     def _two_phase(self, bucket: Bucket, values: Tensor, out: Tensor, carrier: Carrier) -> None:
         count, world_size = values.numel(), carrier.world_size
         share = share_size(count, world_size, self.codec.align)
-        incoming = carrier.packets.all_to_all(self._pack(bucket, values, share, carrier))
+        incoming = carrier.packets.all_to_all(self._pack(bucket, values, share, world_size, carrier))
         pieces = [out[rank * share : (rank + 1) * share] for rank in range(world_size)]
         mean = _whole(pieces[carrier.rank], share)  # what was in `out` is packed by now
         self._add_up(incoming, mean, bucket, carrier, row=carrier.rank)
@@ -149,9 +168,9 @@ class Packed(Compressor):
 
     # Packing and unpacking.
 
-    def _pack(self, bucket: Bucket, values: Tensor, share: int, carrier: Carrier) -> Tensor:
-        """Packets of all shares of `values`, [shares, bytes]; the memory learns what they leave out."""
-        rows = list(_rows(values, share, 1 if share == values.numel() else carrier.world_size))
+    def _pack(self, bucket: Bucket, values: Tensor, share: int, count: int, carrier: Carrier) -> Tensor:
+        """Packets of the `count` shares of `values`, [count, bytes]; the memory learns what they leave out."""
+        rows = list(_rows(values, share, count))
         packets = self._room(len(rows), share)
         with carrier.meter.span("codec", "encode"):
             for j, row in enumerate(rows):
@@ -198,10 +217,20 @@ class Packed(Compressor):
                 self.shares.after(own, values, back)
         return packet
 
-    def _scaled(self, packets: Tensor, carrier: Carrier) -> Tensor:
-        """Divided by the ranks before they are added up: half-precision sums would overflow earlier."""
+    def _pack_summands(
+        self, bucket: Bucket, values: Tensor, share: int, count: int, carrier: Carrier
+    ) -> Tensor:
+        """Packets to be added up to the mean, as numbers.
+
+        Divided by the ranks before they are packed, or else a short format would overflow earlier; but what is
+        remembered is in units of the gradient, and packets of methods that remember are of float32.
+        """
         assert self.codec.summable is not None
-        return packets.view(self.codec.summable).div_(carrier.world_size)
+        if self.memory.is_needed:
+            packets = self._pack(bucket, values, share, count, carrier)
+            return packets.view(self.codec.summable).div_(carrier.world_size)
+        packets = self._pack(bucket, values.div_(carrier.world_size), share, count, carrier)
+        return packets.view(self.codec.summable)
 
     def _unpack(self, packet: Tensor, out: Tensor, seed: int, carrier: Carrier) -> None:
         with carrier.meter.span("codec", "decode"):
@@ -249,11 +278,14 @@ class Packed(Compressor):
                 yield {name: tensor for name, tensor in state.items() if not name.startswith(_SHARE)}
 
         merged = super().merge(without_shares())
-        kind = next(iter(self.memory.kept), "")
+        kind = next(iter(self.memory.kept), None)
+        if kind is None:  # without feedback nothing is owed
+            return merged
         for piece, tensor in owed.items():
             name, _, start = piece.removeprefix(_SHARE).rpartition("@")
-            if start != PADDING:
-                merged[f"{kind}.{name}"].view(-1)[int(start) :][: tensor.numel()] += tensor
+            residual = merged.get(f"{kind}.{name}")  # none where this method has no use for another's
+            if start != PADDING and residual is not None:
+                residual.view(-1)[int(start) :][: tensor.numel()] += tensor
         return merged
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

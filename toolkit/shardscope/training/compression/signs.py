@@ -98,8 +98,10 @@ class MajorityVote(Packed):
         super().__init__(name, Vote())
 
     def conclude_(self, mean: Tensor, step: int) -> None:
-        ties = _plus_or_minus(_alternating(mean.numel(), step))
-        torch.where(mean == 0, ties, mean.sign(), out=mean)
+        mean.sign_()
+        for first in (0, 1):
+            every_other = mean[first::2]
+            every_other.masked_fill_(every_other == 0, -1.0 if (first + step) % 2 else 1.0)
 
 
 def _negative(values: Tensor) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,11 +12,21 @@ from torch import Tensor
 from shardscope.errors import DataError
 
 
+class Origin(NamedTuple):
+    """Where counting begins: before `step` (from 0), at `row` of the order of `epoch`, after so many `samples`."""
+
+    step: int = 0
+    epoch: int = 0
+    row: int = 0
+    samples: int = 0
+
+
 class GlobalSampler:
     """The rows of every step's global batch: the same on every rank, at any world size.
 
     Each epoch visits the rows in a new order, made from the seed and the epoch's number alone, so any step
-    can be asked for at once, as after a restart. Rows left over at the end of an epoch are dropped.
+    can be asked for at once, as after a restart. Rows left over at the end of an epoch are dropped. A run that goes
+    on with another `global_size` goes on at the row that the one before had come to (`go_on`).
 
     Args:
         num_samples: Rows to choose from.
@@ -38,6 +51,7 @@ class GlobalSampler:
         self.num_samples = num_samples
         self.global_size = global_size
         self.seed = seed
+        self.origin = Origin()
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     @property
@@ -47,9 +61,36 @@ class GlobalSampler:
 
     def indices(self, step: int) -> Tensor:
         """Rows of the global batch of `step`, which counts from 0: int64, `(global_size,)`."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        start = position * self.global_size
+        epoch, start = self._place_of(step)
         return self._order_of(epoch)[start : start + self.global_size]
+
+    def samples_before(self, step: int) -> int:
+        """Rows that all steps before `step` have taken."""
+        return self.origin.samples + (step - self.origin.step) * self.global_size
+
+    def state_dict(self) -> dict[str, int]:
+        """What `go_on` needs, for a checkpoint."""
+        return {"global_size": self.global_size, **self.origin._asdict()}
+
+    def go_on(self, step: int, state: Mapping[str, int]) -> None:
+        """Count on from before `step`, where another sampler of the same rows, of this `state_dict`, had come to."""
+        earlier = GlobalSampler(self.num_samples, state["global_size"], self.seed)
+        earlier.origin = Origin(*(state[name] for name in Origin._fields))
+        same = earlier.global_size == self.global_size
+        self.origin = earlier.origin if same else earlier._origin_at(step)
+
+    def _origin_at(self, step: int) -> Origin:
+        return Origin(step, *self._place_of(step), self.samples_before(step))
+
+    def _place_of(self, step: int) -> tuple[int, int]:
+        """Epoch and first row of a step."""
+        since = step - self.origin.step
+        assert since >= 0, "before where this run goes on from"
+        left = (self.num_samples - self.origin.row) // self.global_size  # in the epoch it begins in
+        if since < left:
+            return self.origin.epoch, self.origin.row + since * self.global_size
+        epochs, position = divmod(since - left, self.steps_per_epoch)
+        return self.origin.epoch + 1 + epochs, position * self.global_size
 
     def _order_of(self, epoch: int) -> Tensor:
         if epoch != self._epoch:

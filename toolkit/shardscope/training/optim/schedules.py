@@ -14,7 +14,7 @@ from shardscope.spec.schedule import Schedule
 def multiplier(schedule: Schedule, step: int, total_steps: int) -> float:
     """The factor on the learning rate at one step.
 
-    The warm-up ends at full rate in step `warmup_steps`. A falling shape starts at full rate in the step
+    The warm-up ends at full rate in step `warmup_steps`. A falling (or rising) shape starts at full rate in the step
     after, and would reach `final_ratio` one step past the last, so that no step is spent at a rate of zero.
 
     Args:
@@ -33,6 +33,8 @@ def multiplier(schedule: Schedule, step: int, total_steps: int) -> float:
         return math.sqrt(max(warmup, 1) / step)
     progress = min((step - 1 - warmup) / max(total_steps - warmup, 1), 1.0)
     floor = schedule.settings.get("final_ratio", 1.0)
+    if schedule.name == "exponential":
+        return float(floor**progress)
     return float(floor + (1 - floor) * _remaining(schedule, progress))
 
 

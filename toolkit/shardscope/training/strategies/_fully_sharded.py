@@ -24,17 +24,22 @@ from shardscope.training.collectives.packets import Packets
 from shardscope.training.collectives.ring import Ring
 from shardscope.training.collectives.sharded import RingAllGather, RingReduceScatter, ShardRing
 from shardscope.training.compression import Bucket, Carrier
+from shardscope.training.gradient_noise import GradientNoise
 from shardscope.training.memory import Held
 from shardscope.training.models import units_of
 from shardscope.training.sharding import local
 from shardscope.training.strategies._partitioned import Partitioned, Piece
-from shardscope.training.strategies._relayout import relayout
+from shardscope.training.strategies._relayout import (
+    ROOT,
+    SHARDS,
+    by_parameter,
+    by_unit,
+    shards_of,
+    units_with_parameters,
+)
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult
 
-_ROOT = "model"
-"""The unit of what no block holds alone."""
 _APART = 7919
-_SHARDS = "shards of "
 
 
 class FullySharded(Partitioned):
@@ -58,7 +63,7 @@ class FullySharded(Partitioned):
         mesh = self._mesh()
         self.shard_group = mesh.get_group(mesh.ndim - 1)
         self._shard(model, mesh)
-        named = {name or _ROOT: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
+        named = {name or ROOT: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
         self.unit_names, self.units = list(named), list(named.values())
         self.ring = self._plug_ring() if settings.collectives == "ring" else None
         self.pieces = [
@@ -67,6 +72,7 @@ class FullySharded(Partitioned):
             if parameter.requires_grad
         ]
         self.reduce_squares = self.reduce_grad_square = self._sum_over_shards
+        self.copies_of_gradients = settings.replicas
         return model
 
     def _mesh(self) -> DeviceMesh:
@@ -108,6 +114,11 @@ class FullySharded(Partitioned):
             unit.set_modules_to_forward_prefetch([following])
         return ring
 
+    def watch_noise(self, noise: GradientNoise) -> None:
+        """Whole gradients are seen only where they are about to be cut."""
+        assert self.ring is not None
+        self.ring.look_at = noise.look_at
+
     def _compress(self, unit: str, flat: Tensor, out: Tensor) -> None:
         """This rank's share of the mean over its shard group, divided for the sum over the replicas to come."""
         assert self.compressor is not None
@@ -145,32 +156,14 @@ class FullySharded(Partitioned):
     @property
     def layout(self) -> str:
         """Ends in the number of shards."""
-        return f"{self.name} {self.context.world_size} {_SHARDS}{dist.get_world_size(self.shard_group)}"
+        return f"{self.name} {self.context.world_size} {SHARDS}{dist.get_world_size(self.shard_group)}"
 
     def recut(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
-        """Cut anew for this number of shards; what another kind of strategy has kept is not known by unit."""
-        _, is_sharded, old = layout.rpartition(_SHARDS)
-        if not is_sharded:
-            return {}
-        new, shapes = dist.get_world_size(self.shard_group), self._shapes()
-        recut = {}
-        for key, flat in state.items():
-            kind, _, unit = key.partition(".")
-            recut[f"{kind}.{unit}"] = relayout(flat, shapes[unit], int(old), new)
-        return recut
-
-    def _shapes(self) -> dict[str, list[torch.Size]]:
-        """Of the trained parameters of each unit, in their order."""
-        units: list[nn.Module] = [*self.units]  # type: ignore[list-item]  # FSDP2 mixes itself into their classes
-        inside = [{id(p) for p in unit.parameters()} for unit in units]
-        shapes: dict[str, list[torch.Size]] = {name: [] for name in self.unit_names}
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                owner = max(
-                    i for i, held in enumerate(inside) if id(parameter) in held
-                )  # the innermost is last
-                shapes[self.unit_names[owner]].append(parameter.shape)
-        return shapes
+        """Cut anew for this number of shards, or out of what another kind of strategy has kept by parameter."""
+        units, new = units_with_parameters(self.model), dist.get_world_size(self.shard_group)
+        old = shards_of(layout)
+        whole = state if old is None else by_parameter(state, units, old)
+        return by_unit(whole, units, new)
 
     def _set_last(self, is_last: bool) -> None:
         for unit in self.units:

@@ -4,7 +4,6 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch.distributed as dist
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from shardscope.training.collectives.sender import Sender
 from shardscope.training.compression import Bucket
 from shardscope.training.context import RankContext
 
@@ -34,12 +34,17 @@ class BucketHook:
         self.is_idle = False
         """Whether buckets are handed back as they are."""
         self._names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
-        self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="buckets")
+        self._sender = Sender("buckets")
         ddp.register_comm_hook(None, self._exchange)
 
     def close(self) -> None:
         """End the thread."""
-        self._sender.shutdown()
+        self._sender.close()
+
+    def finish(self) -> None:
+        """After a backward pass, when all buckets are back: raise what went wrong with the first that failed."""
+        if self._sender.failure is not None:
+            raise self._sender.failure
 
     def _exchange(self, _: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         done: Future[Tensor] = Future()
@@ -51,16 +56,15 @@ class BucketHook:
 
         def send() -> None:
             self.index = index
-            try:
-                done.set_result(self._mean(buffer, parameters))
-            except Exception as error:
-                done.set_exception(error)  # type: ignore[arg-type]  # the stub asks for a result
+            self._mean(buffer, parameters)
 
-        self._sender.submit(send)
+        # also after a failure: DistributedDataParallel would only say that it is no tensor; `finish` tells
+        self._sender.submit(send).add_done_callback(lambda _: done.set_result(buffer))
         return done
 
-    def _mean(self, buffer: Tensor, parameters: list[Tensor]) -> Tensor:
+    def _mean(self, buffer: Tensor, parameters: list[Tensor]) -> None:
         flat = buffer.cpu() if self.context.staged else buffer
         names = [self._names[id(parameter)] for parameter in parameters]
         self.exchange_(Bucket(names, [p.shape for p in parameters], flat, self.context.meter.step))
-        return buffer.copy_(flat) if self.context.staged else buffer
+        if self.context.staged:
+            buffer.copy_(flat)

@@ -83,13 +83,11 @@ class Partitioned(Strategy):
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
         self.model.load_state_dict(state["model"])
         saved = state["optimizer"]
-        for group in optimizer.param_groups:
-            for key in group.keys() - {"params", "param_names"}:
-                group[key] = saved[f"param_groups.{group['param_names'][0]}.{key}"]
         for key in self._state_keys(optimizer):
             for piece in self.pieces:
-                mine, value = optimizer.state[piece.parameter][key], saved[f"state.{piece.name}.{key}"]
-                mine.copy_(value if key == STEP else self.part(piece, value))
+                mine, value = optimizer.state[piece.parameter][key], saved.get(f"state.{piece.name}.{key}")
+                if value is not None:
+                    mine.copy_(value if key == STEP else self.part(piece, value))
 
     def _state_keys(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """What a parameter carries from step to step; nothing for plain SGD."""

@@ -1,14 +1,78 @@
-"""A flat gradient as FSDP2 lays it out for so many ranks, and for another number of them.
+"""A flat gradient as FSDP2 lays it out for so many ranks, for another number of them, and parameter by parameter.
 
-Rank r's chunk holds rows [r k, (r+1) k) of every parameter of the unit, k being a W-th of its rows, rounded up.
+Rank r's chunk holds rows [r k, (r+1) k) of every parameter of the unit, k being a W-th of its rows, rounded up. On one
+rank that is one parameter after another.
+
+What compressors remember goes by ``kind.unit`` where units are sharded, and by ``kind.parameter`` everywhere else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from shardscope.training.models import units_of
+
+ROOT = "model"
+"""The unit of what no block holds alone."""
+SHARDS = "shards of "
+"""In the name of a layout, before the number of shards."""
+Units = Mapping[str, Mapping[str, torch.Size]]
+"""Of each unit, the shapes of its trained parameters by name, in their order."""
+
+
+def shards_of(layout: str) -> int | None:
+    """How many a layout is for; None where it is none of shards."""
+    _, is_sharded, count = layout.rpartition(SHARDS)
+    return int(count) if is_sharded else None
+
+
+def units_with_parameters(model: nn.Module) -> dict[str, dict[str, torch.Size]]:
+    """The units that `model` is sharded in, or would be; each parameter is in the innermost that holds it."""
+    whole = {id(unit) for unit in units_of(model)}
+    named = {
+        name or ROOT: module for name, module in model.named_modules() if not name or id(module) in whole
+    }
+    owner = {id(parameter): name for name, module in named.items() for parameter in module.parameters()}
+    found: dict[str, dict[str, torch.Size]] = {name: {} for name in named}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            found[owner[id(parameter)]][name] = parameter.shape
+    return found
+
+
+def by_parameter(state: Mapping[str, Tensor], units: Units, ranks: int) -> dict[str, Tensor]:
+    """What lies by unit, for so many ranks, by parameter; flat."""
+    found: dict[str, Tensor] = {}
+    for key, flat in state.items():
+        kind, _, unit = key.partition(".")
+        shapes = list(units[unit].values())
+        wholes = relayout(flat, shapes, ranks, 1).split([shape.numel() for shape in shapes])
+        found |= {f"{kind}.{name}": whole for name, whole in zip(units[unit], wholes, strict=True)}
+    return found
+
+
+def by_unit(state: Mapping[str, Tensor], units: Units, ranks: int) -> dict[str, Tensor]:
+    """What lies by parameter, by unit for so many ranks; where a parameter has nothing, zeros."""
+    return {
+        f"{kind}.{unit}": relayout(_joined(state, kind, shapes), list(shapes.values()), 1, ranks)
+        for kind in _kinds(state)
+        for unit, shapes in units.items()
+        if any(f"{kind}.{name}" in state for name in shapes)
+    }
+
+
+def _kinds(keys: Iterable[str]) -> list[str]:
+    return [kind for kind, _ in groupby(sorted(keys), key=lambda key: key.partition(".")[0])]
+
+
+def _joined(state: Mapping[str, Tensor], kind: str, shapes: Mapping[str, torch.Size]) -> Tensor:
+    """The parameters of a unit, one after another."""
+    none = {name: torch.zeros(shape.numel()) for name, shape in shapes.items()}
+    return torch.cat([state.get(f"{kind}.{name}", none[name]).view(-1) for name in shapes])
 
 
 def relayout(flat: Tensor, shapes: Sequence[torch.Size], old: int, new: int) -> Tensor:

@@ -81,6 +81,8 @@ class AllReduce(Strategy):
             self.hook.close()
 
     def finish_exchange(self) -> None:
+        if self.hook is not None:
+            self.hook.finish()
         absent = next(
             (name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None), None
         )
@@ -89,6 +91,13 @@ class AllReduce(Strategy):
                 f"parameter {absent!r} took no part in the loss, and strategy={self.name!r} needs a gradient of each; "
                 "use it, or freeze it with requires_grad_(False)"
             )
+
+    @property
+    def layout(self) -> str:
+        """Ends in the size of buckets: each rank owes its share of each of them alone."""
+        settings = self.job.strategy
+        assert isinstance(settings, spec.Bucketed)
+        return f"{super().layout} buckets of {settings.bucket_mb:g} MB"
 
     def no_exchange(self) -> AbstractContextManager[Any]:
         return self.ddp.no_sync()

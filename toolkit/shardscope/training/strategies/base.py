@@ -29,10 +29,12 @@ from torch import Tensor, nn
 from shardscope.spec import Job
 from shardscope.training.compression import Carrier, build_compressor
 from shardscope.training.context import RankContext
+from shardscope.training.gradient_noise import GradientNoise, NoiseSample
 from shardscope.training.memory import Held, MemoryWatch, held_by_default
 from shardscope.training.optim import build_optimizer
 from shardscope.training.precision import Precision
 from shardscope.training.sharding import ReduceSquares
+from shardscope.training.strategies._relayout import by_parameter, shards_of, units_with_parameters
 
 MicroBatch = tuple[Tensor, Tensor]
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -46,11 +48,13 @@ class StepResult:
     """What a step left behind on this rank.
 
     `loss` is the mean over the rank's own samples; None on a rank that computes no loss (a server, an inner stage).
+    `noise` is there on steps whose gradient noise scale is measured.
     """
 
     loss: float | None
     grad_norm: float | None
     skipped: bool = False
+    noise: NoiseSample | None = None
 
 
 class Strategy(ABC):
@@ -65,6 +69,8 @@ class Strategy(ABC):
     """Sums the square of all gradients over all ranks that hold distinct ones; None where each rank holds all."""
     uncounted: Sequence[nn.Parameter] = ()
     """Parameters of this rank whose gradients another rank counts already (tied copies)."""
+    copies_of_gradients: int | None = None
+    """Ranks that hold each piece of the mean gradient; None where all ranks hold all of it."""
     carrier: Carrier
     """How compressed gradients travel; set by `wrap` where gradients can be compressed."""
     example: Callable[[], MicroBatch]
@@ -76,13 +82,20 @@ class Strategy(ABC):
         self.precision = Precision(job.precision, context.device)
         self.memory = MemoryWatch(context.device)
         self.compressor = build_compressor(job)
+        self.noise = GradientNoise(job, context) if job.record.noise_scale else None
 
     def setup(self, model: nn.Module) -> nn.Module:
         """Take the model, on its device; returns the module whose `forward` the step calls."""
         self.model = model
         self.module = self.wrap(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        if self.noise is not None:
+            self.watch_noise(self.noise)
         return self.module
+
+    def watch_noise(self, noise: GradientNoise) -> None:
+        """Have `noise` see every gradient that this rank's backward passes give."""
+        noise.watch((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -148,8 +161,11 @@ class Strategy(ABC):
         optimizer.zero_grad(set_to_none=True)
         if self.compressor is not None:
             self.compressor.begin_step(self.context.meter.step)
+        if self.noise is not None:
+            self.noise.begin(self.context.meter.step)
         loss = self._accumulate(micro_batches, loss_function)
         self.finish_exchange()
+        noise = None if self.noise is None else self._measure(self.noise)
         with self.context.meter.span("compute", "optimizer"):
             grad_norm, skipped = self.precision.update(
                 optimizer, self.parameters, self.job.clip_norm,
@@ -157,7 +173,12 @@ class Strategy(ABC):
             )  # fmt: skip
         if self.compressor is not None:
             self.compressor.after_step(self.parameters, self.carrier, self.context.meter.step)
-        return StepResult(loss, grad_norm, skipped)
+        return StepResult(loss, grad_norm, skipped, noise)
+
+    def _measure(self, noise: GradientNoise) -> NoiseSample | None:
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        scale, copies = self.precision.loss_scale, self.copies_of_gradients
+        return noise.finish(gradients, loss_scale=scale, copies=copies)
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_function: LossFunction) -> float:
         total: Tensor | None = None
@@ -239,9 +260,10 @@ class Strategy(ABC):
         assert self.compressor is not None
         self.compressor.load_state_dict(state)
 
-    def recut(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:  # noqa: ARG002
-        """What was remembered under another `layout`, as it is laid out under this one."""
-        return state
+    def recut(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
+        """What was remembered under another `layout`, as it is laid out under this one: by parameter."""
+        old = shards_of(layout)
+        return state if old is None else by_parameter(state, units_with_parameters(self.model), old)
 
     def rehearse(self, loss_function: LossFunction) -> None:
         """After `setup`: bring about what a first step would change for all others, and leave the model as it was."""

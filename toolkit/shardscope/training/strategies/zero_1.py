@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from shardscope.errors import SpecError
 from shardscope.spec import strategy as spec
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.collectives.ring import Ring
+from shardscope.training.collectives.sender import Sender
 from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.memory import Held
 from shardscope.training.strategies._flat import FlatBucket, FlatPiece, cut_into_buckets
@@ -44,7 +46,7 @@ class Zero1(Partitioned):
             self.carrier = Carrier(
                 ring.all_reduce_, packets, self.context.meter, self.job.seed, ring.reduce_scatter_
             )
-        self.sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self.name)
+        self.sender = Sender(self.name)
         even = not self.is_ring or self.compressor is not None
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.buckets = [
@@ -58,6 +60,7 @@ class Zero1(Partitioned):
             parameter.register_post_accumulate_grad_hook(self._arrived)
         self.is_last = True
         self.reduce_squares = self.reduce_grad_square = _sum_over_ranks
+        self.copies_of_gradients = 1
         return model
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
@@ -65,7 +68,7 @@ class Zero1(Partitioned):
         return {**held, "buffers": [*held["buffers"], *self.ring.work_space]}
 
     def close(self) -> None:
-        self.sender.shutdown()
+        self.sender.close()
 
     @contextmanager
     def no_exchange(self) -> Iterator[None]:
@@ -82,7 +85,9 @@ class Zero1(Partitioned):
         self._clear()
         result = super().step(micro_batches, loss_function, optimizer)
         if not result.skipped:
-            for done in [self.sender.submit(self._gather, bucket.weights, bucket) for bucket in self.buckets]:
+            for done in [
+                self.sender.submit(partial(self._gather, bucket.weights, bucket)) for bucket in self.buckets
+            ]:
                 done.result()
         return result
 
@@ -102,7 +107,7 @@ class Zero1(Partitioned):
         self.missing[index].discard(name)
         while len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]:
             self.context.meter.handed_over = time.time()
-            self.sent.append(self.sender.submit(self._reduce, self.buckets[len(self.sent)]))
+            self.sent.append(self.sender.submit(partial(self._reduce, self.buckets[len(self.sent)])))
 
     def finish_exchange(self) -> None:
         absent = [name for names in self.missing for name in names]

@@ -1,0 +1,265 @@
+"""The gradient noise scale: at which batch gradients stop getting better in proportion to what they cost.
+
+With G the gradient over all data and Sigma the covariance of a single sample's, the mean of B samples' gradients has
+``E|g_B|^2 = |G|^2 + tr(Sigma) / B``. Two batch sizes are two equations: so the two norms that a data-parallel step has
+at hand anyway, of a rank's own gradient and of the mean, tell both |G|^2 and tr(Sigma). Their ratio
+``tr(Sigma) / |G|^2`` is the simple noise scale, an estimate of the critical batch size.
+
+McCandlish, Kaplan, Amodei et al. 2018, An empirical model of large-batch training (arXiv 1812.06162), appendix A.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shardscope.analytic.large_batch.scaling import positive
+from shardscope.errors import SpecError
+
+Floats = NDArray[np.float64]
+_NORMAL_QUANTILE = 1.959964
+"""Of a normal distribution: 95 % lie within."""
+
+
+def _check_batches(small_batch: ArrayLike, large_batch: ArrayLike) -> tuple[Floats, Floats]:
+    small, large = positive("small_batch", small_batch), positive("large_batch", large_batch)
+    if not (small < large).all():
+        raise SpecError(
+            f"small_batch={small_batch!r} must be below large_batch={large_batch!r}; one batch size alone does not "
+            "tell noise from gradient"
+        )
+    return small, large
+
+
+def gradient_square(
+    small_square: ArrayLike, large_square: ArrayLike, *, small_batch: ArrayLike, large_batch: ArrayLike
+) -> Floats:
+    """``(B L - b s) / (B - b)``: without bias, |G|^2 of the gradient over all data (A.1 there). May come out negative.
+
+    Args:
+        small_square: ``s``, the squared norm of a gradient over `small_batch` samples.
+        large_square: ``L``, over `large_batch` samples.
+        small_batch: ``b``, in samples.
+        large_batch: ``B``, in samples, above `small_batch`.
+
+    Raises:
+        SpecError: Batches that are not above 0, or not in this order.
+    """
+    small, large = _check_batches(small_batch, large_batch)
+    return np.asarray((large * np.asarray(large_square) - small * np.asarray(small_square)) / (large - small))
+
+
+def gradient_trace(
+    small_square: ArrayLike, large_square: ArrayLike, *, small_batch: ArrayLike, large_batch: ArrayLike
+) -> Floats:
+    """``(s - L) / (1/b - 1/B)``: without bias, tr(Sigma) of a single sample's gradient; the arguments are the same.
+
+    Raises:
+        SpecError: As `gradient_square`.
+    """
+    small, large = _check_batches(small_batch, large_batch)
+    return np.asarray((np.asarray(small_square) - np.asarray(large_square)) / (1 / small - 1 / large))
+
+
+@dataclass(frozen=True)
+class NoiseEstimate:
+    """An estimate from many steps, or one for each step from those before it.
+
+    Attributes:
+        gradient_square: |G|^2, averaged.
+        trace: tr(Sigma), averaged.
+        critical_batch: Their ratio, the simple noise scale in samples; infinite where the mean |G|^2 is not above 0.
+        low: Where its 95 % interval begins.
+        high: Where it ends; infinite where |G|^2 cannot be told from 0.
+    """
+
+    gradient_square: Floats
+    trace: Floats
+    critical_batch: Floats
+    low: Floats
+    high: Floats
+
+
+def estimate(
+    small_square: ArrayLike,
+    large_square: ArrayLike,
+    *,
+    small_batch: float,
+    large_batch: float,
+    blocks: int = 20,
+) -> NoiseEstimate:
+    """One estimate from all steps (the last axis), of a model that stood still or nearly so.
+
+    |G|^2 and tr(Sigma) are averaged apart, and only then divided: a mean of ratios would be biased, for single steps'
+    |G|^2 are close to 0 and even below (A.1 there). The interval takes means over blocks of consecutive steps as
+    independent draws, and their ratio by Fieller's theorem (1954).
+
+    Args:
+        small_square: Step by step.
+        large_square: Step by step.
+        small_batch: In samples.
+        large_batch: In samples.
+        blocks: How many, at least 2; no more than there are steps.
+
+    Raises:
+        SpecError: As `gradient_square`, or fewer steps than blocks.
+    """
+    batches = {"small_batch": small_batch, "large_batch": large_batch}
+    square = gradient_square(small_square, large_square, **batches)
+    trace = gradient_trace(small_square, large_square, **batches)
+    steps = square.shape[-1]
+    if not 2 <= blocks <= steps:
+        raise SpecError(f"blocks={blocks} is not possible with {steps} steps; use 2 to {steps}")
+    size = steps // blocks
+    x, y = (v[..., -size * blocks :].reshape(*v.shape[:-1], blocks, size).mean(-1) for v in (square, trace))
+    dx, dy = x - x.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
+    xx, yy, xy = ((d * e).sum(-1) / (blocks * (blocks - 1)) for d, e in ((dx, dx), (dy, dy), (dx, dy)))
+    return _ratio(_Moments(square.mean(-1), trace.mean(-1), xx, yy, xy, np.asarray(blocks - 1.0)))
+
+
+def track(
+    small_square: ArrayLike,
+    large_square: ArrayLike,
+    *,
+    small_batch: float,
+    large_batch: float,
+    smoothing: float = 0.99,
+) -> NoiseEstimate:
+    """An estimate at every step (the last axis), from exponential moving averages of the steps up to it.
+
+    The averages are free of start-up bias: the first steps' are plain means. An average over weights w counts as
+    ``(sum w)^2 / sum w^2`` steps, to its variance and to its interval, which is by Fieller's theorem (1954).
+
+    Args:
+        small_square: Step by step.
+        large_square: Step by step.
+        small_batch: In samples.
+        large_batch: In samples.
+        smoothing: What is left of a step's weight one step later, 0 < value < 1; 0.99 looks back over 100 steps.
+
+    Raises:
+        SpecError: As `gradient_square`, or `smoothing` out of range.
+    """
+    if not 0 < smoothing < 1:
+        raise SpecError(
+            f"smoothing={smoothing!r} must be above 0 and below 1; 0.99 looks back over 100 steps"
+        )
+    batches = {"small_batch": small_batch, "large_batch": large_batch}
+    square = np.moveaxis(gradient_square(small_square, large_square, **batches), -1, 0)
+    trace = np.moveaxis(gradient_trace(small_square, large_square, **batches), -1, 0)
+    rows = _moving(square, trace, smoothing)
+    return _ratio(_Moments(*(np.moveaxis(row, 0, -1) for row in rows)))
+
+
+class _Moments(NamedTuple):
+    """Means of |G|^2 and tr(Sigma), variances and covariance of these means, and their degrees of freedom."""
+
+    square: Floats
+    trace: Floats
+    xx: Floats
+    yy: Floats
+    xy: Floats
+    freedom: Floats
+
+
+def _moving(x: Floats, y: Floats, keep: float) -> Floats:
+    """Along the first axis: the moments of moving averages, as the rows of `_Moments`.
+
+    West 1979: means and squares of deviations are updated together, so nothing cancels.
+    """
+    rows = np.zeros((6, *x.shape))
+    mean_x = mean_y = xx = yy = xy = np.zeros(x.shape[1:])
+    weight = squares = 0.0
+    for i, (xi, yi) in enumerate(zip(x, y, strict=True)):
+        weight, squares = keep * weight + 1, keep**2 * squares + 1
+        dx, dy = xi - mean_x, yi - mean_y
+        mean_x, mean_y = mean_x + dx / weight, mean_y + dy / weight
+        xx, yy, xy = (
+            keep * old + new
+            for old, new in ((xx, dx * (xi - mean_x)), (yy, dy * (yi - mean_y)), (xy, dx * (yi - mean_y)))
+        )
+        freedom = weight**2 / squares - 1
+        share = 1 / (weight * freedom) if freedom > 1e-9 else np.inf
+        with np.errstate(invalid="ignore"):
+            spread = [np.nan_to_num(v * share, nan=np.inf) for v in (xx, yy, xy)]
+        rows[:, i] = np.broadcast_arrays(mean_x, mean_y, *spread, freedom)
+    return rows
+
+
+def _ratio(moments: _Moments) -> NoiseEstimate:
+    """``trace / square`` with its interval.
+
+    The roots are those of the inverse ratio, whose denominator is never near 0 as |G|^2 can be.
+    """
+    square, trace, xx, yy, xy, freedom = moments
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        t2 = _quantile(freedom) ** 2
+        a, b, c = trace**2 - t2 * yy, square * trace - t2 * xy, square**2 - t2 * xx
+        known = (a > 0) & np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
+        root = np.sqrt(np.maximum(b * b - a * c, 0.0))
+        least = np.where(known, (b - root) / a, -np.inf)
+        most = np.where(known, (b + root) / a, np.inf)
+        critical = np.where(square > 0, np.maximum(trace, 0.0) / square, np.inf)
+        low = np.where(most > 0, 1 / most, np.inf)
+        high = np.where(least > 0, 1 / least, np.inf)
+    return NoiseEstimate(square, trace, critical, low, high)
+
+
+def _quantile(freedom: Floats) -> Floats:
+    """Of Student's t distribution, 95 % within; Abramowitz and Stegun 26.7.5, within 1 % from 3 degrees of freedom."""
+    z, nu = _NORMAL_QUANTILE, np.maximum(freedom, 1e-9)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return np.asarray(z + first / nu + second / nu**2 + third / nu**3)
+
+
+# What a batch costs: the hyperbola of steps and examples.
+
+
+def steps_to_target(batch: ArrayLike, *, min_steps: ArrayLike, critical_batch: ArrayLike) -> Floats:
+    """``min_steps (1 + critical_batch / batch)``: steps to one and the same loss (equation 2.11 with E = B S there).
+
+    Args:
+        batch: In samples.
+        min_steps: As the batch grows without bound.
+        critical_batch: In samples.
+
+    Raises:
+        SpecError: A value that is not above 0.
+    """
+    ratio = positive("critical_batch", critical_batch) / positive("batch", batch)
+    return np.asarray(positive("min_steps", min_steps) * (1 + ratio))
+
+
+def examples_to_target(batch: ArrayLike, *, min_examples: ArrayLike, critical_batch: ArrayLike) -> Floats:
+    """``min_examples (1 + batch / critical_batch)``: samples seen until the same loss.
+
+    Args:
+        batch: In samples.
+        min_examples: As the batch shrinks to nothing.
+        critical_batch: In samples.
+
+    Raises:
+        SpecError: A value that is not above 0.
+    """
+    ratio = positive("batch", batch) / positive("critical_batch", critical_batch)
+    return np.asarray(positive("min_examples", min_examples) * (1 + ratio))
+
+
+def examples_at(steps: ArrayLike, *, min_steps: ArrayLike, min_examples: ArrayLike) -> Floats:
+    """The samples E that go with S steps to the same loss: ``(S/S_min - 1) (E/E_min - 1) = 1`` (equation 2.11 there).
+
+    The critical batch size of this hyperbola is ``min_examples / min_steps``, where both cost twice their least.
+
+    Raises:
+        SpecError: A value that is not above 0, or steps that are not above their least.
+    """
+    excess = positive("steps", steps) / positive("min_steps", min_steps) - 1
+    if not (excess > 0).all():
+        raise SpecError(
+            f"steps={steps!r} must be above min_steps={min_steps!r}; no batch is large enough for fewer"
+        )
+    return np.asarray(positive("min_examples", min_examples) * (1 + 1 / excess))

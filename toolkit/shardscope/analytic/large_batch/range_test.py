@@ -1,0 +1,75 @@
+"""What a learning-rate range test tells: loss against a rate that rises exponentially from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shardscope.errors import SpecError
+
+Floats = NDArray[np.float64]
+FEWEST = 5
+"""Finite losses without which there is nothing to read off."""
+
+
+@dataclass(frozen=True)
+class RateSuggestions:
+    """Rates to read off a range test.
+
+    Attributes:
+        steepest: Where the loss falls fastest against the logarithm of the rate. Smith 2015 (arXiv 1506.01186, section
+            3.3) takes rates from where the loss begins to fall; fastai's ``lr_find`` (``steep``) takes this one.
+        tenth_of_lowest: A tenth of the rate at which the loss is lowest; fastai's ``minimum``.
+        lowest: The rate at which the loss is lowest: the most that Smith's cycles should reach.
+    """
+
+    steepest: float
+    tenth_of_lowest: float
+    lowest: float
+
+
+def smoothed_loss(loss: ArrayLike, *, width: float | None = None) -> Floats:
+    """Averages of neighbouring losses, weighted by a normal curve about each.
+
+    It looks both ways, so that the smooth curve does not lag behind, as a moving average's does, which would move
+    every rate read off it upwards.
+
+    Args:
+        loss: Step by step, finite.
+        width: Standard deviation of the weights in steps; None takes a thirtieth of the steps, at least 1.
+    """
+    values = np.asarray(loss, dtype=float)
+    steps = np.arange(values.size)
+    spread = max(1.0, values.size / 30) if width is None else width
+    weights = np.exp(-0.5 * ((steps[:, None] - steps) / spread) ** 2)
+    return np.asarray(weights @ values / weights.sum(axis=1))
+
+
+def suggest_rates(lr: ArrayLike, smooth: ArrayLike) -> RateSuggestions:
+    """What to take from a smoothed curve.
+
+    Args:
+        lr: Rising.
+        smooth: The smoothed loss at each rate.
+
+    Raises:
+        SpecError: Too few points, or a loss that never fell.
+    """
+    rates, losses = np.asarray(lr, dtype=float), np.asarray(smooth, dtype=float)
+    if rates.size < FEWEST:
+        raise SpecError(
+            f"the range test has {rates.size} finite losses and needs {FEWEST}; use a lower `low` or more steps"
+        )
+    lowest = int(losses.argmin())
+    if lowest == 0:
+        raise SpecError(
+            f"the loss was lowest at the first rate, {rates[0]:.3g}, and never fell; use a lower `low` or more steps"
+        )
+    slope = np.gradient(losses, np.log(rates))[: lowest + 1]
+    return RateSuggestions(
+        steepest=float(rates[int(slope.argmin())]),
+        tenth_of_lowest=float(rates[lowest] / 10),
+        lowest=float(rates[lowest]),
+    )
