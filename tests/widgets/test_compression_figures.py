@@ -11,18 +11,31 @@ import shardscope as ss
 from shardscope.analytic.communication.worth import Exchange
 from shardscope.measure.break_even import BreakEven, MethodWorth
 from shardscope_widgets import figures
+from shardscope_widgets.figures._comparison import comparison_info
 from shardscope_widgets.figures._compression import CompressedRun, step_parts
 from shardscope_widgets.trace import Trace
 
 
-def trace(method: str, sent: int, *, codec_s: float = 0.0, wait_s: float = 0.2, steps: int = 6) -> Trace:
-    """A run of two ranks: each step computes for 0.1 s, packs (a tenth of it behind computing), and waits."""
-    compression = SimpleNamespace(name=method, label=method)
-    strategy = SimpleNamespace(kind="ring", label="ring")
+def trace(
+    method: str,
+    sent: int,
+    *,
+    codec_s: float = 0.0,
+    wait_s: float = 0.2,
+    steps: int = 6,
+    strategy: str = "ring",
+    every: int = 1,
+    spans: bool = True,
+    link: str = "",
+) -> Trace:
+    """A run of two ranks: each step computes for 0.1 s, packs (a tenth of it behind computing), and waits. One step in
+    `every` sends and waits."""
+    compression = SimpleNamespace(name=method, label=method, period=every)
     job = SimpleNamespace(
-        model="mlp", data="digits", strategy=strategy, world_size=2, compression=compression
-    )
-    made = Trace.of(SimpleNamespace(id=method, name=f"ring-{method}-mlp", job=job))
+        model="mlp", data="digits", strategy=SimpleNamespace(kind=strategy, label=strategy), world_size=2,
+        compression=compression, link=SimpleNamespace(label=link) if link else None,
+    )  # fmt: skip
+    made = Trace.of(SimpleNamespace(id=method, name=f"{strategy}-{method}-mlp", job=job))
     for step in range(1, steps + 1):
         start = 10.0 * step
         packed = (
@@ -30,12 +43,14 @@ def trace(method: str, sent: int, *, codec_s: float = 0.0, wait_s: float = 0.2, 
             if codec_s
             else []
         )
+        talks = step % every == 0
+        told = [["compute", "forward", start, start + 0.1, 0], *packed] if spans else []
+        size = sent if talks else 0
         for rank in (0, 1):
             made.feed([{
                 "event": "step", "step": step, "rank": rank, "loss": 2.0 / step, "samples": 4, "tokens": None,
-                "step_time_s": 0.1 + 0.9 * codec_s + wait_s, "peak_memory_bytes": 1,
-                "traffic": {"x": {"sent_bytes": sent, "received_bytes": sent}},
-                "spans": [["compute", "forward", start, start + 0.1, 0], *packed],
+                "step_time_s": 0.1 + 0.9 * codec_s + wait_s * talks, "peak_memory_bytes": 1,
+                "traffic": {"x": {"sent_bytes": size, "received_bytes": size}}, "spans": told,
             }])  # fmt: skip
             if method != "none":
                 owed = {"residual_norm": step + rank, "notes": [1]}
@@ -75,6 +90,77 @@ def test_without_a_compressed_run_there_is_nothing_to_tell() -> None:
     assert figures.compression_text(info) == "No run is compressed."
 
 
+def test_steps_that_talk_now_and_then_are_averaged_over_their_periods() -> None:
+    seldom = trace("local-sgd", 400, steps=13, every=4)
+    info = figures.compression_info([trace("none", 400), seldom])
+    assert info.runs[1].bytes_per_step == 200
+    assert info.runs[1].ratio == 4
+    assert info.runs[1].parts == pytest.approx((0.1, 0.0, 0.05))
+    text = figures.compression_text(info)
+    assert "sends 200 B a step, 4 times less than uncompressed, packs nothing" in text
+    assert "takes 150 ms instead of 300 ms a step" in text
+    (row,) = comparison_info([seldom])
+    assert (row.bytes_per_step, row.step_time_s) == (200, pytest.approx(0.15))
+    assert row.per_second == pytest.approx(8 / 0.15)
+
+
+def test_before_its_first_period_is_over_a_run_says_so() -> None:
+    info = figures.compression_info([trace("none", 400), trace("local-sgd", 400, steps=3, every=4)])
+    assert (info.runs[1].bytes_per_step, info.runs[1].ratio, info.runs[1].parts) == (None, None, None)
+    assert "has not come to the end of its first period" in figures.compression_text(info)
+    assert figures.draw_compression(info).data[0].y[1] is None
+
+
+def test_each_run_is_held_against_the_uncompressed_one_of_its_own_strategy_and_ranks() -> None:
+    ring, other = trace("none", 400), trace("none", 900, strategy="parameter-server", wait_s=0.5)
+    packed = trace("int8", 100, strategy="parameter-server")
+    info = figures.compression_info([ring, packed, other])
+    assert [run.label for run in info.runs] == [other.label, packed.label], "the ring is nobody's measure"
+    assert info.runs[1].ratio == 9
+    assert "takes 300 ms instead of 600 ms a step" in figures.compression_text(info)
+    assert figures.compression_info([ring, packed]).runs[0].ratio is None
+    assert "instead of" not in figures.compression_text(figures.compression_info([ring, packed]))
+
+
+def test_times_are_compared_on_one_link_only_and_bytes_on_any() -> None:
+    fast, slow = trace("none", 400), trace("none", 400, wait_s=0.9, link="100 Mbit/s")
+    packed = trace("int8", 100, link="100 Mbit/s")
+    alone = figures.compression_text(figures.compression_info([fast, packed]))
+    assert "4 times less than uncompressed" in alone
+    assert "instead of" not in alone
+    both = figures.compression_info([fast, packed, slow])
+    assert "takes 300 ms instead of 1 s a step" in figures.compression_text(both)
+    assert [run.link for run in both.runs] == ["100 Mbit/s", "100 Mbit/s"], (
+        "the unpaced run is nobody's measure"
+    )
+    mixed = figures.compression_info([fast, slow, packed, trace("int4", 50)])
+    assert figures.draw_compression(mixed).data[0].x == (
+        "no<br>link<br>none", "100<br>Mbit/s<br>none", "100<br>Mbit/s<br>int8", "no<br>link<br>int4",
+    )  # fmt: skip
+
+
+def test_without_spans_the_parts_of_a_step_are_not_measured() -> None:
+    info = figures.compression_info([trace("none", 400, spans=False), trace("int8", 100, spans=False)])
+    assert [run.parts for run in info.runs] == [None, None]
+    assert "packs for a time that was not measured" in figures.compression_text(info)
+    assert "takes 300 ms instead of 300 ms" in figures.compression_text(info)
+    whole = figures.draw_compression(info).data[4]
+    assert (whole.name, list(whole.y)) == ("parts not measured", pytest.approx([0.3, 0.3]))
+
+
+def test_bars_of_bytes_start_at_zero_and_an_empty_plot_says_why() -> None:
+    layout = figures.draw_compression(
+        figures.compression_info([trace("none", 400), trace("int8", 100)])
+    ).layout
+    assert (layout.yaxis.type, layout.yaxis.rangemode) == (None, "tozero")
+    assert layout.xaxis3.visible
+    forgetful = trace("bf16", 200)
+    forgetful.kept.clear()
+    layout = figures.draw_compression(figures.compression_info([forgetful])).layout
+    assert not layout.xaxis3.visible
+    assert "no run carries" in layout.annotations[-1].text
+
+
 def found(bandwidths: tuple[float, float]) -> BreakEven:
     """One method that sends a tenth."""
     plain = (Exchange(1e6, 2), Exchange(1.5e6, 6))
@@ -92,11 +178,21 @@ def test_a_line_a_method_in_bits_a_second_and_none_where_it_never_pays() -> None
     assert "10 times less; packs and unpacks for 10 ms" in info.lines[0].hover[0]
 
 
+def test_where_nothing_pays_the_text_says_so() -> None:
+    text = figures.break_even_text(figures.break_even_info(found((0.0, 0.0))))
+    assert text == (
+        "Among 4 workers, compressing mlp's gradients pays with none of them on any link. Never: topk."
+    )
+
+
 def test_what_always_pays_is_said_in_words_and_drawn_at_the_edge() -> None:
     info = figures.break_even_info(found((9e7, math.inf)))
     assert "pays with topk on any link" in figures.break_even_text(info)
     figure = figures.break_even(found((9e7, math.inf)))
     assert figure.data[0].y[1] > figure.data[0].y[0]
+    ticks = ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s", "100 Gbit/s", "1 Tbit/s", "10 Tbit/s")
+    assert figure.layout.yaxis.ticktext == ticks
+    assert "250 k parameters" in figure.layout.annotations[0].text
 
 
 def test_runs_with_the_same_method_keep_bars_of_their_own() -> None:

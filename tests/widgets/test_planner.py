@@ -78,6 +78,16 @@ def test_what_cannot_be_is_said_in_place(planner):
     assert "did you mean" in planner.problem
 
 
+def test_a_precision_that_the_device_lacks_is_refused_without_empty_plots_beside_it(planner):
+    planner.precision = "fp8-mixed"
+    assert "multiplies in fp8, and device" in planner.problem
+    screen = planner.screen
+    assert [box.layout.display for box in (screen.answer, screen.left_out)] == ["none", "none"]
+    planner.precision = "bf16-mixed"
+    assert planner.problem == ""
+    assert [box.layout.display for box in (screen.answer, screen.left_out)] == [None, None]
+
+
 def test_nothing_of_the_last_search_stays_after_one_that_cannot_be():
     planner = Planner("gpt2", nodes=1, global_batch=8, weights={"dollars": 1.0})
     assert "ZeRO 2 and 3, offload and context parallelism were not among" in planner.screen.note.value

@@ -28,7 +28,7 @@ def summary_html(traces: Sequence[Trace]) -> str:
         return f'<div class="ss-words">{_NOTHING}</div>'
     speed = any(row.speed for row in rows)
     note = "Speed is throughput against the single process on the same model and data." if speed else ""
-    words = f"{comparison_text(rows)} {note} Times are medians without the first two steps."
+    words = f"{comparison_text(rows)} {note} Times are medians without the first two steps, bytes are means."
     return f'{table_html(rows)}<div class="ss-words">{safe(" ".join(words.split()))}</div>'
 
 

@@ -8,10 +8,12 @@ It knows neither files nor widgets, so that a live panel, a report and a test fi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
+from shardscope.runtime.steady import Average, per_step
 from shardscope.runtime.summary import mean_loss
 from shardscope.spec.user_code import label_of
 
@@ -97,6 +99,8 @@ class Trace:
         consensus: Distance of the ranks' parameters from their mean, by step.
         links: Bytes that each rank sent and received in its newest step.
         method: How gradients were compressed, ``none`` where they were not; `method_label` says how hard.
+        period: Steps after which what crosses the wire repeats itself; above 1 under local SGD only.
+        link: What the ranks were held to, in words; empty for the machine's own.
         kept: What compression told of itself (norms of residuals, bits, ranks), by figure and step; the largest rank's.
     """
 
@@ -122,6 +126,8 @@ class Trace:
     links: dict[int, tuple[int, int]] = field(default_factory=dict)
     method: str = "none"
     method_label: str = "none"
+    period: int = 1
+    link: str = ""
     kept: dict[str, dict[int, float]] = field(default_factory=dict)
     backend: str = ""
     num_params: int | None = None
@@ -134,13 +140,14 @@ class Trace:
         job = run.job
         workload = f"{label_of(job.model)} on {label_of(job.data)}"
         bound = getattr(job.strategy, "bound", None)
-        compression = getattr(job, "compression", None)
+        compression, link = getattr(job, "compression", None), getattr(job, "link", None)
         return cls(
             run.id, run.name, job.strategy.kind, job.world_size, workload,
             schedule=str(getattr(job.strategy, "schedule", "")),
             passes=job.strategy.passes(job.batch.accumulation(1)) if job.strategy.kind == "pipeline" else 1,
             bound=None if bound is None or math.isinf(bound) else float(bound),
             method=getattr(compression, "name", "none"), method_label=getattr(compression, "label", "none"),
+            period=getattr(compression, "period", 1), link="" if link is None else link.label,
         )  # fmt: skip
 
     @classmethod
@@ -236,6 +243,10 @@ class Trace:
     def measures_tokens(self) -> bool:
         """Whether this run counts tokens, as language models do, and not only samples."""
         return bool(self.steps) and self.steps[-1].tokens_per_s is not None
+
+    def per_step(self, figure: Callable[[Step], float], *, average: Average = fmean) -> float | None:
+        """What a figure comes to per step, warm-up left out; None before the first whole period."""
+        return per_step({step.number: figure(step) for step in self.steps}, self.period, average=average)
 
     def name_of(self, rank: int) -> str:
         """``rank 0``, or ``rank 0, server`` where ranks differ."""

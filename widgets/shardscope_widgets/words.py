@@ -42,6 +42,14 @@ def rate_text(per_second: float, thing: str) -> str:
     return f"{three_digits(per_second)} {thing}/s"
 
 
+def count_text(count: float) -> str:
+    """``812``, ``43.4 k``, ``1.3 M``, ``175 G``: of parameters."""
+    for factor, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if count >= factor:
+            return f"{three_digits(count / factor)}{unit}"
+    return f"{count:.0f}"
+
+
 def plural(count: int, thing: str) -> str:
     """``1 rank``, ``4 ranks``."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

@@ -15,11 +15,9 @@ import plotly.graph_objects as go
 from shardscope.measure.break_even import BreakEven
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._compression_look import method_look
-from shardscope_widgets.words import bytes_text, listed, plural, seconds_text
+from shardscope_widgets.words import bytes_text, count_text, listed, plural, seconds_text
 
-LINKS = (("100 Mbit/s", 12.5e6), ("1 Gbit/s", 125e6), ("10 Gbit/s", 1.25e9), ("100 Gbit/s", 12.5e9))
-"""What lies across the lines, so that they can be read."""
-_LOWEST, _HIGHEST = 1e6, 1e12  # bytes a second
+_HIGHEST = 1e12  # bytes a second
 
 
 class LevelLine(NamedTuple):
@@ -79,15 +77,14 @@ def break_even_text(info: BreakEvenInfo) -> str:
     never = [line.label for line in info.lines if not line.bits_per_s[-1]]
     parts = [f"{label} below {rate_bits(bits)}" for label, bits in paying if bits and label not in always]
     parts += [f"{listed(always)} on any link, for fewer latencies follow one another"] if always else []
-    text = (
-        f"Among {plural(workers, 'worker')}, compressing {info.model}'s gradients pays with {listed(parts)}."
-    )
+    ways = listed(parts) if parts else "none of them on any link"
+    text = f"Among {plural(workers, 'worker')}, compressing {info.model}'s gradients pays with {ways}."
     return f"{text} Never: {listed(never)}." if never else text
 
 
 def rate_bits(bits_per_s: float) -> str:
     """``1.25 Gbit/s``."""
-    for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
+    for factor, unit in ((1e12, "Tbit/s"), (1e9, "Gbit/s"), (1e6, "Mbit/s")):
         if bits_per_s >= factor:
             return f"{bits_per_s / factor:.3g} {unit}"
     return f"{bits_per_s / 1e3:.3g} kbit/s"
@@ -101,20 +98,19 @@ def draw(info: BreakEvenInfo) -> go.Figure:
     top = max((value for line in info.lines for value in line.bits_per_s if value), default=1e10)
     bottom = min((value for line in info.lines for value in line.bits_per_s if value), default=1e7)
     low, high = np.log10(min(bottom, 1e8)) - 0.2, np.log10(min(max(top, 1e10), 8 * _HIGHEST)) + 0.2
-    shown = [(name, 8 * rate) for name, rate in LINKS if low <= np.log10(8 * rate) <= high]
+    decades = [10.0**power for power in range(int(np.ceil(low)), int(high) + 1)]
     workers: Sequence[int] = info.lines[0].workers if info.lines else (2, 4)
     figure.update_layout(
         xaxis=theme.axis("workers", type="log", tickvals=list(workers), ticktext=[str(w) for w in workers]),
         yaxis=theme.axis(
-            "", type="log", range=[low, high], dtick=1, tickformat="~s", ticksuffix="bit/s", minor={"showgrid": False}
+            "", type="log", range=[low, high], tickvals=decades, ticktext=[*map(rate_bits, decades)], showgrid=False
         ),
-        shapes=[_across(bits) for _, bits in shown],
+        shapes=[_across(bits) for bits in decades],
         annotations=[
             theme.note(
                 f"<b>Compressing pays below the line</b>  <span style='font-size:11px'>{info.model}, "
-                f"{info.num_params / 1e6:.3g} M parameters</span>", x=0, y=1,
+                f"{count_text(info.num_params)} parameters</span>", x=0, y=1,
             ) | {"yshift": 6},
-            *(_link_name(name, bits) for name, bits in shown),
         ],
         showlegend=True,
     )  # fmt: skip
@@ -145,13 +141,6 @@ def _across(bits: float) -> dict[str, Any]:
     return {
         "type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": bits, "y1": bits,
         "line": {"color": theme.AXIS, "width": 1, "dash": "dot"},
-    }  # fmt: skip
-
-
-def _link_name(name: str, bits: float) -> dict[str, Any]:
-    return {
-        "text": name, "xref": "paper", "x": 0.004, "xanchor": "left", "yref": "y", "y": float(np.log10(bits)),
-        "yanchor": "bottom", "showarrow": False, "font": {"size": 11, "color": theme.GREY},
     }  # fmt: skip
 
 

@@ -9,11 +9,9 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
-from shardscope_widgets.trace import Trace
+from shardscope_widgets.trace import Step, Trace
 from shardscope_widgets.words import bytes_text, plural, rate_text, seconds_text, three_digits
 
-WARM_UP = 2
-"""Steps left out of times, while caches fill."""
 LAST = 5
 """Steps that the final loss is averaged over."""
 HEADERS = (
@@ -72,9 +70,8 @@ def comparison_info(traces: Sequence[Trace]) -> tuple[Row, ...]:
 
 
 def _row(trace: Trace) -> Row:
-    timed = trace.steps[WARM_UP:] or trace.steps
     tokens = trace.measures_tokens
-    rates = [(step.tokens_per_s or 0.0) if tokens else step.samples_per_s for step in timed]
+    step_time = trace.per_step(lambda step: step.step_time_s, average=median)
     return Row(
         label=trace.label,
         strategy=trace.strategy,
@@ -82,13 +79,18 @@ def _row(trace: Trace) -> Row:
         world_size=trace.world_size,
         steps=trace.steps[-1].number if trace.steps else 0,
         loss=fmean(step.loss for step in trace.steps[-LAST:]) if trace.steps else None,
-        step_time_s=median(step.step_time_s for step in timed) if timed else None,
-        per_second=median(rates) if rates else None,
+        step_time_s=step_time,
+        per_second=_counted(trace.steps[-1], tokens) / step_time if step_time else None,
         counted="tokens" if tokens else "samples",
-        bytes_per_step=median(step.bytes_sent for step in timed) if timed else None,
+        bytes_per_step=trace.per_step(lambda step: step.bytes_sent),
         peak_memory_bytes=max(trace.peak_memory.values(), default=None),
         speed=None,
     )
+
+
+def _counted(step: Step, tokens: bool) -> float:
+    """Tokens or samples in a step."""
+    return ((step.tokens_per_s or 0.0) if tokens else step.samples_per_s) * step.step_time_s
 
 
 def _with_speed(row: Row, base: float | None) -> Row:

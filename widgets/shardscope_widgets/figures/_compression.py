@@ -1,23 +1,26 @@
 """What compression saved and what it cost: bytes a step, where the step's time went, and what is still owed.
 
-Runs of one workload beside each other, the uncompressed one first. A step's time is that of computing, of packing and
-unpacking that computing does not hide, and the rest, in which a rank waits for the wire or for others.
+Runs beside each other, uncompressed ones first. A compressed run is held against the uncompressed one of the same
+workload, strategy and number of ranks; their times only where both were on the same link. A step's time is that of
+computing, of packing and unpacking that computing does not hide, and the rest, in which a rank waits for the wire or
+for others. All figures are per step, over whole periods of local SGD (`Trace.per_step`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.runtime.steady import per_step
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._comparison import LAST, WARM_UP
+from shardscope_widgets.figures._comparison import LAST
 from shardscope_widgets.figures._compression_look import method_look
 from shardscope_widgets.figures._timeline import COMPUTE, union
 from shardscope_widgets.trace import Span, Trace
-from shardscope_widgets.words import bytes_text, listed, seconds_text
+from shardscope_widgets.words import bytes_text, listed, plural, seconds_text
 
 CODEC = "codec"
 PARTS = (
@@ -25,33 +28,40 @@ PARTS = (
     ("pack and unpack", theme.Look("#c49a0c", pattern="/")),
     ("wait for the wire", theme.Look("#e06c2c", pattern=".")),
 )
+WHOLE = ("parts not measured", theme.Look(theme.GREY, pattern="x"))
 _LEFT, _MIDDLE, _RIGHT = [0.0, 0.27], [0.37, 0.64], [0.74, 1.0]
 
 
 class CompressedRun(NamedTuple):
-    """One run. `parts` are seconds of a step in the order of `PARTS`; `ratio` is bytes of the uncompressed run over
-    this one's, None where there is none to compare with; `owed` is the residual's norm by step.
+    """One run. `bytes_per_step` and `step_s` are None before its first period is over; `parts` are seconds of a step in
+    the order of `PARTS`, None without spans; `owed` is the residual's norm by step; `plain` is the uncompressed run to
+    hold it against, None where there is none.
     """
 
     label: str
     strategy: str
+    world_size: int
+    link: str
     method: str
     method_label: str
-    bytes_per_step: float
-    ratio: float | None
-    parts: tuple[float, float, float]
+    bytes_per_step: float | None
+    step_s: float | None
+    parts: tuple[float, float, float] | None
     loss: float
     accuracy: float | None
     owed: tuple[tuple[int, float], ...]
+    plain: CompressedRun | None = None
 
     @property
-    def step_s(self) -> float:
-        """Of the whole step."""
-        return sum(self.parts)
+    def ratio(self) -> float | None:
+        """How many times more bytes the uncompressed run sends; None where that is not known."""
+        if self.plain is None or not self.plain.bytes_per_step or not self.bytes_per_step:
+            return None
+        return self.plain.bytes_per_step / self.bytes_per_step
 
 
 class CompressionInfo(NamedTuple):
-    """All runs of one workload; the uncompressed ones first."""
+    """Uncompressed runs first, each of them once, then the compressed ones."""
 
     runs: tuple[CompressedRun, ...]
 
@@ -62,39 +72,50 @@ class CompressionInfo(NamedTuple):
 
 
 def compression_info(traces: Sequence[Trace]) -> CompressionInfo:
-    """The runs on several ranks that have taken a step."""
+    """The compressed runs on several ranks that have taken a step, after the uncompressed ones to hold them against."""
     telling = [trace for trace in traces if trace.world_size > 1 and trace.steps]
-    telling.sort(key=lambda trace: trace.method != "none")
-    plain = {trace.workload: _bytes(trace) for trace in reversed(telling) if trace.method == "none"}
-    return CompressionInfo(tuple(_run(trace, plain.get(trace.workload)) for trace in telling))
+    plain = [trace for trace in telling if trace.method == "none"]
+    pairs = [(trace, _plain_of(trace, plain)) for trace in telling if trace.method != "none"]
+    shown = [_run(trace) for trace in plain if any(trace is other for _, other in pairs)]
+    packed = [_run(trace)._replace(plain=_run(other) if other else None) for trace, other in pairs]
+    return CompressionInfo((*shown, *packed))
 
 
-def _run(trace: Trace, plain: float | None) -> CompressedRun:
-    sent = _bytes(trace)
+def _plain_of(trace: Trace, plain: Sequence[Trace]) -> Trace | None:
+    """The uncompressed run that a compressed one is held against, on the same link if there is such a one."""
+    alike = [other for other in plain if _kind_of(other) == _kind_of(trace)]
+    return min(alike, key=lambda other: other.link != trace.link, default=None)
+
+
+def _kind_of(trace: Trace) -> tuple[str, int, str]:
+    return trace.workload, trace.world_size, trace.strategy
+
+
+def _run(trace: Trace) -> CompressedRun:
     accuracies = [event["accuracy"] for event in trace.evals if event.get("accuracy") is not None]
     owed = next((figures for name, figures in sorted(trace.kept.items()) if name.endswith("norm")), {})
     return CompressedRun(
-        trace.label, trace.strategy, trace.method, trace.method_label, sent,
-        plain / sent if plain and sent else None, step_parts(trace),
+        trace.label, trace.strategy, trace.world_size, trace.link, trace.method, trace.method_label,
+        trace.per_step(lambda step: step.bytes_sent), trace.per_step(lambda step: step.step_time_s), step_parts(trace),
         fmean(step.loss for step in trace.steps[-LAST:]), float(accuracies[-1]) if accuracies else None,
         tuple(sorted(owed.items())),
     )  # fmt: skip
 
 
-def _bytes(trace: Trace) -> float:
-    return median(step.bytes_sent for step in trace.steps[WARM_UP:] or trace.steps)
-
-
-def step_parts(trace: Trace) -> tuple[float, float, float]:
-    """Seconds a step of computing, of packing that it does not hide, and of the rest; medians over steps."""
+def step_parts(trace: Trace) -> tuple[float, float, float] | None:
+    """Seconds a step of computing, of packing that it does not hide, and of the rest; means over the steps whose spans
+    were written, None where there are none.
+    """
     times = {step.number: step.step_time_s for step in trace.steps}
-    numbers = [number for number in trace.complete_span_steps() if number in times]
-    shown = numbers[WARM_UP:] or numbers
-    if not shown:
-        return (0.0, 0.0, median(times.values()))
-    rows = [_parts_of(trace.spans[number], times[number], trace.world_size) for number in shown]
-    compute, codec, rest = (median(row[i] for row in rows) for i in range(3))
-    return (compute, codec, rest)
+    rows = {
+        number: _parts_of(trace.spans[number], times[number], trace.world_size)
+        for number in trace.complete_span_steps()
+        if number in times
+    }
+    compute, codec, rest = (
+        per_step({number: row[i] for number, row in rows.items()}, trace.period) for i in range(3)
+    )
+    return None if compute is None or codec is None or rest is None else (compute, codec, rest)
 
 
 def _parts_of(spans: Sequence[Span], seconds: float, world_size: int) -> tuple[float, float, float]:
@@ -115,26 +136,37 @@ def _length(intervals: list[tuple[float, float]]) -> float:
 
 
 def compression_text(info: CompressionInfo) -> str:
-    """The bars in words."""
-    plain = next((run for run in info.runs if run.method == "none"), None)
+    """The bars in words, a line a run."""
     packed = [run for run in info.runs if run.method != "none"]
-    if not packed:
-        return "No run is compressed."
-    return " ".join(_sentence(run, plain) for run in packed)
+    return "\n".join(map(_sentence, packed)) if packed else "No run is compressed."
 
 
-def _sentence(run: CompressedRun, plain: CompressedRun | None) -> str:
-    parts = [f"sends {bytes_text(run.bytes_per_step)} a step", f"packs for {seconds_text(run.parts[1])}"]
-    if run.ratio is not None and plain is not None:
-        parts[0] += f", {run.ratio:.3g} times less than uncompressed"
-        parts.append(f"takes {seconds_text(run.step_s)} instead of {seconds_text(plain.step_s)} a step")
+def _sentence(run: CompressedRun) -> str:
+    parts = [_bytes_words(run), _codec_words(run)]
+    plain = run.plain
+    if plain is not None:
+        if plain.link == run.link and plain.step_s is not None and run.step_s is not None:
+            parts.append(f"takes {seconds_text(run.step_s)} instead of {seconds_text(plain.step_s)} a step")
         parts.append(f"has come to loss {run.loss:.4f} against {plain.loss:.4f}")
     return f"{run.label} {listed(parts)}."
 
 
+def _bytes_words(run: CompressedRun) -> str:
+    if run.bytes_per_step is None:
+        return "has not come to the end of its first period"
+    words = f"sends {bytes_text(run.bytes_per_step)} a step"
+    return words if run.ratio is None else f"{words}, {run.ratio:.3g} times less than uncompressed"
+
+
+def _codec_words(run: CompressedRun) -> str:
+    if run.parts is None:
+        return "packs for a time that was not measured"
+    return f"packs for {seconds_text(run.parts[1])}" if run.parts[1] else "packs nothing"
+
+
 def draw(info: CompressionInfo) -> go.Figure:
     """Three plots: bytes, the parts of a step, and the residual over the steps."""
-    names = _names(info)
+    names, is_owed = _names(info), any(run.owed for run in info.runs)
     figure = go.Figure([_bytes_bars(info, names), *_part_bars(info, names), *_owed(info)])
     headings = (
         ("Bytes sent", "a step, all ranks", _LEFT),
@@ -143,58 +175,73 @@ def draw(info: CompressionInfo) -> go.Figure:
     )
     figure.update_layout(
         barmode="stack", bargap=0.35,
-        xaxis=theme.axis(domain=_LEFT, anchor="y", type="category"),
-        yaxis=theme.axis(anchor="x", type="log", tickformat="~s", ticksuffix="B", nticks=6),
-        xaxis2=theme.axis(domain=_MIDDLE, anchor="y2", type="category"),
+        xaxis=theme.axis(domain=_LEFT, anchor="y", type="category", tickangle=0),
+        yaxis=theme.axis(anchor="x", tickformat="~s", ticksuffix="B", nticks=6, rangemode="tozero"),
+        xaxis2=theme.axis(domain=_MIDDLE, anchor="y2", type="category", tickangle=0),
         yaxis2=theme.axis(anchor="x2", tickformat="~s", ticksuffix="s", rangemode="tozero"),
-        xaxis3=theme.axis("step", domain=_RIGHT, anchor="y3"),
-        yaxis3=theme.axis(anchor="x3", tickformat="~g", rangemode="tozero"),
+        xaxis3=theme.axis("step" if is_owed else "", domain=_RIGHT, anchor="y3", visible=is_owed),
+        yaxis3=theme.axis(anchor="x3", tickformat="~g", rangemode="tozero", visible=is_owed),
         annotations=[
             theme.note(f'<b>{title}</b>  <span style="font-size:11px">{note}</span>', x=x[0], y=1) | {"yshift": 6}
             for title, note, x in headings
-        ],
+        ]
+        + ([] if is_owed else [_nothing_owed()]),
         showlegend=True,
     )  # fmt: skip
     return theme.style(
-        figure, height=300, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 76, "b": 8}
+        figure,
+        height=300,
+        legend=theme.LEGEND_ABOVE | {"x": _MIDDLE[0]},
+        margin={"l": 8, "r": 12, "t": 76, "b": 8},
     )
 
 
 def _names(info: CompressionInfo) -> list[str]:
-    """What stands below the bars: the method, with the strategy where there are several; never the same twice."""
-    several = len({run.strategy for run in info.runs}) > 1
+    """What stands below the bars: the method, with strategy, ranks and link where they differ; never the same twice."""
+    told = [_differing(info, run) for run in info.runs]
     texts = [
-        "<br>".join([*([run.strategy] if several else []), *run.method_label.split(" ")]) for run in info.runs
+        "<br>".join([*more, *run.method_label.split(" ")]) for more, run in zip(told, info.runs, strict=True)
     ]
     return [text if texts.count(text) == 1 else f"{text}<br>({n})" for n, text in enumerate(texts, 1)]
+
+
+def _differing(info: CompressionInfo, run: CompressedRun) -> list[str]:
+    """What of a run's place is not the same for all."""
+    words = ((run.strategy, "strategy"), (plural(run.world_size, "rank"), "world_size"), (run.link, "link"))
+    several = [len({getattr(other, field) for other in info.runs}) > 1 for _, field in words]
+    told = [word or "no link" for (word, _), differs in zip(words, several, strict=True) if differs]
+    return [part for word in told for part in word.removesuffix(", 0 s").split(" ")]
 
 
 def _bytes_bars(info: CompressionInfo, names: list[str]) -> go.Bar:
     texts = ["" if run.ratio is None or run.method == "none" else f"{run.ratio:.3g} ×" for run in info.runs]
     return go.Bar(
-        x=names, y=[run.bytes_per_step for run in info.runs], text=texts, textposition="outside", cliponaxis=False,
+        x=names, y=[run.bytes_per_step for run in info.runs], text=texts, textposition="outside",
+        cliponaxis=False, constraintext="none",
         marker={"color": [method_look(run.method).colour for run in info.runs]}, showlegend=False,
         customdata=[run.label for run in info.runs], hovertemplate="%{customdata}<br>%{y:.4~s}B a step<extra></extra>",
     )  # fmt: skip
 
 
 def _part_bars(info: CompressionInfo, names: list[str]) -> list[go.Bar]:
-    return [
-        go.Bar(
-            x=names,
-            y=[run.parts[i] for run in info.runs],
-            name=name,
-            xaxis="x2",
-            yaxis="y2",
-            marker={
-                "color": look.colour,
-                "pattern": {"shape": look.pattern, "fgcolor": "rgba(255,255,255,.55)"},
-            },
-            customdata=[run.label for run in info.runs],
-            hovertemplate=f"%{{customdata}}<br>{name}: %{{y:.3~s}}s<extra></extra>",
-        )
-        for i, (name, look) in enumerate(PARTS)
+    """One bar a part; in its place a bar of the whole step where no spans tell the parts apart."""
+    bars = [
+        _part_bar(info, names, [run.parts[i] if run.parts else None for run in info.runs], *part)
+        for i, part in enumerate(PARTS)
     ]
+    whole = [run.step_s if run.parts is None else None for run in info.runs]
+    return [*bars, *([] if whole.count(None) == len(whole) else [_part_bar(info, names, whole, *WHOLE)])]
+
+
+def _part_bar(
+    info: CompressionInfo, names: list[str], seconds: list[float | None], name: str, look: theme.Look
+) -> go.Bar:
+    return go.Bar(
+        x=names, y=seconds, name=name, xaxis="x2", yaxis="y2",
+        marker={"color": look.colour, "pattern": {"shape": look.pattern, "fgcolor": "rgba(255,255,255,.55)"}},
+        customdata=[run.label for run in info.runs],
+        hovertemplate=f"%{{customdata}}<br>{name}: %{{y:.3~s}}s<extra></extra>",
+    )  # fmt: skip
 
 
 def _owed(info: CompressionInfo) -> list[dict[str, Any]]:
@@ -209,6 +256,14 @@ def _owed(info: CompressionInfo) -> list[dict[str, Any]]:
         for number, run in enumerate(info.runs, 1)
         if run.owed
     ]  # fmt: skip
+
+
+def _nothing_owed() -> dict[str, Any]:
+    """In the place of the residuals, where nobody keeps any."""
+    return {
+        "text": "no run carries<br>what it leaves out<br>to its next step", "x": sum(_RIGHT) / 2, "y": 0.5,
+        "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 12, "color": theme.GREY},
+    }  # fmt: skip
 
 
 def compression(traces: Sequence[Trace]) -> go.Figure:

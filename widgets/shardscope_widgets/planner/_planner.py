@@ -182,7 +182,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             self._search()
         finally:
             if self.plans is None:
-                self.screen.say("No plan: see beside.", state="failed")
+                self.screen.say("No plan can be made of what is asked.", state="failed")
                 self.screen.draw_failed()
 
     def _search(self) -> None:

@@ -31,16 +31,13 @@ class Screen:
         self.children = self._arrange(controls)
 
     def _arrange(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> tuple[widgets.Widget, ...]:
-        left = widgets.VBox([_controls_box(controls), self.problem])
         scroll = widgets.VBox([self.table])
         scroll.add_class("ss-plan-scroll")
-        right = widgets.VBox(
-            [
-                self.status, self.note, self.scatter, scroll,
-                _heading("The chosen plan beside the best"), self.terms, self.told,
-                _heading("What is not in the table", "and why"), self.rejected,
-            ]
-        )  # fmt: skip
+        beside = _heading("The chosen plan beside the best")
+        self.answer = widgets.VBox([self.scatter, scroll, beside, self.terms, self.told])
+        self.left_out = widgets.VBox([_heading("What is not in the table", "and why"), self.rejected])
+        right = widgets.VBox([self.status, self.problem, self.note, self.answer, self.left_out])
+        left = _controls_box(controls)
         main = widgets.HBox([left, right])
         for box, name in ((left, "ss-left"), (right, "ss-right"), (main, "ss-main")):
             box.add_class(name)
@@ -55,12 +52,14 @@ class Screen:
         self._info = _plans.plans_info(plans)
         self._dots = _plans.scatter(self._info)
         self.rejected.figure = _plans.rejected(plans.rejected)
+        self.left_out.layout.display = None
         known = plans.setting.calibration
         told = f"Calibration {known.name}" + (f": {known.note}." if known.note else ".")
         self.note.value = f'<div class="ss-note">{safe(told)}</div>'
 
     def draw_ranking(self, plans: Plans, chosen: int) -> None:
         """What depends on the order and on which plan is chosen."""
+        self.answer.layout.display = None
         header, rows = _plans.table_rows(plans)
         with self.table.hold_sync():
             self.table.header, self.table.rows, self.table.chosen = list(header), rows, chosen
@@ -75,14 +74,14 @@ class Screen:
 
     def draw_nothing(self) -> None:
         """No plan: only the counts are left."""
+        self.answer.layout.display = "none"
         self.table.rows = []
-        self.scatter.figure, self.terms.figure = self._dots, _plans.rejected({})
-        self.told.value = ""
+        self.scatter.figure, self.told.value = self._dots, ""
 
     def draw_failed(self) -> None:
         """No answer at all: nothing of the last one stays."""
         self._info, self._dots = _EMPTY, _plans.scatter(_EMPTY)
-        self.rejected.figure = _plans.rejected({})
+        self.left_out.layout.display = "none"
         self.note.value = ""
         self.draw_nothing()
 

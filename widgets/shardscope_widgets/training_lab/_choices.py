@@ -7,7 +7,7 @@ from typing import Any
 
 import traitlets as t
 
-from shardscope.errors import unknown_name
+from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import STRATEGIES, Batch, Compression, Job, Link, Optimizer
 from shardscope.spec.compression import DEFAULTS as METHODS
 from shardscope.spec.data import DATA, is_path
@@ -15,11 +15,13 @@ from shardscope.spec.job import PRECISIONS, RECOMPUTE
 from shardscope.spec.models import MODELS
 from shardscope.spec.optimizer import DEFAULTS
 from shardscope.spec.strategy import StrategySpec, parse_strategy
+from shardscope.spec.units import parse
 from shardscope_widgets.training_lab._families import applies
 from shardscope_widgets.training_lab._methods import method_values
 
 AS_IT_IS = "as it is"
 """In the place of a bandwidth: the machine's own, unpaced."""
+NO_LATENCY = "0"
 CATALOGUES: dict[str, tuple[str, ...]] = {
     "model": tuple(MODELS),
     "data": tuple(DATA),
@@ -46,12 +48,14 @@ class Choices(t.HasTraits):
         0, min=0, help="Samples in one forward pass on one rank; 0 takes what suits the strategy."
     )
     compression = t.Unicode("none", help="How gradients are compressed on their way.")
-    compression_options = t.Dict(help="Settings of the compression that differ from its defaults, by field.")
+    compression_options = t.Dict(
+        key_trait=t.Unicode(), help="Settings of the compression that differ from its defaults, by field."
+    )
     bandwidth = t.Unicode(
         AS_IT_IS, help="What each rank may send and receive a second, such as 100 Mbit/s; paced for real."
     )
     latency = t.Unicode(
-        "0", help="How long every message takes besides, such as 1 ms; with a bandwidth only."
+        NO_LATENCY, help="How long every message takes besides, such as 1 ms; with a bandwidth only."
     )
     precision = t.Unicode("fp32", help="Number format of the computation.")
     recompute = t.Unicode("none", help="Activations that are recomputed in the backward pass.")
@@ -91,19 +95,44 @@ class Choices(t.HasTraits):
         rest = {name: other for name, other in self.options.items() if name != field}
         self.options = rest if value == default else {**rest, field: value}
 
-    @t.validate("model", "data", "optimizer", "precision", "recompute", "compression")
+    @t.validate("model", "data", "optimizer", "precision", "recompute")
     def _known(self, proposal: Mapping[str, Any]) -> Any:
-        field, value = proposal["trait"].name, proposal["value"]
+        return self._known_name(proposal["trait"].name, proposal["value"])
+
+    def _known_name(self, field: str, value: Any) -> Any:
         free = callable(value) or (field == "data" and isinstance(value, str) and is_path(value))
         if not free and value not in CATALOGUES[field]:
             raise unknown_name(field, value, CATALOGUES[field])
         return value
 
+    @t.validate("compression")
+    def _known_method(self, proposal: Mapping[str, Any]) -> Any:
+        """What is set for the method that is left is kept for when it is chosen again."""
+        name = self._known_name("compression", proposal["value"])
+        self._methods = {**getattr(self, "_methods", {}), self.compression: self.compression_options}
+        return name
+
     @t.observe("compression")
-    def _settings_of_method(self, change: Mapping[str, Any]) -> None:
-        """What was set for a method chosen earlier is found again when it is chosen again."""
-        self._methods = {**getattr(self, "_methods", {}), change["old"]: self.compression_options}
+    def _settings_of_method(self, _change: object) -> None:
         self.compression_options = self._methods.get(self.compression, {})
+
+    @t.validate("compression_options")
+    def _possible_settings(self, proposal: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings as the method takes them, without those left at None.
+
+        Raises:
+            TraitError: The method does not take them.
+        """
+        given = {field: value for field, value in proposal["value"].items() if value is not None}
+        if "name" in given:
+            raise t.TraitError(
+                f"compression_options: name={given['name']!r} is not a setting; set compression"
+            )
+        try:
+            made = Compression(name=self.compression, **given)
+        except SpecError as error:
+            raise t.TraitError(str(error)) from None
+        return {field: getattr(made, field) for field in given}
 
     @property
     def all_compression_options(self) -> dict[str, Any]:
@@ -136,15 +165,38 @@ class Choices(t.HasTraits):
     def _default_lr(self, _change: object) -> None:
         self.lr = Optimizer(name=self.optimizer).learning_rate
 
+    @t.observe("bandwidth")
+    def _latency_of_link(self, change: Mapping[str, Any]) -> None:
+        """The machine's own link has no latency to choose; that of a paced one is found again with it."""
+        if change["new"] == AS_IT_IS:
+            self._latency, self.latency = self.latency, NO_LATENCY
+        elif change["old"] == AS_IT_IS and self.latency == NO_LATENCY:
+            self.latency = getattr(self, "_latency", self.latency)
+
+    @property
+    def latency_s(self) -> float:
+        """The latency in seconds; zero needs no unit.
+
+        Raises:
+            SpecError: It is no time.
+        """
+        return 0.0 if self.latency in {NO_LATENCY, "0.0"} else parse(self.latency, "s", field="latency")
+
     def link(self) -> Link | None:
         """The link that ranks are held to; None leaves the machine's own.
 
         Raises:
-            SpecError: It is no bandwidth or no latency.
+            SpecError: It is no bandwidth or no latency, or a latency without a bandwidth.
         """
-        if self.bandwidth == AS_IT_IS:
-            return None
-        return Link(bandwidth=self.bandwidth, latency_s=0.0 if self.latency == "0" else self.latency)
+        latency_s = self.latency_s
+        if self.bandwidth != AS_IT_IS:
+            return Link(bandwidth=self.bandwidth, latency_s=latency_s)
+        if latency_s:
+            raise SpecError(
+                f"latency={self.latency!r} needs a bandwidth beside it, as a link needs both its figures; "
+                "choose one, such as bandwidth='100 Mbit/s', or latency='0'"
+            )
+        return None
 
     @property
     def num_ranks(self) -> int:

@@ -7,18 +7,18 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from shardscope_widgets.training_lab._choices import AS_IT_IS, CATALOGUES, Choices
+from shardscope_widgets.training_lab._choices import AS_IT_IS, CATALOGUES, NO_LATENCY, Choices
 from shardscope_widgets.training_lab._families import families
 from shardscope_widgets.training_lab._methods import method_families
 from shardscope_widgets.training_lab._picker import Picker
 
 _MICRO = (("as it suits", 0), *((str(n), n) for n in (1, 2, 4, 8, 16, 32, 64)))
 _BANDWIDTHS = (AS_IT_IS, "10 Mbit/s", "50 Mbit/s", "100 Mbit/s", "500 Mbit/s", "1 Gbit/s", "5 Gbit/s")
-_LATENCIES = ("0", "0.1 ms", "1 ms", "5 ms", "20 ms", "100 ms")
+_LATENCIES = (NO_LATENCY, "0.1 ms", "1 ms", "5 ms", "20 ms", "100 ms")
 WHAT = ("model", "data", "strategy", "world_size")
 """What stands above the strategy's own settings."""
-WIRE = ("compression", "bandwidth")
-"""What stands above the latency and the compression's own settings."""
+WIRE = ("bandwidth", "compression")
+"""What stands above the latency, which is the link's, and the compression's own settings."""
 
 
 def _dropdown(
@@ -52,8 +52,8 @@ def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
         ),
         "global_batch": number(description="Global batch", min=1, max=1_000_000, value=choices.global_batch),
         "micro_batch": _dropdown(choices, "micro_batch", "Micro-batch", _MICRO),
-        "compression": Picker(description="Compression", groups=method_families(), value=choices.compression),
         "bandwidth": _dropdown(choices, "bandwidth", "Link", _BANDWIDTHS),
+        "compression": Picker(description="Compression", groups=method_families(), value=choices.compression),
         "latency": _dropdown(choices, "latency", "Latency", _LATENCIES),
         "precision": _dropdown(choices, "precision", "Precision"),
         "recompute": _dropdown(choices, "recompute", "Recompute"),
@@ -86,7 +86,7 @@ def panel(
     how = [control for name, control in controls.items() if name not in WHAT + WIRE + ("latency",)]
     latency = widgets.GridBox([controls["latency"]])
     latency.add_class("ss-options")
-    _shown_with_a_link(latency, controls["bandwidth"])
+    _shown_with_a_link(latency, controls["bandwidth"], controls["latency"])
     boxes = [
         widgets.GridBox(what),
         options,
@@ -100,11 +100,13 @@ def panel(
     return widgets.VBox(boxes)
 
 
-def _shown_with_a_link(latency: widgets.GridBox, bandwidth: widgets.Dropdown) -> None:
-    """A latency goes with a bandwidth only."""
+def _shown_with_a_link(box: widgets.GridBox, bandwidth: widgets.Dropdown, latency: widgets.Dropdown) -> None:
+    """A latency goes with a bandwidth only; one that was given without stays in sight, for it must be taken back."""
 
     def show(_change: object = None) -> None:
-        latency.layout.display = "none" if bandwidth.value == AS_IT_IS else None
+        needless = bandwidth.value == AS_IT_IS and latency.value == NO_LATENCY
+        box.layout.display = "none" if needless else None
 
     bandwidth.observe(show, "value")
+    latency.observe(show, "value")
     show()

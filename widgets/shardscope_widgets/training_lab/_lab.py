@@ -73,7 +73,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
 
     def _choose(self, choices: dict[str, Any]) -> None:
         names = set(Choices.class_own_traits())
-        for name in sorted(choices, key=lambda name: (name == "lr", name == "options")):
+        for name in sorted(choices, key=lambda name: (name in {"lr", "latency"}, name.endswith("options"))):
             if name not in names:
                 raise TypeError(f"TrainingLab has no choice {name!r}; there are {', '.join(sorted(names))}")
             setattr(self, name, choices[name])

@@ -38,10 +38,12 @@ class LiveFigure(anywidget.AnyWidget):
     _esm = files(__package__).joinpath("live_figure.js").read_text(encoding="utf-8")
     library = t.Instance(Library).tag(sync=True, **widget_serialization)
     figure = t.Dict(help="Data and layout, as Plotly's JSON.").tag(sync=True)
+    label = t.Unicode(help="What a screen reader calls the figure.").tag(sync=True)
 
-    def __init__(self, template: go.Figure) -> None:
+    def __init__(self, template: go.Figure, *, label: str = "") -> None:
         self._template = template.to_plotly_json()
-        super().__init__(library=_library(), figure={"data": [], "layout": self._template["layout"]})
+        shown = {"data": [], "layout": self._template["layout"]}
+        super().__init__(library=_library(), figure=shown, label=label)
 
     def put(self, traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> None:
         """Show `traces`, each on the axes of its place, under the template's layout with `layout` on top."""

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
+from traitlets import TraitError
 
 from shardscope_widgets.training_lab._choices import Choices
 from shardscope_widgets.training_lab._families import Setting, applies, settings_of
 from shardscope_widgets.training_lab._methods import method_settings
+from shardscope_widgets.words import safe
 
-MOST = 4096
+MOST = 2**53 - 1
+"""Of what can be typed: the largest whole number that a page holds exactly. What is too much is for the spec to say."""
 
 
 class Topic(NamedTuple):
@@ -41,11 +44,16 @@ COMPRESSION = Topic(
 
 
 class Options(widgets.GridBox):  # type: ignore[misc]
-    """Bound both ways to the traits of `choices` that `topic` names. Controls are made once and kept."""
+    """Bound both ways to the traits of `choices` that `topic` names. Controls are made once and kept.
+
+    A value that the choices refuse is taken back, and `refusal` says why until the next one is taken.
+    """
 
     def __init__(self, choices: Choices, topic: Topic) -> None:
         self._choices, self._topic = choices, topic
         self._made: dict[str, dict[str, widgets.DOMWidget]] = {}
+        self.refusal = widgets.HTML()
+        self.refusal.add_class("ss-refusal")
         super().__init__()
         self.add_class("ss-controls")
         self.add_class("ss-options")
@@ -65,7 +73,7 @@ class Options(widgets.GridBox):  # type: ignore[misc]
             self._made[kind] = {setting.field: self._control(kind, setting) for setting in settings}
         return self._made[kind]
 
-    def _show(self) -> None:
+    def _show(self, refused: str = "") -> None:
         kind, chosen = self._kind, self._topic.values(self._choices)
         shown = []
         for setting in self._topic.settings(kind):
@@ -73,7 +81,8 @@ class Options(widgets.GridBox):  # type: ignore[misc]
             control.value = _to_control(setting, chosen[setting.field])
             if self._topic.applies(kind, setting.field, chosen):
                 shown.append(control)
-        self.children = tuple(shown)
+        self.refusal.value = f'<div class="ss-note bad" role="alert">{safe(refused)}</div>' if refused else ""
+        self.children = (*shown, *([self.refusal] if refused else []))
         self.layout.display = None if shown else "none"
 
     def _control(self, kind: str, setting: Setting) -> widgets.DOMWidget:
@@ -82,11 +91,16 @@ class Options(widgets.GridBox):  # type: ignore[misc]
 
         def changed(change: dict[str, Any]) -> None:
             if self._kind == kind:
-                value = _from_control(setting, change["new"])
-                self._topic.put(self._choices, setting.field, value)
+                self._put(setting, change["new"])
 
         control.observe(changed, "value")
         return control
+
+    def _put(self, setting: Setting, value: Any) -> None:
+        try:
+            self._topic.put(self._choices, setting.field, _from_control(setting, value))
+        except TraitError as error:
+            self._show(refused=str(error))
 
 
 def _make(setting: Setting) -> widgets.DOMWidget:

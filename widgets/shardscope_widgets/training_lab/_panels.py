@@ -26,7 +26,7 @@ class Panel:
     """A heading, a figure and a sentence; not there until it has something to show."""
 
     def __init__(self, heading: str, note: str) -> None:
-        self.figure = LiveFigure(go.Figure())
+        self.figure = LiveFigure(go.Figure(), label=heading)
         self.words = widgets.HTML()
         head = widgets.HTML(f'<div class="ss-heading">{safe(heading)} <span>{safe(note)}</span></div>')
         self.box = widgets.VBox([head, self.figure, self.words])

@@ -7,7 +7,7 @@ from shardscope.spec import STRATEGIES, Job
 from shardscope.spec.models import MODELS
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import Entry
-from shardscope_widgets.words import bytes_text, plural, rate_text, safe, three_digits
+from shardscope_widgets.words import bytes_text, count_text, plural, rate_text, safe
 
 AGENT_BYTES = 200e6
 RANK_BYTES = 80e6
@@ -26,7 +26,7 @@ def plan_text(job: Job) -> str:
     """What pressing Start would do, in words."""
     micro = job.batch.accumulation(job.num_data_ranks)
     parts = f" in {micro} micro-batches" if micro > 1 else ""
-    size = f"{_params(MODELS[job.model].num_params)} parameters. " if isinstance(job.model, str) else ""
+    size = f"{count_text(MODELS[job.model].num_params)} parameters. " if isinstance(job.model, str) else ""
     return f"{size}{_share(job)} a step{parts}. Roughly {bytes_text(estimate_bytes(job))} of memory in all."
 
 
@@ -39,10 +39,6 @@ def _share(job: Job) -> str:
     if among == 1:
         return f"All {job.world_size} ranks work on the same {share}"
     return f"{among} of {job.world_size} ranks take {share} each"
-
-
-def _params(count: int) -> str:
-    return f"{three_digits(count / 1e6)} M" if count >= 1e6 else f"{three_digits(count / 1e3)} k"
 
 
 def strategy_text(kind: str) -> str:

@@ -21,6 +21,10 @@ function plotly(model) {
 
 function render({ model, el }) {
   const place = document.createElement("div");
+  if (model.get("label")) {
+    place.setAttribute("role", "group");
+    place.setAttribute("aria-label", model.get("label"));
+  }
   el.style.width = "100%";
   el.append(place);
   let Plotly = null;

@@ -1,0 +1,150 @@
+"""The lab's part for compression and links: settings with their method, refusals in place, a link's two figures."""
+
+from __future__ import annotations
+
+import pytest
+import traitlets
+
+from shardscope.errors import SpecError
+from shardscope_widgets.training_lab._choices import AS_IT_IS, Choices
+
+
+def boxes(widget):
+    """Every widget inside a widget."""
+    for child in getattr(widget, "children", ()):
+        yield child
+        yield from boxes(child)
+
+
+class TestSettings:
+    @pytest.mark.parametrize("kind", [Choices, "lab"])
+    def test_a_method_and_its_settings_can_be_given_at_once(self, make_lab, kind):
+        make = make_lab if kind == "lab" else kind
+        made = make(compression="topk", compression_options={"ratio": 0.1, "selection": "exact"})
+        assert made.job().compression.label == "topk ratio=0.1 selection=exact"
+
+    def test_going_back_to_a_method_finds_it_as_it_was(self, lab):
+        lab.compression = "topk"
+        lab.compression_options = {"ratio": 0.1}
+        lab.compression = "int8"
+        assert lab.compression_options == {}
+        lab.compression_options = {"feedback": True}
+        lab.compression = "topk"
+        assert lab.compression_options == {"ratio": 0.1}
+        assert lab.screen.compression_options.controls["ratio"].value == 0.1
+        lab.compression = "int8"
+        assert lab.compression_options == {"feedback": True}
+
+    def test_an_unknown_method_is_refused_with_the_nearest(self, lab):
+        with pytest.raises(SpecError, match="did you mean 'topk'"):
+            lab.compression = "topkk"
+        assert (lab.compression, lab.compression_options) == ("none", {})
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"ratio": "x"}, "ratio='x' is not valid"),
+            ({"ratio": 2}, "ratio=2 is not valid: it should be less than or equal to 1"),
+            ({"bits": 3}, "compression.bits=3 has no effect on topk; leave it out, or use qsgd"),
+            ({"raito": 0.1}, "did you mean 'ratio'"),
+            ({"name": "int8"}, "name='int8' is not a setting"),
+            ({7: 0.1}, "compression_options"),
+        ],
+    )
+    def test_settings_that_the_method_does_not_take_are_refused_and_harm_nothing(self, lab, options, words):
+        lab.compression = "topk"
+        with pytest.raises(traitlets.TraitError, match=words.replace(".", r"\.")):
+            lab.compression_options = options
+        assert lab.compression_options == {}
+        lab.screen.compression_options.controls["ratio"].value = 0.05
+        assert lab.job().compression.label == "topk ratio=0.05"
+
+    def test_a_setting_left_at_none_takes_the_methods_default(self, lab):
+        lab.compression = "topk"
+        lab.compression_options = {"ratio": None, "selection": "exact"}
+        assert lab.compression_options == {"selection": "exact"}
+        assert lab.screen.compression_options.controls["ratio"].value == 0.01
+
+    def test_numbers_written_as_text_become_numbers(self, lab):
+        lab.compression = "topk"
+        lab.compression_options = {"ratio": "0.05"}
+        assert lab.compression_options == {"ratio": 0.05}
+
+    def test_what_is_refused_in_a_control_is_taken_back_and_said_beside_it(self, lab):
+        lab.compression = "topk"
+        options = lab.screen.compression_options
+        options.controls["ratio"].value = 3
+        assert options.controls["ratio"].value == 0.01
+        assert options.children[-1] is options.refusal
+        assert "ratio=3.0 is not valid: it should be less than or equal to 1" in options.refusal.value
+        assert 'role="alert"' in options.refusal.value
+        options.controls["ratio"].value = 0.5
+        assert lab.compression_options == {"ratio": 0.5}
+        assert options.refusal not in options.children
+
+    @pytest.mark.parametrize(
+        ("compression", "field", "value"),
+        [("local-sgd", "every", 10_000), ("onebit-adam", "warmup_steps", 10**9), ("topk", "ratio", 1e-6)],
+    )
+    def test_no_setting_is_changed_by_being_shown(self, lab, compression, field, value):
+        lab.compression = compression
+        lab.compression_options = {field: value}
+        assert lab.compression_options == {field: value}
+        assert lab.screen.compression_options.controls[field].value == value
+
+
+class TestLink:
+    @pytest.mark.parametrize(
+        ("latency", "seconds"), [("0", 0), ("0.0", 0), ("0 ms", 0), ("1 ms", 1e-3), ("250us", 250e-6)]
+    )
+    def test_any_time_is_a_latency(self, lab, latency, seconds):
+        lab.bandwidth, lab.latency = "100 Mbit/s", latency
+        assert lab.job().link.latency_s == pytest.approx(seconds)
+
+    @pytest.mark.parametrize("bandwidth", [AS_IT_IS, "100 Mbit/s"])
+    @pytest.mark.parametrize(
+        ("latency", "words"),
+        [("5", "latency='5' has no unit"), ("x", "latency='x' is not a quantity"), ("", "latency='' is not")],
+    )
+    def test_what_is_no_time_is_refused_with_a_bandwidth_or_without(self, lab, bandwidth, latency, words):
+        lab.bandwidth, lab.latency = bandwidth, latency
+        with pytest.raises(SpecError, match=words):
+            lab.job()
+
+    @pytest.mark.parametrize("latency", ["0", "0 ms"])
+    def test_no_latency_is_fine_on_the_machines_own_link(self, lab, latency):
+        lab.latency = latency
+        assert lab.job().link is None
+
+    def test_a_latency_without_a_bandwidth_is_said_beside_the_button_and_stays_in_sight(self, make_lab):
+        lab = make_lab(latency="5 ms")
+        assert lab.screen.start.disabled
+        assert "needs a bandwidth beside it" in lab.screen.plan.value
+        box = next(
+            box for box in boxes(lab) if lab.screen.controls["latency"] in getattr(box, "children", ())
+        )
+        assert box.layout.display is None
+        lab.latency = "0"
+        assert not lab.screen.start.disabled
+        assert box.layout.display == "none"
+
+    def test_a_latency_goes_with_its_bandwidth_and_comes_back_with_it(self, lab):
+        lab.bandwidth, lab.latency = "100 Mbit/s", "5 ms"
+        lab.bandwidth = AS_IT_IS
+        assert (lab.latency, lab.job().link) == ("0", None)
+        lab.bandwidth = "1 Gbit/s"
+        assert lab.job().link.label == "1 Gbit/s, 5 ms"
+
+    def test_a_link_given_at_once_is_as_it_was_given(self):
+        assert Choices(bandwidth="1 Gbit/s", latency="0").job().link.label == "1 Gbit/s, 0 s"
+        assert Choices(bandwidth="1 Gbit/s", latency="2 ms").job().link.label == "1 Gbit/s, 2 ms"
+
+
+def test_the_latency_stands_below_its_link_and_the_panels_figure_has_a_name(lab):
+    order = [control.description for control in boxes(lab) if getattr(control, "description", "")]
+    assert [name for name in order if name in {"Link", "Compression", "Latency"}] == [
+        "Link",
+        "Compression",
+        "Latency",
+    ]
+    assert lab.screen.panels.compression.figure.label == "Compression"
