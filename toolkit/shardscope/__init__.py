@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         RunNotFound,
         ShardscopeError,
         SpecError,
+        StudyError,
     )
     from shardscope.measure.break_even import break_even
     from shardscope.measure.worth import worth
@@ -60,6 +61,11 @@ if TYPE_CHECKING:
         Zero3,
     )
     from shardscope.spec.calibration import Calibration
+    from shardscope.spec.space import Between, Choices, PowersOfTwo, Space
+    from shardscope.tuning.batch_sweep import batch_sweep
+    from shardscope.tuning.lr_range import lr_range_test
+    from shardscope.tuning.population import Population, PopulationError, train_population
+    from shardscope.tuning.tune import tune
 
 __version__ = "0.1.0"
 
@@ -68,6 +74,9 @@ _HOMES = {
     "shardscope.analytic.planner": ("Plans", "plan"),
     "shardscope.analytic.predict": ("Prediction", "predict"),
     "shardscope.spec.calibration": ("Calibration",),
+    "shardscope.spec.space": ("Between", "Choices", "PowersOfTwo", "Space"),
+    "shardscope.tuning.batch_sweep": ("batch_sweep",),
+    "shardscope.tuning.tune": ("tune",),
     "shardscope.errors": (
         "CheckpointError",
         "DataError",
@@ -76,6 +85,7 @@ _HOMES = {
         "RunNotFound",
         "ShardscopeError",
         "SpecError",
+        "StudyError",
     ),
     "shardscope.measure.break_even": ("break_even",),
     "shardscope.measure.worth": ("worth",),
@@ -83,6 +93,7 @@ _HOMES = {
     "shardscope.runtime.check": ("check",),
     "shardscope.runtime.check_report": ("CheckReport",),
     "shardscope.runtime.doctor": ("doctor",),
+    "shardscope.tuning.lr_range": ("lr_range_test",),
     "shardscope.spec": (
         "AllReduce",
         "Batch",
@@ -108,6 +119,7 @@ _HOMES = {
         "Zero2",
         "Zero3",
     ),
+    "shardscope.tuning.population": ("Population", "PopulationError", "train_population"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _NAME_AT_HOME = {"doctor": "diagnose"}
@@ -115,10 +127,12 @@ _NAME_AT_HOME = {"doctor": "diagnose"}
 __all__ = [
     "AllReduce",
     "Batch",
+    "Between",
     "CheckReport",
     "Calibration",
     "Checkpoint",
     "CheckpointError",
+    "Choices",
     "Cluster",
     "Compression",
     "DataError",
@@ -134,6 +148,9 @@ __all__ = [
     "ParameterServer",
     "Pipeline",
     "Plans",
+    "Population",
+    "PopulationError",
+    "PowersOfTwo",
     "Prediction",
     "Record",
     "Ring",
@@ -143,20 +160,26 @@ __all__ = [
     "Schedule",
     "ShardscopeError",
     "Single",
+    "Space",
     "SpecError",
+    "StudyError",
     "Tree",
     "Zero1",
     "Zero2",
     "Zero3",
     "__version__",
     "analytic",
+    "batch_sweep",
     "break_even",
     "check",
     "doctor",
     "launch",
+    "lr_range_test",
     "plan",
     "predict",
     "runs",
+    "train_population",
+    "tune",
     "worth",
 ]
 

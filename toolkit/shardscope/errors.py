@@ -34,6 +34,10 @@ class CheckpointError(ShardscopeError):
     """A checkpoint is missing, damaged or belongs to another model."""
 
 
+class StudyError(ShardscopeError):
+    """A study cannot be begun or gone on with: its storage is away, or it is about something else."""
+
+
 class RunFailed(ShardscopeError):
     """A rank failed: says which, at which step, under which strategy, and carries its traceback.
 

@@ -1,0 +1,322 @@
+"""Populations of real runs: trained, scored, cloned, killed at any moment and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import shardscope as ss
+from conformance.runs import small_job, wait_for
+from shardscope.training.events import encode
+from shardscope.tuning.population import driver as driver_module
+from shardscope.tuning.population.journal import Journal
+from shardscope.tuning.population.record import Outcome
+
+QUIET = ss.Record(spans_first=0, spans_every=10**6, memory_first=0, memory_every=None)
+DRIVER = """
+import sys
+sys.path.insert(0, {tests!r})
+from tuning.population.test_population import short
+short({folder!r})
+"""
+
+
+def job_of(**changes: Any) -> ss.Job:
+    fields: dict[str, Any] = {"strategy": "single", "world_size": 1, "steps": 6, "batch": 32, "record": QUIET}
+    return small_job(**{**fields, **changes})
+
+
+def short(folder: str | Path, **changes: Any) -> ss.Population:
+    """Three members, two intervals of three steps, on one rank each."""
+    fields: dict[str, Any] = {"members": 3, "intervals": 2, "quantile": 0.34, "folder": folder}
+    space = {"optimizer.lr": (1e-5, 1e-1, "log"), "batch": (16, 64, "log2")}
+    return ss.train_population(job_of(), **{**fields, **changes, "space": changes.get("space", space)})
+
+
+def told(population: ss.Population) -> list[Any]:
+    """All that must not depend on how often the driver was killed: everything but the runs' names."""
+    course = population.course
+    outcomes = [(key, o.scores, o.failure, o.samples, o.notes) for key, o in sorted(course.outcomes.items())]
+    return [course.plan, course.moves, outcomes]
+
+
+def test_killed_in_its_midst_it_ends_as_if_it_never_had_been(tmp_path: Path) -> None:
+    """A driver is killed by SIGKILL while a run is under way; nothing is lost, and nothing counted twice."""
+    whole, folder = short(tmp_path / "whole"), tmp_path / "killed"
+    code = DRIVER.format(tests=str(Path(__file__).parents[2]), folder=str(folder))
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as driver:
+        deadline = time.monotonic() + 60
+        while len(lines_of(folder, "outcome")) < 4 or not under_way(folder):
+            assert driver.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        driver.send_signal(signal.SIGKILL)
+    assert ss.Population(folder).state == "interrupted"
+    assert len(lines_of(folder, "outcome")) < 6, "it was killed in its midst"
+    again = short(folder)
+    assert again.state == "completed"
+    assert told(again) == told(whole)
+    keys = [(line["interval"], line["member"]) for line in lines_of(folder, "outcome")]
+    assert keys == [(interval, member) for interval in (1, 2) for member in range(3)]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert_runs_that_completed_count(folder, whole)
+
+
+def assert_runs_that_completed_count(folder: Path, whole: ss.Population) -> None:
+    """As if it had been killed after the last two runs and before it said so: they are not trained again."""
+    journal, runs = folder / "journal.jsonl", sorted(folder.glob("runs/*/*/*"))
+    before, whole_lines = journal.read_bytes(), journal.read_bytes().splitlines(keepends=True)
+    short(folder)
+    assert journal.read_bytes() == before, "it is over: nothing is left to do"
+    kept = [line for line in whole_lines if b'"completed"' not in line]
+    lost = [line for line in kept if b'"outcome"' in line][-2:]
+    journal.write_bytes(b"".join(line for line in kept if line not in lost))
+    again = short(folder)
+    assert told(again) == told(whole)
+    assert sorted(folder.glob("runs/*/*/*")) == runs
+
+
+def under_way(folder: Path) -> bool:
+    """Whether ranks of a run have begun that has no outcome yet."""
+    counted = {line["run"] for line in lines_of(folder, "outcome")}
+    begun = {str(path.parent.relative_to(folder)) for path in folder.glob("runs/*/*/*/rank-0.jsonl")}
+    return bool(begun - counted)
+
+
+class Killed(BaseException):
+    """In the place of a SIGKILL, at a point that is known."""
+
+
+@pytest.mark.parametrize("written", [0.0, 0.5, 1.0], ids=["before", "torn", "after"])
+def test_killed_at_any_line_it_ends_as_if_it_never_had_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: float
+) -> None:
+    """Every line of the journal is the last one that is written, not at all, in half, or whole; runs are made up."""
+    monkeypatch.setattr(driver_module, "train_all", made_up)
+    monkeypatch.setattr(driver_module.Run, "attach", lambda path: path)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    changes = {"members": 4, "intervals": 3}
+    whole = short(tmp_path / "whole", **changes)
+    append, write = Journal.append, os.write
+    num_lines = len((tmp_path / "whole/journal.jsonl").read_text().splitlines())
+    for last in range(num_lines):
+        countdown = iter([*range(last), -1])
+
+        def dying(journal: Journal, line: Any, countdown: Any = countdown) -> None:
+            if next(countdown) >= 0:
+                append(journal, line)
+                return
+            text = encode({"t": 0.0, **line})
+            write(journal._file, text[: int(written * len(text))])
+            raise Killed
+
+        folder = tmp_path / f"{last}"
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "append", dying)
+            with pytest.raises(Killed):
+                short(folder, **changes)
+        again = short(folder, **changes)
+        assert again.state == "completed"
+        assert told(again) == told(whole)
+        outcomes = [(line["interval"], line["member"]) for line in lines_of(folder, "outcome")]
+        assert len(outcomes) == len(set(outcomes)) == 12
+
+
+def made_up(trainees: Any, *, at_once: int, asked_to_stop: Any, tell: Any) -> None:
+    """Outcomes that follow from settings alone; one in five fails."""
+    assert at_once == 1
+    assert not asked_to_stop()
+    for trainee in trainees:
+        where = (trainee.interval, trainee.move.member)
+        score = Random(f"{where} {trainee.move.settings}").random()
+        failed = score < 0.2
+        tell(
+            Outcome(
+                *where,
+                f"runs/{where}",
+                None if failed else {"loss": score},
+                "it failed" if failed else None,
+                7,
+            )
+        )
+
+
+def lines_of(folder: Path, event: str) -> list[dict[str, Any]]:
+    path = folder / "journal.jsonl"
+    whole = path.read_bytes() if path.is_file() else b""
+    found = []
+    for line in whole[: whole.rfind(b"\n") + 1].splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return [line for line in found if line["event"] == event]
+
+
+def test_a_clone_goes_on_from_its_parents_weights_moments_and_data(tmp_path: Path) -> None:
+    population = short(tmp_path / "p", members=2, intervals=2, quantile=0.5)
+    first, second = population.entries()[:2], population.entries()[2:]
+    (clone,) = [entry for entry in second if entry.move.origin == "cloned"]
+    parent = first[clone.move.parent]
+    assert clone.move.parent != clone.member
+    assert clone.move.before == first[clone.member].move.settings
+    assert clone.move.settings != parent.move.settings
+    (went_on,) = [event for event in population.run(clone).events("resume") if event["rank"] == 0]
+    assert went_on["step"] == 3
+    assert went_on["samples"] == 3 * parent.move.settings["batch"]
+    assert clone.outcome.samples == 3 * parent.move.settings["batch"] + 3 * clone.move.settings["batch"]
+    lineage, schedule = population.lineage(), population.schedule(clone)
+    assert list(schedule["member"]) == [parent.member, clone.member]
+    assert list(schedule["batch"]) == [parent.move.settings["batch"], clone.move.settings["batch"]]
+    assert list(schedule["to_step"]) == [3, 6]
+    assert len(lineage) == 4
+    assert lineage["parent"].isna().sum() == 2
+    losses = {entry.member: entry.outcome.scores["loss"] for entry in second}
+    assert population.best.member == min(losses, key=losses.get)
+    assert population.best.outcome.scores["loss"] == population.run(population.best).summary().test_loss
+    assert list(population.folder.glob("runs/interval-001/*/*/checkpoints")) == []
+
+
+def test_members_that_fail_are_said_and_replaced(tmp_path: Path) -> None:
+    """A learning rate without measure ends in NaN."""
+    population = short(
+        tmp_path / "p", members=3, intervals=2, seed=3,
+        space={"optimizer": [ss.Optimizer("sgd", lr=1e30), ss.Optimizer("sgd", lr=0.1)]},
+    )  # fmt: skip
+    first, second = population.entries()[:3], population.entries()[3:]
+    failed = [entry for entry in first if entry.outcome.failure]
+    assert failed
+    assert len(failed) < 3
+    for entry in failed:
+        assert entry.outcome.scores is None
+        assert entry.outcome.failure.startswith(
+            f"member {entry.member} failed in interval 1 and counts as the worst: "
+        )
+        assert "the loss became" in entry.outcome.failure
+        assert "\n" not in entry.outcome.failure
+        assert second[entry.member].move.origin == "cloned"
+        assert first[second[entry.member].move.parent].outcome.failure is None
+    assert population.best.outcome.failure is None
+
+
+def test_if_all_fail_it_says_so_and_ends(tmp_path: Path) -> None:
+    with pytest.raises(
+        ss.PopulationError, match="all 2 members failed in interval 1; the first: member 0 failed"
+    ):
+        short(tmp_path / "p", members=2, space={"optimizer": [ss.Optimizer("sgd", lr=1e30)]})
+    assert ss.Population(tmp_path / "p").state == "failed"
+
+
+def test_stops_when_asked_and_goes_on_later(tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    trained: list[ss.Population] = []
+    driver = threading.Thread(target=lambda: trained.append(short(folder, members=2, intervals=2)))
+    driver.start()
+    wait_for(lambda: lines_of(folder, "outcome"))
+    with pytest.raises(ss.PopulationError, match="is being trained by another process"):
+        short(folder, members=2, intervals=2)
+    assert ss.Population(folder).state == "running"
+    ss.Population(folder).stop()
+    driver.join(timeout=30)
+    assert not driver.is_alive()
+    assert trained[0].state == "stopped"
+    assert not any(run.is_alive for home in folder.glob("runs/*/*") for run in ss.runs(home))
+    with pytest.raises(
+        ss.PopulationError, match="was begun with members=2, not 3; go on with what it was begun with"
+    ):
+        short(folder, members=3, intervals=2)
+    space = {"optimizer.lr": (1e-5, 1.0, "log"), "batch": (16, 64, "log2")}
+    with pytest.raises(ss.PopulationError, match=r"was begun with space\['optimizer.lr'\]="):
+        short(folder, members=2, intervals=2, space=space)
+    assert short(folder, members=2, intervals=2).state == "completed"
+
+
+def test_several_objectives_make_a_front_and_what_a_clone_drops_is_said(tmp_path: Path) -> None:
+    space = {"compression": ["none", ss.Compression("topk", ratio=0.1)], "optimizer.lr": (1e-3, 1e-2, "log")}
+    population = ss.train_population(
+        job_of(strategy="ring", world_size=2), space, members=3, intervals=2, objectives=("loss", "bytes"),
+        resample=1.0, seed=78, at_once=2, folder=tmp_path / "p",
+    )  # fmt: skip
+    first, second = population.entries()[:3], population.entries()[3:]
+    (clone,) = [entry for entry in second if entry.move.origin == "cloned"]
+    parent = first[clone.move.parent]
+    assert parent.move.settings["compression"] == {"name": "topk", "ratio": 0.1}
+    assert clone.move.settings["compression"] == "none"
+    assert clone.outcome.notes == (
+        "dropped what compression remembered (residual): topk is no longer the method",
+    )
+    assert list(population.lineage()["notes"])[3 + clone.member] == f"{clone.outcome.notes[0]}."
+    scores = {entry.member: entry.outcome.scores for entry in second}
+    assert all(set(score) == {"loss", "bytes"} for score in scores.values())
+    front = {entry.member for entry in population.front}
+    for member, score in scores.items():
+        beaten = any(
+            other["loss"] <= score["loss"] and other["bytes"] <= score["bytes"] and other != score
+            for other in scores.values()
+        )
+        assert (member in front) != beaten
+
+
+class Halving:
+    """A space of another kind than ranges."""
+
+    def draw(self, job: ss.Job, random: Random) -> dict[str, Any]:
+        return {"rate": random.choice([0.1, 0.2, 0.4, 0.8])}
+
+    def explore(
+        self,
+        job: ss.Job,
+        settings: Any,
+        random: Random,
+        *,
+        resample: float,
+    ) -> dict[str, Any]:
+        return {"rate": settings["rate"] / 2}
+
+    def apply(self, job: ss.Job, settings: Any) -> ss.Job:
+        return job.replace(optimizer=ss.Optimizer("sgd", lr=settings["rate"]))
+
+    def describe(self) -> dict[str, Any]:
+        return {"rates": 4}
+
+
+def test_any_space_that_can_be_explored_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "train_all", made_up)
+    monkeypatch.setattr(driver_module.Run, "attach", lambda path: path)
+    population = short(tmp_path / "p", members=8, intervals=4, interval_steps=1, space=Halving(), seed=2)
+    clones = [entry for entry in population.entries() if entry.move.origin == "cloned"]
+    before = {(entry.interval, entry.member): entry.move.settings["rate"] for entry in population.entries()}
+    assert clones
+    for clone in clones:
+        assert clone.move.settings["rate"] == before[clone.interval - 1, clone.move.parent] / 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"members": 1}, "members=1 is too few; use at least 2"),
+        ({"objectives": "speed"}, "objective='speed' is not known"),
+        ({"objectives": ()}, "names none"),
+        ({"quantile": 0.9}, "quantile=0.9 is no share"),
+        ({"resample": 2.0}, "resample=2.0 is no probability"),
+        ({"intervals": 50}, "leaves no step to an interval"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ss.SpecError, match=words):
+        short(tmp_path / "p", **changes)
+    assert not (tmp_path / "p").exists()
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,166 @@
+"""Studies of real runs: what is told, what is not counted, what goes on after a stop."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+
+import shardscope as ss
+from shardscope.errors import SpecError, StudyError
+from shardscope.tuning.session import Session
+
+pytestmark = pytest.mark.timeout(120)
+JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=6)
+RATES = {"optimizer.lr": (1e-3, 1e-1, "log")}
+
+
+def test_every_trial_is_a_run_and_its_values_are_those_of_the_run() -> None:
+    study = ss.tune(JOB, {**RATES, "compression": ["none", "int8"]}, trials=4, name="values")
+    session = Session.open(name="values")
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4
+    for record in session.records():
+        summary = session.trial_run(record.number).summary()
+        assert record.values is not None
+        assert record.measured is not None
+        assert record.values["loss"] == summary.test_loss
+        assert record.values["bytes"] == sum(
+            row["sent_bytes"]
+            for event in session.trial_run(record.number).events("step")
+            for row in event["traffic"].values()
+        )
+        assert record.values["seconds"] == pytest.approx(summary.step_time_s * 6)
+        assert session.job(record.number).optimizer.lr == record.params["optimizer.lr"]
+
+
+def test_what_does_not_go_together_costs_no_run_and_is_not_counted() -> None:
+    space = {"optimizer": ["adamw", "nesterov"], "compression": ["onebit-adam", "none"], "seed": [*range(8)]}
+    ss.tune(JOB, space, trials=4, name="impossible", baselines=False, sampler="random", seed=0)
+    records = Session.open(name="impossible").records()
+    impossible = [
+        record
+        for record in records
+        if record.params["optimizer"] != "adamw" and "onebit-adam" in record.params.values()
+    ]
+    assert sum(record.counted for record in records) == 4
+    assert impossible
+    assert {record.state for record in impossible} == {"impossible"}
+    assert all(record.run is None and "does not go with" in str(record.reason) for record in impossible)
+
+
+def test_a_study_that_was_stopped_goes_on_and_loses_nothing() -> None:
+    session = Session.open(JOB.replace(steps=400), RATES, trials=3, name="stopped")
+    session.run(timeout_s=0.5)
+    before = session.records()
+    assert [record.state for record in before] == ["failed", "waiting"]
+    ss.tune(None, name="stopped", trials=3)
+    records = Session.open(name="stopped").records()
+    retried = records[1]
+    assert retried.retry_of == 0
+    assert retried.params == records[0].params
+    assert sum(record.counted for record in records) == 3
+    assert [record.state for record in records if record.counted] == ["complete"] * 3
+
+
+def test_an_objective_of_ones_own_that_is_not_a_number_fails_its_trial_alone() -> None:
+    values = iter([math.nan, 1.0])
+
+    def mine(run: ss.Run) -> float:
+        return next(values)
+
+    ss.tune(JOB, RATES, trials=2, objectives={"loss": None, "mine": mine}, name="own")
+    with pytest.raises(StudyError, match="by functions of yours; give them again"):
+        Session.open(name="own")
+    records = Session.open(JOB, RATES, objectives={"loss": None, "mine": mine}, name="own").records()
+    assert [record.state for record in records] == ["failed", "complete"]
+    assert "objective 'mine' came to nan" in str(records[0].reason)
+
+
+def test_a_trial_that_diverges_fails_with_its_sentence_and_the_study_goes_on() -> None:
+    job = JOB.replace(optimizer=ss.Optimizer("sgd"))
+    ss.tune(job, {"optimizer.lr": [1e30, 0.1]}, trials=5, objectives=["loss"], name="diverges", seed=0)
+    records = Session.open(name="diverges").records()
+    failed = [record for record in records if record.state == "failed"]
+    assert failed
+    assert all("lower it" in str(record.reason) for record in failed)
+    assert any(record.state == "complete" for record in records)
+
+
+def test_a_study_that_has_changed_is_refused_and_says_in_what() -> None:
+    ss.tune(JOB, RATES, trials=1, name="changed")
+    with pytest.raises(StudyError, match=r"the space has changed in optimizer\.lr"):
+        ss.tune(JOB, {"optimizer.lr": (1e-3, 1.0, "log")}, trials=1, name="changed")
+    with pytest.raises(StudyError, match="the job has another steps"):
+        ss.tune(JOB.replace(steps=7), RATES, trials=1, name="changed")
+    with pytest.raises(StudyError, match="the objectives were loss, seconds, bytes"):
+        ss.tune(JOB, RATES, objectives=["loss"], trials=1, name="changed")
+    with pytest.raises(StudyError, match="there is no study 'chnaged'"):
+        ss.tune(name="chnaged")
+
+
+def test_two_studies_share_one_storage(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    first = ss.tune(JOB, RATES, trials=2, name="one", storage=url)
+    second = ss.tune(JOB.replace(steps=5), RATES, trials=1, name="two", storage=url)
+    assert (len(first.trials), len(second.trials)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"trials": 0}, "trials=0 is no number of trials"),
+        ({"objectives": ["seconds"]}, "say nothing of quality"),
+        ({"objectives": ["lss"]}, "did you mean 'loss'"),
+        ({"objectives": ["loss", "loss"]}, "name one twice"),
+        ({"sampler": "tpp"}, "did you mean 'tpe'"),
+        ({"sampler": "cma-es"}, "minimises one objective, got 3"),
+        ({"name": "../up"}, "is no name for a study"),
+    ],
+)
+def test_a_study_that_cannot_be_is_refused_in_one_sentence(given: dict[str, object], said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        ss.tune(JOB, RATES, **{"name": "refused", **given})  # type: ignore[arg-type]
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "storage", ["sqlite:////nowhere/at/all.db", "nonsense", "postgresql+psycopg://127.0.0.1:1/x"]
+)
+def test_a_storage_that_does_not_answer_is_said(storage: str) -> None:
+    with pytest.raises(StudyError, match="storage="):
+        ss.tune(JOB, RATES, trials=1, name="away", storage=storage)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "qmc", "nsga", "cma-es", "random"])
+def test_every_sampler_goes_through_branches_and_impossible_trials(sampler: str) -> None:
+    space = {
+        "optimizer": ["adamw", "nesterov"],
+        "optimizer.lr": (1e-3, 1e-1, "log"),
+        "compression": ["onebit-adam", "none"],
+    }
+    objectives = ["loss"] if sampler == "cma-es" else ["loss", "bytes"]
+    ss.tune(JOB, space, trials=4, name=sampler, sampler=sampler, objectives=objectives)
+    assert sum(record.counted for record in Session.open(name=sampler).records()) == 4
+
+
+def test_a_driver_that_joins_draws_other_settings_than_the_one_before() -> None:
+    given = {"sampler": "random", "baselines": False, "name": "joined"}
+    ss.tune(JOB.replace(steps=2), RATES, trials=2, **given)  # type: ignore[arg-type]
+    study = ss.tune(JOB.replace(steps=2), RATES, trials=4, **given)  # type: ignore[arg-type]
+    assert len({trial.params["optimizer.lr"] for trial in study.trials}) == 4
+
+
+def test_a_study_goes_on_to_as_many_trials_as_it_was_begun_with() -> None:
+    session = Session.open(JOB.replace(steps=2), RATES, trials=3, name="begun")
+    session.run(timeout_s=0.01)
+    assert len(ss.tune(name="begun").get_trials(states=[TrialState.COMPLETE])) == 3
+
+
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(StudyError) as caught:
+        ss.tune(JOB, RATES, trials=1, name="away", storage="postgresql+psycopg://me:secret@127.0.0.1:1/x")
+    assert "secret" not in str(caught.value)
+    assert "me:***@127.0.0.1:1/x" in str(caught.value)

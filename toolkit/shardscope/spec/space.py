@@ -1,0 +1,311 @@
+"""Search spaces: which settings of a job a study may change, and between what.
+
+A space maps names of settings to ranges. A name is a path into the job; where a setting belongs to one choice among
+several, the choice stands in brackets and the setting is only there when it is chosen:
+
+    Space({
+        "optimizer": ["adamw", "lamb"],
+        "optimizer[adamw].lr": (1e-4, 1e-2, "log"),
+        "optimizer[lamb].lr": (1e-3, 1e-1, "log"),
+        "batch": PowersOfTwo(32, 256),
+        "compression": ["none", "topk"],
+        "compression[topk].ratio": (0.001, 0.1, "log"),
+        "warmup": (0.0, 0.3),
+    })
+
+The names are those of the study's parameters, so a branch has a parameter of its own and no distribution ever changes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, model_validator
+
+from shardscope.errors import SpecError, unknown_name
+from shardscope.spec import compression, optimizer
+from shardscope.spec._base import Spec
+
+BRANCHES = ("optimizer", "compression")
+"""Settings whose choice brings settings of its own."""
+PLAIN = (
+    "batch", "lr_rule", "warmup", "schedule", "strategy", "precision", "recompute", "clip_norm", "world_size", "seed",
+)  # fmt: skip
+"""Settings that stand for themselves. ``warmup`` is a share of the steps; ``lr_rule`` is how the learning rate, given
+for the job's own batch, follows the batch of the trial: ``none``, ``linear`` or ``sqrt``."""
+LR_RULES = ("none", "linear", "sqrt")
+_NAME = re.compile(r"(?P<owner>[a-z_]+)(\[(?P<branch>[a-z0-9-]+)\])?(\.(?P<setting>[a-z_0-9]+))?")
+
+Value = str | int | float | bool | None
+
+
+class Choices(Spec):
+    """One of several values, in no order."""
+
+    _positional = "values"
+
+    kind: Literal["choices"] = "choices"
+    values: tuple[Value, ...] = Field(min_length=1)
+    """At least one; none twice."""
+
+    @model_validator(mode="after")
+    def _none_twice(self) -> Self:
+        if len({(type(value), value) for value in self.values}) < len(self.values):
+            raise SpecError(f"values={list(self.values)!r} name a choice twice; name each once")
+        return self
+
+    def ends(self) -> tuple[Value, ...]:
+        """Values to try a job with, before anything runs: all of them."""
+        return self.values
+
+
+class Between(Spec):
+    """A number in an interval, both ends included."""
+
+    kind: Literal["between"] = "between"
+    low: float | int
+    high: float | int
+    """Above `low`. Both whole for whole numbers."""
+    log: bool = False
+    """Draw the logarithm evenly. Needs `low` above 0."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise SpecError(
+                f"low={self.low} and high={self.high} are no interval; low is below high, both finite"
+            )
+        if self.log and self.low <= 0:
+            raise SpecError(f"low={self.low} has no logarithm; give a low above 0, or leave log out")
+        return self
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether only whole numbers are drawn."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def ends(self) -> tuple[Value, ...]:
+        """Values to try a job with, before anything runs."""
+        return self.low, self.high
+
+
+class PowersOfTwo(Spec):
+    """A power of two between two others; a study draws its exponent."""
+
+    kind: Literal["powers-of-two"] = "powers-of-two"
+    low: int = Field(ge=1)
+    """A power of two, at least 1."""
+    high: int = Field(ge=1)
+    """A power of two, at least `low`."""
+
+    def __init__(self, *ends: int, **fields: Any) -> None:
+        if ends:
+            fields = {**dict(zip(("low", "high"), ends, strict=False)), **fields}
+        super().__init__(**fields)
+
+    @model_validator(mode="after")
+    def _powers(self) -> Self:
+        for name, value in (("low", self.low), ("high", self.high)):
+            if value & (value - 1):
+                near = 2 ** round(math.log2(value))
+                raise SpecError(f"{name}={value} is no power of two; use for example {near}")
+        if self.low > self.high:
+            raise SpecError(f"low={self.low} is above high={self.high}; turn them round")
+        return self
+
+    @property
+    def exponents(self) -> tuple[int, int]:
+        """The lowest and the highest."""
+        return self.low.bit_length() - 1, self.high.bit_length() - 1
+
+    def ends(self) -> tuple[Value, ...]:
+        """Values to try a job with, before anything runs."""
+        return self.low, self.high
+
+
+def _parameter(value: Any) -> Any:
+    """A list is choices; a tuple of two numbers an interval, with ``"log"`` behind them a logarithmic one."""
+    if isinstance(value, list):
+        return Choices(values=tuple(value))
+    if isinstance(value, str | int | float):
+        raise SpecError(f"{value!r} is no range; write (low, high), (low, high, 'log') or a list of choices")
+    if isinstance(value, tuple):
+        numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in value[:2])
+        if len(value) not in (2, 3) or not numbers or value[2:] not in ((), ("log",)):
+            raise SpecError(
+                f"{value!r} is no range; write (low, high), (low, high, 'log') or a list of choices"
+            )
+        return Between(low=value[0], high=value[1], log=len(value) == 3)
+    return value
+
+
+Parameter = Annotated[
+    Annotated[Choices | Between | PowersOfTwo, Discriminator("kind")], BeforeValidator(_parameter)
+]
+
+
+class Name(NamedTuple):
+    """A parameter's name, taken apart."""
+
+    owner: str
+    branch: str | None
+    setting: str | None
+
+
+def parse_name(name: str) -> Name:
+    """Take a parameter's name apart.
+
+    Raises:
+        SpecError: It names nothing that a study can change.
+
+    Example:
+        >>> parse_name("compression[topk].ratio")
+        Name(owner='compression', branch='topk', setting='ratio')
+    """
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise SpecError(f"space: {name!r} is no name of a setting; write for example 'optimizer[lamb].lr'")
+    parts = Name(found["owner"], found["branch"], found["setting"])
+    if parts.owner not in (*BRANCHES, *PLAIN):
+        raise unknown_name("space: setting", parts.owner, (*BRANCHES, *PLAIN))
+    if parts.owner in PLAIN and (parts.branch or parts.setting):
+        raise SpecError(f"space: {parts.owner!r} has no settings of its own; write {parts.owner!r} alone")
+    if parts.branch and not parts.setting:
+        raise SpecError(
+            f"space: {name!r} names a branch but no setting of it; write for example {name + '.lr'!r}"
+        )
+    if parts.setting:
+        _check_setting(name, parts)
+    return parts
+
+
+def _check_setting(name: str, parts: Name) -> None:
+    table = _table(parts.owner)
+    if parts.branch and parts.branch not in table:
+        raise unknown_name(f"space: {parts.owner}", parts.branch, table)
+    valid = sorted({s for branch in ([parts.branch] if parts.branch else table) for s in table[branch]})
+    if parts.setting not in valid:
+        raise unknown_name(f"space: setting of {parts.branch or parts.owner}", parts.setting, valid)
+    if parts.setting == "betas":
+        raise SpecError(
+            f"space: {name!r} is a pair of numbers, which a study does not draw; set it in the job"
+        )
+
+
+def _table(owner: str) -> Mapping[str, Mapping[str, Any]]:
+    return optimizer.DEFAULTS if owner == "optimizer" else compression.DEFAULTS
+
+
+def settings_of(owner: str, branch: str) -> Mapping[str, Any]:
+    """The settings that a choice of ``optimizer`` or ``compression`` brings."""
+    return _table(owner)[branch]
+
+
+def _readable(name: str, value: Any) -> Any:
+    """A parameter as it was given, its numbers those that the setting takes."""
+    parts = parse_name(name)
+    try:
+        parameter = _parameter(value)
+    except SpecError as error:
+        raise SpecError(f"space[{name!r}]: {error}") from None
+    if isinstance(parameter, Between) and name == "batch":
+        raise SpecError(
+            f"space['batch'] is drawn among numbers that ranks can share; write PowersOfTwo({parameter.low}, "
+            f"{parameter.high}) with powers of two, or a list such as [48, 96]"
+        )
+    if isinstance(parameter, Between) and parameter.is_whole and _takes_fractions(parts):
+        return Between(low=float(parameter.low), high=float(parameter.high), log=parameter.log)
+    return parameter
+
+
+def _takes_fractions(parts: Name) -> bool:
+    """Whether a setting is a number with a fraction, so that (0, 1) is an interval and not two numbers."""
+    if parts.setting is None:
+        return parts.owner in ("warmup", "clip_norm")
+    table = _table(parts.owner)
+    defaults = [table[b].get(parts.setting) for b in ([parts.branch] if parts.branch else table)]
+    return any(isinstance(default, float) or default == "off" for default in defaults)
+
+
+class Space(Spec):
+    """What a study may change in a job.
+
+    Example:
+        >>> space = Space({"optimizer.lr": (1e-4, 1e-2, "log"), "batch": PowersOfTwo(32, 128)})
+        >>> space.parameters["batch"].exponents
+        (5, 7)
+    """
+
+    _positional = "parameters"
+
+    parameters: dict[str, Parameter] = Field(min_length=1)
+    """By name; at least one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _readable_names(cls, fields: Any) -> Any:
+        given = fields.get("parameters") if isinstance(fields, dict) else None
+        if not isinstance(given, Mapping):
+            return fields
+        return {**fields, "parameters": {name: _readable(str(name), value) for name, value in given.items()}}
+
+    @model_validator(mode="after")
+    def _every_branch_can_be_chosen(self) -> Self:
+        for name, parameter in self.parameters.items():
+            parts = parse_name(name)
+            self._check_kind(name, parts, parameter)
+            chosen = self.parameters.get(parts.owner)
+            if parts.branch and isinstance(chosen, Choices) and parts.branch not in chosen.values:
+                raise SpecError(
+                    f"space[{name!r}] is never used: {parts.owner!r} has no choice {parts.branch!r}; "
+                    f"add it to {list(chosen.values)!r}, or leave this out"
+                )
+        return self
+
+    def _check_kind(self, name: str, parts: Name, parameter: Choices | Between | PowersOfTwo) -> None:
+        if parts.setting is None and parts.owner in (
+            *BRANCHES,
+            "strategy",
+            "schedule",
+            "precision",
+            "recompute",
+        ):
+            if not isinstance(parameter, Choices):
+                raise SpecError(f"space[{name!r}] takes a list of choices, got {parameter!r}")
+            if parts.owner in BRANCHES:
+                for value in parameter.values:
+                    if value not in _table(parts.owner):
+                        raise unknown_name(f"space: {parts.owner}", value, _table(parts.owner))
+        if parts.owner == "warmup" and not all(
+            isinstance(end, int | float) and 0 <= end <= 1 for end in parameter.ends()
+        ):
+            raise SpecError(f"space['warmup'] is a share of the steps, 0 to 1, got {parameter!r}")
+        if parts.owner == "lr_rule" and (
+            not isinstance(parameter, Choices) or set(parameter.values) - set(LR_RULES)
+        ):
+            raise SpecError(f"space['lr_rule'] takes choices among {', '.join(LR_RULES)}, got {parameter!r}")
+
+    def active(self, chosen: Mapping[str, Value], defaults: Mapping[str, str]) -> Iterator[str]:
+        """The names to draw, each once what it depends on is in `chosen`; choices of branches come first.
+
+        Args:
+            chosen: What has been drawn so far; may grow while this goes on.
+            defaults: The job's own optimizer and compression, where the space does not choose.
+        """
+        order = sorted(self.parameters, key=lambda name: parse_name(name).setting is not None)
+        for name in order:
+            parts = parse_name(name)
+            if parts.setting is None:
+                yield name
+                continue
+            branch = str(chosen[parts.owner] if parts.owner in chosen else defaults[parts.owner])
+            own = f"{parts.owner}[{branch}].{parts.setting}"
+            if parts.branch == branch or (
+                parts.branch is None
+                and own not in self.parameters
+                and parts.setting in settings_of(parts.owner, branch)
+            ):
+                yield name

@@ -1,0 +1,139 @@
+"""The job of a trial: the study's job with the drawn settings put in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardscope.analytic.large_batch import scaled_lr
+from shardscope.errors import SpecError
+from shardscope.spec import Batch, Compression, Job, Optimizer, Schedule
+from shardscope.spec.space import Choices, Space, Value, parse_name
+
+_AS_THEY_ARE = ("strategy", "precision", "recompute", "clip_norm", "world_size", "seed")
+
+
+def branches_of(job: Job) -> dict[str, str]:
+    """The job's own choices where a space may branch."""
+    return {"optimizer": job.optimizer.name, "compression": job.compression.name}
+
+
+def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> Job:
+    """The job with some settings changed.
+
+    Args:
+        job: The study's.
+        params: By the names of a `Space`; ``batch`` as a number of samples.
+        equal: What a trial with another batch keeps: its ``samples`` (so its epochs), or its ``steps``.
+
+    Raises:
+        SpecError: These settings do not go together.
+    """
+    parts = {name: parse_name(name) for name in params}
+    fields: dict[str, Any] = {name: params[name] for name in _AS_THEY_ARE if name in params}
+    batch = int(str(params.get("batch", job.batch.global_size)))
+    if batch != job.batch.global_size:
+        fields["batch"] = _batch(job, batch)
+        fields["steps"] = _steps(job, batch) if equal == "samples" else job.steps
+    optimizer = _optimizer(job, params, parts)
+    rule = str(params.get("lr_rule", "none"))
+    if rule != "none":
+        base = {"lr": optimizer.learning_rate, "base_batch": job.batch.global_size}
+        optimizer = optimizer.replace(lr=float(scaled_lr(batch, rule=rule, **base)))  # type: ignore[arg-type]
+    fields["optimizer"] = optimizer
+    fields["compression"] = _compression(job, params, parts)
+    fields["schedule"] = _schedule(job, params, fields.get("steps", job.steps))
+    return job.replace(**fields)
+
+
+def _batch(job: Job, size: int) -> Batch:
+    """Its micro-batch stays where that is possible, so that memory does."""
+    micro = job.batch.micro_size
+    return Batch(
+        global_size=size, micro_size=micro if micro and size % micro == 0 and micro <= size else None
+    )
+
+
+def _steps(job: Job, batch: int) -> int:
+    return max(1, round(job.steps * job.batch.global_size / batch))
+
+
+def _settings(
+    owner: str, branch: str, params: Mapping[str, Value], parts: Mapping[str, Any]
+) -> dict[str, Value]:
+    return {
+        parts[name].setting: value
+        for name, value in params.items()
+        if parts[name].owner == owner and parts[name].setting and parts[name].branch in (None, branch)
+    }
+
+
+def _optimizer(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any]) -> Optimizer:
+    name = str(params.get("optimizer", job.optimizer.name))
+    base = job.optimizer if name == job.optimizer.name else Optimizer(name=name)
+    return base.replace(**_settings("optimizer", name, params, parts))
+
+
+def _compression(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any]) -> Compression:
+    name = str(params.get("compression", job.compression.name))
+    base = job.compression if name == job.compression.name else Compression(name=name)
+    return base.replace(**_settings("compression", name, params, parts))
+
+
+def _schedule(job: Job, params: Mapping[str, Value], steps: int) -> Schedule:
+    """The warm-up keeps its share of the steps where the trial has others."""
+    own = job.schedule
+    name = str(params.get("schedule", own.name))
+    share = params.get("warmup")
+    warmup = own.warmup_steps * steps / job.steps if share is None else float(share) * steps
+    fields: dict[str, Any] = {"warmup_steps": min(steps, round(warmup))}
+    return own.replace(**fields) if name == own.name else Schedule(name=name, **fields)
+
+
+def check(job: Job, space: Space) -> None:
+    """Refuse a space with a value that no trial could run, before anything runs.
+
+    Every end of every range and every choice is tried in a job of its own, with the branch that it belongs to chosen.
+
+    Raises:
+        SpecError: One is impossible; names the parameter and what the job says of it.
+    """
+    for name, parameter in space.parameters.items():
+        parts = parse_name(name)
+        for value in parameter.ends():
+            tried = [_with_branch(name, value, branch) for branch in _branches(job, space, name)]
+            faults = [fault for params in tried if (fault := _fault(job, params))]
+            if tried and len(faults) == len(tried):
+                raise SpecError(f"space[{name!r}]: {value!r} is not possible: {faults[0]}")
+        if parts.setting and not _branches(job, space, name):
+            raise SpecError(
+                f"space[{name!r}] has no effect: {parts.owner} is {branches_of(job)[parts.owner]!r}; "
+                f"add {parts.owner!r} to the space, or leave this out"
+            )
+
+
+def _branches(job: Job, space: Space, name: str) -> list[dict[str, Value]]:
+    """What may be chosen besides: for a setting, every choice that has it; for a choice, every other choice."""
+    chosen: list[dict[str, Value]] = [{}]
+    for owner in ("optimizer", "compression", "strategy"):
+        parameter = space.parameters.get(owner)
+        own = [str(v) for v in parameter.values] if isinstance(parameter, Choices) else None
+        if own is not None and owner != name:
+            chosen = [{**one, owner: value} for one in chosen for value in own]
+    parts = parse_name(name)
+    if parts.setting is None:
+        return chosen
+    defaults = branches_of(job)
+    return [one for one in chosen if name in set(space.active(one, defaults))]
+
+
+def _with_branch(name: str, value: Value, branch: dict[str, Value]) -> dict[str, Value]:
+    return {**branch, name: value}
+
+
+def _fault(job: Job, params: dict[str, Value]) -> str | None:
+    try:
+        apply(job, params)
+    except SpecError as error:
+        return str(error)
+    return None

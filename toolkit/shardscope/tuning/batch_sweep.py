@@ -1,0 +1,294 @@
+"""How far the batch can be pushed: the largest at which each optimizer still reaches a target in the same epochs.
+
+    sweep = batch_sweep(job, batches=PowersOfTwo(32, 1024), target=0.1)
+    sweep.largest("lamb")
+
+Every batch size gets the same number of samples, so fewer steps the larger it is. Each optimizer gets the same number
+of runs at each batch: first its rate is looked for among a few around what its scaling rule says (linear for SGD and
+LARS, Goyal et al. 2017; the square root for AdamW and LAMB, You et al. 2020), with the first seed; then the best of
+them is run with the other seeds. What was run before is not run again, so a sweep that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from shardscope.analytic.large_batch import scaled_lr
+from shardscope.errors import RunFailed, SpecError, StudyError
+from shardscope.runtime import Run, launch
+from shardscope.spec import Job, Optimizer, Schedule
+from shardscope.spec.space import PowersOfTwo
+from shardscope.tuning.apply import apply
+from shardscope.tuning.definition import QUALITIES
+from shardscope.tuning.driver import MOST_ATTEMPTS, was_killed
+from shardscope.tuning.measured import Meter
+from shardscope.tuning.storage import folder_of
+
+OPTIMIZERS = ("sgd", "adamw", "lars", "lamb")
+RULES: Mapping[str, Literal["linear", "sqrt"]] = {
+    "sgd": "linear", "nesterov": "linear", "lars": "linear", "adamw": "sqrt", "lamb": "sqrt",
+}  # fmt: skip
+"""How the rate at the job's own batch is carried over to another, as the middle of those that are tried."""
+FACTORS = (0.25, 1.0, 4.0)
+"""Rates tried, as shares of what the rule says; the rule is only where one begins to look."""
+_WARMUP = 0.1
+_LEEWAY = 1.25
+_MOMENTUM = {"sgd": 0.9}
+"""SGD as large batches are trained with it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep; `value` is None where it failed (diverged, for one)."""
+
+    optimizer: str
+    batch: int
+    rate: float
+    seed: int
+    value: float | None
+    steps: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One optimizer at one batch: its best rate, and what that came to with each seed that did not fail."""
+
+    optimizer: str
+    batch: int
+    steps: int
+    rate: float
+    values: tuple[float, ...]
+    num_seeds: int
+
+    @property
+    def median(self) -> float:
+        """Over all seeds; infinite where most failed."""
+        failed = self.num_seeds - len(self.values)
+        return median([*self.values, *[math.inf] * failed])
+
+    def reaches(self, target: float) -> bool:
+        """Whether the median seed is at the target or below."""
+        return math.isfinite(self.median) and self.median <= target
+
+
+@dataclass(frozen=True)
+class BatchSweep:
+    """What a sweep found."""
+
+    job: Job
+    quality: str
+    target: float
+    points: tuple[Point, ...]
+
+    def largest(self, optimizer: str) -> int | None:
+        """The largest batch up to which every batch reaches the target; None if the smallest does not."""
+        largest = None
+        for point in sorted((p for p in self.points if p.optimizer == optimizer), key=lambda p: p.batch):
+            if not point.reaches(self.target):
+                break
+            largest = point.batch
+        return largest
+
+    def __str__(self) -> str:
+        lines = [f"Largest batch that reaches {self.quality} {self.target:.4g} in the same epochs:"]
+        for name in dict.fromkeys(point.optimizer for point in self.points):
+            found = self.largest(name)
+            lines.append(f"  {name:9} {found if found is not None else 'none of those tried'}")
+        return "\n".join(lines)
+
+
+def batch_sweep(
+    job: Job,
+    *,
+    batches: PowersOfTwo,
+    target: float | None = None,
+    quality: Literal["loss", "error"] = "loss",
+    optimizers: Sequence[str] = OPTIMIZERS,
+    rates: Mapping[str, float] | None = None,
+    factors: Sequence[float] = FACTORS,
+    seeds: Sequence[int] = (0, 1, 2),
+    name: str | None = None,
+    root: str | Path | None = None,
+    on_cell: Callable[[Cell], None] | None = None,
+) -> BatchSweep:
+    """Look for the largest batch at which each optimizer still reaches a target within the same epochs.
+
+    Args:
+        job: What to train; its batch times its steps is what every run gets, its batch is where `rates` hold.
+        batches: Batch sizes to try.
+        target: What must be reached on held-back data; None takes what every optimizer that trains at all comes to at
+            the smallest batch (its median), and a quarter more: seeds alone differ by a tenth or more.
+        quality: ``loss``, or ``error``, the share of wrong answers.
+        optimizers: To compare.
+        rates: By optimizer, at the job's batch; None takes their usual ones.
+        factors: Rates to try at each batch, as shares of the rule's.
+        seeds: The first one chooses the rate, all count.
+        name: Where runs that are there already are looked for; by default after what is asked.
+        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        on_cell: Called after each run.
+
+    Raises:
+        SpecError: A batch is impossible, or the steps are fewer than 2 at the largest.
+        StudyError: The sweep of this name asked for something else, or one of its runs was stopped by hand.
+    """
+    _check(job, batches, optimizers, seeds, quality)
+    usual = {**{n: Optimizer(name=n).learning_rate for n in optimizers}, **(rates or {})}
+    asked = _digest(job, usual, quality)
+    folder = folder_of(name or f"batches-{asked}", root)
+    _claim(folder / "asked", asked, name)
+    known = _load(folder / "cells.jsonl")
+    points = []
+    for optimizer in optimizers:
+        for batch in (2**e for e in range(batches.exponents[0], batches.exponents[1] + 1)):
+            base = job.batch.global_size
+            middle = float(scaled_lr(batch, lr=usual[optimizer], base_batch=base, rule=RULES[optimizer]))
+            plan = _Plan(job, optimizer, batch, quality, folder, known, on_cell)
+            points.append(plan.point([middle * factor for factor in factors], seeds))
+    return BatchSweep(job, quality, _reached_by_all(points) if target is None else target, tuple(points))
+
+
+def _reached_by_all(points: Sequence[Point]) -> float:
+    smallest = min(point.batch for point in points)
+    medians = [p.median for p in points if p.batch == smallest and math.isfinite(p.median)]
+    return _LEEWAY * max(medians) if medians else math.inf
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The runs of one optimizer at one batch."""
+
+    job: Job
+    optimizer: str
+    batch: int
+    quality: str
+    folder: Path
+    known: dict[tuple[str, int, float, int], Cell]
+    on_cell: Callable[[Cell], None] | None
+
+    def point(self, rates: Sequence[float], seeds: Sequence[int]) -> Point:
+        tried = [self._cell(rate, seeds[0]) for rate in rates]
+        best = min(tried, key=lambda cell: math.inf if cell.value is None else cell.value)
+        cells = [best, *(self._cell(best.rate, seed) for seed in seeds[1:])]
+        values = tuple(cell.value for cell in cells if cell.value is not None)
+        return Point(self.optimizer, self.batch, best.steps, best.rate, values, len(seeds))
+
+    def _cell(self, rate: float, seed: int) -> Cell:
+        key = (self.optimizer, self.batch, rate, seed)
+        if key not in self.known:
+            self.known[key] = self._run(rate, seed)
+            _append(self.folder / "cells.jsonl", self.known[key])
+            if self.on_cell is not None:
+                self.on_cell(self.known[key])
+        return self.known[key]
+
+    def _run(self, rate: float, seed: int) -> Cell:
+        job = _job(self.job, self.optimizer, self.batch, rate, seed)
+        run = _to_its_end(job, self.folder / "trials")
+        if run.error is not None:
+            reason = str(run.error).splitlines()[0]
+            return Cell(self.optimizer, self.batch, rate, seed, None, job.steps, reason)
+        value = Meter(run).poll().objective(self.quality, job.steps)
+        finite = value is not None and math.isfinite(value)
+        return Cell(self.optimizer, self.batch, rate, seed, value if finite else None, job.steps)
+
+
+def _to_its_end(job: Job, folder: Path) -> Run:
+    """A run that completed, or failed by itself. An interrupt stops it.
+
+    Raises:
+        RunFailed: It was killed, again and again.
+        StudyError: Somebody stopped it.
+    """
+    for attempt in range(MOST_ATTEMPTS):
+        run = launch(job, root=folder)
+        try:
+            run.wait()
+        except RunFailed as failed:
+            if not was_killed(failed):
+                return run
+            if attempt + 1 == MOST_ATTEMPTS:
+                raise
+        except BaseException:
+            run.stop()
+            raise
+        if run.state == "completed":
+            return run
+        if run.state == "stopped":
+            raise StudyError(
+                f"run {run.id} of the sweep was stopped; call it again, and it goes on with that run"
+            )
+    raise AssertionError
+
+
+def _job(job: Job, optimizer: str, batch: int, rate: float, seed: int) -> Job:
+    resized = apply(job, {"batch": batch})
+    momentum = _MOMENTUM.get(optimizer)
+    return resized.replace(
+        optimizer=Optimizer(name=optimizer, lr=rate, **({} if momentum is None else {"momentum": momentum})),
+        schedule=Schedule(name="cosine", warmup_steps=round(_WARMUP * resized.steps)),
+        seed=seed, eval_every=None, name=f"{optimizer}-{batch}",
+    )  # fmt: skip
+
+
+def _check(
+    job: Job, batches: PowersOfTwo, optimizers: Sequence[str], seeds: Sequence[int], quality: str
+) -> None:
+    if quality not in QUALITIES:
+        raise SpecError(f"quality={quality!r} is not measured; use 'loss' or 'error'")
+    if not seeds or not optimizers:
+        raise SpecError(
+            f"seeds={list(seeds)} and optimizers={list(optimizers)} leave nothing to run; give one of each"
+        )
+    for batch in batches.ends():
+        for optimizer in optimizers:
+            resized = _job(job, optimizer, int(str(batch)), 1.0, 0)
+    if resized.steps < 2:
+        raise SpecError(
+            f"batches.high={batches.high} leaves {resized.steps} step of {job.steps} at batch "
+            f"{job.batch.global_size}; use more steps, or a smaller batch"
+        )
+
+
+def _digest(job: Job, rates: Mapping[str, float], quality: str) -> str:
+    asked = json.dumps([job.to_json(), sorted(rates.items()), quality])
+    return sha256(asked.encode()).hexdigest()[:12]
+
+
+def _claim(path: Path, asked: str, name: str | None) -> None:
+    """Refuse the folder of a sweep that asked for something else."""
+    if path.exists() and path.read_text() != asked:
+        raise StudyError(
+            f"name={name!r} is a sweep of another job, quality or other rates; give this one another name, or none"
+        )
+    path.write_text(asked)
+
+
+def _append(path: Path, cell: Cell) -> None:
+    line = f"\n{json.dumps(asdict(cell))}\n"  # the line break before it ends what a killed sweep left torn
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
+        file.write(line)
+
+
+def _load(path: Path) -> dict[tuple[str, int, float, int], Cell]:
+    found = {}
+    for cell in _cells(path):
+        found[cell.optimizer, cell.batch, cell.rate, cell.seed] = cell
+    return found
+
+
+def _cells(path: Path) -> Iterator[Cell]:
+    """Whole lines; what a killed sweep left torn is run again."""
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            yield Cell(**json.loads(line))
+        except (ValueError, TypeError):
+            continue

@@ -1,0 +1,104 @@
+"""Whether a trial's memory will fit, by formula, before anything runs."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import psutil
+
+from shardscope.analytic.memory import module_memory
+from shardscope.runtime.machine import usable_memory_bytes
+from shardscope.spec import Job
+from shardscope.spec.model.table import LayerTable
+from shardscope.spec.models import GPTConfig, model_config
+from shardscope.spec.units import gib_text
+
+_STAGES = {
+    "single": 0, "all-reduce": 0, "ring": 0, "tree": 0, "hierarchical": 0, "gossip": 0,
+    "zero-1": 1, "zero-2": 2, "zero-3": 3,
+}  # fmt: skip
+"""Strategies whose step the formulas describe."""
+_TARGET_BYTES = 8
+_DIGIT = (1, 8, 8)
+"""An image of the embedded digits; others are the user's, and not looked at here."""
+_TRACED_SAMPLES = 2
+
+
+class _Traced(NamedTuple):
+    table: LayerTable
+    sample_bytes: float
+    """Inputs and targets of one sample."""
+
+
+class MemoryLimit:
+    """Finds trials that a rank cannot hold.
+
+    Only what the formulas describe is judged: float32 steps of the models in the catalogue under data parallelism and
+    ZeRO; of anything else nothing is said, and it runs. The user's own code is not run here.
+
+    Args:
+        bytes_per_rank: What a rank may hold; None is its share of the machine's memory that is free.
+    """
+
+    def __init__(self, bytes_per_rank: float | None = None) -> None:
+        self._given = bytes_per_rank
+
+    def fault(self, job: Job) -> str | None:
+        """Why a job does not fit, as a sentence; None where it does or nothing is known."""
+        needed = predicted_peak(job)
+        if needed is None:
+            return None
+        limit = self._given if self._given is not None else _free_bytes() / job.world_size
+        if needed <= limit:
+            return None
+        return (
+            f"a rank would hold {gib_text(needed)} of the {gib_text(limit)} that it may; use a smaller batch, "
+            "smaller micro-batches, or a higher ZeRO stage"
+        )
+
+
+def predicted_peak(job: Job) -> float | None:
+    """Bytes on the rank that holds most; None where no formula describes the job."""
+    stage = _STAGES.get(job.strategy.kind)
+    described = isinstance(job.model, str) and job.precision == "fp32" and job.loss == "cross-entropy"
+    if stage is None or not described or job.device == "cuda":
+        return None
+    if model_config(str(job.model)).reads == "images" and job.data != "digits":
+        return None
+    traced = _trace(str(job.model))
+    micro = job.batch.micro_size or job.batch.per_rank(job.world_size)
+    return module_memory(
+        traced.table, batch=micro, optimizer=_states(job.optimizer.name, job), data_bytes=traced.sample_bytes,
+        recompute=job.recompute, zero_stage=stage, data_parallel=job.world_size,
+        bucket_mb=getattr(job.strategy, "bucket_mb", 25.0),
+    ).peak  # fmt: skip
+
+
+def _states(name: str, job: Job) -> str:
+    """The optimizer as the memory formulas call it: SGD with momentum keeps what Nesterov's keeps."""
+    return "nesterov" if name == "sgd" and job.optimizer.settings["momentum"] else name
+
+
+def _free_bytes() -> float:
+    return float(min(psutil.virtual_memory().available, usable_memory_bytes()))
+
+
+@cache
+def _trace(model: str) -> _Traced:
+    import torch  # a study of what the formulas do not describe needs none
+
+    from shardscope.spec.model import Model
+    from shardscope.training.models import build_model
+
+    config = model_config(model)
+    state = torch.get_rng_state()
+    module = build_model(model)
+    torch.set_rng_state(state)
+    if isinstance(config, GPTConfig):
+        samples = torch.zeros(_TRACED_SAMPLES, config.seq, dtype=torch.int64)
+        targets = config.seq * _TARGET_BYTES
+    else:
+        samples, targets = torch.zeros(_TRACED_SAMPLES, *_DIGIT), _TARGET_BYTES
+    table = Model.from_module(module, samples, name=model, memory=True)
+    return _Traced(table, samples.nbytes / _TRACED_SAMPLES + targets)

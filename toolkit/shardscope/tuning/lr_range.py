@@ -1,0 +1,163 @@
+"""The learning-rate range test: one real run whose rate rises exponentially until the loss explodes.
+
+Smith 2015, Cyclical learning rates (arXiv 1506.01186), section 3.3; with an exponential rise and an early end as in
+fastai's ``lr_find``.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardscope.analytic.large_batch import RateSuggestions, smoothed_loss, suggest_rates
+from shardscope.errors import SpecError
+from shardscope.runtime import Run, launch
+from shardscope.runtime.summary import mean_loss, steps_of
+from shardscope.spec import Checkpoint, Job, Schedule
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EXPLODED = 4.0
+"""Times the lowest smoothed loss at which the test ends (above it by three times its size, should it be negative);
+fastai's ``lr_find`` ends there."""
+FEWEST_STEPS = 10
+_NOT_A_NUMBER = ("TrainingError", "NotFinite")
+"""How a rank names the end of a run whose loss or gradients are no longer numbers."""
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class LrRange:
+    """What a range test found. One entry for each step that was taken with a finite loss.
+
+    Attributes:
+        lr: Learning rates, rising.
+        loss: Of each step, the mean over ranks.
+        smooth: The same, smoothed over neighbouring steps.
+        rates: What to read off.
+        exploded: Whether the loss exploded, or was no number any more, before the highest rate was reached; if not,
+            higher rates may do as well.
+        run_id: Of the run.
+    """
+
+    lr: tuple[float, ...]
+    loss: tuple[float, ...]
+    smooth: tuple[float, ...]
+    rates: RateSuggestions
+    exploded: bool
+    run_id: str
+
+    @property
+    def suggested(self) -> float:
+        """The rate to begin with: where the loss fell fastest (`RateSuggestions.steepest`)."""
+        return self.rates.steepest
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row a step: lr, loss, smooth."""
+        import pandas as pd
+
+        return pd.DataFrame({"lr": self.lr, "loss": self.loss, "smooth": self.smooth})
+
+    def __repr__(self) -> str:
+        return (
+            f"<LrRange: suggested {self.suggested:.3g}, lowest loss at {self.rates.lowest:.3g}, {len(self.lr)} steps "
+            f"from {self.lr[0]:.3g} to {self.lr[-1]:.3g}{', where the loss exploded' if self.exploded else ''}>"
+        )
+
+
+def lr_range_test(
+    job: Job, *, low: float = 1e-6, high: float = 10.0, steps: int = 100, root: str | Path | None = None
+) -> LrRange:
+    """Train `job` while its rate rises exponentially from `low` to `high`, and read off which rates are good.
+
+    The job's own rate and schedule are left out; all else is as in the job. Ends early when the loss explodes.
+
+    Args:
+        job: What to train, with the batch size, optimizer and compression that the rate is for.
+        low: Rate of the first step, above 0.
+        high: Rate of the last step, above `low`.
+        steps: At least 10.
+        root: Folder of the runs; None takes the usual one.
+
+    Raises:
+        SpecError: Rates or steps out of range, or a loss that never fell.
+        RunFailed: The run failed for another reason than that its loss exploded.
+    """
+    run = launch(range_job(job, low=low, high=high, steps=steps), root=root)
+    try:
+        exploded = _watch(run)
+    except BaseException:  # an interrupt too: no run trains on that nobody reads
+        run.stop()
+        raise
+    lr, loss = _losses(run)
+    return _read(run.id, lr, loss, exploded=exploded)
+
+
+def range_job(job: Job, *, low: float, high: float, steps: int) -> Job:
+    """The job that a range test runs.
+
+    Raises:
+        SpecError: Rates or steps out of range.
+    """
+    if not 0 < low < high < float("inf"):
+        raise SpecError(f"low={low!r} and high={high!r} must be learning rates with 0 < low < high")
+    if steps < FEWEST_STEPS:
+        raise SpecError(f"steps={steps!r} are too few for a range test; use at least {FEWEST_STEPS}")
+    # a schedule reaches its final ratio one step past the last
+    schedule = Schedule(name="exponential", final_ratio=(high / low) ** (steps / (steps - 1)))
+    return job.replace(
+        optimizer=job.optimizer.replace(lr=low), schedule=schedule, steps=steps, eval_every=None,
+        checkpoint=Checkpoint(), name=f"lr-range-{job.label}"[:80],
+    )  # fmt: skip
+
+
+def _watch(run: Run) -> bool:
+    """Wait for the run's end, and bring it about when the loss explodes; whether it did.
+
+    Raises:
+        RunFailed: Something else ended it.
+    """
+    while run.is_alive:
+        _, loss = _losses(run)
+        if _has_exploded(loss):
+            run.stop()
+            return True
+        time.sleep(_POLL_S)
+    if run.error is not None:
+        if not any(event["type"] in _NOT_A_NUMBER for event in run.events("error")):
+            raise run.error
+        return True
+    return _has_exploded(_losses(run)[1])
+
+
+def _losses(run: Run) -> tuple[list[float], list[float]]:
+    """Rates and losses of the steps so far, up to the first whose loss is not finite."""
+    rates, losses = [], []
+    for rows in steps_of(run.events()).values():
+        loss = mean_loss(rows)
+        if loss is None or not np.isfinite(loss):
+            break
+        rates.append(next(row["lr"] for row in rows if row["loss"] is not None))
+        losses.append(loss)
+    return rates, losses
+
+
+def _has_exploded(loss: list[float]) -> bool:
+    if len(loss) < FEWEST_STEPS:
+        return False
+    smooth = smoothed_loss(loss)
+    least = smooth.min()
+    return bool(smooth[-1] - least > (EXPLODED - 1) * abs(least))
+
+
+def _read(run_id: str, lr: list[float], loss: list[float], *, exploded: bool) -> LrRange:
+    smooth = smoothed_loss(loss)
+    return LrRange(
+        tuple(lr), tuple(loss), tuple(smooth.tolist()), suggest_rates(lr, smooth), exploded, run_id
+    )

@@ -1,0 +1,131 @@
+"""What a trial's run has come to so far: counted and timed, never modelled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import nan
+from statistics import median
+from typing import Any
+
+from shardscope.runtime.run import Run
+from shardscope.runtime.steady import WARM_UP_STEPS, per_step
+from shardscope.runtime.summary import number, sent_bytes
+from shardscope.runtime.tail import Event, Tail
+from shardscope.spec import Job
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run's figures, its parts apart, so that its time on another link can be told from them.
+
+    Attributes:
+        steps: Taken by all ranks.
+        step_s: Median over steps of the slowest rank, warm-up left out, over whole periods of steps that are unlike
+            (`runtime.steady`); None before the first period.
+        compute_s: Of such a step, what the rank that computes most computed, if its spans were written.
+        codec_s: Packing and unpacking in a step, of the rank that does most (mean, warm-up left out).
+        bytes: Sent by all ranks so far.
+        messages: Sent by all ranks so far.
+        memory: Most bytes of a rank so far.
+        curve: Held-back quality by step: (step, loss, share of wrong answers).
+    """
+
+    steps: int
+    step_s: float | None
+    compute_s: float | None
+    codec_s: float
+    bytes: int
+    messages: int
+    memory: int
+    curve: tuple[tuple[int, float, float], ...]
+
+    def objective(self, name: str, steps: int) -> float | None:
+        """The value of a named objective for the whole of `steps`, as far as is known; None where nothing is.
+
+        Time and bytes are known after a few steps; quality only at the end.
+        """
+        if name == "seconds":
+            return None if self.step_s is None else self.step_s * steps
+        if name == "bytes":
+            return self.bytes / self.steps * steps if self.steps else None
+        if name == "memory":
+            return float(self.memory) if self.steps else None
+        done = [row for row in self.curve if row[0] >= steps]
+        if not done:
+            return None
+        return done[-1][1] if name == "loss" else done[-1][2]
+
+
+@dataclass
+class Meter:
+    """Follows one run; `poll` reads what is new and says what it has come to."""
+
+    run: Run
+    _tail: Tail = field(init=False)
+    _ranks: int = field(init=False)
+    _open: dict[int, dict[int, Event]] = field(default_factory=dict)
+    _times: list[float] = field(default_factory=list)
+    _computed: list[float] = field(default_factory=list)
+    _codec: list[float] = field(default_factory=list)
+    _bytes: int = 0
+    _messages: int = 0
+    _memory: int = 0
+    _curve: list[tuple[int, float, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._tail = self.run.tail()
+        self._ranks = self.run.job.world_size
+
+    def go_on(self, run: Run) -> None:
+        """Follow the run that goes on from this one's checkpoint; the figures go on adding up."""
+        self.run, self._tail = run, run.tail()
+        self._open.clear()
+
+    def poll(self) -> Measured:
+        """The figures by now."""
+        for event in self._tail.poll():
+            self._take(event)
+        period = self.run.job.compression.period
+        step_s = per_step(dict(enumerate(self._times, 1)), period, average=median) if self._times else None
+        computed = self._computed[WARM_UP_STEPS:] or self._computed
+        codec = self._codec[WARM_UP_STEPS:] or self._codec  # the first step compiles
+        return Measured(
+            steps=len(self._times), step_s=step_s,
+            compute_s=median(computed) if computed else None,
+            codec_s=sum(codec) / len(codec) if codec else 0.0,
+            bytes=self._bytes, messages=self._messages, memory=self._memory, curve=tuple(self._curve),
+        )  # fmt: skip
+
+    def _take(self, event: Event) -> None:
+        if event["event"] == "eval" and event["rank"] == 0:
+            self._curve.append((event["step"], _number(event["loss"]), 1.0 - _number(event["accuracy"])))
+        if event["event"] != "step":
+            return
+        row = self._open.setdefault(event["step"], {})
+        row[event["rank"]] = event
+        if len(row) == self._ranks:
+            self._count(list(self._open.pop(event["step"]).values()))
+
+    def _count(self, row: list[Event]) -> None:
+        self._times.append(max(event["step_time_s"] for event in row))
+        if all("spans" in event for event in row):
+            self._computed.append(max(map(_compute_seconds, row)))
+        self._codec.append(max(event.get("codec_s", 0.0) for event in row))
+        self._bytes += sum(map(sent_bytes, row))
+        self._messages += sum(each["messages"] for event in row for each in event["traffic"].values())
+        self._memory = max(self._memory, *(event["peak_memory_bytes"] or 0 for event in row))
+
+
+def _number(value: Any) -> float:
+    return nan if value is None else number(value)
+
+
+def _compute_seconds(event: Event) -> float:
+    return sum(float(end - start) for lane, _, start, end, *_ in event["spans"] if lane == "compute")
+
+
+def evaluated(job: Job, times: int = 8) -> Job:
+    """The job, evaluated so many times on its way where it does not say itself."""
+    if job.eval_every is not None:
+        return job
+    return job.replace(eval_every=max(1, -(-job.steps // times)))

@@ -1,0 +1,260 @@
+"""The driver of a population: trains all members of an interval, scores them, decides, goes on.
+
+It keeps nothing in memory that is not in the journal, and draws every decision from the seed, the interval and the
+member alone. So whoever trains the same population in the same folder again goes on where it ended, however it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from shardscope.errors import SpecError
+from shardscope.runtime import Run
+from shardscope.runtime.rundir import runs_root
+from shardscope.spec import Job
+from shardscope.spec import space as spec
+from shardscope.tuning.population.conditional import Conditional
+from shardscope.tuning.population.exploit import choose_parents
+from shardscope.tuning.population.explore import Explorable, Ranges
+from shardscope.tuning.population.journal import NAME, Journal, read_lines
+from shardscope.tuning.population.members import Stopped, Trainee, drop_checkpoints, job_of, train_all
+from shardscope.tuning.population.objectives import check_objectives, costs_of
+from shardscope.tuning.population.record import (
+    Course,
+    Move,
+    Outcome,
+    Plan,
+    PopulationError,
+    moves_line,
+    outcome_line,
+    plan_line,
+)
+from shardscope.tuning.population.view import Population
+
+Space = Explorable | spec.Space | Mapping[str, Any]
+
+
+def train_population(
+    job: Job,
+    space: Space,
+    *,
+    members: int = 8,
+    intervals: int = 5,
+    interval_steps: int | None = None,
+    objectives: str | Sequence[str] = "loss",
+    quantile: float = 0.25,
+    resample: float = 0.25,
+    seed: int = 0,
+    at_once: int = 1,
+    timeout_s: float | None = None,
+    folder: str | Path | None = None,
+) -> Population:
+    """Train a population to the end, or until it is stopped. The same call with the same `folder` goes on.
+
+    Args:
+        job: What every member trains; its settings hold where the space has none.
+        space: By dotted path: ``(low, high)``, ``(low, high, "log")``, ``(low, high, "log2")`` or a list of choices,
+            see `Ranges`; or any other `Explorable`.
+        members: At least 2.
+        intervals: Each ends in an evaluation and, but for the last, in exploiting and exploring. At least 1.
+        interval_steps: Steps of an interval; None divides the job's steps. The schedule runs over all intervals.
+        objectives: ``loss``, ``accuracy`` (on held-back data), ``seconds``, ``bytes`` (a step), or several of them.
+        quantile: Share of the members that take over from others after an interval, 0 < value <= 0.5.
+        resample: Probability with which a clone's setting is drawn anew instead of moved a step.
+        seed: Of all draws. Weights and data order are the job's own.
+        at_once: Members that train at the same time.
+        timeout_s: Seconds after which a member's interval counts as failed; None waits.
+        folder: Where journal and runs go; None makes one in the runs' root.
+
+    Raises:
+        SpecError: The population cannot exist as described.
+        PopulationError: The folder holds another population, another process trains it, or all members have failed.
+
+    Example:
+        >>> import shardscope as ss
+        >>> job = ss.Job(model="mlp", data="digits", steps=100)
+        >>> space = {"optimizer.lr": (1e-4, 1e-1, "log"), "batch": (16, 128, "log2")}
+        >>> ss.train_population(job, space, members=4, intervals=5).schedule()  # doctest: +SKIP
+    """
+    names = check_objectives(objectives)
+    _check(members=members, intervals=intervals, quantile=quantile, resample=resample, at_once=at_once)
+    known = _explorable(space, job)
+    plan = Plan(
+        json.loads(job.to_json()), json.loads(json.dumps(known.describe())), members, intervals,
+        _interval_steps(job, intervals, interval_steps), names, quantile, resample, seed,
+    )  # fmt: skip
+    job = job.replace(steps=plan.steps, until=None)
+    known.apply(
+        job, known.draw(job, Random(seed))
+    )  # a space without any job is refused before a folder is made
+    path = _folder(job, folder)
+    with Journal(path / NAME) as journal:
+        _Driver(job, known, plan, journal, at_once, timeout_s).go_on()
+    return Population(path)
+
+
+@dataclass
+class _Driver:
+    """Goes on with one population from wherever its journal ends."""
+
+    job: Job
+    space: Explorable
+    plan: Plan
+    journal: Journal
+    at_once: int
+    timeout_s: float | None
+
+    def __post_init__(self) -> None:
+        self.folder = self.journal.path.parent
+        self.course = Course.of(read_lines(self.journal.path))
+        self.stop_request = Population(self.folder).stop_request
+
+    def go_on(self) -> None:
+        if self.course.plan is None:
+            self._write(plan_line(self.plan))
+        elif self.course.plan != self.plan:
+            raise PopulationError(_difference(self.folder, self.course.plan, self.plan))
+        if self.course.state == "completed":
+            return
+        self.stop_request.unlink(missing_ok=True)
+        self._write({"event": "state", "state": "running"})
+        try:
+            for interval in range(1, self.plan.intervals + 1):
+                self._train(interval)
+        except (Stopped, KeyboardInterrupt) as stop:
+            self._write({"event": "state", "state": "stopped"})
+            if isinstance(stop, KeyboardInterrupt):
+                raise
+        except PopulationError:
+            self._write({"event": "state", "state": "failed"})
+            raise
+        else:
+            self._write({"event": "state", "state": "completed"})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        """On disk first, then taken for true."""
+        self.journal.append(line)
+        self.course.take(json.loads(json.dumps(line)))
+
+    def _train(self, interval: int) -> None:
+        """All members that have not ended this interval."""
+        if self.course.is_over(interval):
+            self._conclude(interval)
+            return
+        if interval not in self.course.moves:
+            self._write(moves_line(interval, self._moves(interval)))
+        left = [
+            move
+            for move in self.course.moves[interval]
+            if (interval, move.member) not in self.course.outcomes
+        ]
+        train_all(
+            [self._trainee(interval, move) for move in left], at_once=self.at_once,
+            asked_to_stop=self.stop_request.exists, tell=lambda outcome: self._write(outcome_line(outcome)),
+        )  # fmt: skip
+        self._conclude(interval)
+
+    def _trainee(self, interval: int, move: Move) -> Trainee:
+        job = job_of(self.space.apply(self.job, move.settings), self.plan, interval, move.member)
+        parent = None
+        if move.parent is not None:
+            parent = Run.attach(self.folder / self.course.outcomes[interval - 1, move.parent].run)
+        return Trainee(
+            self.folder, interval, move, job, parent, self.plan.objectives, self.timeout_s
+        )  # fmt: skip
+
+    def _conclude(self, interval: int) -> None:
+        drop_checkpoints(self.folder, interval - 1)
+        outcomes = self._outcomes(interval)
+        if all(outcome.scores is None for outcome in outcomes):
+            raise PopulationError(
+                f"all {len(outcomes)} members failed in interval {interval}; the first: {outcomes[0].failure}"
+            )
+
+    def _outcomes(self, interval: int) -> list[Outcome]:
+        return [self.course.outcomes[interval, move.member] for move in self.course.moves[interval]]
+
+    # What members go into an interval with.
+
+    def _moves(self, interval: int) -> list[Move]:
+        if interval == 1:
+            return [
+                Move(member, None, None, self.space.draw(self.job, self._random(interval, member)), "drawn")
+                for member in range(self.plan.members)
+            ]
+        costs = {
+            outcome.member: None if outcome.scores is None else costs_of(outcome.scores, self.plan.objectives)
+            for outcome in self._outcomes(interval - 1)
+        }
+        parents = choose_parents(costs, quantile=self.plan.quantile, random=self._random(interval, "parents"))
+        settings = {move.member: move.settings for move in self.course.moves[interval - 1]}
+        return [self._move(interval, member, parent, settings) for member, parent in parents.items()]
+
+    def _move(self, interval: int, member: int, parent: int, settings: Mapping[int, Any]) -> Move:
+        if parent == member:
+            return Move(member, parent, settings[member], settings[member], "kept")
+        random = self._random(interval, member)
+        explored = self.space.explore(self.job, settings[parent], random, resample=self.plan.resample)
+        return Move(member, parent, settings[member], explored, "cloned")
+
+    def _random(self, interval: int, what: object) -> Random:
+        return Random(f"{self.plan.seed}/{interval}/{what}")
+
+
+def _explorable(space: Space, job: Job) -> Explorable:
+    if isinstance(space, spec.Space):
+        return Conditional(space)
+    return Ranges(space, job) if isinstance(space, Mapping) else space
+
+
+def _check(*, members: int, intervals: int, quantile: float, resample: float, at_once: int) -> None:
+    for name, value, least in (("members", members, 2), ("intervals", intervals, 1), ("at_once", at_once, 1)):
+        if value < least:
+            raise SpecError(f"{name}={value} is too few; use at least {least}")
+    if not 0 < quantile <= 0.5:
+        raise SpecError(f"quantile={quantile} is no share of the members to replace; use 0 < quantile <= 0.5")
+    if not 0 <= resample <= 1:
+        raise SpecError(f"resample={resample} is no probability; use 0 to 1")
+
+
+def _interval_steps(job: Job, intervals: int, interval_steps: int | None) -> int:
+    steps = job.steps // intervals if interval_steps is None else interval_steps
+    if steps < 1:
+        given = (
+            f"steps={job.steps} over intervals={intervals}"
+            if interval_steps is None
+            else f"{interval_steps=}"
+        )
+        raise SpecError(f"{given} leaves no step to an interval; give interval_steps of at least 1")
+    return steps
+
+
+def _folder(job: Job, folder: str | Path | None) -> Path:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", job.label).strip("-.")
+    path = (
+        Path(folder)
+        if folder is not None
+        else runs_root() / f"{time.strftime('%Y%m%d-%H%M%S')}-population-{name}"
+    )
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path.absolute()
+
+
+def _difference(folder: Path, old: Plan, new: Plan) -> str:
+    """Says what of an earlier population is another, in one sentence."""
+    field = next(name for name in vars(old) if getattr(old, name) != getattr(new, name))
+    had, has = getattr(old, field), getattr(new, field)
+    if isinstance(had, Mapping):
+        key = next(key for key in {**had, **has} if had.get(key) != has.get(key))
+        field, had, has = f"{field}[{key!r}]", had.get(key), has.get(key)
+    return (
+        f"the population in {folder} was begun with {field}={had!r}, not {has!r}; go on with what it was begun "
+        "with, or give another folder"
+    )

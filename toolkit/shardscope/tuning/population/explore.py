@@ -1,0 +1,237 @@
+"""The space of a population: what may change from interval to interval, and how each kind of setting moves.
+
+| given as | a draw | a step |
+|---|---|---|
+| ``(0.0, 0.1)`` | uniform | a fifth up or down, within the bounds |
+| ``(1e-4, 1e-1, "log")`` | uniform in the logarithm | times 1.2 or 0.8, within the bounds |
+| ``(0, 20)``, whole numbers | uniform | a fifth up or down, at least to the next whole number |
+| ``(16, 256, "log2")`` | a power of two | doubled or halved |
+| ``["none", "topk", ...]`` | one of them, all alike | none: one is as near as another, so it is only ever drawn anew |
+
+A clone draws each setting anew with some probability, and otherwise takes a step. Only the order that numbers have is
+used: a category is never taken for a number, and a whole number never rounded back to where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+from shardscope.errors import SpecError
+from shardscope.spec import Job
+from shardscope.tuning.population.settings import Settings, as_json, check_path, with_settings
+
+STEP = 0.2
+"""A step up or down, as a share of the value (Jaderberg et al. 2017, appendix A: 0.8 and 1.2)."""
+LEAST_STEP = 0.05
+"""Share of a linear range that a step is a share of at least: from zero, a share of the value leads nowhere."""
+ATTEMPTS = 50
+"""Draws of settings before a space is taken to hold no job, or a member keeps its own."""
+
+
+class Explorable(Protocol):
+    """A space that a population can move in. Draws come from the generator given and from nothing else."""
+
+    def draw(self, job: Job, random: Random) -> Settings:
+        """Settings for a member at the start, that `job` can have."""
+        ...
+
+    def explore(self, job: Job, settings: Settings, random: Random, *, resample: float) -> Settings:
+        """Settings near those given, that `job` can have; each drawn anew with probability `resample`."""
+        ...
+
+    def apply(self, job: Job, settings: Settings) -> Job:
+        """`job` with these settings.
+
+        Raises:
+            SpecError: No such job can exist.
+        """
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """The space as JSON, by which a population that goes on knows whether it is still the same."""
+        ...
+
+
+class Axis(ABC):
+    """One setting: how it is drawn, and how it takes a step."""
+
+    @abstractmethod
+    def draw(self, random: Random) -> Any:
+        """Any of its values."""
+
+    @abstractmethod
+    def step(self, value: Any, random: Random) -> Any:
+        """One near `value`."""
+
+
+@dataclass(frozen=True)
+class Number(Axis):
+    """A real number between bounds."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def draw(self, random: Random) -> float:
+        if self.is_log:
+            return self._within(math.exp(random.uniform(math.log(self.low), math.log(self.high))))
+        return random.uniform(self.low, self.high)
+
+    def step(self, value: Any, random: Random) -> float:
+        share = random.choice((-STEP, STEP))
+        size = abs(value) if self.is_log else max(abs(value), LEAST_STEP * (self.high - self.low))
+        return self._within(value + share * size)
+
+    def _within(self, value: float) -> float:
+        return min(max(value, self.low), self.high)
+
+
+@dataclass(frozen=True)
+class Whole(Axis):
+    """A whole number between bounds."""
+
+    low: int
+    high: int
+
+    def draw(self, random: Random) -> int:
+        return random.randint(self.low, self.high)
+
+    def step(self, value: Any, random: Random) -> int:
+        size = max(1, round(STEP * abs(int(value))))
+        return min(max(int(value) + random.choice((-size, size)), self.low), self.high)
+
+
+@dataclass(frozen=True)
+class PowerOfTwo(Axis):
+    """A power of two between bounds."""
+
+    low: int
+    high: int
+
+    def draw(self, random: Random) -> int:
+        return 1 << random.randint(self.low.bit_length() - 1, self.high.bit_length() - 1)
+
+    def step(self, value: Any, random: Random) -> int:
+        return min(max(random.choice((int(value) // 2, int(value) * 2)), self.low), self.high)
+
+
+@dataclass(frozen=True)
+class Choice(Axis):
+    """One of several, none nearer to one than to another."""
+
+    choices: tuple[Any, ...]
+
+    def draw(self, random: Random) -> Any:
+        return random.choice(self.choices)
+
+    def step(self, value: Any, random: Random) -> Any:  # noqa: ARG002 - nothing is near
+        return value
+
+
+class Ranges:
+    """A space given as a mapping of dotted paths to ranges and choices.
+
+    Args:
+        given: See the table at the top of this module.
+        job: What the settings are those of.
+
+    Raises:
+        SpecError: A path names no setting that may change, or a range is none.
+
+    Example:
+        >>> job = Job(model="mlp", data="digits")
+        >>> space = Ranges({"optimizer.lr": (1e-4, 1e-1, "log"), "batch": (16, 128, "log2")}, job)
+        >>> space.draw(job, Random(0))
+        {'optimizer.lr': 0.03414..., 'batch': 64}
+    """
+
+    def __init__(self, given: Mapping[str, Any], job: Job) -> None:
+        if not given:
+            raise SpecError(
+                "space={} has no setting to explore; give {'optimizer.lr': (1e-4, 1e-1, 'log')} or the like"
+            )
+        self.axes: dict[str, Axis] = {}
+        for path, value in given.items():
+            check_path(job, path)
+            self.axes[path] = _axis(path, value)
+
+    def draw(self, job: Job, random: Random) -> dict[str, Any]:
+        """Settings that `job` can have.
+
+        Raises:
+            SpecError: None of many draws makes a job; says why the last did not.
+        """
+        for attempt in range(ATTEMPTS):
+            settings = {path: axis.draw(random) for path, axis in self.axes.items()}
+            try:
+                self.apply(job, settings)
+            except SpecError as error:
+                if attempt == ATTEMPTS - 1:
+                    raise SpecError(f"the space holds next to no job that can exist: {error}") from None
+            else:
+                break
+        return settings
+
+    def explore(self, job: Job, settings: Settings, random: Random, *, resample: float) -> dict[str, Any]:
+        """Settings near those given; the same, if no job comes of many tries."""
+        for _ in range(ATTEMPTS):
+            moved = {
+                path: axis.draw(random) if random.random() < resample else axis.step(settings[path], random)
+                for path, axis in self.axes.items()
+            }
+            try:
+                before, after = self.apply(job, settings), self.apply(job, moved)
+                after.compression.check_follows(before.compression.name)
+            except SpecError:
+                continue
+            return moved
+        return dict(settings)
+
+    def apply(self, job: Job, settings: Settings) -> Job:
+        """`job` with these settings."""
+        return with_settings(job, settings)
+
+    def describe(self) -> dict[str, Any]:
+        """By path, as JSON."""
+        return {path: [type(axis).__name__, *vars(axis).values()] for path, axis in self.axes.items()}
+
+
+def _axis(path: str, value: Any) -> Axis:
+    """What a range or a list of choices stands for."""
+    if isinstance(value, list):
+        if not value:
+            raise SpecError(f"{path}=[] has nothing to choose from; give some values")
+        return Choice(tuple(map(as_json, value)))
+    numbers = isinstance(value, tuple) and len(value) in (2, 3) and all(map(_is_number, value[:2]))
+    scale = value[2] if numbers and len(value) == 3 else "linear"
+    if not numbers or scale not in ("linear", "log", "log2"):
+        raise SpecError(
+            f"{path}={value!r} is no range; give (low, high), (low, high, 'log') or (low, high, 'log2') as a tuple, "
+            "or choices as a list"
+        )
+    low, high = value[:2]
+    if not low < high:
+        raise SpecError(f"{path}={value!r} is empty; give the smaller bound first")
+    if scale == "log2":
+        return _powers(path, value)
+    if scale == "log" and low <= 0:
+        raise SpecError(f"{path}={value!r} reaches down to {low}, which has no logarithm; start above 0")
+    if scale == "linear" and isinstance(low, int) and isinstance(high, int):
+        return Whole(low, high)
+    return Number(float(low), float(high), scale == "log")
+
+
+def _powers(path: str, value: Sequence[Any]) -> PowerOfTwo:
+    for bound in value[:2]:
+        if not isinstance(bound, int) or bound < 1 or bound & (bound - 1):
+            raise SpecError(f"{path}={tuple(value)!r}: {bound} is no power of two; use 1, 2, 4, 8, ...")
+    return PowerOfTwo(*value[:2])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

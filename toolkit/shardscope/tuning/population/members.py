@@ -1,0 +1,148 @@
+"""A member's interval: an ordinary run in a folder of its own, found again whoever started it.
+
+    runs/interval-003/member-05/<time>-member-05/
+
+What has completed there counts, also if the driver was killed before it could say so; anything else is trained again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardscope.runtime import Run, launch, runs
+from shardscope.runtime.summary import summarise
+from shardscope.spec import Checkpoint, Job
+from shardscope.tuning.population.objectives import scores_of
+from shardscope.tuning.population.record import Move, Outcome, Plan
+
+POLL_S = 0.02
+
+
+class Stopped(Exception):
+    """Somebody has asked the population to stop."""
+
+
+def home_of(folder: Path, interval: int, member: int) -> Path:
+    """Where the runs of a member's interval lie; more than one only after a kill."""
+    return folder / "runs" / f"interval-{interval:03d}" / f"member-{member:02d}"
+
+
+def job_of(job: Job, plan: Plan, interval: int, member: int) -> Job:
+    """The job of one interval of a member that has the settings of `job`."""
+    return job.replace(
+        steps=plan.steps,
+        until=interval * plan.interval_steps,
+        checkpoint=Checkpoint(),
+        name=f"member-{member:02d}",
+    )
+
+
+@dataclass
+class Trainee:
+    """One member in one interval, under way or to be started."""
+
+    folder: Path
+    interval: int
+    move: Move
+    job: Job
+    parent: Run | None
+    """Whose checkpoint to go on from."""
+    objectives: Sequence[str]
+    timeout_s: float | None
+    run: Run | None = None
+    started: float = 0.0
+
+    def start(self) -> None:
+        """Launch it, unless it has completed already in an earlier attempt."""
+        home = home_of(self.folder, self.interval, self.move.member)
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for run in runs(home):
+            if (run.path / "status.json").is_file():  # else it was never asked for
+                run.stop()  # of a driver that was killed; it is about to end anyway
+                self.run = run if run.state == "completed" else self.run
+        self.started = time.monotonic()
+        if self.run is None:
+            self.run = launch(self.job, root=home, resume=self.parent)
+
+    def outcome(self) -> Outcome | None:
+        """How it ended; None while it goes on."""
+        assert self.run is not None
+        late = self.timeout_s is not None and time.monotonic() - self.started > self.timeout_s
+        if late:
+            self.run.stop()
+        elif self.run.is_alive:
+            return None
+        return self._ended(self.run)
+
+    def _ended(self, run: Run) -> Outcome:
+        path = str(run.path.relative_to(self.folder))
+        if run.state != "completed":
+            return self._failed(path, self._reason(run))
+        scores, problem = scores_of(summarise(run.events(), run.state, run.job), self.objectives)
+        if problem is not None:
+            return self._failed(path, problem)
+        went_on = [event for event in run.events("resume") if event["rank"] == 0]
+        notes = tuple(note for event in went_on for note in event["notes"])
+        steps = self.job.last_step - (went_on[0]["step"] if went_on else 0)
+        samples = (went_on[0]["samples"] if went_on else 0) + steps * self.job.batch.global_size
+        return Outcome(self.interval, self.move.member, path, scores, samples=samples, notes=notes)
+
+    def _reason(self, run: Run) -> str:
+        if run.error is not None:
+            return run.error.args[0] if run.error.args else "it failed"
+        return (
+            f"it took longer than timeout_s={self.timeout_s:g}"
+            if self.timeout_s is not None
+            else "it was stopped"
+        )
+
+    def _failed(self, path: str, reason: str) -> Outcome:
+        who = f"member {self.move.member} failed in interval {self.interval} and counts as the worst"
+        return Outcome(self.interval, self.move.member, path, None, failure=f"{who}: {reason}")
+
+
+def train_all(
+    trainees: Sequence[Trainee],
+    *,
+    at_once: int,
+    asked_to_stop: Callable[[], bool],
+    tell: Callable[[Outcome], None],
+) -> None:
+    """Train all, so many at once; tells each outcome as it comes.
+
+    Raises:
+        Stopped: Somebody asked for it; whatever was under way has been stopped, and is not told.
+    """
+    waiting, under_way = list(trainees), list[Trainee]()
+    try:
+        while waiting or under_way:
+            _heed(asked_to_stop)
+            while waiting and len(under_way) < at_once:
+                under_way.append(waiting.pop(0))
+                under_way[-1].start()
+            for trainee in list(under_way):
+                outcome = trainee.outcome()
+                if outcome is not None:
+                    under_way.remove(trainee)
+                    tell(outcome)
+            time.sleep(POLL_S if under_way else 0)
+    except BaseException:  # an interrupt too: nothing goes on that nobody watches
+        for trainee in under_way:
+            if trainee.run is not None:
+                trainee.run.stop()
+        raise
+
+
+def _heed(asked_to_stop: Callable[[], bool]) -> None:
+    if asked_to_stop():
+        raise Stopped
+
+
+def drop_checkpoints(folder: Path, interval: int) -> None:
+    """Delete what no member goes on from any more."""
+    for path in (folder / "runs" / f"interval-{interval:03d}").glob("*/*/checkpoints"):
+        shutil.rmtree(path, ignore_errors=True)

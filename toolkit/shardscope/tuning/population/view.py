@@ -1,0 +1,181 @@
+"""A population as its folder tells it: while it trains, after it was killed, or years later, from any process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardscope.errors import RunNotFound
+from shardscope.runtime import Run
+from shardscope.tuning.population.exploit import fronts, ranked
+from shardscope.tuning.population.journal import NAME, is_held, read_lines
+from shardscope.tuning.population.objectives import costs_of
+from shardscope.tuning.population.record import Course, Move, Outcome, Plan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One interval of one member: how it began and, once it is over, how it ended."""
+
+    interval: int
+    move: Move
+    outcome: Outcome | None
+
+    @property
+    def member(self) -> int:
+        """Its number, from 0."""
+        return self.move.member
+
+
+class Population:
+    """A population in a folder. Made by `train_population`, or of the folder alone.
+
+    Example:
+        >>> population = Population("runs/20261121-190000-population-ring-mlp")  # doctest: +SKIP
+        >>> population.best.move.settings  # doctest: +SKIP
+        {'optimizer.lr': 0.012, 'batch': 32}
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).absolute()
+        if not (self.folder / NAME).is_file():
+            raise RunNotFound(
+                f"no population in {self.folder}; ss.train_population(..., folder=...) makes one"
+            )
+
+    @property
+    def course(self) -> Course:
+        """How far it has come, as records."""
+        return Course.of(read_lines(self.folder / NAME))
+
+    @property
+    def plan(self) -> Plan:
+        """What was asked."""
+        plan = self.course.plan
+        if plan is None:
+            raise RunNotFound(f"the population in {self.folder} was killed before it began; train it again")
+        return plan
+
+    @property
+    def state(self) -> str:
+        """``running``, ``completed``, ``stopped``, ``failed``, or ``interrupted`` where its process has just gone."""
+        if is_held(self.folder / NAME):
+            return "running"
+        state = self.course.state
+        return "interrupted" if state == "running" else state
+
+    @property
+    def stop_request(self) -> Path:
+        """There once somebody has asked it to stop."""
+        return self.folder / "stop"
+
+    def stop(self) -> None:
+        """Ask whoever trains it to stop, from any process; returns at once. What is not over is trained again."""
+        if self.state == "running":
+            self.stop_request.touch(mode=0o600)
+
+    # What it has come to.
+
+    def entries(self) -> list[Entry]:
+        """Every interval of every member, in order."""
+        course = self.course
+        return [
+            Entry(interval, move, course.outcomes.get((interval, move.member)))
+            for interval, moves in sorted(course.moves.items())
+            for move in moves
+        ]
+
+    @property
+    def best(self) -> Entry:
+        """The best member at the end of the last interval that is over; by several objectives, one of the front.
+
+        Raises:
+            RunNotFound: No interval is over.
+        """
+        costs = self._costs()
+        return self._last()[ranked(costs)[0]]
+
+    @property
+    def front(self) -> list[Entry]:
+        """The members that nobody dominates at the end of the last interval that is over."""
+        last = self._last()
+        return [last[member] for member in fronts(self._costs())[0]]
+
+    def _last(self) -> dict[int, Entry]:
+        last = self.course.last_interval
+        if not last:
+            raise RunNotFound(f"no interval of the population in {self.folder} is over yet")
+        return {entry.member: entry for entry in self.entries() if entry.interval == last}
+
+    def _costs(self) -> dict[int, tuple[float, ...]]:
+        objectives = self.plan.objectives
+        return {
+            member: costs_of(entry.outcome.scores, objectives)
+            for member, entry in self._last().items()
+            if entry.outcome is not None and entry.outcome.scores is not None
+        }
+
+    def run(self, entry: Entry) -> Run:
+        """The run of one interval of a member."""
+        assert entry.outcome is not None
+        return Run.attach(self.folder / entry.outcome.run)
+
+    def ancestry(self, entry: Entry | None = None) -> list[Entry]:
+        """The entries whose training is in a member's weights, first to last; of the best member if none is given."""
+        entry = self.best if entry is None else entry
+        by_place = {(other.interval, other.member): other for other in self.entries()}
+        line = [entry]
+        while line[0].move.parent is not None:
+            line.insert(0, by_place[line[0].interval - 1, line[0].move.parent])
+        return line
+
+    def schedule(self, entry: Entry | None = None) -> pd.DataFrame:
+        """The settings behind a member's weights, one row an interval; of the best member if none is given.
+
+        Columns: interval, from_step, to_step, member, then one for each setting and each objective.
+        """
+        import pandas as pd
+
+        steps = self.plan.interval_steps
+        return pd.DataFrame(
+            {
+                "interval": e.interval, "from_step": (e.interval - 1) * steps + 1, "to_step": e.interval * steps,
+                "member": e.member, **e.move.settings, **_scores(e),
+            }
+            for e in self.ancestry(entry)
+        )  # fmt: skip
+
+    def lineage(self) -> pd.DataFrame:
+        """Every interval of every member as a row.
+
+        Columns: interval, member, parent, origin, run, failure, samples, notes (what did not go on as it was), one for
+        each objective and each setting, and ``before:`` and the setting for what the member had in the interval before.
+        """
+        import pandas as pd
+
+        rows = []
+        for e in self.entries():
+            told = {} if e.outcome is None else {
+                "run": e.outcome.run, "failure": e.outcome.failure, "samples": e.outcome.samples,
+                "notes": " ".join(f"{note}." for note in e.outcome.notes),
+            }  # fmt: skip
+            before = {f"before:{path}": value for path, value in (e.move.before or {}).items()}
+            rows.append(
+                {
+                    "interval": e.interval, "member": e.member, "parent": e.move.parent, "origin": e.move.origin,
+                    **told, **_scores(e), **e.move.settings, **before,
+                }
+            )  # fmt: skip
+        return pd.DataFrame(rows).astype({"parent": "Int64"})
+
+    def __repr__(self) -> str:
+        plan, done = self.plan, f"{self.course.last_interval} of {self.plan.intervals} intervals"
+        return f"<Population of {plan.members} in {self.folder.name}, {done}, {self.state}>"
+
+
+def _scores(entry: Entry) -> dict[str, Any]:
+    return {} if entry.outcome is None or entry.outcome.scores is None else dict(entry.outcome.scores)

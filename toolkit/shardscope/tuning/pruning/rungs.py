@@ -1,0 +1,194 @@
+"""The driver of a study whose trials pause at rungs and go on from their checkpoints.
+
+A paused trial is one that runs, to Optuna, so that samplers know of it; its last piece has ended, and its attributes
+say which rung it came to. Only the driver that began it promotes it. When that driver stops or is killed, a successor
+takes the trial's place, as for any that runs (see `recovery`), and takes its pieces over: it goes on from the last
+checkpoint. Where the checkpoints are on another machine, it is trained from the start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from shardscope.errors import LaunchError, RunNotFound
+from shardscope.runtime import launch
+from shardscope.runtime.run import Run
+from shardscope.runtime.rundir import this_host
+from shardscope.spec import Job
+from shardscope.spec.space import Value
+from shardscope.tuning import recovery
+from shardscope.tuning.driver import Driver, Live, not_launched
+from shardscope.tuning.measured import Measured, Meter
+from shardscope.tuning.pruning import halving
+from shardscope.tuning.pruning.halving import Paused, Rungs
+from shardscope.tuning.records import MEASURED, REASON, RUN, is_paused, measured_to
+
+
+@dataclass
+class Held:
+    """A trial that this driver has paused."""
+
+    trial: optuna.Trial
+    params: Mapping[str, Value]
+    job: Job
+    meter: Meter
+    paused: Paused
+
+
+@dataclass
+class HalvingDriver(Driver):
+    """Runs trials in pieces, the best to their end."""
+
+    rungs: Rungs = field(default_factory=Rungs)
+    held: dict[int, Held] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._beat = time.monotonic()
+
+    # What to do next.
+
+    def tick(self) -> bool:
+        if time.monotonic() - self._beat > recovery.beat_s():
+            self._beat = time.monotonic()
+            for number in self.held:
+                self.patience(self.ledger.write, number, {recovery.HEARTBEAT: time.time()})
+        return super().tick()
+
+    def _start(self) -> bool:
+        number = halving.promotable(*self._rung_state()) if self.held else None
+        if number is not None:
+            self._promote(number)
+            return True
+        return super()._start() or (bool(self.held) and not self.live and self._end())
+
+    def _rung_state(self) -> tuple[list[FrozenTrial], dict[int, int], Rungs, tuple[str, ...]]:
+        trials = self.patience(self.study.get_trials, deepcopy=False)
+        at_rung = {number: held.paused.rung for number, held in self.held.items()}
+        return trials, at_rung, self.rungs, self.definition.objectives
+
+    def _end(self) -> bool:
+        """Nothing is left to begin: have the best finished if none has, then give the others up."""
+        state = self._rung_state()
+        if any(trial.state == TrialState.RUNNING and not is_paused(trial) for trial in state[0]):
+            return False  # another driver's may still come to a rung, and more than now be promoted for it
+        if not any(trial.state == TrialState.COMPLETE for trial in state[0]):
+            self._promote(halving.furthest(*state))
+            return True
+        for number, held in list(self.held.items()):
+            share = self.rungs.shares[held.paused.rung]
+            self._give_up(number, f"not among the best 1 in {self.rungs.eta} at {share:.0%} of its samples")
+        return True
+
+    # Pieces.
+
+    def _launch(self, trial: optuna.Trial, params: Mapping[str, Value], job: Job) -> None:
+        paused = Paused.of(trial.user_attrs)
+        if paused is not None and _is_here(paused):
+            self.patience(trial.set_constraint, "possible", 0.0)
+            self.patience(trial.set_user_attr, RUN, paused.runs[-1])
+            self.held[trial.number] = Held(trial, params, job, meter_of(paused.runs), paused)
+            return
+        super()._launch(trial, params, self._until(job, 0))
+
+    def _until(self, job: Job, rung: int) -> Job:
+        until = self.rungs.untils(job.steps)[rung]
+        return job.replace(until=until if until < job.steps else None)
+
+    def _promote(self, number: int) -> None:
+        held = self.held[number]
+        job = self._until(held.job, held.paused.rung + 1)
+        try:
+            run = launch(job, root=self.folder, resume=Path(held.paused.runs[-1]))
+        except BrokenPipeError:
+            return  # its launch server was killed this moment; the next look starts another
+        except LaunchError as error:
+            raise not_launched(number, error) from error
+        except RunNotFound as error:
+            del self.held[number]
+            self._tell(held.trial, None, TrialState.FAIL, {REASON: str(error)})
+            return
+        del self.held[number]
+        held.meter.go_on(run)
+        self.live[number] = Live(held.trial, held.params, job, run, held.meter, held.meter.poll())
+        self.live[number].judged_at = len(held.meter.poll().curve)
+        self._write(self.live[number], RUN, str(run.path))
+
+    def _complete(self, live: Live) -> None:
+        if live.run.job.until is None:
+            super()._complete(live)
+            return
+        earlier = self._paused(live.number)
+        paused = self._after(earlier, live.run)
+        self.patience(
+            self.ledger.write, live.number, {MEASURED: measured_to(live.measured), **paused.to_attrs()}
+        )
+        self.held[live.number] = Held(live.trial, live.params, live.job, live.meter, paused)
+        self._drop(live)
+
+    def _paused(self, number: int) -> Paused | None:
+        trials = self.patience(self.study.get_trials, deepcopy=False)
+        return next(Paused.of(trial.user_attrs) for trial in trials if trial.number == number)
+
+    def _after(self, earlier: Paused | None, run: Run) -> Paused:
+        rung = self.rungs.untils(run.job.steps).index(run.job.last_step)
+        runs = () if earlier is None or not _is_here(earlier) else earlier.runs
+        return Paused(rung, run.job.steps, (*runs, str(run.path)), this_host())
+
+    # Ends.
+
+    def can_prune(self, number: int) -> bool:
+        return number in self.held or super().can_prune(number)
+
+    def prune(self, number: int, reason: str = "pruned by hand") -> None:
+        if number in self.held:
+            self._give_up(number, reason)
+        else:
+            super().prune(number, reason)
+
+    def _give_up(self, number: int, reason: str) -> None:
+        held = self.held.pop(number)
+        attrs = {REASON: reason, MEASURED: measured_to(held.meter.poll())}
+        self._tell(held.trial, None, TrialState.PRUNED, attrs)
+
+    def stop(self) -> None:
+        super().stop()
+        self.held.clear()  # paused they stay, and whoever goes on with the study takes them over
+
+    # What drivers that are gone have left behind.
+
+    def _adopt(self, trial: FrozenTrial, trials: list[FrozenTrial]) -> None:
+        run, earlier = self._run_of(trial), Paused.of(trial.user_attrs)
+        if run is None or run.state != "completed" or run.job.until is None:
+            super()._adopt(trial, trials)
+            return
+        if earlier is None or str(run.path) not in earlier.runs:
+            paused = self._after(earlier, run)
+            measured = meter_of(paused.runs).poll()
+            self.ledger.write(trial.number, {MEASURED: measured_to(measured), **paused.to_attrs()})
+        recovery.set_aside(self.ledger, trial.number, "its driver ended before the trial did")
+
+    def _measured_of(self, trial: FrozenTrial, run: Run) -> Measured:
+        earlier = Paused.of(trial.user_attrs)
+        return meter_of((*(earlier.runs if earlier else ()), str(run.path))).poll()
+
+
+def meter_of(runs: tuple[str, ...]) -> Meter:
+    """A meter that has read all pieces of a trial."""
+    first, *others = (Run.attach(path) for path in runs)
+    meter = Meter(first)
+    meter.poll()
+    for run in others:
+        meter.go_on(run)
+        meter.poll()
+    return meter
+
+
+def _is_here(paused: Paused) -> bool:
+    return paused.host == this_host() and all((Path(run) / "job.json").is_file() for run in paused.runs)

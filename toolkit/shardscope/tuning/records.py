@@ -1,0 +1,156 @@
+"""A trial as everybody sees it: the same from its driver, another machine's, or years later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from shardscope.spec.space import PowersOfTwo, Space, Value
+from shardscope.tuning.measured import Measured
+
+# Attributes of a trial in its study.
+ORIGIN, DRIVER, RUN, REASON, MEASURED, RETRY_OF, NOT_COUNTED, PINNED, PAUSED = (
+    "origin", "driver", "run", "reason", "measured", "retry_of", "not_counted", "pinned", "paused",
+)  # fmt: skip
+_LOG2 = "log2({})"
+
+
+def study_name(name: str, space: Space) -> str:
+    """What a parameter is called in its study: a power of two is drawn by its exponent."""
+    return _LOG2.format(name) if isinstance(space.parameters[name], PowersOfTwo) else name
+
+
+def to_study(params: Mapping[str, Value], space: Space) -> dict[str, Any]:
+    """Settings as the study holds them."""
+    return {
+        study_name(name, space): int(str(value)).bit_length() - 1
+        if isinstance(space.parameters[name], PowersOfTwo)
+        else value
+        for name, value in params.items()
+    }
+
+
+def from_study(params: Mapping[str, Any], space: Space) -> dict[str, Value]:
+    """Settings as the space names them."""
+    names = {study_name(name, space): name for name in space.parameters}
+    return {
+        names[held]: 2 ** int(value) if isinstance(space.parameters[names[held]], PowersOfTwo) else value
+        for held, value in params.items()
+        if held in names
+    }
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial.
+
+    Attributes:
+        state: ``waiting``, ``running``, ``paused`` (at a rung, with its checkpoint), ``complete``, ``pruned``,
+            ``impossible`` (it cost no run) or ``failed``.
+        params: Settings by the space's names.
+        values: By objective; None unless complete.
+        reason: Why it was pruned, was impossible or failed; one sentence.
+        origin: ``drawn``, ``default``, ``baseline``, ``prior``, or ``again`` (asked for by hand).
+        run: Path of its run directory on the machine that ran it.
+        measured: What the run came to.
+        retry_of: The trial whose place it takes.
+        counted: Whether it is one of the trials that the study was to have.
+    """
+
+    number: int
+    state: str
+    params: Mapping[str, Value]
+    values: Mapping[str, float] | None
+    reason: str | None
+    origin: str
+    run: str | None
+    host: str | None
+    measured: Measured | None
+    retry_of: int | None
+    counted: bool
+    pinned: bool
+
+
+_STATES = {
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+IMPOSSIBLE = "impossible"
+
+
+def not_counted(trial: FrozenTrial) -> str | None:
+    """Why a trial is none of those that the study was to have; None if it is one.
+
+    The mark is written before the trial is ended, and somebody else may end it between: how it ended has the last word.
+    """
+    mark = trial.user_attrs.get(NOT_COUNTED)
+    is_ended_so = trial.state == TrialState.FAIL or (trial.state == TrialState.PRUNED and mark == IMPOSSIBLE)
+    return mark if is_ended_so else None
+
+
+def record_of(
+    trial: FrozenTrial, space: Space, objectives: Sequence[str], *, pinned: bool = False
+) -> TrialRecord:
+    """The record of one trial of a study."""
+    attrs = trial.user_attrs
+    state = "paused" if is_paused(trial) else _STATES[trial.state]
+    mark = not_counted(trial)
+    values = dict(zip(objectives, trial.values, strict=True)) if trial.values else None
+    return TrialRecord(
+        number=trial.number, state=IMPOSSIBLE if mark == IMPOSSIBLE else state,
+        params=from_study(trial.params or trial.system_attrs.get("fixed_params", {}), space),
+        values=values, reason=attrs.get(REASON), origin=attrs.get(ORIGIN, "drawn"), run=attrs.get(RUN),
+        host=(attrs.get(DRIVER) or {}).get("host"), measured=measured_from(attrs.get(MEASURED)),
+        retry_of=attrs.get(RETRY_OF), counted=mark is None, pinned=pinned,
+    )  # fmt: skip
+
+
+def is_paused(trial: FrozenTrial) -> bool:
+    """Whether a trial that runs, to its study, has its last piece behind it."""
+    held = trial.user_attrs.get(PAUSED)
+    return (
+        held is not None
+        and trial.state == TrialState.RUNNING
+        and held["runs"][-1] == trial.user_attrs.get(RUN)
+    )
+
+
+def records_of(study: optuna.Study, space: Space, objectives: Sequence[str]) -> list[TrialRecord]:
+    """All trials of a study, by number."""
+    marks = study.user_attrs
+    return [
+        record_of(trial, space, objectives, pinned=bool(marks.get(f"{PINNED}:{trial.number}")))
+        for trial in study.get_trials(deepcopy=False)
+    ]
+
+
+def measured_to(measured: Measured) -> dict[str, Any]:
+    """As a study's attribute."""
+    return asdict(measured)
+
+
+def measured_from(value: Mapping[str, Any] | None) -> Measured | None:
+    """What `measured_to` gave."""
+    if value is None:
+        return None
+    return Measured(**{**value, "curve": tuple((int(s), float(a), float(b)) for s, a, b in value["curve"])})
+
+
+def front(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The complete trials that no other is at least as good as in everything and better in something."""
+    done = [record for record in records if record.values is not None]
+    return [one for one in done if not any(dominates(other.values, one.values) for other in done)]
+
+
+def dominates(a: Mapping[str, float] | None, b: Mapping[str, float] | None) -> bool:
+    """Whether `a` is at least as low as `b` in every objective and lower in one."""
+    if a is None or b is None:
+        return False
+    return all(a[k] <= b[k] for k in b) and any(a[k] < b[k] for k in b)

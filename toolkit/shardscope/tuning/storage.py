@@ -1,0 +1,240 @@
+"""Where studies live: a private folder below the runs' root, or any storage that Optuna knows.
+
+<runs>/studies/<name>/journal.log     the study, where no other storage is named
+<runs>/studies/<name>/trials/         the run directories of the trials that this machine ran
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import optuna
+from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, StorageInternalError
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
+
+from shardscope.errors import SpecError, StudyError
+from shardscope.runtime.rundir import runs_root
+from shardscope.tuning.definition import Definition
+from shardscope.tuning.journal import SafeJournal
+
+Result = TypeVar("Result")
+DEFINITION = "shardscope"
+"""The study's attribute that holds its `Definition`."""
+_AGAIN_S = 0.5
+_STATED_WITHIN_S = 5.0
+_CONNECT_WITHIN_S = 10
+
+
+def folder_of(name: str, root: str | Path | None = None) -> Path:
+    """The folder of a study on this machine; made if need be, for this user alone."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", name):
+        raise SpecError(
+            f"name={name!r} is no name for a study; use letters, digits, '.', '_' and '-', at most 80"
+        )
+    folder = runs_root(root) / "studies" / name
+    for path in (folder, folder / "trials"):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path | None = None) -> BaseStorage:
+    """The storage at a URL, the one given, or the journal of the study of this name.
+
+    Raises:
+        StudyError: It does not answer, or needs a driver that is not installed.
+    """
+    if isinstance(storage, BaseStorage):
+        return storage
+    if storage is None:
+        return JournalStorage(SafeJournal(folder_of(name, root) / "journal.log"))
+    shown = _without_password(storage)
+    try:
+        return get_storage(_connected(storage))
+    except ImportError as error:
+        raise StudyError(f"storage={shown!r} needs a driver that is not installed: {error}") from error
+    except outages() as error:
+        raise StudyError(f"storage={shown!r} does not answer: {_cause(error)}") from error
+    except (ValueError, _sql_errors().ArgumentError) as error:
+        raise StudyError(f"storage={shown!r} is no URL of a storage: {_first_line(error)}") from error
+
+
+def _without_password(url: str) -> str:
+    """As it may be shown: messages end up in notebooks that others read."""
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
+
+
+def _connected(url: str) -> str | RDBStorage:
+    """Connections that notice when the server at their other end has been started anew, or cannot be reached."""
+    if not url.startswith("postgresql"):
+        return url
+    options = {"connect_timeout": _CONNECT_WITHIN_S, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
+    return RDBStorage(url, engine_kwargs={"pool_pre_ping": True, "connect_args": options})
+
+
+@contextmanager
+def answering(name: str) -> Iterator[None]:
+    """Opening a study, which does not wait for a storage that is away.
+
+    Raises:
+        StudyError: The storage does not answer.
+    """
+    try:
+        yield
+    except outages() as error:
+        raise StudyError(f"the storage of study {name!r} does not answer: {_cause(error)}") from error
+
+
+def create_or_load(
+    storage: BaseStorage, name: str, definition: Definition, sampler: optuna.samplers.BaseSampler | None
+) -> tuple[optuna.Study, bool]:
+    """The study of this name, and whether it is new.
+
+    Raises:
+        StudyError: It is about something else.
+    """
+    directions = [optuna.study.StudyDirection.MINIMIZE] * len(definition.objectives)
+    try:
+        study = optuna.create_study(storage=storage, study_name=name, directions=directions, sampler=sampler)
+    except DuplicatedStudyError:
+        study = optuna.load_study(storage=storage, study_name=name, sampler=sampler)
+        if not _was_left_blank(study, definition):
+            _compare(study, definition)
+            return study, False
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", ExperimentalWarning
+        )  # only dashboards read the names; ours are in `Definition`
+        study.set_metric_names(list(definition.objectives))
+    study.set_user_attr(DEFINITION, definition.to_json())
+    _compare(study, definition)  # another driver may have found it blank too
+    return study, True
+
+
+def _was_left_blank(study: optuna.Study, definition: Definition) -> bool:
+    """Whether whoever made a study was killed before saying what it is about: then it may be said now."""
+    deadline = time.monotonic() + _STATED_WITHIN_S
+    while study.user_attrs == {} and not study.get_trials(deepcopy=False):
+        if len(study.directions) != len(definition.objectives):
+            return False
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(_AGAIN_S)  # whoever has just made it is about to say so
+    return False
+
+
+def definition_of(study: optuna.Study) -> Definition:
+    """What a study is about.
+
+    Raises:
+        StudyError: Something else began it.
+    """
+    text = study.user_attrs.get(DEFINITION)
+    if text is None:
+        raise StudyError(
+            f"study {study.study_name!r} in this storage does not say what job it is about: something else began it; "
+            "give yours another name"
+        )
+    return Definition.from_json(text)
+
+
+def _compare(study: optuna.Study, definition: Definition) -> None:
+    difference = definition_of(study).difference(definition)
+    if difference is not None:
+        raise StudyError(
+            f"study {study.study_name!r} was begun otherwise: {difference}; go on with what it was begun with, or "
+            "give the study another name"
+        )
+
+
+class Patience:
+    """Calls a storage again while it is away.
+
+    Attributes:
+        waiting: What the storage's absence looks like; None while it answers.
+    """
+
+    def __init__(self, seconds: float = 600.0) -> None:
+        self.seconds = seconds
+        self.waiting: str | None = None
+        self.given_up = threading.Event()
+
+    def __call__(self, call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+        """`call`'s result, once the storage has answered.
+
+        Raises:
+            StudyError: It has not within the time, or waiting was given up.
+        """
+        deadline = time.monotonic() + self.seconds
+        while True:
+            try:
+                result = call(*args, **kwargs)
+            except outages() as error:
+                if _is_refusal(error):
+                    raise StudyError(
+                        f"the study's storage refuses what it is told: {_cause(error)}"
+                    ) from error
+                self.waiting = _cause(error)
+                if time.monotonic() > deadline or self.given_up.wait(_AGAIN_S):
+                    raise StudyError(
+                        f"the study's storage does not answer ({self.waiting}); nothing that was told is lost: start "
+                        "the storage again and go on with the study"
+                    ) from error
+            else:
+                self.waiting = None
+                return result
+
+
+def within(seconds: float, call: Callable[..., object], *args: Any) -> bool:
+    """Whether a call of the storage was done in time; one that hangs is left to itself, one that fails is not done."""
+    done = threading.Event()
+
+    def run() -> None:
+        with suppress(StudyError):
+            call(*args)
+            done.set()
+
+    thread = threading.Thread(target=run, name="last words", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return done.is_set()
+
+
+def outages() -> tuple[type[Exception], ...]:
+    """What is raised while a storage is away."""
+    errors = _sql_errors()
+    lost = (errors.OperationalError, errors.InterfaceError, errors.PendingRollbackError, errors.TimeoutError)
+    return (StorageInternalError, *lost, ConnectionError)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the storage is there, and would say the same again: Optuna wraps all that a database raises alike."""
+    cause = error.__cause__
+    is_wrapped = isinstance(error, StorageInternalError) and isinstance(cause, _sql_errors().SQLAlchemyError)
+    return (
+        is_wrapped
+        and not isinstance(cause, outages())
+        and not getattr(cause, "connection_invalidated", False)
+    )
+
+
+def _sql_errors() -> Any:
+    from sqlalchemy import exc
+
+    return exc
+
+
+def _cause(error: BaseException) -> str:
+    """What the database said, where Optuna's own error only says that something was."""
+    origin = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+    return _first_line(error if isinstance(origin, OSError) else origin)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

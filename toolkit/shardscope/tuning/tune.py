@@ -1,0 +1,86 @@
+"""`ss.tune`: search the settings of a job by real runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage
+
+from shardscope.spec import Job
+from shardscope.spec.space import Space
+from shardscope.tuning.driver import Objective, Pruner
+from shardscope.tuning.pruning.halving import Rungs
+from shardscope.tuning.session import Session
+
+
+def tune(
+    job: Job | None = None,
+    space: Space | Mapping[str, Any] | None = None,
+    *,
+    trials: int | None = None,
+    objectives: Sequence[str] | Mapping[str, Objective | None] | None = None,
+    name: str | None = None,
+    storage: str | BaseStorage | None = None,
+    sampler: str | BaseSampler = "tpe",
+    pruner: str | BasePruner | Pruner | None = None,
+    promote: int | Rungs | None = None,
+    parallel: int = 1,
+    equal: Literal["samples", "steps"] = "samples",
+    baselines: bool = True,
+    memory_limit: float | None = None,
+    timeout_s: float | None = None,
+    seed: int = 0,
+    root: str | Path | None = None,
+    on_tick: Callable[[Session], None] | None = None,
+) -> optuna.Study:
+    """Search the settings of a job; every trial is a real run on this machine's ranks.
+
+    Waits until the study has its trials. An interrupt stops it; called again with the same name it goes on, and trials
+    that were running then are run first. Several drivers, on one machine or many, can call it at once on one storage.
+
+    Args:
+        job: What to train; None goes on with the study called `name` as it was begun.
+        space: What may change, and between what; None takes what suits the job.
+        trials: That the study is to have in all; None is what it was begun with, for a new one 40.
+        objectives: What to minimise: ``loss``, ``error``, ``seconds``, ``bytes``, ``memory``, or functions of yours, as
+            ``{"loss": None, "mine": f}`` with ``f(run)`` a number. By default loss, seconds and bytes.
+        name: Of the study; by default model and strategy.
+        storage: An Optuna storage or its URL, for many machines; None keeps a journal beside the runs.
+        sampler: ``tpe``, ``gp``, ``qmc``, ``nsga``, ``cma-es``, ``random``, or one of Optuna's.
+        pruner: ``dominance``, ``none``, or for one objective Optuna's ``median``, ``percentile``, ``hyperband``,
+            ``successive-halving``, ``patient``, or an object of Optuna's; by default dominance for several objectives,
+            median for one.
+        promote: Train every trial for a ninth of its samples, and the best one in so many for as many times more, from
+            its checkpoint, until the best of all have ended (asynchronous successive halving). `Rungs` has the shares.
+        parallel: Trials at once in this process.
+        equal: Trials of another batch size keep the job's ``samples`` (so its epochs) or its ``steps``.
+        baselines: Where the space chooses optimizers, have AdamW and Nesterov's SGD among them, give each the same
+            number of trials, and run the job as it is and settings from the literature first.
+        memory_limit: Bytes that a rank may hold; trials that would hold more, by formula, cost no run. None is a rank's
+            share of the machine's free memory.
+        timeout_s: Stop after so many seconds; the study can go on later.
+        seed: Of the sampler.
+        root: Folder of the runs and studies; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        on_tick: Called many times a second with the session.
+
+    Raises:
+        SpecError: The space or an objective is impossible.
+        StudyError: The storage does not answer, or holds another study of this name.
+
+    Example:
+        >>> import shardscope as ss
+        >>> job = ss.Job(model="mlp", data="digits", strategy="ring", steps=50)
+        >>> study = ss.tune(job, {"optimizer.lr": (1e-4, 1e-1, "log")}, trials=20)  # doctest: +SKIP
+    """
+    session = Session.open(
+        job, space, trials=trials, objectives=objectives, name=name, storage=storage, sampler=sampler,
+        pruner=pruner, promote=promote, parallel=parallel, equal=equal, baselines=baselines,
+        memory_limit=memory_limit, seed=seed, root=root,
+    )  # fmt: skip
+    session.run(timeout_s=timeout_s, on_tick=on_tick)
+    return session.study
