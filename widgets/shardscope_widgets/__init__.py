@@ -1,4 +1,4 @@
-"""What people touch: figures, the Training Lab, the Pipeline Explorer, the ring view, the report.
+"""What people touch: figures, the Training Lab, the Tuning Lab, the Pipeline Explorer, the ring view, the report.
 
 Names are imported when first used (PEP 562), so that importing this package loads neither Plotly nor
 ipywidgets.
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardscope_widgets.ring_view import RingView
     from shardscope_widgets.trace import Trace
     from shardscope_widgets.training_lab import TrainingLab
+    from shardscope_widgets.tuning_lab import TuningLab
 
 _HOMES = {
     "CommunicationCalculator": "shardscope_widgets.communication_calculator",
@@ -29,6 +30,7 @@ _HOMES = {
     "RingView": "shardscope_widgets.ring_view",
     "Trace": "shardscope_widgets.trace",
     "TrainingLab": "shardscope_widgets.training_lab",
+    "TuningLab": "shardscope_widgets.tuning_lab",
     "summary": "shardscope_widgets.html",
     "write_report": "shardscope_widgets.report",
 }
@@ -41,6 +43,7 @@ __all__ = [
     "RingView",
     "Trace",
     "TrainingLab",
+    "TuningLab",
     "figures",
     "summary",
     "write_report",

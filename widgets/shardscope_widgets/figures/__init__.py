@@ -9,11 +9,24 @@ Example:
     >>> figures.loss([figures.Trace.read(run) for run in ss.runs()[:3]])  # doctest: +SKIP
 """
 
+from shardscope_widgets.figures._batch_sweep import (
+    SweepInfo,
+    batch_sweep,
+    batch_sweep_info,
+    batch_sweep_text,
+    draw_batch_sweep,
+)
 from shardscope_widgets.figures._break_even import (
     BreakEvenInfo,
     break_even,
     break_even_info,
     break_even_text,
+)
+from shardscope_widgets.figures._collectives import (
+    CollectivesInfo,
+    collectives,
+    collectives_info,
+    collectives_text,
 )
 from shardscope_widgets.figures._communication import Question as CommunicationQuestion
 from shardscope_widgets.figures._communication import by_size_info, by_workers_info, efficiency_info
@@ -43,7 +56,18 @@ from shardscope_widgets.figures._curves import (
     traffic_info,
 )
 from shardscope_widgets.figures._efficiency import efficiency, efficiency_text
+from shardscope_widgets.figures._front import FrontInfo, front, front_info, front_text
+from shardscope_widgets.figures._importances import (
+    ImportancesInfo,
+    importances,
+    importances_info,
+    importances_text,
+)
+from shardscope_widgets.figures._lineage import LineageInfo, lineage, lineage_info, lineage_text
+from shardscope_widgets.figures._lineage import draw as draw_lineage
 from shardscope_widgets.figures._links import LinksInfo, links, links_info, links_text
+from shardscope_widgets.figures._lr_range import LrRangeInfo, lr_range, lr_range_info, lr_range_text
+from shardscope_widgets.figures._lr_range import draw as draw_lr_range
 from shardscope_widgets.figures._memory import MemoryBars, MemoryInfo, memory, memory_info
 from shardscope_widgets.figures._memory_kinds import (
     MemoryKindsInfo,
@@ -58,6 +82,13 @@ from shardscope_widgets.figures._memory_plan import (
     memory_plan_info,
     memory_plan_text,
 )
+from shardscope_widgets.figures._noise_scale import (
+    NoiseScaleInfo,
+    noise_scale,
+    noise_scale_info,
+    noise_scale_text,
+)
+from shardscope_widgets.figures._noise_scale import draw as draw_noise_scale
 from shardscope_widgets.figures._overview import OverviewInfo, overview, overview_info
 from shardscope_widgets.figures._pipeline import GanttInfo, GanttOp, gantt, gantt_info, gantt_text
 from shardscope_widgets.figures._pipeline import draw as draw_gantt
@@ -73,6 +104,7 @@ from shardscope_widgets.figures._plans import (
 )
 from shardscope_widgets.figures._ring import RingInfo, Transfer, ring, ring_info, ring_text
 from shardscope_widgets.figures._schedule import ScheduleInfo, schedule, schedule_info, schedule_text
+from shardscope_widgets.figures._slices import SlicesInfo, slices, slices_info, slices_text
 from shardscope_widgets.figures._staleness import StalenessInfo, staleness, staleness_info, staleness_text
 from shardscope_widgets.figures._staleness import draw as draw_staleness
 from shardscope_widgets.figures._timeline import (
@@ -83,9 +115,21 @@ from shardscope_widgets.figures._timeline import (
     timeline_info,
     timeline_text,
 )
+from shardscope_widgets.figures._trial_curves import (
+    TrialCurvesInfo,
+    trial_curves,
+    trial_curves_info,
+    trial_curves_text,
+)
+from shardscope_widgets.figures._trials import TrialInfo, trials_info
 from shardscope_widgets.trace import Step, Trace
 
 __all__ = [
+    "SweepInfo",
+    "batch_sweep",
+    "batch_sweep_info",
+    "batch_sweep_text",
+    "draw_batch_sweep",
     "BreakEvenInfo",
     "CompressionInfo",
     "break_even",
@@ -177,4 +221,41 @@ __all__ = [
     "memory_plan_info",
     "memory_plan_text",
     "draw_staleness",
+    "LineageInfo",
+    "draw_lineage",
+    "lineage",
+    "lineage_info",
+    "lineage_text",
+    "LrRangeInfo",
+    "draw_lr_range",
+    "lr_range",
+    "lr_range_info",
+    "lr_range_text",
+    "NoiseScaleInfo",
+    "draw_noise_scale",
+    "noise_scale",
+    "noise_scale_info",
+    "noise_scale_text",
+    "CollectivesInfo",
+    "collectives",
+    "collectives_info",
+    "collectives_text",
+    "FrontInfo",
+    "front",
+    "front_info",
+    "front_text",
+    "ImportancesInfo",
+    "importances",
+    "importances_info",
+    "importances_text",
+    "SlicesInfo",
+    "slices",
+    "slices_info",
+    "slices_text",
+    "TrialCurvesInfo",
+    "trial_curves",
+    "trial_curves_info",
+    "trial_curves_text",
+    "TrialInfo",
+    "trials_info",
 ]

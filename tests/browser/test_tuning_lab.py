@@ -1,0 +1,120 @@
+"""A person searches: starts a study, sees the front grow, prunes and opens trials by click, stops, reloads, goes on."""
+
+from __future__ import annotations
+
+import contextlib
+
+import nbformat
+import pytest
+
+PlaywrightTimeout = pytest.importorskip("playwright.sync_api").TimeoutError
+
+LAB = ".jp-OutputArea-output .ss-tuning"
+FRONT = f"document.querySelector('{LAB} .ss-grow .js-plotly-plot')"
+CELL = """
+import shardscope as ss
+from shardscope_widgets import TuningLab
+link = ss.Link(bandwidth="1 Gbit/s", latency="15 ms")  # so that a trial takes its seconds on any machine
+job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=150, link=link)
+space = {"optimizer.lr": (1e-3, 1e-1, "log"), "compression": ["none", "int8", "topk"]}
+lab = TuningLab(job, space, name="seen", trials=40)
+lab
+"""
+PLACE = f"""([names, number]) => {{
+    const plot = {FRONT};
+    for (const trace of plot?.data ?? []) {{
+        const place = names.includes(trace.name) ? trace.customdata.indexOf(number) : -1;
+        if (place < 0) continue;
+        const {{ xaxis, yaxis }} = plot._fullLayout;
+        const box = plot.querySelector('.nsewdrag').getBoundingClientRect();
+        const at = (axis, value) => axis.d2p(value);
+        return [box.x + at(xaxis, trace.x[place]), box.y + at(yaxis, trace.y[place])];
+    }}
+    return null;
+}}"""
+SHOWN = f"""(name) => ({FRONT}?.data ?? []).filter(each => each.name?.startsWith(name))
+    .flatMap(each => each.customdata ?? [])"""
+
+
+def complete(notebook, count):
+    shown = f"() => [...({SHOWN})('on the front'), ...({SHOWN})('beaten')].length >= {count}"
+    notebook.page.wait_for_function(shown, timeout=60_000)
+
+
+def press(notebook, name):
+    notebook.page.locator(f"{LAB} .ss-buttons button", has_text=name).first.click()
+
+
+def status(notebook, text):
+    notebook.page.locator(f"{LAB} .ss-status", has_text=text).wait_for(timeout=60_000)
+
+
+@pytest.fixture
+def opened(notebook, tmp_path):
+    written = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    written.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(written, tmp_path / "tune.ipynb")
+    notebook.open(tmp_path / "tune.ipynb").run_all()
+    notebook.page.wait_for_selector(f"{LAB} .ss-space-row select", timeout=60_000)
+    return notebook
+
+
+def click(notebook, names, number):
+    """Click the point of a trial, wherever it is by now; it may move between looking and clicking."""
+    chosen = notebook.page.locator(f"{LAB} .ss-chosen .ss-heading", has_text=f"Trial {number} ")
+    for _ in range(5):
+        notebook.page.locator(f"{LAB} .ss-grow .js-plotly-plot").scroll_into_view_if_needed()
+        place = notebook.page.evaluate(PLACE, [names, number])
+        if place is not None:
+            notebook.page.mouse.move(*place)
+            notebook.page.mouse.click(*place)
+            with contextlib.suppress(PlaywrightTimeout):
+                chosen.wait_for(timeout=3_000)
+                return True
+    return False
+
+
+def prune_by_click(notebook):
+    """Prune a running trial; one that ends first makes way for the next. Returns its number."""
+    page = notebook.page
+    for _ in range(4):
+        page.wait_for_function(f"() => ({SHOWN})('running').length > 0", timeout=60_000)
+        number = page.evaluate(f"() => ({SHOWN})('running')[0]")
+        prune = page.locator(f"{LAB} .ss-chosen button:not([disabled])", has_text="Prune")
+        if number is not None and click(notebook, ["running"], number):
+            with contextlib.suppress(PlaywrightTimeout):
+                prune.click(timeout=3_000)
+                page.locator(f"{LAB} tr[data-number='{number}'].pruned").wait_for(timeout=20_000)
+                return number
+    raise AssertionError("no running trial could be pruned")
+
+
+@pytest.mark.timeout(300)
+def test_start_watch_prune_open_stop_reload_and_go_on(opened):
+    page = opened.page
+    press(opened, "Start")
+    complete(opened, 2)  # the front grows
+    running = prune_by_click(opened)
+    page.wait_for_function(f"(n) => ({SHOWN})('pruned').includes(n)", arg=running, timeout=30_000)
+
+    assert click(opened, ["on the front", "beaten"], 0)
+    press(opened, "Open run")
+    page.locator(f"{LAB} .ss-words", has_text="In each row computing is above").wait_for(timeout=30_000)
+    press(opened, "Stop")
+    status(opened, "is stopped")
+    left = opened.kernel("[[lab.problem, lab.is_running], [r.state for r in lab.session.records()]]")
+    assert left[0] == ["", False]
+    assert left[1][running] == "pruned"
+    assert "running" not in left[1]
+
+    opened.reload()
+    complete(opened, 2)
+    page.wait_for_function(f"(n) => ({SHOWN})('pruned').includes(n)", arg=running, timeout=60_000)
+    assert page.locator(f"{LAB} .ss-trial-table tbody tr").count() == len(left[1])
+    before = left[1].count("complete")
+    press(opened, "Continue")
+    complete(opened, before + 1)
+    opened.kernel("[lab.stop(), lab.wait(30)]")
+    states = opened.kernel("[r.state for r in lab.session.records()]")
+    assert states.count("complete") > before
+    assert opened.kernel("[lab.problem, lab.is_running]") == ["", False]

@@ -1,0 +1,133 @@
+"""The figures of a study: what is on the front and where, what is said, what another link does to it."""
+
+from __future__ import annotations
+
+import pytest
+
+import shardscope as ss
+from shardscope.tuning.measured import Measured
+from shardscope.tuning.records import TrialRecord
+from shardscope_widgets import figures
+from shardscope_widgets.figures import _front, _importances, _slices, _trial_curves, _trials
+from shardscope_widgets.tuning_lab._relink import UNFINISHED, notes_of, relinked
+
+OBJECTIVES = ("loss", "seconds", "bytes")
+SPACE = ss.Space(
+    {"optimizer.lr": (1e-3, 1e-1, "log"), "batch": ss.PowersOfTwo(32, 128), "warmup": (0.0, 0.3)}
+)
+
+
+def record(number, state="complete", *, loss=1.0, step_s=0.01, sent=1000, start=2.0, steps=10, **fields):
+    done = steps if state == "complete" else steps // 2
+    part = done / steps
+    curve = ((steps // 2, start, 0.5), *(((steps, loss, 0.1),) if state == "complete" else ()))
+    measured = Measured(done, step_s, step_s / 2, 0.0, int(sent * part), 4, 100, curve)
+    values = {"loss": loss, "seconds": step_s * steps, "bytes": float(sent)} if state == "complete" else None
+    common = {
+        "params": {"optimizer.lr": 0.01 * (number + 1), "batch": 64}, "values": values, "reason": None,
+        "origin": "drawn",
+        "run": None, "host": None, "measured": measured, "retry_of": None, "counted": True, "pinned": False,
+    }  # fmt: skip
+    return TrialRecord(number=number, state=state, **{**common, **fields})
+
+
+def trials(*records, live=None):
+    return _trials.trials_info(records, OBJECTIVES, steps_of=lambda _: 10, live=live)
+
+
+@pytest.fixture
+def four():
+    return trials(
+        record(0, loss=0.5, step_s=0.04), record(1, loss=0.9, step_s=0.01), record(2, loss=0.95, step_s=0.02),
+        record(3, loss=0.7, step_s=0.02, sent=9000),
+    )  # fmt: skip
+
+
+def test_the_front_is_that_of_all_objectives_and_the_line_that_of_the_axes(four):
+    assert [trial.number for trial in four if trial.is_front] == [0, 1, 3]
+    info = _front.front_info(four, x="seconds", y="loss")
+    assert info.line == ((0.1, 0.9), (0.2, 0.7), (0.4, 0.5))
+    assert [dot.number for dot in info.complete if not dot.is_front] == [2]
+    by_bytes = _front.front_info(four, x="bytes", y="loss")
+    assert by_bytes.line == ((1000.0, 0.5),)
+    assert "The line has 3 trials of 4 complete; its ends: trial 1 with 0.9" in _front.front_text(info)
+
+
+@pytest.mark.parametrize(
+    "points", [[], [(1.0, 1.0)], [(1.0, 2.0), (1.0, 1.0), (2.0, 1.0), (3.0, 0.5), (0.5, 3.0)]]
+)
+def test_the_line_is_made_of_the_points_that_none_beats(points):
+    def beaten(a):
+        return any(b[0] <= a[0] and b[1] <= a[1] and b != a for b in points)
+
+    assert _front.staircase(points) == tuple(sorted(point for point in points if not beaten(point)))
+
+
+def test_a_running_trial_may_fall_as_steeply_as_the_best_did():
+    live = Measured(5, 0.03, None, 0.0, 500, 4, 100, ((5, 1.6, 0.4),))
+    found = trials(
+        record(0, loss=1.0), record(1, loss=0.5), record(2, "running", measured=None), live={2: live},
+    )  # fmt: skip
+    running = found[2]
+    assert running.best == pytest.approx(1.6 * 0.5 / 2.0)
+    assert running.values == {
+        "seconds": pytest.approx(0.3),
+        "bytes": 1000.0,
+        "memory": 100.0,
+        "loss": 1.6,
+        "error": 0.4,
+    }
+    spec = _front.front_spec(_front.front_info(found))
+    assert {"running", "may come to"} <= {trace.get("name") for trace in spec["data"]}
+    assert trials(record(2, "running", measured=None), live={2: live})[0].best is None
+
+
+def test_pruned_trials_are_crosses_and_what_cost_no_run_has_no_place():
+    found = trials(record(0), record(1, "pruned", reason="dominated"), record(2, "impossible", measured=None))
+    info = _front.front_info(found)
+    assert [dot.number for dot in info.pruned] == [1]
+    assert "dominated" in info.pruned[0].text
+    assert 2 not in {dot.number for dot in (*info.complete, *info.pruned, *info.running)}
+
+
+def test_curves_run_over_the_share_of_the_training_and_are_few_traces(four):
+    info = _trial_curves.trial_curves_info(four, chosen=2)
+    assert [curve.kind for curve in info.curves] == ["on the front", "on the front", "chosen", "on the front"]
+    assert info.curves[0].points == ((0.5, 2.0), (1.0, 0.5))
+    assert len(_trial_curves.trial_curves_spec(info)["data"]) == 2
+    assert "trial 0 ends lowest, at 0.5" in _trial_curves.trial_curves_text(info)
+
+
+def test_a_slice_shows_every_complete_trial_that_drew_the_setting(four):
+    info = _slices.slices_info(four, SPACE, objective="loss")
+    assert [(one.name, one.kind) for one in info.slices] == [("optimizer.lr", "log"), ("batch", "category")]
+    assert info.slices[0].points[0] == (0.01, 0.5, 0, True)
+    assert info.slices[1].values == (32, 64, 128)
+
+
+def test_importances_say_what_they_need():
+    few = _importances.importances_info({}, objective="loss", trials=3)
+    assert "need 6 complete trials; there are 3 yet" in _importances.importances_text(few)
+    told = _importances.importances_info({"batch": 0.2, "optimizer.lr": 0.8}, objective="loss", trials=9)
+    assert told.names == ("optimizer.lr", "batch")
+    assert "optimizer.lr matters most (80%)" in _importances.importances_text(told)
+
+
+def test_another_link_moves_times_and_the_front_and_says_who_has_no_place(four):
+    steps = {0: 0.05, 1: 0.2, 2: 0.3, 3: "its strategy cannot be projected"}
+    moved = relinked(four, OBJECTIVES, lambda trial: steps[trial.number])
+    assert [trial.values.get("seconds") for trial in moved] == [0.5, 2.0, 3.0, None]
+    assert [trial.number for trial in moved if trial.is_front] == [0]
+    assert notes_of(moved) == {"its strategy cannot be projected": [3]}
+    assert _front.front_info(moved, link="10 Mbit/s").missing == 1
+    waiting = relinked(trials(record(0, "running")), OBJECTIVES, lambda _: 1.0)
+    assert notes_of(waiting) == {UNFINISHED: [0]}
+
+
+def test_every_figure_of_a_study_is_one_that_plotly_takes(four):
+    info = _importances.importances_info({"batch": 0.2}, objective="loss", trials=9)
+    found = [
+        figures.front(four), figures.trial_curves(four), figures.slices(four, SPACE), figures.importances(info),
+        figures.collectives({"ring_all_reduce": 4000, "broadcast": 0}, 4), figures.front([]), figures.trial_curves([]),
+    ]  # fmt: skip
+    assert [len(figure.data) for figure in found] == [3, 2, 2, 1, 1, 0, 0]

@@ -1,0 +1,225 @@
+"""The Tuning Lab without a browser: what is searched, what is said, what a real study of a few trials shows."""
+
+from __future__ import annotations
+
+import pytest
+
+import shardscope as ss
+from shardscope.errors import SpecError, StudyError
+from shardscope.spec.link import Link
+from shardscope.tuning.priors import default_space
+from shardscope.tuning.session import Session
+from shardscope_widgets import TuningLab
+from shardscope_widgets.tuning_lab import _search
+from shardscope_widgets.tuning_lab._code import job_code
+
+pytestmark = pytest.mark.timeout(120)
+JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=6)
+SPACE = ss.Space({"optimizer.lr": (1e-3, 1e-1, "log"), "compression": ["none", "int8"]})
+
+
+@pytest.fixture
+def make_lab():
+    labs = []
+
+    def make(*args, **choices):
+        labs.append(TuningLab(*args, **choices))
+        return labs[-1]
+
+    yield make
+    for lab in labs:
+        lab.close()
+        assert lab._engine.wait(20)
+
+
+def named(lab, name):
+    return next(row for row in lab._rows if row.name == name)
+
+
+class TestSearching:
+    def test_the_default_rows_give_the_default_space(self):
+        rows = _search.rows_of(JOB)
+        assert _search.space_of(rows, _search.first_state(rows), JOB) == default_space(JOB)
+
+    def test_rows_of_a_space_give_that_space(self):
+        space = ss.Space(
+            {"optimizer.lr": (3e-4, 0.07, "log"), "batch": ss.PowersOfTwo(32, 128), "compression": ["topk", "none"],
+             "compression[topk].ratio": (0.013, 0.4), "seed": [3, 5]}
+        )  # fmt: skip
+        rows = _search.rows_of(JOB, space)
+        assert _search.space_of(rows, _search.first_state(rows), JOB) == space
+
+    def test_a_setting_of_a_choice_that_is_not_picked_is_hidden_and_not_searched(self):
+        rows = _search.rows_of(
+            JOB, ss.Space({"compression": ["none", "topk"], "compression[topk].ratio": (0.01, 0.1)})
+        )
+        state = _search.first_state(rows)
+        state["compression"]["picked"] = state["compression"]["picked"][:1]
+        assert "compression[topk].ratio" in _search.hidden(rows, state, JOB)
+        assert set(_search.space_of(rows, state, JOB).parameters) == {"compression"}
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"on": False}, "nothing is searched"),
+            ({"picked": [7, 4]}, "Warm-up share: .* is no range; let it end above"),
+            ({"picked": [4, 4]}, "Warm-up share: .* is no range"),
+        ],
+    )
+    def test_what_cannot_be_searched_is_said_in_one_sentence(self, change, said):
+        rows = _search.rows_of(JOB, ss.Space({"warmup": (0.0, 0.3)}))
+        state = _search.first_state(rows)
+        state["warmup"] |= change
+        with pytest.raises(SpecError, match=said):
+            _search.space_of(rows, state, JOB)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        JOB,
+        ss.Job(model="mlp", data="digits", strategy=ss.Zero3(), optimizer=ss.Optimizer("lamb", lr=3e-3), batch=128),
+        ss.Job(
+            model="mlp", data="digits", strategy="pipeline:gpipe", batch=ss.Batch(global_size=64, micro_size=16),
+            schedule=ss.Schedule("cosine", warmup_steps=5), seed=3,
+        ),
+        ss.Job(
+            model="mlp", data="digits", compression=ss.Compression("topk", ratio=0.02), clip_norm=1.0,
+            link=ss.Link(bandwidth="100 Mbit/s", latency="1 ms"), record=ss.Record(spans_first=0),
+        ),
+    ],
+)  # fmt: skip
+def test_the_code_of_a_job_makes_that_job(job):
+    assert eval(job_code(job), {"ss": ss}) == job
+
+
+class TestChoosing:
+    def test_constructing_starts_nothing_and_leaves_nothing(self, make_lab, runs_root):
+        lab = make_lab(JOB, SPACE)
+        assert (lab.name, lab.session, lab.is_running, lab.problem) == ("mlp-ring", None, False, "")
+        assert not runs_root.exists()
+        assert lab.definition().space == SPACE
+        assert "2 settings of mlp on digits" in lab.screen.plan.value
+
+    def test_what_is_impossible_is_said_before_anything_runs(self, make_lab):
+        lab = make_lab(JOB, SPACE)
+        lab.global_batch = 31
+        assert lab.screen.start.disabled
+        assert "batch.global_size=31 does not divide over world_size=2" in lab.screen.plan.value
+        lab.global_batch = 64
+        lab.objectives = ["seconds"]
+        assert "say nothing of quality" in lab.screen.plan.value
+        lab.objectives = ["loss", "seconds"]
+        lab.sampler = "cma-es"
+        assert "minimises one objective, got 2" in lab.screen.plan.value
+        lab.sampler = "tpe"
+        assert not lab.screen.start.disabled
+
+    def test_what_the_controls_lack_stays_as_it_was_given(self, make_lab):
+        link = ss.Link(bandwidth="1 Gbit/s", latency="15 ms")
+        job = JOB.replace(schedule=ss.Schedule("cosine", warmup_steps=2), clip_norm=1.0, link=link)
+        lab = make_lab(job, SPACE)
+        assert (lab.bandwidth, lab.latency) == ("1 Gbit/s", "15 ms")
+        assert lab.job() == job
+        lab.steps = 8
+        assert lab.job() == job.replace(steps=8)
+
+    def test_an_unknown_choice_is_an_error(self, make_lab):
+        with pytest.raises(TypeError, match="no choice 'trails'"):
+            make_lab(JOB, trails=3)
+
+    def test_every_control_has_a_description_and_a_tooltip(self, make_lab):
+        lab = make_lab(JOB)
+        for group in lab.controls.values():
+            assert all(control.description and control.tooltip for control in group.values())
+        assert all(button.tooltip for button in lab.screen.chosen.buttons.values())
+
+
+def test_a_study_is_run_shown_applied_moved_and_found_again(make_lab, monkeypatch):
+    lab = make_lab(JOB, SPACE, name="seen", trials=3)
+    lab.start()
+    assert lab.is_running
+    assert lab.wait(60)
+    assert lab.problem == ""
+    assert "has finished: 3 of 3 trials; 3 complete" in lab.status
+    numbers = {n for trace in lab.screen.front.figure["data"] for n in trace.get("customdata", [])}
+    assert numbers == {0, 1, 2}
+    assert [row["number"] for row in lab.screen.table.rows] == [0, 1, 2]
+
+    lab.screen.front.clicked = 1
+    assert lab.chosen == 1
+    assert "Trial 1" in lab.screen.chosen.head.value
+    assert len(lab.screen.chosen.loss.figure["data"][0]["x"]) == JOB.steps
+    job = lab.apply()
+    assert lab.applied == job == lab.session.job(1)
+    lab.pin()
+    assert lab.session.record(1).pinned
+    assert lab.open_run().id == lab.session.trial_run(1).id
+    assert lab.pictures._view.live.overview.traces
+
+    measured = [trial.values["seconds"] for trial in lab._trials]
+    runs = len(list(lab.session.folder.glob("trials/*")))
+    lab.is_relinked, lab.on_bandwidth, lab.on_latency = True, "10 Mbit/s", "10 ms"
+    lab.refresh()
+    moved = [trial.values["seconds"] for trial in lab.pictures._on_link]
+    assert all(slow > quick for slow, quick in zip(moved, measured, strict=True))
+    assert "seconds of training on 10 Mbit/s, 10 ms" in str(
+        lab.screen.front.figure["layout"]["xaxis"]["title"]
+    )
+    assert len(list(lab.session.folder.glob("trials/*"))) == runs
+
+    lab.screen.tabs.selected_index = 1
+    assert "need 6 complete trials; there are 3 yet" in lab.screen.fit_words.value
+    monkeypatch.setattr(
+        "shardscope_widgets.tuning_lab._engine._KNOWN", {}
+    )  # as after a restart of the kernel
+    again = make_lab(name="seen")
+    assert again.job() == JOB
+    assert again.definition().space == SPACE
+    assert [row["number"] for row in again.screen.table.rows] == [0, 1, 2]
+    other = make_lab(JOB.replace(steps=9), SPACE, name="seen")
+    assert "the job has another steps" in other.screen.plan.value
+    with pytest.raises(StudyError, match="begun otherwise"):
+        other.start()
+
+
+def test_stop_answers_at_once_prune_counts_and_continue_goes_on(make_lab):
+    lab = make_lab(JOB.replace(steps=3000), SPACE, name="long", trials=2)
+    lab.start()
+    while not lab._engine.live():
+        lab._engine.wait(0.05)
+    lab.prune(0)
+    while 0 in lab._engine.live():
+        lab._engine.wait(0.05)
+    lab.stop()
+    assert lab.wait(30)
+    records = lab.session.records()
+    assert (records[0].state, records[0].reason) == ("pruned", "pruned by hand")
+    assert {record.state for record in records[1:]} <= {"failed", "waiting"}
+    assert lab.screen.start.description == "Continue"
+    with pytest.raises(StudyError, match="trial 0 does not run here"):
+        lab.prune(0)
+    assert (
+        sum(record.counted for record in Session.open(name="long").records() if record.state == "pruned") == 1
+    )
+
+
+def test_links_of_the_slider_are_links():
+    from shardscope_widgets.tuning_lab._controls import LINKS
+
+    assert Link(bandwidth="100 Mbit/s", latency="1 ms") in LINKS
+
+
+def test_a_study_that_baselines_have_joined_goes_on(make_lab):
+    space = ss.Space({"optimizer": ["lamb"], "optimizer[lamb].lr": (1e-3, 1e-1, "log")})
+    lab = make_lab(JOB, space, name="joined", trials=2)
+    lab.start()
+    assert lab.wait(60)
+    lab.trials = 3
+    assert not lab.screen.start.disabled, lab.screen.plan.value
+    lab.start()
+    assert lab.wait(60)
+    assert lab.problem == ""
+    assert len([record for record in lab.session.records() if record.counted]) == 3
+    again = make_lab(JOB, space, name="joined", trials=4)
+    assert "begun otherwise" not in again.screen.plan.value

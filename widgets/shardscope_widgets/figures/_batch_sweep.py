@@ -1,0 +1,135 @@
+"""How far the batch can be pushed: what each optimizer comes to at each batch size within the same epochs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope.tuning.batch_sweep import BatchSweep, Point
+from shardscope_widgets.figures import theme
+from shardscope_widgets.words import listed
+
+_LOOKS = {
+    "sgd": ("#777c85", "dot", "circle"), "nesterov": ("#5f6fd6", "dash", "square"),
+    "adamw": ("#2a6fb8", "solid", "diamond"), "lars": ("#c49a0c", "dashdot", "triangle-up"),
+    "lamb": ("#e0662a", "solid", "star"),
+}  # fmt: skip
+_WORDS = {"loss": "held-back loss", "error": "held-back error"}
+
+
+class SweepLine(NamedTuple):
+    """One optimizer: by batch its median over seeds, lowest and highest seed; None where it failed."""
+
+    optimizer: str
+    batches: tuple[int, ...]
+    medians: tuple[float | None, ...]
+    lows: tuple[float | None, ...]
+    highs: tuple[float | None, ...]
+    hover: tuple[str, ...]
+    largest: int | None
+
+
+class SweepInfo(NamedTuple):
+    """All lines, and the target that they are held against."""
+
+    quality: str
+    target: float
+    lines: tuple[SweepLine, ...]
+
+
+def batch_sweep_info(sweep: BatchSweep) -> SweepInfo:
+    """What the chart shows of a sweep."""
+    names = dict.fromkeys(point.optimizer for point in sweep.points)
+    return SweepInfo(sweep.quality, sweep.target, tuple(_line(sweep, name) for name in names))
+
+
+def _line(sweep: BatchSweep, optimizer: str) -> SweepLine:
+    points = sorted((p for p in sweep.points if p.optimizer == optimizer), key=lambda p: p.batch)
+    return SweepLine(
+        optimizer,
+        tuple(p.batch for p in points),
+        tuple(p.median if math.isfinite(p.median) else None for p in points),
+        tuple(min(p.values, default=None) for p in points),
+        tuple(max(p.values, default=None) for p in points),
+        tuple(_hover(p) for p in points),
+        sweep.largest(optimizer),
+    )
+
+
+def _hover(point: Point) -> str:
+    failed = point.num_seeds - len(point.values)
+    seeds = ", ".join(f"{value:.4g}" for value in point.values) or "none"
+    return f"{point.steps} steps at rate {point.rate:.3g}<br>seeds: {seeds}{f'; {failed} failed' if failed else ''}"
+
+
+def batch_sweep_text(info: SweepInfo) -> str:
+    """The chart in words."""
+    reached = [f"{line.optimizer} up to {line.largest}" for line in info.lines if line.largest is not None]
+    never = [line.optimizer for line in info.lines if line.largest is None]
+    said = f"Within the same epochs a {_WORDS[info.quality]} of {info.target:.3g} is reached by "
+    said += listed(reached) if reached else "none of the optimizers at any of these batches"
+    return f"{said}{f'; not by {listed(never)}' if reached and never else ''}."
+
+
+def draw_batch_sweep(info: SweepInfo) -> go.Figure:
+    """Medians over seeds as lines with whiskers from the lowest to the highest seed, and the target across."""
+    figure = go.Figure()
+    for line in info.lines:
+        figure.add_trace(_trace(line))
+    lows = [low for line in info.lines for low in line.lows if low is not None]
+    is_log = min([info.target, *lows]) > 0  # errors may be none
+    batches = sorted({batch for line in info.lines for batch in line.batches})
+    figure.update_layout(
+        xaxis=theme.axis("batch, samples", type="log", tickvals=batches, ticktext=[str(b) for b in batches]),
+        yaxis=theme.axis("", **({"type": "log", "dtick": "D2", "minor": {"showgrid": False}} if is_log else {})),
+        shapes=[_target(info.target)] if math.isfinite(info.target) else [],
+        annotations=[
+            theme.note(f"<b>{_WORDS[info.quality].capitalize()}</b>  <span style='font-size:11px'>within the same "
+                       "epochs, median of seeds; whiskers from the lowest to the highest</span>", x=0, y=1)
+            | {"yshift": 6},
+            *([_target_name(info.target, is_log=is_log)] if math.isfinite(info.target) else []),
+        ],
+        showlegend=True,
+    )  # fmt: skip
+    return theme.style(
+        figure, height=420, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 78, "b": 8}
+    )
+
+
+def _trace(line: SweepLine) -> go.Scatter:
+    colour, dash, symbol = _LOOKS.get(line.optimizer, (theme.GREY, "solid", "circle"))
+    ups = [_apart(high, middle) for high, middle in zip(line.highs, line.medians, strict=True)]
+    downs = [_apart(middle, low) for middle, low in zip(line.medians, line.lows, strict=True)]
+    return go.Scatter(
+        x=line.batches, y=line.medians, name=line.optimizer, mode="lines+markers", connectgaps=False,
+        line={"color": colour, "dash": dash, "width": 2.2}, marker={"symbol": symbol, "size": 9, "color": colour},
+        error_y={"type": "data", "array": ups, "arrayminus": downs, "color": colour, "thickness": 1.2, "width": 4},
+        customdata=line.hover,
+        hovertemplate=f"<b>{line.optimizer}</b> at batch %{{x}}: %{{y:.4g}}<br>%{{customdata}}<extra></extra>",
+    )  # fmt: skip
+
+
+def _apart(upper: float | None, lower: float | None) -> float | None:
+    return None if upper is None or lower is None else max(0.0, upper - lower)
+
+
+def _target(value: float) -> dict[str, Any]:
+    return {
+        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": value, "y1": value,
+        "line": {"color": "#d1495b", "width": 1.4, "dash": "dot"},
+    }  # fmt: skip
+
+
+def _target_name(value: float, *, is_log: bool) -> dict[str, Any]:
+    return {
+        "text": "target", "xref": "paper", "x": 0.004, "xanchor": "left", "yref": "y",
+        "y": math.log10(value) if is_log else value, "yanchor": "bottom", "showarrow": False,
+        "font": {"size": 11, "color": "#d1495b"},
+    }  # fmt: skip
+
+
+def batch_sweep(sweep: BatchSweep) -> go.Figure:
+    """What each optimizer comes to at each batch size within the same epochs."""
+    return draw_batch_sweep(batch_sweep_info(sweep))

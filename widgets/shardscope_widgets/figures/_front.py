@@ -1,0 +1,291 @@
+"""The Pareto front of a study: quality against time or bytes, the front as a line, where what runs may come to.
+
+Complete trials are dots, coloured by a third objective; those on the front stand out, the others are faint. Running
+trials are open diamonds with a dotted line down to what they may still come to; pruned ones are crosses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import ceil, floor, log10
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._trials import TrialInfo, objective_text, title_of
+from shardscope_widgets.words import listed, plural, safe
+
+Spec = dict[str, Any]
+SCALE = [[0, "#f2c14e"], [0.35, "#e58a3c"], [0.65, "#a34a86"], [1, "#5566cf"]]
+"""From little to much; it also falls steadily in brightness."""
+RUNNING, PRUNED, CHOSEN, LINE = "#2a86d1", "#8b8f99", "#c5372c", "#11997a"
+_WIDE = 6.0
+"""From this ratio on, an axis is logarithmic."""
+
+
+class Dot(NamedTuple):
+    """One trial."""
+
+    number: int
+    x: float
+    y: float
+    colour: float | None
+    is_front: bool
+    is_pinned: bool
+    text: str
+    best: float | None = None
+
+
+class FrontInfo(NamedTuple):
+    """What the figure shows."""
+
+    x: str
+    y: str
+    colour: str
+    complete: tuple[Dot, ...]
+    running: tuple[Dot, ...]
+    pruned: tuple[Dot, ...]
+    line: tuple[tuple[float, float], ...]
+    chosen: int | None
+    link: str
+    missing: int
+    """Complete trials that have no place here."""
+
+
+def front_info(
+    trials: Sequence[TrialInfo],
+    *,
+    x: str = "seconds",
+    y: str = "loss",
+    colour: str = "bytes",
+    chosen: int | None = None,
+    link: str = "",
+) -> FrontInfo:
+    """Trials on the axes of two objectives, coloured by a third; those that lack one have no place.
+
+    Args:
+        trials: With `is_front` told for all objectives of the study.
+        x: Objective across.
+        y: Objective up.
+        colour: Objective of the colour; empty for none.
+        chosen: Number of the trial that is looked at.
+        link: What the times were re-projected onto, in words; empty for as measured.
+    """
+    placed = [trial for trial in trials if x in trial.values and y in trial.values]
+    dots = {
+        state: tuple(_dot(trial, x, y, colour) for trial in placed if trial.state == state)
+        for state in ("complete", "running", "pruned")
+    }
+    missing = sum(trial.state == "complete" for trial in trials) - len(dots["complete"])
+    return FrontInfo(
+        x, y, colour, dots["complete"], dots["running"], dots["pruned"],
+        staircase([(dot.x, dot.y) for dot in dots["complete"]]), chosen, link, missing,
+    )  # fmt: skip
+
+
+def _dot(trial: TrialInfo, x: str, y: str, colour: str) -> Dot:
+    parts = [f"{title_of(name)} {objective_text(name, value)}" for name, value in trial.values.items()]
+    lines = [
+        f"<b>trial {trial.number}</b>, {trial.state}{' and pinned' * trial.is_pinned}",
+        *map(safe, parts),
+    ]
+    lines += [f"{safe(name)}: {safe(value)}" for name, value in trial.params]
+    if trial.state == "running":
+        lines.append(f"step {trial.done} of {trial.steps}")
+    if trial.reason:
+        lines.append(safe(trial.reason))
+    best = trial.best if y in {"loss", "error"} else None
+    return Dot(
+        trial.number, trial.values[x], trial.values[y], trial.values.get(colour) if colour else None,
+        trial.is_front, trial.is_pinned, "<br>".join(lines), best,
+    )  # fmt: skip
+
+
+def staircase(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Of points, those with no other one further to the left and below, from left to right."""
+    steps: list[tuple[float, float]] = []
+    for x, y in sorted(points):
+        if not steps or y < steps[-1][1]:
+            steps.append((x, y))
+    return tuple(steps)
+
+
+def front_text(info: FrontInfo) -> str:
+    """The figure in words."""
+    if not info.complete:
+        return "No trial is complete yet."
+    steps = [next(dot for dot in info.complete if (dot.x, dot.y) == place) for place in info.line]
+    ends = [
+        f"trial {dot.number} with {objective_text(info.y, dot.y)} ({title_of(info.y)}) at "
+        f"{objective_text(info.x, dot.x)}"
+        for dot in dict.fromkeys((steps[0], steps[-1]))
+    ]
+    places = "place" if len(ends) == 1 else "ends"
+    told = f"On {info.link}: the" if info.link else "The"
+    more = [plural(len(info.running), "running trial")] if info.running else []
+    more += [f"{len(info.pruned)} pruned"] if info.pruned else []
+    return (
+        f"{told} line has {plural(len(steps), 'trial')} of {len(info.complete)} complete; its {places}: {listed(ends)}."
+        + (f" Also {listed(more)}." if more else "")
+    )
+
+
+def front_spec(info: FrontInfo) -> Spec:
+    """The figure as Plotly's JSON."""
+    columns = _columns(info)
+    layout = _layout()
+    axes = {
+        name: layout[name] | _axis(title, *values)
+        for name, title, values in zip(("xaxis", "yaxis"), (info.x, info.y), columns, strict=True)
+    }
+    if info.link and info.x == "seconds":
+        axes["xaxis"] |= {"title": axes["xaxis"]["title"] | {"text": f"seconds of training on {info.link}"}}
+    marks = [_line(info), _complete(info, is_front=False), *_hopes(info), _pruned(info), _running(info)]
+    marks += [_complete(info, is_front=True), *_rings(info)]
+    return {"data": [mark for mark in marks if mark["x"]], "layout": layout | axes}
+
+
+def front(
+    trials: Sequence[TrialInfo], *, x: str = "seconds", y: str = "loss", colour: str = "bytes"
+) -> go.Figure:
+    """Trials on the axes of two objectives, coloured by a third."""
+    return go.Figure(front_spec(front_info(trials, x=x, y=y, colour=colour)))
+
+
+@cache
+def _layout() -> Spec:
+    look = theme.look(height=380, margin={"l": 8, "r": 8, "t": 34, "b": 8})
+    legend = theme.LEGEND_ABOVE | {"font": {"size": 11.5}, "itemsizing": "trace", "itemclick": False}
+    return look | {"legend": legend, "xaxis": theme.axis(), "yaxis": theme.axis()}
+
+
+def _columns(info: FrontInfo) -> tuple[list[float], list[float]]:
+    dots = [*info.complete, *info.running, *info.pruned]
+    hopes = [dot.best for dot in info.running if dot.best is not None]
+    return [dot.x for dot in dots], [*(dot.y for dot in dots), *hopes]
+
+
+def _axis(objective: str, *values: float) -> Spec:
+    title = {"text": title_of(objective), "standoff": 6, "font": {"size": 12}}
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if low > 0 and high / low >= _WIDE:
+        return {
+            "title": title,
+            "type": "log",
+            "range": [log10(low / 1.12), log10(high * 1.12)],
+            **log_ticks(low, high),
+        }
+    room = 0.07 * (high - low) or 0.5 * abs(high) or 1.0
+    return {
+        "title": title, "type": "linear", "range": [low - room, high + room], "tickmode": "auto",
+        **({"tickformat": ".0%"} if objective == "error" else {}),
+    }  # fmt: skip
+
+
+def log_ticks(low: float, high: float) -> Spec:
+    """Round numbers on a logarithmic axis, few enough to be read."""
+    decades = range(floor(log10(low)), ceil(log10(high)) + 1)
+    steps = (1, 2, 5) if high / low < 60 else (1, 3) if high / low < 1e3 else (1,)
+    values = [step * 10.0**decade for decade in decades for step in steps]
+    return {"tickmode": "array", "tickvals": values, "ticktext": [_si(value) for value in values]}
+
+
+def _si(value: float) -> str:
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:g}{letter}"
+    return f"{value:g}"
+
+
+def _marks(dots: Sequence[Dot], name: str, marker: Spec, **more: Any) -> Spec:
+    return {
+        "type": "scatter", "mode": "markers", "name": name,
+        "x": [dot.x for dot in dots], "y": [dot.y for dot in dots], "customdata": [dot.number for dot in dots],
+        "text": [dot.text for dot in dots], "hovertemplate": "%{text}<extra></extra>", "marker": marker, **more,
+    }  # fmt: skip
+
+
+def _complete(info: FrontInfo, *, is_front: bool) -> Spec:
+    dots = [dot for dot in info.complete if dot.is_front == is_front]
+    marker: Spec = {"size": 13 if is_front else 9, "opacity": 1.0 if is_front else 0.6}
+    marker["line"] = {"width": 1.6 if is_front else 0, "color": LINE}
+    colours = [dot.colour for dot in info.complete if dot.colour is not None and dot.colour > 0]
+    if colours and len(set(colours)) > 1:
+        marker |= {
+            "color": [None if not dot.colour else log10(dot.colour) for dot in dots], "colorscale": SCALE,
+            "cmin": log10(min(colours)), "cmax": log10(max(colours)),
+            **({"colorbar": _bar(info.colour, colours)} if is_front else {}),
+        }  # fmt: skip
+    else:
+        marker["color"] = "#5f6fd6"
+    return _marks(dots, "on the front" if is_front else "beaten", marker)
+
+
+def _bar(objective: str, values: Sequence[float]) -> Spec:
+    low, high = log10(min(values)), log10(max(values))
+    places = [low + (high - low) * part for part in (0, 0.5, 1)]
+    return {
+        "title": {"text": title_of(objective), "side": "right", "font": {"size": 11}},
+        "thickness": 9, "outlinewidth": 0,
+        "tickvals": places, "ticktext": [objective_text(objective, 10**place) for place in places], "len": 0.94,
+        "tickfont": {"size": 10.5}, "x": 1.01, "xpad": 2,
+    }  # fmt: skip
+
+
+def _line(info: FrontInfo) -> Spec:
+    return {
+        "type": "scatter", "mode": "lines", "name": "front", "x": [x for x, _ in info.line],
+        "y": [y for _, y in info.line], "line": {"color": LINE, "width": 2, "shape": "hv"}, "hoverinfo": "skip",
+        "showlegend": False,
+    }  # fmt: skip
+
+
+def _running(info: FrontInfo) -> Spec:
+    marker = {"symbol": "diamond-open", "size": 12, "color": RUNNING, "line": {"width": 2.2}}
+    return _marks(info.running, "running", marker)
+
+
+def _hopes(info: FrontInfo) -> list[Spec]:
+    dots = [dot for dot in info.running if dot.best is not None]
+    gap: list[float | None] = [None]
+    ends = [v for dot in dots for v in (dot.y, dot.best, *gap)]
+    line = {
+        "type": "scatter", "mode": "lines", "x": [v for dot in dots for v in (dot.x, dot.x, *gap)], "y": ends,
+        "line": {"color": RUNNING, "width": 1.4, "dash": "dot"}, "hoverinfo": "skip", "showlegend": False,
+    }  # fmt: skip
+    tips = _marks(
+        [_hope(dot, info.y, dot.best) for dot in dots if dot.best is not None],
+        "may come to", {"symbol": "triangle-down-open", "size": 9, "color": RUNNING, "line": {"width": 1.6}},
+    )  # fmt: skip
+    return [line, tips]
+
+
+def _hope(dot: Dot, objective: str, best: float) -> Dot:
+    return dot._replace(y=best, text=f"{dot.text}<br>may still come to {objective_text(objective, best)}")
+
+
+def _pruned(info: FrontInfo) -> Spec:
+    return _marks(
+        info.pruned,
+        "pruned",
+        {"symbol": "x-thin", "size": 8, "opacity": 0.9, "line": {"width": 2, "color": PRUNED}},
+    )
+
+
+def _rings(info: FrontInfo) -> list[Spec]:
+    dots = [*info.complete, *info.running, *info.pruned]
+    kept = (
+        ("pinned", "star", 9, 0.0, [dot for dot in dots if dot.is_pinned]),
+        ("chosen", "circle-open", 21, 2.4, [dot for dot in dots if dot.number == info.chosen]),
+    )
+    return [
+        {
+            "type": "scatter", "mode": "markers", "name": name,
+            "x": [dot.x for dot in some], "y": [dot.y for dot in some],
+            "hoverinfo": "skip", "marker": {"symbol": symbol, "size": size, "color": CHOSEN if width else "#ffffff",
+                                            "line": {"width": width or 1, "color": CHOSEN}},
+        }
+        for name, symbol, size, width, some in kept
+    ]  # fmt: skip

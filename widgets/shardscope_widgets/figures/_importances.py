@@ -1,0 +1,70 @@
+"""Which settings a study's objective depends on: shares of its variance, as fitted by Optuna."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._trials import title_of
+from shardscope_widgets.words import plural
+
+Spec = dict[str, Any]
+FEWEST = 6
+"""Complete trials below which nothing is fitted."""
+
+
+class ImportancesInfo(NamedTuple):
+    """Settings with their shares, the largest first."""
+
+    objective: str
+    names: tuple[str, ...]
+    shares: tuple[float, ...]
+    trials: int
+
+
+def importances_info(shares: Mapping[str, float], *, objective: str, trials: int) -> ImportancesInfo:
+    """Shares by name, from `optuna.importance.get_param_importances`, fitted on so many trials."""
+    known = sorted(((name, share) for name, share in shares.items()), key=lambda item: -item[1])
+    return ImportancesInfo(objective, tuple(n for n, _ in known), tuple(s for _, s in known), trials)
+
+
+def importances_text(info: ImportancesInfo) -> str:
+    """The figure in words, or why there is none."""
+    what = title_of(info.objective)
+    if info.trials < FEWEST:
+        return f"Importances for {what} need {FEWEST} complete trials; there are {info.trials or 'none'} yet."
+    if not any(info.shares):
+        return f"No setting explains {what} among {plural(info.trials, 'trial')}."
+    return (
+        f"Fitted for {what} on {plural(info.trials, 'complete trial')}: {info.names[0]} matters most "
+        f"({info.shares[0]:.0%}). A setting of one branch counts among the trials of that branch."
+    )
+
+
+def importances_spec(info: ImportancesInfo) -> Spec:
+    """The bars as Plotly's JSON."""
+    most = max(info.shares, default=0.0) or 1.0
+    bars = {
+        "type": "bar", "orientation": "h", "x": list(info.shares), "y": list(info.names),
+        "marker": {"color": [theme.tint("#2a6fb5", 0.5 * (1 - share / most)) for share in info.shares]},
+        "text": [f"{share:.0%}" for share in info.shares], "textposition": "outside", "cliponaxis": False,
+        "hovertemplate": "%{y}: %{x:.1%}<extra></extra>",
+    }  # fmt: skip
+    return {"data": [bars], "layout": _layout() | {"height": 64 + 26 * max(1, len(info.names))}}
+
+
+def importances(info: ImportancesInfo) -> go.Figure:
+    """Which settings matter."""
+    return go.Figure(importances_spec(info))
+
+
+@cache
+def _layout() -> Spec:
+    look = theme.look(height=100, margin={"l": 8, "r": 54, "t": 8, "b": 8}, showlegend=False)
+    rows = {"autorange": "reversed", "showgrid": False, "automargin": True}
+    title = "share of the objective's variance that it explains"
+    return look | {"xaxis": theme.axis(title, tickformat=".0%", rangemode="tozero"), "yaxis": rows}

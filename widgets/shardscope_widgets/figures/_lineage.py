@@ -1,0 +1,320 @@
+"""Where a population's weights come from: a tree over the intervals, one dot for each interval of a member.
+
+Whose checkpoint somebody goes on from stands to their left. Dots that nobody goes on from are the ends of branches;
+each end has a row of its own and a parent stands amid its children, so no two lines cross.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log10
+from typing import Any, NamedTuple, Protocol
+
+import plotly.graph_objects as go
+
+from shardscope.tuning.population.objectives import OBJECTIVES
+from shardscope.tuning.population.record import Plan
+from shardscope.tuning.population.view import Entry
+from shardscope_widgets.figures import theme
+from shardscope_widgets.words import listed, plural, safe, three_digits
+
+WORST_TO_BEST = ("#f2c14e", "#e58a3c", "#cf5b4f", "#a34a86", "#6f55b5", "#3f6fc4", "#2f93b8", "#1f9f8a")
+"""They differ in brightness too."""
+EXPLOIT, ANCESTRY = "#e06c2c", "#1f9f8a"
+_ROW, _EDGES = 30, 130
+"""Pixels: of a row, and of all that is above and below them."""
+_BEND = tuple(at / 16 for at in range(17))
+
+
+class Told(Protocol):
+    """What a population tells that the figure needs."""
+
+    @property
+    def plan(self) -> Plan:
+        """What was asked."""
+        ...
+
+    def entries(self) -> Sequence[Entry]:
+        """Every interval of every member, in order."""
+        ...
+
+
+class Node(NamedTuple):
+    """One interval of one member."""
+
+    interval: int
+    member: int
+    row: float
+    """Its place from top to bottom; ends of branches have whole numbers."""
+    parent: int | None
+    """Place of the node it goes on from, among all nodes."""
+    origin: str
+    score: float | None
+    state: str
+    """``over``, ``failed`` or ``under way``."""
+    is_ancestor: bool
+    """Whether its training is in the best member's weights, its own included."""
+    hover: tuple[str, ...]
+
+
+class LineageInfo(NamedTuple):
+    """What the tree shows."""
+
+    nodes: tuple[Node, ...]
+    objective: str
+    steps: int
+    """Of an interval."""
+    rows: int
+
+
+def lineage_info(population: Told, objective: str | None = None) -> LineageInfo:
+    """The tree of a population, coloured by `objective` (None: its first)."""
+    entries, plan = list(population.entries()), population.plan
+    objective = objective or plan.objectives[0]
+    places = {(entry.interval, entry.member): at for at, entry in enumerate(entries)}
+    parents = [
+        None if entry.move.parent is None else places[entry.interval - 1, entry.move.parent]
+        for entry in entries
+    ]
+    scores = [_score(entry, objective) for entry in entries]
+    rows, count = _rows(parents)
+    ancestors = _ancestors(_best(entries, scores, objective), parents)
+    nodes = tuple(
+        Node(
+            entry.interval, entry.member, rows[at], parents[at], entry.move.origin, scores[at], _state(entry),
+            at in ancestors, _hover(entry, entries, parents[at], plan.interval_steps),
+        )
+        for at, entry in enumerate(entries)
+    )  # fmt: skip
+    return LineageInfo(nodes, objective, plan.interval_steps, count)
+
+
+def _score(entry: Entry, objective: str) -> float | None:
+    scores = None if entry.outcome is None else entry.outcome.scores
+    return None if scores is None else scores.get(objective)
+
+
+def _state(entry: Entry) -> str:
+    if entry.outcome is None:
+        return "under way"
+    return "over" if entry.outcome.scores is not None else "failed"
+
+
+def _rows(parents: Sequence[int | None]) -> tuple[list[float], int]:
+    """A row for every node, and how many ends there are; parents come before their children."""
+    children: dict[int | None, list[int]] = {}
+    for at, parent in enumerate(parents):
+        children.setdefault(parent, []).append(at)
+    rows, ends = [0.0] * len(parents), 0
+    stack = list(reversed(children.get(None, [])))
+    order = []
+    while stack:
+        at = stack.pop()
+        order.append(at)
+        if at not in children:
+            rows[at], ends = float(ends), ends + 1
+        stack += reversed(children.get(at, []))
+    for at in reversed(order):
+        if at in children:
+            own = [rows[child] for child in children[at]]
+            rows[at] = (min(own) + max(own)) / 2
+    return rows, ends
+
+
+def _best(entries: Sequence[Entry], scores: Sequence[float | None], objective: str) -> int | None:
+    """The best of the last interval in which all members have ended."""
+    sign = -1 if OBJECTIVES[objective].is_better_larger else 1
+    open_ones = [entry.interval for entry in entries if entry.outcome is None]
+    last = max((e.interval for e in entries if e.interval < min(open_ones, default=10**9)), default=0)
+    found = [
+        (sign * score, at)
+        for at, score in enumerate(scores)
+        if score is not None and entries[at].interval == last
+    ]
+    return min(found)[1] if found else None
+
+
+def _ancestors(at: int | None, parents: Sequence[int | None]) -> set[int]:
+    found: set[int] = set()
+    while at is not None:
+        found.add(at)
+        at = parents[at]
+    return found
+
+
+def _hover(entry: Entry, entries: Sequence[Entry], parent: int | None, steps: int) -> tuple[str, ...]:
+    """Lines of plain text: who and when, what came of it, where it comes from, its settings."""
+    outcome, before = entry.outcome, {} if parent is None else entries[parent].move.settings
+    first = (entry.interval - 1) * steps + 1
+    lines = [f"member {entry.member}, steps {first} to {entry.interval * steps}"]
+    if outcome is None:
+        lines.append("under way, or still to come")
+    elif outcome.scores is None:
+        lines.append(outcome.failure or "failed")
+    else:
+        lines += [f"{name} {three_digits(score)}" for name, score in outcome.scores.items()]
+    if entry.move.origin == "cloned":
+        lines.append(f"took over from member {entry.move.parent}, then explored:")
+    lines += [_setting(path, value, before) for path, value in entry.move.settings.items()]
+    return (*lines, *(outcome.notes if outcome is not None else ()))
+
+
+def _setting(path: str, value: Any, before: Mapping[str, Any]) -> str:
+    now = _value(value)
+    was = _value(before.get(path, value))
+    return f"{path} {now}" if was == now else f"{path} {was} → {now}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        name, *rest = [
+            _value(part) if key == "name" else f"{key}={_value(part)}" for key, part in value.items()
+        ]
+        return " ".join([name, *rest])
+    return three_digits(value) if isinstance(value, int | float) else str(value)
+
+
+def lineage_text(info: LineageInfo) -> str:
+    """The tree in words."""
+    if not info.nodes:
+        return "No member has begun."
+    members = len({node.member for node in info.nodes})
+    clones = sum(node.origin == "cloned" for node in info.nodes)
+    failed = sum(node.state == "failed" for node in info.nodes)
+    last = max(node.interval for node in info.nodes)
+    began = f"{plural(members, 'member')}, {plural(last, 'interval')} of {info.steps} steps."
+    line = [node for node in info.nodes if node.is_ancestor]
+    took = f" {plural(clones, 'time')} a member took over from a better one." if clones else ""
+    lost = f" {plural(failed, 'interval')} of a member failed." if failed else ""
+    if not line:
+        return f"{began}{took}{lost}"
+    who = listed(f"member {member}" for member in dict.fromkeys(node.member for node in line))
+    score = "" if line[-1].score is None else f", {info.objective} {three_digits(line[-1].score)}"
+    return (
+        f"{began}{took}{lost} The best is member {line[-1].member}{score}; its weights were trained by {who}."
+    )
+
+
+# Drawing.
+
+
+def draw(info: LineageInfo) -> go.Figure:
+    """The figure of `info`."""
+    figure = go.Figure([*_lines(info), *_dots(info)])
+    last = max((node.interval for node in info.nodes), default=1)
+    figure.update_layout(
+        xaxis=theme.axis(
+            "steps trained", showgrid=False, tickvals=[at * info.steps for at in range(1, last + 1)],
+            range=[0.45 * info.steps, (last + 0.55) * info.steps],
+        ),
+        yaxis=theme.axis(showgrid=False, showticklabels=False, showline=False, range=[info.rows - 0.3, -0.7]),
+    )  # fmt: skip
+    return theme.style(
+        figure, height=max(220, _EDGES + _ROW * info.rows), margin={"l": 8, "r": 12, "t": 40, "b": 8},
+        legend=theme.LEGEND_ABOVE | {"itemsizing": "constant"},
+    )  # fmt: skip
+
+
+def _lines(info: LineageInfo) -> list[go.Scatter]:
+    ends = [(info.nodes[node.parent], node) for node in info.nodes if node.parent is not None]
+    kept = [pair for pair in ends if pair[1].origin == "kept"]
+    cloned = [pair for pair in ends if pair[1].origin == "cloned"]
+    best = [pair for pair in ends if pair[1].is_ancestor]
+    return [
+        _line(info, best, "behind the best", {"color": ANCESTRY, "width": 9}, opacity=0.35),
+        _line(info, kept, "goes on", {"color": theme.GREY, "width": 1.4}),
+        _line(info, cloned, "takes over from a better one", {"color": EXPLOIT, "width": 2.2, "dash": "dot"}),
+    ]
+
+
+def _line(
+    info: LineageInfo,
+    pairs: Sequence[tuple[Node, Node]],
+    name: str,
+    line: dict[str, Any],
+    opacity: float = 1.0,
+) -> go.Scatter:
+    """From each parent to its child: level at both, and a bend between."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for parent, node in pairs:
+        for share in _BEND if parent.row != node.row else (0.0, 1.0):
+            x.append((parent.interval + share) * info.steps)
+            y.append(parent.row + (node.row - parent.row) * share * share * (3 - 2 * share))
+        x.append(None)
+        y.append(None)
+    return go.Scatter(
+        x=x, y=y, mode="lines", name=name, line=line, opacity=opacity, hoverinfo="skip",
+        showlegend=bool(pairs),
+    )  # fmt: skip
+
+
+def _dots(info: LineageInfo) -> list[go.Scatter]:
+    scored = [node for node in info.nodes if node.score is not None]
+    values = _heights(info.objective, [node.score for node in scored if node.score is not None])
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    shares = [(value - low) / (high - low) if high > low else 1.0 for value in values]
+    over = _marks(info, scored, f"{info.objective} at its end").update(
+        marker={
+            "size": 19, "color": shares, "cmin": 0, "cmax": 1,
+            "colorscale": [[at / (len(WORST_TO_BEST) - 1), colour] for at, colour in enumerate(WORST_TO_BEST)],
+            "line": {"width": 1, "color": theme.GREY},
+            "colorbar": _colour_bar(info, scored, shares),
+        },
+        textfont={"size": 10, "color": [theme.ink_on(_colour(share)) for share in shares]},
+        showlegend=False,
+    )  # fmt: skip
+    failed = _marks(info, [node for node in info.nodes if node.state == "failed"], "failed").update(
+        marker={"symbol": "x", "size": 12, "color": "#c5372c"}, mode="markers"
+    )
+    open_ones = _marks(info, [node for node in info.nodes if node.state == "under way"], "under way").update(
+        marker={"symbol": "circle-open", "size": 17, "color": theme.GREY},
+        textfont={"size": 10, "color": theme.GREY},
+    )
+    return [over, *(trace for trace in (failed, open_ones) if trace.x)]
+
+
+def _marks(info: LineageInfo, nodes: Sequence[Node], name: str) -> go.Scatter:
+    return go.Scatter(
+        x=[node.interval * info.steps for node in nodes], y=[node.row for node in nodes],
+        text=[str(node.member) for node in nodes], mode="markers+text", name=name, textposition="middle center",
+        customdata=[["<br>".join([f"<b>{safe(node.hover[0])}</b>", *map(safe, node.hover[1:])])] for node in nodes],
+        hovertemplate="%{customdata[0]}<extra></extra>",
+    )  # fmt: skip
+
+
+def _heights(objective: str, scores: Sequence[float]) -> list[float]:
+    """The scores such that more is better and equal ratios are equal steps, where they are all above zero."""
+    if OBJECTIVES[objective].is_better_larger:
+        return list(scores)
+    return (
+        [-log10(score) for score in scores]
+        if all(score > 0 for score in scores)
+        else [-score for score in scores]
+    )
+
+
+def _colour(share: float) -> str:
+    return WORST_TO_BEST[min(round(share * (len(WORST_TO_BEST) - 1)), len(WORST_TO_BEST) - 1)]
+
+
+def _colour_bar(info: LineageInfo, scored: Sequence[Node], shares: Sequence[float]) -> dict[str, Any]:
+    """With the scores of the worst, the best and some between at their colours."""
+    known = sorted(zip(shares, (node.score or 0.0 for node in scored), strict=True))
+    ticks: list[tuple[float, float]] = []
+    for share, score in known[:1] + known[-1:] + known:
+        if all(abs(share - seen) > 0.22 for seen, _ in ticks):
+            ticks.append((share, score))
+    return {
+        "title": {"text": info.objective, "side": "top"}, "thickness": 12, "len": 0.9, "outlinewidth": 0,
+        "tickvals": [share for share, _ in ticks], "ticktext": [three_digits(score) for _, score in ticks],
+    }  # fmt: skip
+
+
+def lineage(population: Told, objective: str | None = None) -> go.Figure:
+    """A population's tree: whose weights go on, who took over from whom, coloured by score.
+
+    Example:
+        >>> lineage(ss.Population("runs/20261121-190000-population-ring-mlp"))  # doctest: +SKIP
+    """
+    return draw(lineage_info(population, objective))

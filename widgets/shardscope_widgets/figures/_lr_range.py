@@ -1,0 +1,131 @@
+"""A learning-rate range test: the loss against a rate that rose from step to step, and the rates to read off."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import theme
+
+LOSS = "#2a86d1"
+SUGGESTED = "#11997a"
+LOWEST = "#8b8f99"
+_HEADROOM = 0.6
+"""What is shown above the first loss, as a share of how far it fell: the explosion itself would flatten the rest."""
+
+
+class Rates(Protocol):
+    """The part of `RateSuggestions` that is drawn."""
+
+    @property
+    def steepest(self) -> float: ...
+    @property
+    def tenth_of_lowest(self) -> float: ...
+    @property
+    def lowest(self) -> float: ...
+
+
+class Tested(Protocol):
+    """The part of a `shardscope.tuning.lr_range.LrRange` that is drawn."""
+
+    @property
+    def lr(self) -> tuple[float, ...]: ...
+    @property
+    def loss(self) -> tuple[float, ...]: ...
+    @property
+    def smooth(self) -> tuple[float, ...]: ...
+    @property
+    def rates(self) -> Rates: ...
+    @property
+    def exploded(self) -> bool: ...
+
+
+class Mark(NamedTuple):
+    """A rate to read off, and what it is."""
+
+    name: str
+    lr: float
+    colour: str
+    dash: str
+
+
+class LrRangeInfo(NamedTuple):
+    """What is drawn, and between which losses."""
+
+    lr: tuple[float, ...]
+    loss: tuple[float, ...]
+    smooth: tuple[float, ...]
+    marks: tuple[Mark, ...]
+    bottom: float
+    top: float
+    exploded: bool
+
+
+def lr_range_info(test: Tested) -> LrRangeInfo:
+    """The curve, its marks, and axes that show the fall of the loss and the beginning of its explosion."""
+    least, first = min(test.smooth), max(test.smooth[: max(1, len(test.smooth) // 10)])
+    fall = first - least
+    marks = (
+        Mark("steepest fall", test.rates.steepest, SUGGESTED, "solid"),
+        Mark("lowest loss", test.rates.lowest, LOWEST, "dot"),
+        Mark("a tenth of that", test.rates.tenth_of_lowest, LOWEST, "dash"),
+    )
+    return LrRangeInfo(
+        test.lr, test.loss, test.smooth, marks, least - 0.25 * fall, first + _HEADROOM * fall, test.exploded
+    )
+
+
+def lr_range_text(info: LrRangeInfo) -> str:
+    """The figure in words."""
+    steepest, lowest, tenth = (f"{mark.lr:.2g}" for mark in info.marks)
+    end = (
+        f"it explodes before {info.lr[-1]:.2g}"
+        if info.exploded
+        else f"it has not exploded at {info.lr[-1]:.2g}, so higher rates may do as well"
+    )
+    return (
+        f"The loss falls fastest at a rate of {steepest}, the one to begin with, and is lowest at {lowest}, a tenth of "
+        f"which is {tenth}; {end}."
+    )
+
+
+def draw(info: LrRangeInfo) -> go.Figure:
+    """The loss over a logarithmic axis of rates, with a line at each mark."""
+    hover = "rate %{x:.2e}: loss %{y:.4g}<extra></extra>"
+    figure = go.Figure(
+        [
+            go.Scatter(
+                x=info.lr, y=info.loss, mode="markers", marker={"color": LOSS, "size": 4, "opacity": 0.4},
+                hoverinfo="skip", showlegend=False,
+            ),
+            go.Scatter(
+                x=info.lr, y=info.smooth, mode="lines", line={"color": LOSS, "width": 2.4}, hovertemplate=hover,
+                name="loss, smoothed", showlegend=False,
+            ),
+            *(_mark(info, mark) for mark in info.marks),
+        ]
+    )  # fmt: skip
+    figure.update_layout(
+        xaxis=theme.axis("learning rate", type="log", tickformat=".0e", dtick=1),
+        yaxis=theme.axis("loss", range=[info.bottom, info.top], nticks=6),
+    )
+    return theme.style(figure, height=320, legend=theme.LEGEND_ABOVE)
+
+
+def _mark(info: LrRangeInfo, mark: Mark) -> go.Scatter:
+    """A line from the bottom to the top, with its name and rate in the legend."""
+    line: dict[str, Any] = {
+        "color": mark.colour,
+        "width": 2 if mark.dash == "solid" else 1.6,
+        "dash": mark.dash,
+    }
+    return go.Scatter(
+        x=[mark.lr, mark.lr], y=[info.bottom, info.top], mode="lines", line=line, name=f"{mark.name}, {mark.lr:.2g}",
+        hovertemplate=f"{mark.name}: {mark.lr:.3g}<extra></extra>",
+    )  # fmt: skip
+
+
+def lr_range(test: Tested) -> go.Figure:
+    """What ``shardscope.lr_range_test`` found."""
+    return draw(lr_range_info(test))

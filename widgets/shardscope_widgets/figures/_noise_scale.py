@@ -1,0 +1,199 @@
+"""The critical batch size of a run beside its loss: is the batch in use far below it, near it, or beyond?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._curves import MOST_POINTS, moving_average
+
+NOISE = "#2a86d1"
+LOSS = "#e06c2c"
+IN_USE = "#c5372c"
+WELL_BELOW = 0.5
+"""Of the critical batch size: at half of it, a loss costs 1.5 times the fewest samples and 3 times the fewest steps."""
+WELL_ABOVE = 2.0
+"""At twice it, the other way around."""
+_LEFT, _RIGHT = [0.0, 0.46], [0.56, 1.0]
+_BAND_DECADES = 1.5
+"""An interval without an end is drawn up to this many decades above the largest estimate."""
+
+
+class Measured(Protocol):
+    """The part of a `shardscope.runtime.noise.NoiseScale` that is drawn."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def steps(self) -> tuple[int, ...]: ...
+    @property
+    def critical_batch(self) -> tuple[float, ...]: ...
+    @property
+    def low(self) -> tuple[float, ...]: ...
+    @property
+    def high(self) -> tuple[float, ...]: ...
+
+
+class NoiseScaleInfo(NamedTuple):
+    """What is drawn; batches in samples. None where there is nothing to draw: an estimate without an end."""
+
+    label: str
+    batch: int
+    steps: tuple[int, ...]
+    critical: tuple[float | None, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+    loss_steps: tuple[int, ...]
+    loss: tuple[float | None, ...]
+    smooth_loss: tuple[float | None, ...]
+
+    @property
+    def top(self) -> float:
+        """Where the axis of batches ends."""
+        known = [value for value in self.critical if value]
+        most = max([*known, self.batch])
+        return float(min(max([*(h for h in self.high if h), most]) * 1.3, most * 10**_BAND_DECADES))
+
+    @property
+    def bottom(self) -> float:
+        """Where it begins."""
+        known = [value for value in (*self.critical, self.batch) if value]
+        least = min(known)
+        return float(
+            max(min([*(value for value in self.low if value), least]) / 1.3, least / 10**_BAND_DECADES)
+        )
+
+
+def noise_scale_info(
+    noise: Measured, loss_steps: Sequence[int], loss: Sequence[float], *, label: str = ""
+) -> NoiseScaleInfo:
+    """A run's measured noise scale (``run.noise_scale()``) and its losses (``run.metrics()``).
+
+    Args:
+        noise: Of the run.
+        loss_steps: Steps with a loss.
+        loss: Theirs.
+        label: What to call the run.
+    """
+    values = [float(value) if math.isfinite(value) else None for value in loss]
+    every = slice(None, None, max(1, math.ceil(len(values) / MOST_POINTS)))
+    each = slice(None, None, max(1, math.ceil(len(noise.steps) / MOST_POINTS)))
+    return NoiseScaleInfo(
+        label=label,
+        batch=noise.batch,
+        steps=noise.steps[each],
+        critical=_finite(noise.critical_batch)[each],
+        low=_finite(noise.low)[each],
+        high=_finite(noise.high)[each],
+        loss_steps=tuple(int(step) for step in loss_steps)[every],
+        loss=tuple(values)[every],
+        smooth_loss=moving_average(values)[every],
+    )
+
+
+def _finite(values: Sequence[float]) -> tuple[float | None, ...]:
+    """What has a place on a logarithmic axis."""
+    return tuple(value if math.isfinite(value) and value > 0 else None for value in values)
+
+
+def noise_scale_text(info: NoiseScaleInfo) -> str:
+    """The figure in words."""
+    if not info.steps:
+        return "No step has told its gradient noise yet."
+    last = info.critical[-1]
+    named = f"{info.label}: " if info.label else ""
+    if last is None:
+        return f"{named}the gradient cannot be told from noise yet, so the critical batch size is unknown."
+    low, high = info.low[-1], info.high[-1]
+    until = "no upper end yet" if high is None else _samples(high)
+    return (
+        f"{named}the critical batch size is about {_samples(last)} samples (95 % interval {_samples(low or 0)} to "
+        f"{until}) at step {info.steps[-1]}; {_verdict(info.batch, last)}."
+    )
+
+
+def _samples(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _verdict(batch: int, critical: float) -> str:
+    used = f"the batch in use, {batch:,},"
+    if batch < WELL_BELOW * critical:
+        return f"{used} is well below it: a larger one would save steps almost in proportion"
+    if batch > WELL_ABOVE * critical:
+        return f"{used} is well beyond it: a larger one would hardly save steps"
+    return f"{used} is near it: a larger one would save steps at the price of more samples"
+
+
+def draw(info: NoiseScaleInfo) -> go.Figure:
+    """The critical batch size with its band on the left, the loss on the right."""
+    figure = go.Figure([*_batches(info), *_losses(info)])
+    figure.update_layout(
+        xaxis=theme.axis("step", domain=_LEFT, anchor="y"),
+        yaxis=theme.axis(
+            anchor="x", type="log", range=[math.log10(info.bottom), math.log10(info.top)], dtick="D2", tickformat="~s",
+        ),
+        xaxis2=theme.axis("step", domain=_RIGHT, anchor="y2", matches="x"),
+        yaxis2=theme.axis(anchor="y2", nticks=6) | {"anchor": "x2"},
+        annotations=[
+            theme.note("<b>Critical batch size</b>, samples, 95 % band", x=_LEFT[0], y=1) | {"yshift": 6},
+            theme.note("<b>Loss</b>", x=_RIGHT[0], y=1) | {"yshift": 6},
+            _in_use_note(info),
+        ],
+        shapes=[_in_use_line(info)],
+        showlegend=False,
+    )  # fmt: skip
+    return theme.style(figure, height=300)
+
+
+def _batches(info: NoiseScaleInfo) -> list[go.Scatter]:
+    edge: dict[str, Any] = {"x": info.steps, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    low = [info.bottom if value is None else value for value in info.low]
+    high = [10 * info.top if value is None else value for value in info.high]
+    return [
+        go.Scatter(edge, y=low),
+        go.Scatter(edge, y=high, fill="tonexty", fillcolor="rgba(42,134,209,0.22)"),
+        go.Scatter(
+            x=info.steps, y=info.critical, mode="lines", line={"color": NOISE, "width": 2.2},
+            customdata=list(zip(map(_end, info.low), map(_end, info.high), strict=True)),
+            hovertemplate="step %{x}: %{y:,.3~s} samples<br>95 % of %{customdata[0]} to %{customdata[1]}"
+            "<extra></extra>",
+        ),
+    ]  # fmt: skip
+
+
+def _end(value: float | None) -> str:
+    return "no end" if value is None else _samples(value)
+
+
+def _losses(info: NoiseScaleInfo) -> list[go.Scatter]:
+    both: dict[str, Any] = {"x": info.loss_steps, "xaxis": "x2", "yaxis": "y2", "mode": "lines"}
+    hover = "step %{x}: %{y:.4g}<extra></extra>"
+    return [
+        go.Scatter(both, y=info.loss, line={"color": LOSS, "width": 1}, opacity=0.28, hoverinfo="skip"),
+        go.Scatter(both, y=info.smooth_loss, line={"color": LOSS, "width": 2.2}, hovertemplate=hover),
+    ]
+
+
+def _in_use_line(info: NoiseScaleInfo) -> dict[str, Any]:
+    place = {"x0": 0, "x1": 1, "xref": "x domain", "y0": info.batch, "y1": info.batch, "yref": "y"}
+    return {"type": "line", "line": {"color": IN_USE, "width": 1.6, "dash": "dash"}} | place
+
+
+def _in_use_note(info: NoiseScaleInfo) -> dict[str, Any]:
+    place = {"xref": "x domain", "yref": "y", "xanchor": "right", "font": {"size": 11, "color": theme.GREY}}
+    return theme.note(f"batch in use, {info.batch:,}", x=1, y=math.log10(info.batch)) | place
+
+
+def noise_scale(run: Any) -> go.Figure:
+    """The critical batch size of a `shardscope.Run` over its steps, its batch in use, and its loss."""
+    metrics = run.metrics().dropna(subset=["loss"])
+    return draw(
+        noise_scale_info(
+            run.noise_scale(), metrics["step"].tolist(), metrics["loss"].tolist(), label=run.name
+        )
+    )

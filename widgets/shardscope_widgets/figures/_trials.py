@@ -1,0 +1,173 @@
+"""A study's trials as its figures see them: settings, what is known of each objective, how far each has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardscope.spec.space import Value
+from shardscope.tuning.definition import OBJECTIVES, QUALITIES
+from shardscope.tuning.measured import Measured
+from shardscope.tuning.records import TrialRecord, dominates
+from shardscope_widgets.words import bytes_text, seconds_text, three_digits
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+Curve = tuple[tuple[int, float, float], ...]
+TITLES = {
+    "loss": "loss on held-back data",
+    "error": "share of wrong answers",
+    "seconds": "seconds of training",
+    "bytes": "bytes sent by all ranks",
+    "memory": "bytes on the fullest rank",
+}
+"""Axis titles of the objectives that Shardscope knows."""
+
+
+@dataclass(frozen=True)
+class TrialInfo:
+    """One trial.
+
+    Attributes:
+        state: As in `TrialRecord`.
+        params: Settings by the space's names, in its order.
+        values: What is known of each objective; of a running trial time and bytes as its first steps promise them, and
+            quality as it was last evaluated.
+        best: Of a running trial: what its quality may still come to, if it falls from here as steeply as the best has.
+        curve: (step, loss, share of wrong answers) wherever it was evaluated.
+        steps: It was to take; `done` it has taken.
+        is_front: No other complete trial beats it.
+        note: Why it is not where it would be, for example that its strategy cannot be projected.
+    """
+
+    number: int
+    state: str
+    params: tuple[tuple[str, Value], ...]
+    values: Mapping[str, float]
+    curve: Curve
+    steps: int
+    done: int
+    reason: str = ""
+    run: str | None = None
+    best: float | None = None
+    is_front: bool = False
+    is_pinned: bool = False
+    is_counted: bool = True
+    note: str = ""
+
+    @property
+    def settings(self) -> str:
+        """Its settings in one line."""
+        return " · ".join(f"{short_name(name)} {value_text(value)}" for name, value in self.params)
+
+
+def short_name(name: str) -> str:
+    """``optimizer[lamb].lr`` is ``lr``, ``compression[topk].ratio`` is ``ratio``."""
+    return name.rsplit(".", 1)[-1].replace("_", " ")
+
+
+def value_text(value: object) -> str:
+    """A setting's value, numbers with three significant digits."""
+    return three_digits(value) if isinstance(value, float) else str(value)
+
+
+def objective_text(name: str, value: float) -> str:
+    """An objective's value with its unit."""
+    if name == "seconds":
+        return seconds_text(value)
+    if name in {"bytes", "memory"}:
+        return bytes_text(value)
+    return f"{value:.1%}" if name == "error" else f"{value:.4g}"
+
+
+def title_of(name: str) -> str:
+    """What an axis says."""
+    return TITLES.get(name, name)
+
+
+def trials_info(
+    records: Sequence[TrialRecord],
+    objectives: Sequence[str],
+    *,
+    steps_of: Callable[[TrialRecord], int],
+    live: Mapping[int, Measured] | None = None,
+) -> list[TrialInfo]:
+    """The trials of a study, with those that run as far as they are.
+
+    Args:
+        records: All of them.
+        objectives: Of the study; the first of ``loss`` and ``error`` among them is its quality.
+        steps_of: How many steps a trial is to take.
+        live: What the trials that run here have come to by now.
+    """
+    quality = next((name for name in objectives if name in QUALITIES), QUALITIES[0])
+    found = [_trial(record, (live or {}).get(record.number), steps_of) for record in records]
+    done = [trial for trial in found if trial.state == "complete"]
+    return with_front(
+        [replace(t, best=optimistic(t, done, quality)) if t.state == "running" else t for t in found],
+        objectives,
+    )
+
+
+def with_front(trials: Sequence[TrialInfo], objectives: Collection[str]) -> list[TrialInfo]:
+    """The same trials, those marked that no other complete one beats in these objectives."""
+    done = [t for t in trials if t.state == "complete" and all(name in t.values for name in objectives)]
+    asked = {trial.number: {name: trial.values[name] for name in objectives} for trial in done}
+    front = {
+        number
+        for number, values in asked.items()
+        if not any(dominates(other, values) for other in asked.values())
+    }
+    return [
+        trial if trial.is_front == (trial.number in front) else replace(trial, is_front=trial.number in front)
+        for trial in trials
+    ]
+
+
+def _trial(record: TrialRecord, live: Measured | None, steps_of: Callable[[TrialRecord], int]) -> TrialInfo:
+    measured = live if live is not None and record.state == "running" else record.measured
+    steps = steps_of(record)
+    values = _known(measured, steps) if measured is not None else {}
+    return TrialInfo(
+        record.number, record.state, tuple(record.params.items()), {**values, **(record.values or {})},
+        measured.curve if measured else (), steps, measured.steps if measured else 0, record.reason or "",
+        record.run, is_pinned=record.pinned, is_counted=record.counted,
+    )  # fmt: skip
+
+
+def _known(measured: Measured, steps: int) -> dict[str, float]:
+    """What a run has come to; its qualities as they were last."""
+    known = {name: measured.objective(name, steps) for name in OBJECTIVES if name not in QUALITIES}
+    if measured.curve:
+        known |= dict(zip(QUALITIES, measured.curve[-1][1:], strict=True))
+    return {name: value for name, value in known.items() if value is not None and value == value}  # noqa: PLR0124
+
+
+def quality_curve(trial: TrialInfo, quality: str) -> list[tuple[float, float]]:
+    """(share of the training, quality) wherever the trial was evaluated."""
+    place = 1 + QUALITIES.index(quality)
+    return [(row[0] / trial.steps, row[place]) for row in trial.curve if row[place] == row[place]]
+
+
+def optimistic(trial: TrialInfo, done: Sequence[TrialInfo], quality: str) -> float | None:
+    """What a running trial may still come to: from where it is, it falls by the largest factor that a complete one did.
+
+    None before its first evaluation, or while no complete trial can be compared with.
+    """
+    if quality not in QUALITIES:
+        return None
+    own = quality_curve(trial, quality)
+    if not own:
+        return None
+    share, now = own[-1]
+    factors = [_fall(quality_curve(other, quality), share) for other in done]
+    known = [factor for factor in factors if factor is not None]
+    return now * min(1.0, *known) if known else None
+
+
+def _fall(curve: Sequence[tuple[float, float]], share: float) -> float | None:
+    """The end of a curve over what it was at a share of the training, or soon after."""
+    at = next((value for place, value in curve if place >= share), None)
+    return curve[-1][1] / at if at else None

@@ -1,0 +1,156 @@
+"""The trial that is looked at: settings, loss curve, bytes by collective, and what can be done with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from shardscope.analytic.communication import exchanged_bytes
+from shardscope.errors import SpecError
+from shardscope.runtime.run import Run
+from shardscope.spec import Job
+from shardscope_widgets.figures import _collectives, theme
+from shardscope_widgets.figures._curves import loss_info
+from shardscope_widgets.trace import Trace
+from shardscope_widgets.training_lab._live_figure import LiveFigure
+from shardscope_widgets.tuning_lab import _code
+from shardscope_widgets.words import safe
+
+if TYPE_CHECKING:
+    from shardscope.runtime.tail import Tail
+
+_BYTES_A_PARAMETER = 4
+BUTTONS = {
+    "open": ("Open run", "folder-open", "Show its run as the Training Lab does: timeline, memory, schedule"),
+    "prune": ("Prune", "scissors", "Stop this trial now and count it as pruned"),
+    "pin": ("Pin", "star", "Mark this trial, for everybody who looks at the study"),
+    "apply": ("Apply", "check", "Take its settings: lab.applied, and the code to copy"),
+    "again": ("Again", "repeat", "Run the same settings once more, as one more trial"),
+}
+
+
+@dataclass
+class Watched:
+    """The run of a trial, read on as it grows."""
+
+    run: Run
+    trace: Trace = field(init=False)
+    sent: dict[str, int] = field(default_factory=dict)
+    _tail: Tail = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.trace, self._tail = Trace.of(self.run), self.run.tail()
+
+    def poll(self) -> bool:
+        """Read what is new; True if there was anything that can be seen."""
+        events = self._tail.poll()
+        for event in events:
+            for name, row in (event.get("traffic") or {}).items() if event["event"] == "step" else ():
+                self.sent[name] = self.sent.get(name, 0) + int(row["sent_bytes"])
+        return self.trace.feed(events)
+
+    def formula(self) -> float | None:
+        """Bytes a step uncompressed, all ranks, by formula; None where there is none for the strategy."""
+        if not self.trace.num_params:
+            return None
+        job = self.run.job
+        try:
+            return exchanged_bytes(
+                job.strategy, _BYTES_A_PARAMETER * self.trace.num_params, job.world_size,
+                micro_batches=job.batch.accumulation(job.num_data_ranks),
+            )  # fmt: skip
+        except SpecError:
+            return None
+
+
+class ChosenPanel:
+    """The widgets. It draws what it is told and decides nothing."""
+
+    def __init__(self) -> None:
+        self.head, self.figures, self.words, self.code = (widgets.HTML() for _ in range(4))
+        self.buttons = {
+            key: widgets.Button(description=name, icon=icon, tooltip=about)
+            for key, (name, icon, about) in BUTTONS.items()
+        }
+        self.loss, self.bytes = LiveFigure(go.Figure()), LiveFigure(go.Figure())
+        self.box = self._arrange()
+        self.box.layout.display = "none"
+
+    def _arrange(self) -> widgets.VBox:
+        bar = widgets.HBox(list(self.buttons.values()))
+        bar.add_class("ss-buttons")
+        plots = widgets.HBox([self.loss, self.bytes])
+        plots.add_class("ss-plots")
+        self.loss.add_class("ss-side")
+        self.bytes.add_class("ss-side")
+        told = widgets.HBox([self.figures, self.code])
+        told.add_class("ss-plots")
+        self.code.add_class("ss-side")
+        box = widgets.VBox([self.head, bar, plots, self.words, told])
+        box.add_class("ss-chosen")
+        return box
+
+    def say_what_can_be_done(self, *, run: bool, prune: bool, finished: bool, pinned: bool) -> None:
+        """Switch the buttons."""
+        self.buttons["open"].disabled = not run
+        self.buttons["prune"].disabled = not prune
+        self.buttons["again"].disabled = not finished
+        self.buttons["pin"].description = "Unpin" if pinned else "Pin"
+
+    def draw_run(self, watched: Watched | None) -> None:
+        """Its loss and what it sent."""
+        if watched is None or not watched.trace.steps:
+            self.loss.show_parts([], _QUIET)
+            self.bytes.show_parts([], _QUIET)
+            self.words.value = ""
+            return
+        self.loss.figure = _loss_spec(watched.trace)
+        compressed = watched.run.job.compression.name != "none"
+        formula = watched.formula() if compressed else None
+        info = _collectives.collectives_info(watched.sent, len(watched.trace.steps), formula=formula)
+        self.bytes.figure = _collectives.collectives_spec(info)
+        self.words.value = f'<div class="ss-words">{safe(_collectives.collectives_text(info))}</div>'
+
+    def show_code(self, job: Job | None) -> None:
+        """The job as Python, to be copied; None takes it away."""
+        if job is None:
+            self.code.value = ""
+            return
+        text = f"import shardscope as ss\n\njob = {_code.job_code(job)}\nrun = ss.launch(job)"
+        self.code.value = (
+            f'<div class="ss-code" aria-label="This job as Python" tabindex="0">{safe(text)}</div>'
+        )
+
+
+_QUIET: dict[str, Any] = theme.look(height=40) | {"xaxis": {"visible": False}, "yaxis": {"visible": False}}
+
+
+def _loss_spec(trace: Trace) -> dict[str, Any]:
+    """Training loss, faint as measured and bold as a moving average, as Plotly's JSON."""
+    curve = loss_info([trace]).curves[0]
+    colour = theme.strategy_colour(trace.strategy)
+    looks = ((curve.values, 1, 0.4, "as measured"), (curve.smooth, 2.2, 1.0, "moving average"))
+    lines = [
+        {
+            "type": "scatter", "mode": "lines", "name": name, "x": list(curve.steps), "y": list(values),
+            "line": {"color": colour, "width": width}, "opacity": opacity,
+            "hovertemplate": "step %{x}: %{y:.4g}<extra></extra>",
+        }
+        for values, width, opacity, name in looks
+    ]  # fmt: skip
+    held = {
+        "type": "scatter", "mode": "markers", "name": "held-back data", "x": [event["step"] for event in trace.evals],
+        "y": [event["loss"] for event in trace.evals],
+        "marker": {"symbol": "circle-open", "size": 7, "color": theme.GREY},
+        "hovertemplate": "held back, step %{x}: %{y:.4g}<extra></extra>",
+    }  # fmt: skip
+    layout = theme.look(height=210, margin={"l": 8, "r": 8, "t": 26, "b": 8})
+    legend = theme.LEGEND_ABOVE | {"font": {"size": 11}, "itemclick": False}
+    return {
+        "data": [*lines, held],
+        "layout": layout
+        | {"legend": legend, "xaxis": theme.axis("step"), "yaxis": theme.axis("loss", nticks=5)},
+    }

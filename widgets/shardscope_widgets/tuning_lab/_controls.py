@@ -1,0 +1,98 @@
+"""The controls of the Tuning Lab: the job, what to search, what for; each bound to the trait of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ipywidgets as widgets
+import traitlets as t
+
+from shardscope.spec import Link
+from shardscope.tuning.definition import OBJECTIVES
+from shardscope.tuning.samplers import SAMPLERS
+from shardscope_widgets.training_lab._choices import Choices
+from shardscope_widgets.training_lab._controls import make_controls
+from shardscope_widgets.tuning_lab._parts import SpacePicker
+
+JOB = ("model", "data", "strategy", "world_size", "global_batch", "steps", "bandwidth", "latency")
+"""Of the Training Lab's controls, those that a study does not search itself."""
+BANDWIDTHS = tuple(
+    f"{value} {unit}"
+    for unit, values in (("Mbit/s", (10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700)),
+                         ("Gbit/s", (1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100)))
+    for value in values
+)  # fmt: skip
+LATENCIES = ("0 s", "5 us", "10 us", "20 us", "50 us", "0.1 ms", "0.2 ms", "0.5 ms", "1 ms", "2 ms", "5 ms", "10 ms",
+             "20 ms", "50 ms")  # fmt: skip
+
+LINKS = tuple(Link(bandwidth=rate, latency_s=late) for rate in BANDWIDTHS for late in LATENCIES)
+"""All that the sliders can name."""
+
+
+def job_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
+    """The job's, as in the Training Lab."""
+    made = make_controls(choices)
+    made["latency"].layout.display = "none" if choices.bandwidth == "as it is" else None
+    for name in made.keys() - set(JOB):
+        made.pop(name).close()  # a page loads every widget that is there, shown or not
+    return {name: made[name] for name in JOB}
+
+
+def study_controls(lab: t.HasTraits) -> dict[str, widgets.DOMWidget]:
+    """The study's: name, trials, sampler, how many at once."""
+    controls: dict[str, widgets.DOMWidget] = {
+        "name": widgets.Text(description="Study", continuous_update=False),
+        "trials": widgets.BoundedIntText(description="Trials", min=1, max=100_000),
+        "parallel": widgets.BoundedIntText(description="At once", min=1, max=64),
+        "sampler": widgets.Dropdown(description="Sampler", options=_samplers(lab)),
+    }
+    for name, control in controls.items():
+        control.tooltip = lab.traits()[name].help
+        t.link((lab, name), (control, "value"))
+    return controls
+
+
+def _samplers(lab: t.HasTraits) -> list[tuple[str, Any]]:
+    own = lab.trait_values()["sampler"]
+    more = [] if own in SAMPLERS else [(type(own).__name__, own)]
+    return [*((name, name) for name in SAMPLERS), *more]
+
+
+def objectives_picker(own: Sequence[str]) -> SpacePicker:
+    """What to minimise, as buttons."""
+    names = [*OBJECTIVES, *own]
+    row = {"name": "objectives", "label": "Minimise", "options": names, "kind": "choices", "inner": False}
+    picker = SpacePicker(rows=[row], fixed=True, state={"objectives": {"on": True, "picked": []}})
+    picker.add_class("ss-fixed")
+    return picker
+
+
+def link_controls() -> dict[str, widgets.DOMWidget]:
+    """The link that finished trials are re-projected onto."""
+    controls: dict[str, widgets.DOMWidget] = {
+        "is_relinked": widgets.Checkbox(description="Another link", indent=False),
+        "on_bandwidth": widgets.SelectionSlider(description="Bandwidth", options=BANDWIDTHS),
+        "on_latency": widgets.SelectionSlider(description="Latency", options=LATENCIES),
+    }
+    return controls
+
+
+def link_to_traits(lab: t.HasTraits, controls: dict[str, widgets.DOMWidget]) -> None:
+    """Keep the controls and the traits of their names equal."""
+    for name, control in controls.items():
+        control.tooltip = lab.traits()[name].help
+        t.link((lab, name), (control, "value"))
+
+
+def axis_controls() -> dict[str, widgets.Dropdown]:
+    """What the front shows where."""
+    about = {
+        "y": ("Up", "What is up"),
+        "x": ("Across", "What is across"),
+        "colour": ("Colour", "What the colour tells"),
+    }
+    return {
+        name: widgets.Dropdown(description=text, options=list(OBJECTIVES), tooltip=tip)
+        for name, (text, tip) in about.items()
+    }

@@ -1,0 +1,67 @@
+"""Importances, fitted beside everything else: the first fit loads much, and none is waited for."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+
+import optuna
+
+from shardscope.tuning.records import from_study
+from shardscope.tuning.session import Session
+from shardscope_widgets.figures._importances import FEWEST, ImportancesInfo, importances_info
+from shardscope_widgets.figures._trials import TrialInfo
+
+
+class Fit:
+    """The newest fit in `info`; `want` begins another where something has changed."""
+
+    def __init__(self) -> None:
+        self.info: ImportancesInfo | None = None
+        self._asked: tuple[str, int] | None = None
+        self._thread: threading.Thread | None = None
+
+    def want(self, session: Session, trials: Sequence[TrialInfo], objective: str) -> None:
+        """Have importances for this objective, on the trials that are complete; returns at once."""
+        values = {
+            t.number: t.values[objective] for t in trials if t.state == "complete" and objective in t.values
+        }
+        asked = (objective, len(values))
+        if asked == self._asked or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._asked = asked
+        if len(values) < FEWEST:
+            self.info = importances_info({}, objective=objective, trials=len(values))
+            return
+        self._thread = threading.Thread(target=self._work, args=(session, values, objective), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the fit that is going on."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _work(self, session: Session, values: Mapping[int, float], objective: str) -> None:
+        self.info = importances_info(fitted(session, values), objective=objective, trials=len(values))
+
+
+def fitted(session: Session, values: Mapping[int, float]) -> dict[str, float]:
+    """Optuna's importances by the space's names, on the trials whose values are given."""
+    space = session.definition.space
+    known = [trial for trial in session.study.get_trials(deepcopy=False) if trial.number in values]
+    storage = optuna.storages.InMemoryStorage()
+    storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], "fit")
+    study = optuna.load_study(study_name="fit", storage=storage)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that low values are what is wanted
+        study.add_trials(
+            [
+                optuna.trial.create_trial(
+                    params=t.params, distributions=t.distributions, value=values[t.number]
+                )
+                for t in known
+            ]
+        )
+        shares = optuna.importance.get_param_importances(study)
+    return {next(iter(from_study({held: 0}, space)), held): share for held, share in shares.items()}

@@ -1,0 +1,92 @@
+"""The job of the controls: the one that was given, with what has been changed since put in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shardscope.spec import Job
+from shardscope.spec.data import DATA
+from shardscope.spec.models import MODELS
+from shardscope_widgets.training_lab._choices import AS_IT_IS, Choices, _changed
+
+FIELDS = {
+    "model": ("model",), "data": ("data",), "strategy": ("strategy", "options"), "world_size": ("world_size",),
+    "optimizer": ("optimizer", "lr"), "batch": ("global_batch", "micro_batch"),
+    "compression": ("compression", "compression_options"),
+    "link": ("bandwidth", "latency"), "precision": ("precision",),
+    "recompute": ("recompute",), "steps": ("steps",), "seed": ("seed",),
+}  # fmt: skip
+"""The fields of a job that controls change, and the traits that say how."""
+FIRST = {
+    "model": "mlp",
+    "data": "digits",
+    "strategy": "ring",
+    "world_size": 2,
+    "global_batch": 64,
+    "steps": 60,
+}
+"""To begin with where nobody says: a trial of it takes a second or two."""
+
+
+class JobOfChoices:
+    """What is not among the controls (a schedule, a seed of one's own, a model of one's own) stays as it was given.
+
+    Args:
+        choices: Whose traits the controls are bound to.
+    """
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+        self._from_choices: Callable[[], Job] = lambda: Choices.job(choices)
+        self.base: Job | None = None
+        self._before: dict[str, Any] = {}
+
+    def take_defaults(self) -> None:
+        """A small job, as far as nothing else has been chosen."""
+        for field, value in FIRST.items():
+            if getattr(self._choices, field) == Choices.class_traits()[field].default_value:
+                setattr(self._choices, field, value)
+
+    def take(self, job: Job) -> None:
+        """Let the controls show this job."""
+        choices = self._choices
+        self.base = job
+        for field, known in (("model", MODELS), ("data", DATA)):
+            value = getattr(job, field)
+            if isinstance(value, str) and (value in known or field == "data"):
+                setattr(choices, field, value)
+        choices.strategy = job.strategy.kind
+        choices.options = _changed(job.strategy)
+        choices.world_size, choices.steps, choices.seed = job.world_size, job.steps, job.seed
+        choices.optimizer = job.optimizer.name
+        choices.lr = job.optimizer.learning_rate
+        choices.global_batch, choices.micro_batch = job.batch.global_size, job.batch.micro_size or 0
+        choices.compression = job.compression.name
+        choices.precision, choices.recompute = job.precision, job.recompute
+        choices.bandwidth, choices.latency = (
+            (AS_IT_IS, "0") if job.link is None else job.link.label.split(", ")
+        )
+        self._before = self._now()
+
+    def _now(self) -> dict[str, Any]:
+        return {trait: getattr(self._choices, trait) for traits in FIELDS.values() for trait in traits}
+
+    def job(self) -> Job:
+        """The job.
+
+        Raises:
+            SpecError: What was changed does not go together.
+        """
+        if self.base is None:
+            return self._from_choices()
+        now = self._now()
+        changed = [
+            field
+            for field, traits in FIELDS.items()
+            if any(now[trait] != self._before[trait] for trait in traits)
+        ]
+        if not changed:
+            return self.base
+        made = self._from_choices()
+        return self.base.replace(**{field: getattr(made, field) for field in changed})

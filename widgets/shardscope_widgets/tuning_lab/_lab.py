@@ -1,0 +1,483 @@
+"""The Tuning Lab itself: what to search on the left, what the trials tell on the right, and the wiring between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+import traitlets as t
+
+from shardscope.errors import ShardscopeError, StudyError
+from shardscope.runtime.run import Run
+from shardscope.spec import Job
+from shardscope.spec.space import Space
+from shardscope.spec.user_code import label_of
+from shardscope.tuning.definition import QUALITIES, Definition
+from shardscope.tuning.priors import with_baselines
+from shardscope.tuning.records import ORIGIN, to_study
+from shardscope.tuning.samplers import sampler_of
+from shardscope.tuning.session import DEFAULT_OBJECTIVES, Session
+from shardscope_widgets.figures._trials import TrialInfo
+from shardscope_widgets.training_lab._choices import Choices
+from shardscope_widgets.training_lab._driver import Driver as Clock
+from shardscope_widgets.training_lab._guard import Guard
+from shardscope_widgets.training_lab._options import STRATEGY, Options
+from shardscope_widgets.tuning_lab import _controls, _search, _words
+from shardscope_widgets.tuning_lab._engine import Engine, engine_of
+from shardscope_widgets.tuning_lab._job import JobOfChoices
+from shardscope_widgets.tuning_lab._pictures import Look, Pictures
+from shardscope_widgets.tuning_lab._screen import Screen
+from shardscope_widgets.tuning_lab._settings import StudyChoices
+from shardscope_widgets.tuning_lab._study import Shown, is_there
+
+BEAT_S = 0.3
+LOOK_AT_OTHERS_EVERY_S = 2.0
+DRAW_RUN_EVERY_S = 0.8
+
+
+class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
+    """Choose a job and what to search in it, run trials, watch the front grow, and take what is on it.
+
+    Constructing it starts nothing. The study lives in its storage and its trials in run directories: a new lab of the
+    same name, after a reload of the page or a restart of the kernel, shows it whole and can go on with it.
+
+    Args:
+        job: What to train; None takes that of the study called `name`, or else a small one to begin with.
+        space: What may change; None takes what suits the job, and what the controls say.
+        name: Of the study; by default model and strategy.
+        root: Folder of the runs and studies; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        storage: An Optuna storage or its URL, for many machines; None keeps a journal beside the runs.
+        objectives: What to minimise, as for `tune`; functions of yours as ``{"loss": None, "mine": f}``.
+        choices: Any trait to start from, and whatever else `tune` takes.
+
+    Example:
+        >>> lab = TuningLab(ss.Job(model="mlp", data="digits"), trials=20)  # doctest: +SKIP
+        >>> lab.start()  # what the button does
+    """
+
+    status = t.Unicode("", help="What is going on, in words.")
+    problem = t.Unicode("", help="The last error, as HTML; empty when all is well.")
+
+    def __init__(
+        self,
+        job: Job | None = None,
+        space: Space | Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
+        root: Path | str | None = None,
+        storage: Any = None,
+        objectives: Sequence[str] | Mapping[str, Any] | None = None,
+        **choices: Any,
+    ) -> None:
+        self._guard = Guard(lambda problem: setattr(self, "problem", problem))
+        self._root, self._storage = (Path(root) if root is not None else None), storage
+        self._own = (
+            {n: f for n, f in objectives.items() if f is not None} if isinstance(objectives, Mapping) else {}
+        )
+        self._given = job
+        self._space = space if isinstance(space, Space) or space is None else Space(parameters=dict(space))
+        self._shown: Shown | None = None
+        self._trials: list[TrialInfo] = []
+        self._looked_at = self._drew_run_at = 0.0
+        self._is_setting_up, self._was_running = True, False
+        StudyChoices.__init__(self)
+        super().__init__()
+        self._jobs = JobOfChoices(self)
+        self.set_trait(
+            "objectives",
+            [objectives] if isinstance(objectives, str) else list(objectives or DEFAULT_OBJECTIVES),
+        )
+        self._options = self.choose(choices)
+        self._begin(name)
+        self._build()
+        self._is_setting_up = False
+        self._clock = Clock(self._beat, interval_s=BEAT_S)
+        self.refresh()
+        self._clock.start()
+
+    # Setting up.
+
+    def _begin(self, name: str | None) -> None:
+        """Take the job that was given, or that of the study of this name, or a small one."""
+        if self._given is not None:
+            self._jobs.take(self._given)
+        elif name is None or not self._is_there(name):
+            self._jobs.take_defaults()
+        self.set_trait("name", name or self._usual_name())
+        self._engine: Engine = engine_of(self._root, self._storage, self.name)
+        with self._guard.run():
+            self._find()
+        if not self.search:
+            self._offer(self._space)
+
+    def _usual_name(self) -> str:
+        job = self._jobs.base or self.job()
+        return f"{label_of(job.model)}-{job.strategy.kind}"
+
+    def _is_there(self, name: str) -> bool:
+        with self._guard.run():
+            return is_there(name, self._storage, self._root)
+        return False
+
+    def _find(self) -> None:
+        """Show the study of this name if there is one; without a job of one's own, take its."""
+        self._shown, self._trials = None, []
+        if hasattr(self, "pictures"):
+            self.pictures.forget()
+        session = self._engine.session
+        if session is None and self._is_there(self.name):
+            given = dict.fromkeys(self.objectives) | self._own if self._own else None
+            session = self._reopen(given)
+        if session is None:
+            return
+        self._shown = Shown(session)
+        known = sum(record.counted and record.state != "waiting" for record in session.records())
+        self.set_trait("trials", max(self.trials, known))
+        if self._given is None:
+            definition = session.definition
+            self._jobs.take(definition.job)
+            self.set_trait("objectives", list(definition.objectives))
+            self._offer(definition.space)
+
+    def _reopen(self, own: Mapping[str, Any] | None) -> Session:
+        """The study as it was begun."""
+        common: dict[str, Any] = {"storage": self._storage, "root": self._root}
+        stored = Session.open(name=self.name, **common) if own is None else None
+        return stored or Session.open(self.job(), self._space, name=self.name, objectives=own, **common)
+
+    def _offer(self, space: Space | None) -> None:
+        """Make rows for what can be searched, on what `space` searches."""
+        self._rows = _search.rows_of(self.job(), space)
+        self.set_trait("search", _search.first_state(self._rows))
+
+    def _build(self) -> None:
+        self.controls = {
+            "job": _controls.job_controls(self), "study": _controls.study_controls(self),
+            "link": _controls.link_controls(), "axes": _controls.axis_controls(),
+        }  # fmt: skip
+        self.minimise = _controls.objectives_picker(tuple(self._own))
+        self.screen = Screen(
+            self.controls["job"], Options(self, STRATEGY), self.controls["study"], self.controls["link"],
+            self.controls["axes"], self.minimise,
+        )  # fmt: skip
+        self.pictures = Pictures(self.screen, self._guard)
+        _controls.link_to_traits(self, self.controls["link"])
+        self._offer_axes()
+        _controls.link_to_traits(self, self.controls["axes"])
+        self.children = self.screen.children
+        for name in ("ss-lab", "ss-planner", "ss-tuning"):
+            self.add_class(name)
+        self._wire()
+
+    def _wire(self) -> None:
+        screen, callback = self.screen, self._guard.callback
+        t.link((self, "search"), (screen.space, "state"))
+        screen.start.on_click(callback(self.start))
+        screen.stop.on_click(callback(self.stop, lock=False))
+        acts = {
+            "open": self.open_run,
+            "prune": self.prune,
+            "pin": self.pin,
+            "apply": self.apply,
+            "again": self.again,
+        }
+        for key, act in acts.items():
+            screen.chosen.buttons[key].on_click(callback(act))
+        self.observe(
+            callback(self._replan), [*Choices.class_own_traits(), "trials", "objectives", "search", "sampler"]
+        )
+        self.observe(callback(self._take_name), "name")
+        self.observe(callback(self._take_budget), ["trials", "parallel"])
+        self.observe(callback(self._offer_axes), "objectives")
+        self.observe(callback(self._draw), ["x", "y", "colour", "is_relinked", "on_bandwidth", "on_latency"])
+        self.observe(callback(self._choose_trial), "chosen")
+        self.observe(lambda change: setattr(screen.problem, "value", change["new"]), "problem")
+        self.minimise.observe(callback(self._take_objectives), "state")
+        screen.table.observe(callback(self._take_row), "chosen")
+        for figure in (screen.front, screen.curves, screen.slices):
+            figure.observe(self._take_click, "clicked")
+        screen.tabs.observe(callback(self._draw), "selected_index")
+        self._show_rows()
+        self._replan()
+
+    # What code can do.
+
+    @property
+    def session(self) -> Session | None:
+        """The study, once there is one."""
+        return self._shown.session if self._shown else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether trials are being run by this kernel."""
+        return self._engine.is_running
+
+    def job(self) -> Job:
+        """The job as the controls have it.
+
+        Raises:
+            SpecError: They do not go together.
+        """
+        return self._jobs.job()
+
+    def definition(self) -> Definition:
+        """The study as the controls have it.
+
+        Raises:
+            SpecError: It is impossible; the sentence says why.
+            StudyError: The study of this name is about something else.
+        """
+        job = self.job()
+        space = _search.space_of(self._rows, self.search, job)
+        if self._options.get("baselines", True):
+            space = with_baselines(space)
+        found = Definition(
+            job=job, space=space, objectives=tuple(self.objectives), own=tuple(self._own),
+            equal=self._options.get("equal", "samples"),
+        )  # fmt: skip
+        sampler_of(self.sampler, seed=0, num_objectives=len(found.objectives))
+        difference = self.session.definition.difference(found) if self.session else None
+        if difference is not None:
+            raise StudyError(
+                f"study {self.name!r} was begun otherwise: {difference}; go on with what it was begun with, or give "
+                "this one another name"
+            )
+        return found
+
+    def start(self) -> None:
+        """Run trials until the study has all, as the Start button does; returns at once, `wait` waits.
+
+        Raises:
+            ShardscopeError: The study is impossible.
+        """
+        definition = self.definition()
+        self.problem = ""
+        functions = {name: self._own.get(name) for name in definition.objectives}
+        asked: dict[str, Any] = {
+            "trials": self.trials, "parallel": self.parallel, "sampler": self.sampler, "name": self.name,
+            "objectives": functions, "storage": self._storage, "root": self._root, **self._options,
+        }  # fmt: skip
+        self._engine.start(lambda: Session.open(definition.job, definition.space, **asked))
+        self._say_state()
+
+    def stop(self) -> None:
+        """Stop, as the button does; returns at once. What was running is run again, first, when the study goes on."""
+        self._engine.stop()
+        self._say_state()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until trials run no more; False if they still do after so many seconds."""
+        ended = self._engine.wait(timeout)
+        self.refresh()
+        return ended
+
+    def prune(self, number: int | None = None) -> None:
+        """Stop a running trial and count it as pruned; None for the chosen one."""
+        which = self._number(number)
+        if not self._engine.can_prune(which):
+            raise StudyError(f"trial {which} does not run here, so there is nothing to stop")
+
+        def act(session: Session) -> None:
+            with self._guard.run(lock=False):
+                session.driver.prune(which)
+
+        self._engine.ask(act)
+
+    def pin(self, number: int | None = None) -> None:
+        """Mark a trial, or take the mark away; None for the chosen one."""
+        which = self._number(number)
+        self._known().pin(which, not self._trial(which).is_pinned)
+        self.refresh()
+
+    def apply(self, number: int | None = None) -> Job:
+        """The job of a trial, also in `applied`, with the code for it shown; None for the chosen one."""
+        self.applied = self._known().job(self._number(number))
+        self.screen.chosen.show_code(self.applied)
+        return self.applied
+
+    def again(self, number: int | None = None) -> None:
+        """Run the settings of a trial once more, as one more trial; None for the chosen one."""
+        session, which = self._known(), self._number(number)
+        params = to_study(session.record(which).params, session.definition.space)
+        session.study.enqueue_trial(params, user_attrs={ORIGIN: "again"})
+        self.trials += 1
+        if not self.is_running:
+            self.start()
+        self.refresh()
+
+    def open_run(self, number: int | None = None) -> Run:
+        """Show the run of a trial as the Training Lab does; None for the chosen one."""
+        which = self._number(number)
+        run = self._known().trial_run(which)
+        self.chosen = which
+        self.pictures.open_run()
+        self._draw_run()
+        return run
+
+    def refresh(self) -> None:
+        """Look at the study and draw everything now, instead of at the next beat."""
+        with self._guard.run():
+            self._looked_at = self._drew_run_at = 0.0
+            self._update()
+            self._draw()
+
+    def close(self) -> None:
+        """Take the lab down and stop its trials; the study stays and can go on."""
+        if hasattr(self, "_clock"):
+            self._clock.stop()
+            self._engine.stop()
+        super().close()
+
+    def __repr__(self) -> str:
+        return f"TuningLab({self.name!r}, {self.status})"
+
+    # What the controls do.
+
+    def _known(self) -> Session:
+        if self.session is None:
+            raise StudyError(f"there is no study {self.name!r} yet; start it")
+        return self.session
+
+    def _number(self, number: int | None) -> int:
+        which = self.chosen if number is None else number
+        if which < 0:
+            raise StudyError("no trial is chosen; click a point or a row")
+        return which
+
+    def _trial(self, number: int) -> TrialInfo:
+        found = next((trial for trial in self._trials if trial.number == number), None)
+        if found is None:
+            raise StudyError(f"study {self.name!r} has no trial {number}")
+        return found
+
+    def _replan(self) -> None:
+        """Say what Start would do, or why it cannot."""
+        if self._is_setting_up and not hasattr(self, "screen"):
+            return
+        try:
+            self.screen.space.hidden = _search.hidden(self._rows, self.search, self.job())
+            definition = self.definition()
+        except ShardscopeError as error:
+            self._is_possible = False
+            self.screen.say_plan(str(error), is_possible=False)
+        else:
+            self._is_possible = True
+            self._planned = definition
+        self._say_state()
+
+    def _take_name(self) -> None:
+        self._engine = engine_of(self._root, self._storage, self.name)
+        self.chosen, self.problem = -1, ""
+        self._find()
+        self._show_rows()
+        self._replan()
+        self.refresh()
+
+    def _show_rows(self) -> None:
+        picker = self.screen.space
+        with picker.hold_sync():
+            picker.rows, picker.state = _search.as_shown(self._rows), self.search
+        names = [*self.minimise.rows[0]["options"]]
+        picked = [names.index(name) for name in self.objectives if name in names]
+        self.minimise.state = {"objectives": {"on": True, "picked": picked}}
+
+    def _take_objectives(self) -> None:
+        names = self.minimise.rows[0]["options"]
+        self.objectives = [names[place] for place in self.minimise.state["objectives"]["picked"]]
+
+    def _take_budget(self) -> None:
+        if self._engine.session is not None and self.is_running:
+            self._engine.session.driver.trials = self.trials
+            self._engine.session.driver.parallel = self.parallel
+
+    def _offer_axes(self) -> None:
+        """Every objective can be an axis; quality up at first."""
+        axes = self.controls["axes"]
+        for name, control in axes.items():
+            options = list(dict.fromkeys([*self.objectives, *control.options, *self._own]))
+            if options != list(control.options):
+                kept = getattr(self, name)
+                control.options = options
+                control.value = kept if kept in options else options[0]
+        quality = next((name for name in self.objectives if name in (*QUALITIES, *self._own)), None)
+        if quality is not None and self.y not in self.objectives:
+            self.y = quality
+
+    def _take_row(self) -> None:
+        self.chosen = self.screen.table.chosen
+
+    def _take_click(self, change: dict[str, Any]) -> None:
+        if change["new"] >= 0:
+            with self._guard.run():
+                self.chosen = change["new"]
+                change["owner"].clicked = -1  # so that the same point can be clicked again
+
+    def _choose_trial(self) -> None:
+        self.pictures.leave_run()
+        self._draw()
+        self._draw_run()
+
+    # What the trials tell.
+
+    def _beat(self) -> None:
+        with self._guard.run():
+            self._update()
+
+    def _update(self) -> None:
+        """Read what is new and draw what it changes."""
+        session = self._engine.session
+        if session is not None and (self._shown is None or self._shown.session is not session):
+            self._shown = Shown(session)
+        error, self._engine.error = self._engine.error, None
+        if error is not None:
+            with self._guard.run():
+                raise error
+        now = time.monotonic()
+        running, before = self.is_running, self._was_running
+        self._was_running = running  # the look after the end is the one that sees what the end changed
+        due = running or before or now - self._looked_at > LOOK_AT_OTHERS_EVERY_S
+        if self._shown is not None and due:
+            self._looked_at = now
+            trials = self._shown.trials(self._engine.live())
+            if trials != self._trials:
+                self._trials = trials
+                self._draw()
+        self._say_state()
+        self.pictures.read_ahead(self._trials)
+        if now - self._drew_run_at > DRAW_RUN_EVERY_S:
+            self._drew_run_at = now
+            self._draw_run()
+            if self.pictures.has_more():
+                self._draw()
+
+    def _say_state(self) -> None:
+        if getattr(self, "_is_possible", False):
+            counted = sum(trial.is_counted and trial.state != "waiting" for trial in self._trials)
+            text = _words.plan_text(self._planned, self.trials, counted, is_running=self.is_running)
+            self.screen.say_plan(text, is_possible=True)
+        running = self.is_running
+        doing = "stopping" if self._engine.is_stopping else "running" if running else "idle"
+        self.status = _words.status_text(self.name, self._trials, self.trials, doing)
+        finished = "has finished" in self.status
+        state = "running" if running else "completed" if finished else "stopped" if self._trials else "idle"
+        self.screen.say_status(self.status, state)
+        self.screen.start.disabled = running or not getattr(self, "_is_possible", False)
+        self.screen.start.description = "Continue" if self._trials and not running else "Start"
+        self.screen.stop.disabled = not running or self._engine.is_stopping
+        self.screen.space.locked = self.minimise.locked = running
+
+    def _draw(self) -> None:
+        """Everything that shows all trials, as far as it is on the page."""
+        if not self._is_setting_up:
+            look = Look(self.x, self.y, self.colour, self.chosen, self.other_link(), tuple(self.objectives))
+            self.pictures.draw(self.session, self._trials, look)
+
+    def _draw_run(self) -> None:
+        """The chosen trial, and its run if that is open."""
+        if not self._is_setting_up:
+            ours = self._engine.session is self.session and self.chosen is not None
+            can_prune = ours and self._engine.can_prune(self.chosen)
+            self.pictures.draw_run(self._shown, self.chosen, can_prune=can_prune)

@@ -1,0 +1,36 @@
+"""The widgets that ipywidgets lacks: rows of settings to search, and a table of trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+import anywidget
+import traitlets as t
+
+from shardscope_widgets.planner._parts import PlanTable
+
+_HERE = files(__package__)
+
+
+class SpacePicker(anywidget.AnyWidget):
+    """Rows of settings; `state` says which are on and what of each is picked."""
+
+    _esm = _HERE.joinpath("space.js").read_text(encoding="utf-8")
+    _css = _HERE.joinpath("tuning.css").read_text(encoding="utf-8")
+    rows: t.List[Mapping[str, Any]] = t.List(help="What there is to choose, in order.").tag(sync=True)
+    state = t.Dict(help="By name: whether it is on, and places in its options.").tag(sync=True)
+    hidden: t.List[str] = t.List(help="Names of rows that mean nothing now.").tag(sync=True)
+    locked = t.Bool(help="Whether nothing can be changed.").tag(sync=True)
+    fixed = t.Bool(help="Whether the rows cannot be switched off.").tag(sync=True)
+
+
+class TrialTable(anywidget.AnyWidget):
+    """Rows of trials, one of which is chosen; redrawn cell by cell."""
+
+    _esm = _HERE.joinpath("trials.js").read_text(encoding="utf-8")
+    _css = PlanTable._css  # noqa: SLF001
+    header = t.List(t.Unicode()).tag(sync=True)
+    rows: t.List[Mapping[str, Any]] = t.List(help="number, state, cells, and keys to sort by.").tag(sync=True)
+    chosen = t.Int(-1, help="Number of the trial; -1 for none.").tag(sync=True)

@@ -1,0 +1,154 @@
+"""What the lab draws of the trials and of the chosen one's run: from records to the screen, nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from shardscope.runtime.run import Run
+from shardscope.spec import Job, Link
+from shardscope.tuning.definition import QUALITIES
+from shardscope.tuning.records import TrialRecord
+from shardscope.tuning.session import Session
+from shardscope_widgets.figures._front import front_info
+from shardscope_widgets.figures._trial_curves import trial_curves_info
+from shardscope_widgets.figures._trials import TrialInfo, objective_text
+from shardscope_widgets.training_lab._guard import Guard
+from shardscope_widgets.tuning_lab import _controls, _words
+from shardscope_widgets.tuning_lab._chosen import Watched
+from shardscope_widgets.tuning_lab._fit import Fit
+from shardscope_widgets.tuning_lab._relink import PENDING, Relinker, notes_of
+from shardscope_widgets.tuning_lab._run_view import RunView
+from shardscope_widgets.tuning_lab._screen import TABS, Screen
+from shardscope_widgets.tuning_lab._study import Shown
+
+READ_WITHIN_S = 0.06
+"""How long reading finished runs for the link slider may take at a time; the rest comes with the next beats."""
+
+
+class Look(NamedTuple):
+    """What a person wants to see."""
+
+    x: str
+    y: str
+    colour: str
+    chosen: int
+    link: Link | None
+    objectives: tuple[str, ...]
+
+
+class Pictures:
+    """Keeps what is costly: runs read for projection, the newest fit, the run that is watched."""
+
+    def __init__(self, screen: Screen, guard: Guard) -> None:
+        self._screen, self._guard = screen, guard
+        self._view: RunView | None = None
+        self._watched: Watched | None = None
+        self._is_opened = False
+        self._told: tuple[str, Link | None] | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Another study is shown."""
+        self.relinker, self._fit = Relinker(_controls.LINKS), Fit()
+        self._on_link: list[TrialInfo] = []
+        self._link: Link | None = None
+        self.leave_run()
+        self._screen.forget()
+
+    # All trials.
+
+    def draw(self, session: Session | None, trials: Sequence[TrialInfo], look: Look) -> None:
+        """Front, curves, table, and whichever other page is looked at."""
+        screen = self._screen
+        chosen = look.chosen if look.chosen >= 0 else None
+        self._link, self._on_link = look.link, self._relinked(trials, look)
+        label = look.link.label if look.link else ""
+        shown = self._on_link
+        info = front_info(shown, x=look.x, y=look.y, colour=look.colour, chosen=chosen, link=label)
+        screen.draw_front(info, label, notes_of(shown))
+        quality = look.y if look.y in QUALITIES else QUALITIES[0]
+        screen.draw_curves(trial_curves_info(shown, quality=quality, chosen=chosen))
+        screen.draw_table(shown, look.objectives, look.chosen)
+        self._draw_page(session, shown, look)
+        self._draw_chosen(shown, look)
+
+    def _relinked(self, trials: Sequence[TrialInfo], look: Look) -> list[TrialInfo]:
+        if look.link is None:
+            return list(trials)
+        return self.relinker.onto(trials, look.objectives, look.link, budget_s=READ_WITHIN_S)
+
+    def _draw_page(self, session: Session | None, trials: Sequence[TrialInfo], look: Look) -> None:
+        page = self._screen.tabs.selected_index
+        if session is None:
+            return
+        if page == TABS.index("Slices"):
+            self._screen.draw_slices(trials, session.definition.space, look.y, look.chosen)
+        elif page == TABS.index("Importances"):
+            self._fit.want(session, trials, look.y)
+            self._screen.draw_importances(self._fit.info)
+
+    def read_ahead(self, trials: Sequence[TrialInfo]) -> None:
+        """Read finished runs for the link slider, so that its first move finds them known."""
+        self.relinker.read_ahead(trials, budget_s=READ_WITHIN_S)
+
+    def has_more(self) -> bool:
+        """Whether something that is looked at was not yet known when it was drawn."""
+        pending = any(trial.note == PENDING for trial in self._on_link)
+        return pending or self._screen.tabs.selected_index == TABS.index("Importances")
+
+    # The chosen trial.
+
+    def _draw_chosen(self, trials: Sequence[TrialInfo], look: Look) -> None:
+        panel = self._screen.chosen
+        trial = next((trial for trial in trials if trial.number == look.chosen), None)
+        panel.box.layout.display = "none" if trial is None else None
+        if trial is not None:
+            panel.head.value = _words.chosen_html(trial, look.objectives)
+
+    def draw_run(self, shown: Shown | None, number: int, *, can_prune: bool) -> None:
+        """The run of the chosen trial, as far as it is."""
+        record = shown.records.get(number) if shown is not None else None
+        if shown is None or record is None:
+            return
+        panel = self._screen.chosen
+        has_run = record.run is not None and Path(record.run).is_dir()
+        panel.say_what_can_be_done(
+            run=has_run, prune=can_prune, finished=record.state != "waiting", pinned=record.pinned
+        )
+        if self._watched is None and has_run:
+            self._watched = Watched(Run.attach(str(record.run)))
+        changed = self._watched is not None and self._watched.poll()
+        if changed or not has_run:
+            panel.draw_run(self._watched)
+        if changed or (record.state, self._link) != self._told:
+            self._told = (record.state, self._link)
+            self._draw_figures(shown.session.job(number), record)
+        if self._watched is not None and self._view is not None and (changed or self._is_opened):
+            self._is_opened = False
+            if self._screen.run_box.children:
+                self._view.draw(self._watched.trace)
+
+    def _draw_figures(self, job: Job, record: TrialRecord) -> None:
+        told = next((trial for trial in self._on_link if trial.number == record.number), None)
+        projected = ""
+        if self._link is not None and told is not None and "seconds" in told.values:
+            projected = objective_text("seconds", told.values["seconds"] / told.steps)
+        formula = self._watched.formula() if self._watched is not None else None
+        self._screen.chosen.figures.value = _words.figures_html(job, record.measured, formula, projected)
+
+    def open_run(self) -> None:
+        """Show the run of the chosen trial as the Training Lab does, from its next drawing on."""
+        if self._view is None:
+            self._view = RunView(self._guard)
+        self._screen.run_box.children = (self._view.box,)
+        self._is_opened = True
+
+    def leave_run(self) -> None:
+        """Another trial is chosen."""
+        self._watched, self._told = None, None
+        self._is_opened = False
+        self._screen.run_box.children = ()
+        self._screen.chosen.show_code(None)
+        self._screen.chosen.figures.value = ""

@@ -1,0 +1,36 @@
+"""A trial's run as the Training Lab shows one: its curves, its timeline, and the panels that its strategy has."""
+
+from __future__ import annotations
+
+import ipywidgets as widgets
+
+from shardscope_widgets.figures.theme import run_looks
+from shardscope_widgets.trace import Trace
+from shardscope_widgets.training_lab._guard import Guard
+from shardscope_widgets.training_lab._live import LiveView
+from shardscope_widgets.training_lab._panels import Panels
+
+
+class RunView:
+    """Made when a run is first opened: its figures are the largest of all."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.live, self.panels = LiveView(), Panels()
+        self.live.focus.layout.display = "none"
+        self.box = widgets.VBox([self.live.box, self.panels.box])
+        self._trace: Trace | None = None
+        for control in (self.live.window, self.live.follow, self.live.last_step):
+            control.observe(guard.callback(self._redraw), "value")
+
+    def draw(self, trace: Trace) -> None:
+        """Show this run."""
+        self._trace = trace
+        self.live.draw_overview([trace], run_looks([trace.strategy]))
+        self._redraw()
+
+    def _redraw(self) -> None:
+        if self._trace is None or self.live.is_offering:
+            return
+        last = None if self.live.follow.value else self.live.last_step.value
+        self.live.draw_timeline(self._trace)
+        self.panels.draw(self._trace, [self._trace], last_step=last)

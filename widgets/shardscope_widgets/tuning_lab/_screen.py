@@ -1,0 +1,171 @@
+"""Everything the Tuning Lab shows and where it stands. It draws what it is told and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from shardscope.spec.space import Space
+from shardscope_widgets.figures import _front, _importances, _slices, _trial_curves
+from shardscope_widgets.figures._trials import TrialInfo
+from shardscope_widgets.planner._parts import ClickFigure
+from shardscope_widgets.training_lab._frame import Frame
+from shardscope_widgets.training_lab._live_figure import LiveFigure
+from shardscope_widgets.tuning_lab import _words
+from shardscope_widgets.tuning_lab._chosen import ChosenPanel
+from shardscope_widgets.tuning_lab._parts import SpacePicker, TrialTable
+from shardscope_widgets.words import safe
+
+ABOUT = "search the settings of a job; every trial is a real run"
+TABS = ("Trials", "Importances", "Slices")
+
+
+class Screen:
+    """The widgets of a lab around its controls."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        job: Mapping[str, widgets.Widget],
+        options: widgets.Widget,
+        study: Mapping[str, widgets.Widget],
+        link: Mapping[str, widgets.Widget],
+        axes: Mapping[str, widgets.Widget],
+        objectives: SpacePicker,
+    ) -> None:
+        self.space = SpacePicker()
+        self.start = widgets.Button(description="Start", icon="play", button_style="primary")
+        self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
+        self.start.tooltip = "Run trials until the study has all"
+        self.stop.tooltip = "Stop the trials that run; they are run again, first, when the study goes on"
+        names = (
+            "plan",
+            "status",
+            "problem",
+            "front_words",
+            "link_words",
+            "impossible",
+            "fit_words",
+            "slice_words",
+        )
+        self.plan, self.status, self.problem, self.front_words, self.link_words, self.impossible, self.fit_words, \
+            self.slice_words = (widgets.HTML() for _ in names)  # fmt: skip
+        self.front, self.slices = ClickFigure(go.Figure()), ClickFigure(go.Figure())
+        self.curves, self.importances = ClickFigure(go.Figure()), LiveFigure(go.Figure())
+        self.table, self.chosen = TrialTable(), ChosenPanel()
+        self.run_box = widgets.VBox()
+        self.tabs = self._tabs()
+        self._drawn: dict[str, Any] = {}
+        self.children = self._arrange(job, options, study, link, axes, objectives)
+
+    def _tabs(self) -> widgets.Tab:
+        scroll = widgets.VBox([self.table])
+        scroll.add_class("ss-trials")
+        pages = (
+            [scroll, self.impossible], [self.fit_words, self.importances], [self.slice_words, self.slices],
+        )  # fmt: skip
+        return widgets.Tab([widgets.VBox(page) for page in pages], titles=TABS)
+
+    def _arrange(  # noqa: PLR0917
+        self,
+        job: Mapping[str, widgets.Widget],
+        options: widgets.Widget,
+        study: Mapping[str, widgets.Widget],
+        link: Mapping[str, widgets.Widget],
+        axes: Mapping[str, widgets.Widget],
+        objectives: SpacePicker,
+    ) -> tuple[widgets.Widget, ...]:
+        buttons = _classed(widgets.HBox([self.start, self.stop]), "ss-buttons")
+        left = widgets.VBox(
+            [
+                _heading("Job"), _grid(job), options, _heading("Search", "by real runs"), self.space, _heading("Study"),
+                _grid(study), objectives, buttons, self.plan,
+            ]
+        )  # fmt: skip
+        bar = _classed(widgets.HBox(list(axes.values())), "ss-bar")
+        self.front.add_class("ss-grow")
+        self.curves.add_class("ss-side")
+        plots = _classed(widgets.HBox([self.front, self.curves]), "ss-plots")
+        linkbar = _classed(widgets.HBox(list(link.values())), "ss-linkbar")
+        right = widgets.VBox(
+            [
+                self.status, self.problem, bar, plots, self.front_words, linkbar, self.link_words, self.chosen.box,
+                self.run_box, self.tabs,
+            ]
+        )  # fmt: skip
+        main = _classed(widgets.HBox([_classed(left, "ss-left"), _classed(right, "ss-right")]), "ss-main")
+        return Frame(title="Tuning Lab", about=ABOUT), main
+
+    def say_plan(self, text: str, *, is_possible: bool) -> None:
+        """What Start would do, or why it cannot."""
+        self.plan.value = f'<div class="ss-note{"" if is_possible else " bad"}">{safe(text)}</div>'
+
+    def say_status(self, text: str, state: str) -> None:
+        """The line above everything."""
+        self.status.value = f'<div class="ss-status {state}" role="status"><span>{safe(text)}</span></div>'
+
+    def draw_front(self, info: _front.FrontInfo, link: str, notes: Mapping[str, Sequence[int]]) -> None:
+        """The front, and what the link slider did to it."""
+        self.link_words.value = _note(_words.link_text(link, notes))
+        if self._is_new("front", info):
+            self.front.figure = _front.front_spec(info)
+            self.front_words.value = _note(_front.front_text(info))
+
+    def draw_curves(self, info: _trial_curves.TrialCurvesInfo) -> None:
+        """How trials learn."""
+        if self._is_new("curves", info):
+            self.curves.figure = _trial_curves.trial_curves_spec(info)
+
+    def draw_table(self, trials: Sequence[TrialInfo], objectives: Sequence[str], chosen: int) -> None:
+        """Every trial, and why some cost no run."""
+        rows: list[Mapping[str, Any]] = [_words.row_of(trial, objectives) for trial in trials]
+        if self._is_new("table", (rows, chosen)):
+            with self.table.hold_sync():
+                self.table.header = _words.header(objectives)
+                self.table.rows, self.table.chosen = rows, chosen
+            self.impossible.value = _note(_words.impossible_text(trials))
+
+    def draw_slices(self, trials: Sequence[TrialInfo], space: Space, objective: str, chosen: int) -> None:
+        """The objective over every setting."""
+        info = _slices.slices_info(trials, space, objective=objective, chosen=chosen)
+        if self._is_new("slices", info):
+            self.slices.figure = _slices.slices_spec(info)
+            self.slice_words.value = _note(_slices.slices_text(info))
+
+    def draw_importances(self, info: _importances.ImportancesInfo | None) -> None:
+        """Which settings matter; None while that is being fitted for the first time."""
+        if info is None:
+            self.fit_words.value = _note("Fitting …")
+        elif self._is_new("importances", info):
+            self.importances.figure = _importances.importances_spec(info)
+            self.fit_words.value = _note(_importances.importances_text(info))
+            self.importances.layout.display = None if info.names else "none"
+
+    def forget(self) -> None:
+        """Draw everything anew at the next call."""
+        self._drawn = {}
+
+    def _is_new(self, name: str, info: Any) -> bool:
+        if self._drawn.get(name) == info:
+            return False
+        self._drawn[name] = info
+        return True
+
+
+def _note(text: str) -> str:
+    return f'<div class="ss-words">{safe(text)}</div>' if text else ""
+
+
+def _heading(text: str, about: str = "") -> widgets.HTML:
+    return widgets.HTML(f'<div class="ss-heading">{text} <span>{about}</span></div>')
+
+
+def _grid(controls: Mapping[str, widgets.Widget]) -> widgets.GridBox:
+    return _classed(widgets.GridBox(list(controls.values())), "ss-controls")
+
+
+def _classed(box: Any, name: str) -> Any:
+    box.add_class(name)
+    return box

@@ -1,0 +1,59 @@
+"""What a person chooses in the Tuning Lab besides the job, as traits. No widget here."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import traitlets as t
+
+from shardscope.spec import Job, Link
+from shardscope.tuning.session import Session
+from shardscope_widgets.training_lab._choices import Choices
+
+
+class StudyChoices(Choices):
+    """One trait a control; setting one moves the control, and moving the control sets the trait."""
+
+    name = t.Unicode(
+        "", help="Of the study: the same name finds it again, on this machine or in its storage."
+    )
+    objectives = t.List(t.Unicode(), help="What is minimised, all of it.")
+    trials = t.Int(24, min=1, help="Trials that the study is to have in all.")
+    parallel = t.Int(1, min=1, help="Trials that run at once.")
+    sampler = t.Any("tpe", help="What chooses settings: one of Optuna's samplers.")
+    search = t.Dict(
+        help="By name of a setting: whether it is searched, and the places picked of its options."
+    )
+    x = t.Unicode("seconds", help="The objective across.")
+    y = t.Unicode("loss", help="The objective up.")
+    colour = t.Unicode("bytes", help="The objective that colours.")
+    is_relinked = t.Bool(
+        help="Show the times of finished trials as they would be on another link; nothing runs anew."
+    )
+    on_bandwidth = t.Unicode(
+        "100 Mbit/s", help="Of the other link: what each rank may send and receive a second."
+    )
+    on_latency = t.Unicode("1 ms", help="Of the other link: how long every message takes besides.")
+    chosen = t.Int(-1, help="Number of the trial that is looked at; -1 for none.")
+    applied = t.Instance(Job, allow_none=True, help="The job of the trial that was last applied.")
+
+    def choose(self, choices: dict[str, Any]) -> dict[str, Any]:
+        """Set the traits that are named; returns the rest, which is for `Session.open`.
+
+        Raises:
+            TypeError: Neither has one of these.
+        """
+        traits = {*Choices.class_own_traits(), *StudyChoices.class_own_traits()} - {"applied"}
+        passed = set(inspect.signature(Session.open).parameters) - {"job", "space", "name"}
+        for field, value in choices.items():
+            if field not in traits | passed:
+                known = ", ".join(sorted(traits | passed))
+                raise TypeError(f"TuningLab has no choice {field!r}; there are {known}")
+            if field in traits:
+                setattr(self, field, value)
+        return {field: value for field, value in choices.items() if field not in traits}
+
+    def other_link(self) -> Link | None:
+        """The link that times are re-projected onto; None for as measured."""
+        return Link(bandwidth=self.on_bandwidth, latency_s=self.on_latency) if self.is_relinked else None

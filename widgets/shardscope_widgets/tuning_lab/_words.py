@@ -1,0 +1,166 @@
+"""What the Tuning Lab says: what Start would do, how far the study is, what a trial came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shardscope.spec import Job
+from shardscope.spec.user_code import label_of
+from shardscope.tuning.definition import Definition
+from shardscope.tuning.measured import Measured
+from shardscope_widgets.figures._trials import TrialInfo, objective_text, short_name, title_of, value_text
+from shardscope_widgets.words import bytes_text, listed, plural, safe, seconds_text
+
+HEADER = ("trial", "state")
+_SHOWN = 6
+
+
+def plan_text(definition: Definition, trials: int, known: int, *, is_running: bool = False) -> str:
+    """What pressing Start would do."""
+    job = definition.job
+    what = f"{plural(len(definition.space.parameters), 'setting')} of {label_of(job.model)} on {label_of(job.data)}"
+    each = f"Each is a real run: {plural(job.steps, 'step')} on {plural(job.world_size, 'rank')} as the job stands."
+    if is_running:
+        return f"Searches {what}. {each}"
+    if known >= trials:
+        return f"Searches {what}. All {plural(trials, 'trial')} are there; raise the number to go on."
+    goes = (
+        f"{known} of {trials} trials are there; Continue runs the rest" if known else plural(trials, "trial")
+    )
+    return f"Searches {what}. {goes}. {each}"
+
+
+def counts(trials: Sequence[TrialInfo]) -> dict[str, int]:
+    """How many trials are in each state, successors of lost ones left out."""
+    found: dict[str, int] = {}
+    for trial in trials:
+        if trial.is_counted or trial.state == "impossible":
+            found[trial.state] = found.get(trial.state, 0) + 1
+    return found
+
+
+def status_text(name: str, trials: Sequence[TrialInfo], wanted: int, doing: str) -> str:
+    """The status line.
+
+    Args:
+        name: Of the study.
+        trials: Its trials.
+        wanted: Trials that it is to have.
+        doing: ``running``, ``stopping`` or ``idle``.
+    """
+    found = counts(trials)
+    done = sum(found.get(state, 0) for state in ("complete", "pruned", "failed"))
+    if not trials:
+        return (
+            f"Study {name}: starting."
+            if doing == "running"
+            else "Ready. Choose what to search and press Start."
+        )
+    states = ("complete", "running", "paused", "pruned", "failed", "impossible")
+    parts = [f"{found[state]} {state}" for state in states if found.get(state)]
+    verb = {"running": "is running", "stopping": "is stopping"}.get(doing) or (
+        "has finished" if done >= wanted else "is stopped"
+    )
+    return f"Study {name} {verb}: {done} of {wanted} trials; {listed(parts) or 'none begun'}."
+
+
+def state_of(trial: TrialInfo) -> str:
+    """A trial's state in a word or two."""
+    if trial.state == "running":
+        return f"step {trial.done} of {trial.steps}"
+    if trial.state == "failed" and not trial.is_counted:
+        return "run again"
+    if trial.state == "complete" and trial.is_front:
+        return "front"
+    return trial.state
+
+
+def row_of(trial: TrialInfo, objectives: Sequence[str]) -> dict[str, object]:
+    """A row of the table; the keys sort it."""
+    values = [trial.values.get(name) for name in objectives]
+    why = trial.reason or trial.note
+    mark = " ★" if trial.is_pinned else ""
+    told = [objective_text(n, v) if v is not None else "" for n, v in zip(objectives, values, strict=True)]
+    state = "front" if trial.is_front else trial.state
+    return {
+        "number": trial.number, "state": state,
+        "cells": [f"{trial.number}{mark}", state_of(trial), *told, trial.settings, why],
+        "keys": [trial.number, state, *values, trial.settings, why],
+    }  # fmt: skip
+
+
+def header(objectives: Sequence[str]) -> list[str]:
+    """Of the table."""
+    return [*HEADER, *objectives, "settings", "why"]
+
+
+def chosen_html(trial: TrialInfo, objectives: Sequence[str]) -> str:
+    """Heading, values and settings of the trial that is looked at."""
+    values = [(title_of(n), objective_text(n, trial.values[n])) for n in objectives if n in trial.values]
+    chips = [
+        f"<span>{safe(short)} <b>{safe(text)}</b></span>" for short, text in [*_settings(trial), *values]
+    ]
+    why = trial.reason or trial.note
+    note = f'<div class="ss-words">{safe(why[0].upper() + why[1:])}.</div>'.replace("..", ".") if why else ""
+    state = f"{state_of(trial)}{', pinned' * trial.is_pinned}"
+    return (
+        f'<div class="ss-heading">Trial {trial.number} <span>{safe(state)}</span></div>'
+        f'<div class="ss-chips">{"".join(chips)}</div>{note}'
+    )
+
+
+def _settings(trial: TrialInfo) -> list[tuple[str, str]]:
+    return [(short_name(name), value_text(value)) for name, value in trial.params]
+
+
+def figures_html(job: Job, measured: Measured | None, formula: float | None, projected: str) -> str:
+    """What was measured of a trial beside what is predicted, as a small table."""
+    if measured is None or measured.step_s is None:
+        return ""
+    parts = [("a step took", seconds_text(measured.step_s))]
+    if measured.compute_s is not None:
+        parts.append(("of which computing", seconds_text(measured.compute_s)))
+    if job.compression.name != "none":
+        parts.append(("packing, unpacking", seconds_text(measured.codec_s)))
+    if projected:
+        parts.append(("on the chosen link, projected", projected))
+    parts.append(("sent a step, counted", bytes_text(measured.bytes / max(1, measured.steps))))
+    if formula is not None:
+        parts.append(("uncompressed, by formula", bytes_text(formula)))
+    parts.append(("most memory of a rank", bytes_text(measured.memory)))
+    rows = "".join(f'<tr><th scope="row">{safe(name)}</th><td>{safe(text)}</td></tr>' for name, text in parts)
+    return f'<table class="ss-figures">{rows}</table>'
+
+
+def link_text(label: str, notes: Mapping[str, Sequence[int]]) -> str:
+    """What the link slider did."""
+    if not label:
+        return "Times are as measured. Switch on to see the front as it would be on another link; nothing runs anew."
+    told = [
+        f"{_trials(numbers)} {'has' if len(numbers) == 1 else 'have'} no place: {why}"
+        for why, numbers in notes.items()
+    ]
+    return " ".join(
+        [
+            f"Times re-projected onto {label}, from computing and packing as measured.",
+            *(f"{t}." for t in told),
+        ]
+    )
+
+
+def _trials(numbers: Sequence[int]) -> str:
+    shown = [str(number) for number in numbers[:_SHOWN]]
+    more = [f"{len(numbers) - _SHOWN} more"] if len(numbers) > _SHOWN else []
+    return f"trial{'s' * (len(numbers) > 1)} {listed([*shown, *more])}"
+
+
+def impossible_text(trials: Sequence[TrialInfo]) -> str:
+    """Trials that cost no run, by why; empty where there are none."""
+    found: dict[str, list[int]] = {}
+    for trial in trials:
+        if trial.state == "impossible":
+            found.setdefault(trial.reason, []).append(trial.number)
+    if not found:
+        return ""
+    told = [f"{_trials(numbers)}: {why}" for why, numbers in found.items()]
+    return "Not possible, and cost no run: " + "; ".join(told) + "."
