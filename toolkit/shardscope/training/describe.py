@@ -65,11 +65,7 @@ def describe(module: nn.Module, example: Any, *, name: str | None = None, memory
             inputs = _inputs(arguments, module)
             rows = _Trace(_shadow(module), inputs).run()
             step = trace_step(lambda: _shadow(module), inputs, samples) if memory else None
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:  # torch's own are RuntimeErrors, NotImplementedError too
+    except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise SpecError(
             f"module of type {type(module).__name__} does not run on shapes alone: {reason}; give an example that its "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shardscope.spec.space import Value
 from shardscope.tuning.definition import OBJECTIVES, QUALITIES
 from shardscope.tuning.measured import Measured
+from shardscope.tuning.pruning.curves import improvement
 from shardscope.tuning.records import TrialRecord, dominates
 from shardscope_widgets.words import bytes_text, seconds_text, three_digits
 
@@ -152,7 +153,7 @@ def quality_curve(trial: TrialInfo, quality: str) -> list[tuple[float, float]]:
 
 
 def optimistic(trial: TrialInfo, done: Sequence[TrialInfo], quality: str) -> float | None:
-    """What a running trial may still come to: from where it is, it falls by the largest factor that a complete one did.
+    """What a running trial may still come to, by the rule that prunes: as much as the best improver gained from there.
 
     None before its first evaluation, or while no complete trial can be compared with.
     """
@@ -162,12 +163,5 @@ def optimistic(trial: TrialInfo, done: Sequence[TrialInfo], quality: str) -> flo
     if not own:
         return None
     share, now = own[-1]
-    factors = [_fall(quality_curve(other, quality), share) for other in done]
-    known = [factor for factor in factors if factor is not None]
-    return now * min(1.0, *known) if known else None
-
-
-def _fall(curve: Sequence[tuple[float, float]], share: float) -> float | None:
-    """The end of a curve over what it was at a share of the training, or soon after."""
-    at = next((value for place, value in curve if place >= share), None)
-    return curve[-1][1] / at if at else None
+    found = improvement([quality_curve(other, quality) for other in done], share)
+    return found.best_end(now) if found.num_trials else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
@@ -167,7 +167,7 @@ class Ranges:
             SpecError: None of many draws makes a job; says why the last did not.
         """
         for attempt in range(ATTEMPTS):
-            settings = {path: axis.draw(random) for path, axis in self.axes.items()}
+            settings = self._choose(job, lambda path: self.axes[path].draw(random))
             try:
                 self.apply(job, settings)
             except SpecError as error:
@@ -179,11 +179,13 @@ class Ranges:
 
     def explore(self, job: Job, settings: Settings, random: Random, *, resample: float) -> dict[str, Any]:
         """Settings near those given; the same, if no job comes of many tries."""
+
+        def move(path: str) -> Any:
+            is_new = path not in settings or random.random() < resample
+            return self.axes[path].draw(random) if is_new else self.axes[path].step(settings[path], random)
+
         for _ in range(ATTEMPTS):
-            moved = {
-                path: axis.draw(random) if random.random() < resample else axis.step(settings[path], random)
-                for path, axis in self.axes.items()
-            }
+            moved = self._choose(job, move)
             try:
                 before, after = self.apply(job, settings), self.apply(job, moved)
                 after.compression.check_follows(before.compression.name)
@@ -191,6 +193,10 @@ class Ranges:
                 continue
             return moved
         return dict(settings)
+
+    def _choose(self, job: Job, value_of: Callable[[str], Any]) -> dict[str, Any]:  # noqa: ARG002 - branches need it
+        """A value for each setting that there is to choose."""
+        return {path: value_of(path) for path in self.axes}
 
     def apply(self, job: Job, settings: Settings) -> Job:
         """`job` with these settings."""
