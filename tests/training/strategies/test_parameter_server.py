@@ -311,14 +311,17 @@ class Dying(nn.Module):
 
 
 def test_asynchronous_training_reaches_the_synchronous_accuracy() -> None:
+    """Within a point, as a mean of three seeds: who pushes first differs from run to run, and one run tells little."""
+
     def accuracy(mode: str) -> float:
-        job = ss.Job(
-            model="mlp", data="digits", strategy=f"parameter-server:{mode}", world_size=3, steps=200, batch=48,
-            optimizer=ss.Optimizer("sgd", lr=0.2, momentum=0.0),
-        )  # fmt: skip
-        found = ss.launch(job).wait(90).summary().test_accuracy
-        assert found is not None
-        return found
+        found = []
+        for seed in range(3):
+            job = ss.Job(
+                model="mlp", data="digits", strategy=f"parameter-server:{mode}", world_size=3, steps=200, batch=48,
+                seed=seed, optimizer=ss.Optimizer("sgd", lr=0.1, momentum=0.0),
+            )  # fmt: skip
+            found.append(ss.launch(job).wait(90).summary().test_accuracy)
+        return sum(one for one in found if one is not None) / len(found)
 
     synchronous = accuracy("sync")
     assert synchronous > 0.9
