@@ -70,8 +70,20 @@ def by_torchrun(job: ss.Job, folder: Path) -> float:
         "--run-dir",
         str(folder / "run"),
     ]
-    subprocess.run([*command, *rendezvous, *worker], check=True, capture_output=True, timeout=300)
+    done = subprocess.run(
+        [*command, *rendezvous, *worker], capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode:
+        sys.exit(
+            f"torchrun ended with status {done.returncode} in {folder}:\n{done.stderr}{_errors(folder / 'run')}"
+        )
     return ss.Run.attach(folder / "run").events("eval")[-1]["loss"]
+
+
+def _errors(run: Path) -> str:
+    """What the ranks wrote down of why they failed."""
+    lines = [line for path in sorted(run.glob("rank-*.jsonl")) for line in path.read_text().splitlines()]
+    return "".join(f"{line}\n" for line in lines if '"error"' in line)
 
 
 def main() -> None:

@@ -5,10 +5,10 @@
     python tests/benchmarks/tuning_search.py --root FOLDER --task digits --trials 30
 
 Every trial is a real run at 2 ranks. Each study minimises loss and bytes over the default space of its job (optimizer,
-rate, warm-up, batch, compression), at equal samples, for the same number of trials. Both repeat to the bit, so but for
-pruning, which acts a moment later on a busy machine, every figure below does too. Measured seconds are left out of the
-search: beside other work the same settings took from 1 to 40 times as long, and a search would follow that noise. The
-seed is the sampler's and the job's. Arms:
+rate, warm-up, the batches around its own, compression), at equal samples, for the same number of trials. Both repeat
+to the bit, so but for pruning, which acts a moment later on a busy machine, every figure below does too. Measured
+seconds are left out of the search: beside other work the same settings took from 1 to 40 times as long, and a search
+would follow that noise. The seed is the sampler's and the job's. Arms:
 
     defaults   the job as it is: a single point
     random     random search over the same space
@@ -91,7 +91,7 @@ class Arm:
         start = time.monotonic()
         session = Session.open(
             job_of(self.task, self.seed), trials=trials, objectives=OBJECTIVES, name=self.name, seed=self.seed,
-            root=self.root, **ARMS[self.arm],  # type: ignore[arg-type]
+            batch_range="job", root=self.root, **ARMS[self.arm],  # type: ignore[arg-type]
         )  # fmt: skip
         session.run()
         print(f"{self.name}: {time.monotonic() - start:.0f} s, {len(session.records())} trials", flush=True)

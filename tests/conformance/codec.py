@@ -105,6 +105,17 @@ class CodecConformance:
             else:
                 assert not came.any()
 
+    def test_the_largest_floats_come_back_finite(self, compression: ss.Compression, route: str) -> None:
+        codec = codec_of(compression, route)
+        if codec.may_overflow:
+            pytest.skip(f"{compression.name} refuses what it has made infinite")
+        for largest in (torch.finfo(torch.float32).max, 3e38, 3e37, 1e36):
+            for count in (1, 9, 256, 1000):
+                values = random_values(count).clamp_(-1.0, 1.0) * largest
+                came = round_trip(codec, values)
+                assert came.isfinite().all()
+                assert torch.equal(packed(codec_of(compression, "torch"), values), packed(codec, values))
+
     def test_unpacking_adds_and_subtracts_what_it_sets(self, compression: ss.Compression, route: str) -> None:
         codec = codec_of(compression, route)
         for count in LENGTHS:

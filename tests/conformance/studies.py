@@ -112,7 +112,7 @@ def drive(root: Path, recorded: Path, write: int | None) -> None:
     from shardscope.tuning import driver, storage
 
     driver.launch = instant(recorded)
-    storage._STATED_WITHIN_S = 0.05
+    storage.STATED_WITHIN_S = 0.05
     storage._AGAIN_S = driver._LOOK_EVERY_S = 0.01
     os.fsync = lambda file: None  # a killed process takes nothing back that it has written
     if write is not None:

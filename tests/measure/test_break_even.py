@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,6 +11,8 @@ import shardscope as ss
 from shardscope.measure import codecs
 from shardscope.measure.break_even import gradient_shapes
 from shardscope.measure.codecs import codec_seconds
+from shardscope.measure.messages import message_seconds
+from shardscope.measure.probe import probed
 from shardscope.spec.models import MODELS
 from shardscope.training.compression import Bucket
 
@@ -56,6 +60,15 @@ def test_packing_goes_bucket_by_bucket_as_far_as_the_sample(monkeypatch: pytest.
     monkeypatch.setattr(codecs, "LARGEST_SAMPLE", 1290)
     codec_seconds(job, buckets, repeats=1)
     assert packed == [[(10,)], [(128, 10)]]
+    monkeypatch.setattr(codecs, "MOST_BUCKETS", 1)
+    codec_seconds(job, buckets, repeats=1)
+    assert packed == [[(10,)]]
+
+
+def test_what_the_others_take_to_answer_is_no_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, buckets = JOB.replace(compression="int8"), [[(8,)]] * 3
+    monkeypatch.setattr(codecs, "_MOMENT_S", 0.02)
+    assert codec_seconds(job, buckets, repeats=1) < 3 * 2 * 0.02
 
 
 def test_break_even_has_a_row_a_method_and_workers_and_names_the_best_way() -> None:
@@ -134,6 +147,13 @@ def test_a_job_whose_batch_two_ranks_cannot_share_is_looked_at_all_the_same() ->
     assert ss.break_even(job, methods="bf16", workers=3, repeats=1).workers == (3,)
 
 
+@pytest.fixture
+def message_s(monkeypatch: pytest.MonkeyPatch) -> float:
+    """What a message is said to cost in software, instead of measuring it."""
+    monkeypatch.setattr("shardscope.measure.worth.message_seconds", lambda _job, _link: 1e-3)
+    return 1e-3
+
+
 class Probe:
     """A run as `worth` sees it, whose ranks wrote down so many steps."""
 
@@ -146,7 +166,10 @@ class Probe:
     def events(self, _kind: str) -> list[dict]:
         spans = [["compute", "forward", 0.0, 1.0, 0], ["communication", "all_reduce", 1.0, 3.0, 8]]
         traffic = {"all_reduce": {"sent_bytes": 100}}
-        rows = [{"step": 1 + step, "spans": spans, "traffic": traffic} for step in range(self.job.steps)]
+        rows = [
+            {"step": 1 + step, "spans": spans, "traffic": traffic, "step_time_s": 3.0}
+            for step in range(self.job.steps)
+        ]
         return rows * self.job.world_size
 
 
@@ -172,6 +195,7 @@ def test_a_probe_that_tells_nothing_of_this_job_is_refused(probe: Probe, message
         ss.worth(JOB, methods="int8", probe=probe)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("message_s")
 def test_a_probe_may_differ_in_what_takes_no_time() -> None:
     probe = Probe(JOB.replace(name="other", schedule="cosine", steps=50), 3)
     job = JOB.replace(compression="int8", link=ss.Link(bandwidth="1 Gbit/s", latency_s=0))
@@ -180,6 +204,47 @@ def test_a_probe_may_differ_in_what_takes_no_time() -> None:
     assert found.link == f"a link of {ss.Link.of('10GbE').label}"
 
 
+def test_software_costs_something_a_message_and_a_byte(message_s: float) -> None:
+    """The probe sends 100 bytes in 2 s; of what that takes, its three buckets' six messages are a part."""
+    job = JOB.replace(strategy=ss.Ring(bucket_mb=0.02))
+    probe: Any = Probe(job, 8)
+    byte_s = (2.0 - 6 * message_s) / 100
+    for method, rounds in (("none", 6), ("int8", 6), ("powersgd", 12)):
+        paced = ss.worth(job, methods=method, link="10GbE", probe=probe).steps[-1]
+        assert paced.software_s == pytest.approx(rounds * message_s + paced.sent_bytes * byte_s)
+        assert paced.step_s == pytest.approx(1.0 + paced.codec_s + paced.wire_s + paced.software_s)
+        own = ss.worth(job, methods=method, probe=probe).steps[-1]
+        assert (own.wire_s, own.software_s) == pytest.approx((own.sent_bytes * byte_s, rounds * message_s))
+
+
+def test_what_a_message_costs_is_measured_on_real_ranks() -> None:
+    cost = message_seconds(JOB, ss.Link(bandwidth="1 Mbit/s", latency="2 ms"))
+    (run,) = ss.runs()
+    assert (run.name, run.job.world_size, run.state) == ("messages", 2, "completed")
+    starts, ends = ([[span[at] for span in event["spans"] if span[0] == "communication"]
+                     for event in run.events("step") if event["step"] == 20] for at in (2, 3))  # fmt: skip
+    for bucket in range(3):  # each of the two rounds takes the latency at least, which is no cost of software
+        took = max(rank[bucket] for rank in ends) - max(rank[bucket] for rank in starts)
+        assert took >= 2 * 2e-3
+    assert 0 < cost < 0.1
+
+
+def test_computing_is_what_is_left_of_a_step_without_waiting() -> None:
+    """Messages from 1 to 4 and 5 to 8; until 2, and from 6 to 7, the backward pass and another go on beside them."""
+
+    class Overlapped(Probe):
+        def events(self, _kind: str) -> list[dict]:
+            lanes = [("compute", 0, 2), ("communication", 1, 4), ("communication", 5, 8), ("compute", 6, 7)]
+            spans = [[lane, "any", float(start), float(end), 0] for lane, start, end in lanes]
+            traffic = {"all_reduce": {"sent_bytes": 100}}
+            row = {"spans": spans, "traffic": traffic, "step_time_s": 10.0}
+            return [{"step": step, **row} for step in (1, 2, 3) for _ in range(2)]
+
+    probe: Any = Overlapped(JOB, 3)
+    assert probed(JOB, probe) == (10.0 - (4 - 2) - (8 - 5 - 1), 100, 6.0)
+
+
+@pytest.mark.usefixtures("message_s")
 @pytest.mark.parametrize(
     ("strategy", "world_size", "precision"),
     [(ss.Ring, 2, "fp32"), (ss.Ring, 3, "fp32"), (ss.AllReduce, 2, "fp64")],
@@ -230,10 +295,9 @@ def test_a_verdict_is_said_before_anything_compressed_has_run() -> None:
     slow = ss.worth(JOB, methods=["int8", "topk"], link=ss.Link(bandwidth="1 Mbit/s", latency="1 ms"))
     assert slow.best.compression.is_on
     assert slow.verdict.startswith("On a link of 1 Mbit/s, 1 ms compressing pays: with ")
-    assert [run.name for run in ss.runs()] == ["probe"]
-    quick = ss.worth(
-        JOB, methods=["int8"], link=ss.Link(bandwidth="1000 Gbit/s", latency=0.0), probe=ss.runs()[0]
-    )
+    (probe,) = (run for run in ss.runs() if run.name == "probe")
+    assert len(ss.runs()) == 2  # and the one that tells what a message costs
+    quick = ss.worth(JOB, methods=["int8"], link=ss.Link(bandwidth="1000 Gbit/s", latency=0.0), probe=probe)
     assert not quick.pays
     assert "does not pay" in quick.verdict
     assert list(slow.to_frame().columns)[:2] == ["method", "step_s"]
@@ -247,8 +311,8 @@ def test_only_rings_and_all_reduces_of_several_ranks_are_predicted() -> None:
 def test_a_gain_within_the_error_of_predictions_is_no_reason_to_compress() -> None:
     from shardscope.measure.worth import PredictedStep, Worth
 
-    plain = PredictedStep(ss.Compression(), 100.0, 0.1, 0.0, 0.0)
-    packed = PredictedStep(ss.Compression("int4"), 10.0, 0.09, 0.005, 0.0)
+    plain = PredictedStep(ss.Compression(), 100.0, 0.1, 0.0, 0.0, 0.0)
+    packed = PredictedStep(ss.Compression("int4"), 10.0, 0.09, 0.003, 0.0, 0.002)
     found = Worth("a link", (plain, packed))
     assert not found.pays
     assert found.verdict == (

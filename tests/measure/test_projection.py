@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 import shardscope as ss
 from conformance.runs import small_job
-from shardscope.measure.projection import project
+from shardscope.measure.projection import Projector, project
 from shardscope.measure.replay import Rank, replay, step_of
 from shardscope.training.meter import Span
 
@@ -98,3 +99,10 @@ def test_what_cannot_be_projected_is_refused() -> None:
         project(run, None)
     with pytest.raises(ss.SpecError, match="no step with its spans"):
         project(run, LINK)
+
+
+def test_a_run_that_was_stopped_before_its_first_event_is_refused_in_a_sentence() -> None:
+    job = small_job(steps=2)
+    run = SimpleNamespace(id="early", job=job, events=list)
+    with pytest.raises(ss.SpecError, match="run early has no step with its spans"):
+        Projector(run)  # type: ignore[arg-type]

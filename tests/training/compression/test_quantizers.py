@@ -21,8 +21,11 @@ from conformance.compressor import (
     make,
 )
 from conformance.ranks import RankPool
+from shardscope.training.compression import NotFinite
 from shardscope.training.compression.bits import pack_bits, packed_size, unpack_bits
 from shardscope.training.compression.noise import draw, keys_of
+from shardscope.training.compression.route import VARIABLE
+from shardscope.training.compression.signs import MajorityVote
 from shardscope.training.context import RankContext
 
 
@@ -165,3 +168,52 @@ def test_a_share_of_the_votes_is_a_vote_as_well(pool: RankPool, tmp_path: Path) 
     votes = sum(gradients(rank, shapes=[(12 * 30,)]).sign() for rank in range(pool.world_size))
     assert torch.equal(whole[votes != 0], votes[votes != 0].sign())
     assert (whole.abs() == 1).all()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("largest", [torch.finfo(torch.float32).max, 1e36])
+def test_the_mean_magnitude_of_a_block_is_right_also_where_its_sum_is_infinite(
+    largest: float, route: str
+) -> None:
+    values = random_values(700).clamp_(-1.0, 1.0) * largest
+    packet = packed(codec_of(ss.Compression("sign"), route), values)  # one block, not full
+    mean = np.frombuffer(packet[:4].numpy().tobytes(), np.float32)[0]
+    assert mean == pytest.approx(float(values.abs().double().mean()), rel=1e-6)
+    every = packed(codec_of(ss.Compression("sign"), route), torch.full((700,), -largest))
+    assert np.frombuffer(every[:4].numpy().tobytes(), np.float32)[0] == np.float32(largest)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("step", [3, 4])
+def test_ties_alternate_from_element_to_element_and_step_to_step(
+    step: int, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, route)
+    counted = random_values(70_003).sign()
+    counted[65_530:65_545] = 0.0  # where plain torch goes on with its next piece
+    votes = counted.clone()
+    MajorityVote("sign-vote").conclude_(votes, step)
+    tie = (-1.0) ** (torch.arange(votes.numel()) + step)
+    assert torch.equal(votes, torch.where(counted == 0, tie, counted))
+
+
+def test_a_double_that_float32_has_no_number_for_is_refused_by_name(pool: RankPool, tmp_path: Path) -> None:
+    """Also where a sum would hide it. What packs as it is, in float64, takes it."""
+    if pool.world_size != 2:
+        pytest.skip("what a rank refuses has no others in it")
+    methods = ("int8", "sign", "topk", "bf16", "powersgd", "adaptive-bits", "local-sgd")
+
+    def body(context: RankContext) -> dict[str, str]:
+        said = {}
+        for name in methods:
+            flat = gradients(context.rank).double()
+            flat[33 * 17 + 2], flat[33 * 17 + 3] = 1e300, -1e300  # in the second tensor
+            try:
+                exchange(make(ss.Compression(name), context), context, flat)
+            except NotFinite as error:
+                said[name] = str(error)
+        return said
+
+    for said in pool.run(body, tmp_path):
+        assert list(said) == list(methods[:-1])
+        assert all("'p1' is beyond float32 at step 1" in message for message in said.values())

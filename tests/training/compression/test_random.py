@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 
 import shardscope as ss
+from conformance.compressor import exchange, gradients, make
+from conformance.ranks import RankPool
 from shardscope.analytic.communication import packet_bytes
+from shardscope.training.compression import NotFinite
 from shardscope.training.compression.codec import Codec
 from shardscope.training.compression.randomblock import RandomBlock, ScaledRandomBlock
 from shardscope.training.compression.randomk import RandomK, ScaledRandomK
 from shardscope.training.compression.randomk_draw import draw
+from shardscope.training.context import RankContext
 
 
 def through(codec: Codec, values: torch.Tensor, seed: int) -> torch.Tensor:
@@ -102,3 +110,30 @@ def test_without_feedback_the_mean_over_draws_is_the_gradient(codec: Codec) -> N
     draws = torch.stack([through(codec, values, seed) for seed in range(3000)])
     error = (draws.mean(0) - values).abs()
     assert bool((error <= 5 * draws.std(0) / 3000**0.5 + 1e-6).all())
+
+
+@pytest.mark.parametrize("name", ["randomk", "randomblock"])
+def test_what_multiplying_makes_infinite_is_refused_by_name(
+    name: str, pool: RankPool, tmp_path: Path
+) -> None:
+    """3e37 over a ratio of 1 % is beyond float32. With feedback nothing is multiplied, and it goes through."""
+    if pool.world_size != 2:
+        pytest.skip("two ranks will do")
+
+    def body(context: RankContext) -> list[Any]:
+        said: list[Any] = []
+        for feedback in (False, True):
+            settings = {"block": 8} if name == "randomblock" else {}
+            compressor = make(ss.Compression(name, ratio=0.01, feedback=feedback, **settings), context)
+            flat = gradients(context.rank)
+            flat[33 * 17 + 6 :] = 3e37  # from the third tensor on
+            try:
+                said.append(exchange(compressor, context, flat))
+            except NotFinite as error:
+                said.append(str(error))
+        return said
+
+    for refused, came in pool.run(body, tmp_path):
+        assert re.search(rf"'p[234]' is beyond the range of compression='{name}' at step 1", refused)
+        assert "feedback=True" in refused
+        assert came.isfinite().all()

@@ -22,6 +22,7 @@ from conformance.compressor import (
 from conformance.ranks import RankPool
 from shardscope.analytic.communication import stepwise_bytes
 from shardscope.errors import SpecError
+from shardscope.measure.break_even import gradient_buckets
 from shardscope.training.compression import NotFinite
 from shardscope.training.compression.onebit import OneBit
 from shardscope.training.compression.signs import BlockSign
@@ -371,3 +372,25 @@ def test_clipping_inside_lamb_is_refused() -> None:
 def test_the_formula_is_for_methods_whose_steps_differ() -> None:
     with pytest.raises(SpecError, match="'int8' sends the same at every step"):
         stepwise_bytes(ss.Compression("int8"), [SHAPES], 2, step=1, steps=10)
+
+
+@pytest.mark.parametrize(("before", "until", "then", "ends"), [(30, 8, 60, 6), (60, 8, 30, 8)])
+def test_what_a_resumed_run_sends_is_foretold_by_when_its_moment_was_frozen(
+    before: int, until: int, then: int, ends: int
+) -> None:
+    """Warm-ups are a fifth of the job's steps: what is frozen stays so, and what is late is frozen at once."""
+    whole = job(
+        steps=before, until=until, strategy="ring", world_size=2, optimizer="adamw", compression="onebit-adam"
+    )
+    first = ss.launch(whole).wait(60)
+    second = ss.launch(whole.replace(steps=then, until=14), resume=first).wait(60)
+    (went_on,) = [event for event in second.events("resume") if event["rank"] == 0]
+    assert went_on["warmup_ended"] == ends
+    buckets = gradient_buckets(whole)
+    for run, told in ((first, None), (second, went_on["warmup_ended"])):
+        for event in run.events("step"):
+            sent = stepwise_bytes(
+                run.job.compression, buckets, 2, step=event["step"], steps=run.job.steps, warmup_ended=told
+            )
+            own = [row for name, row in event["traffic"].items() if name.startswith(("ring", "packet"))]
+            assert sum(row["sent_bytes"] for row in own) == sent[event["rank"]]

@@ -78,11 +78,13 @@ class LarsReference:
     nesterov: bool = False
     trust_clip: bool = False
     adapt: bool = True
+    ratios: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.v = [torch.zeros_like(w) for w in self.weights]
 
     def step(self, grads: list[Tensor]) -> None:
+        self.ratios = []
         for i, g in enumerate(grads):
             self._step(i, g)
 
@@ -106,6 +108,10 @@ class LarsReference:
             self.weights[i] = w - self.lr * (m * self.v[i] + scaled if self.nesterov else self.v[i])
 
     def _ratio(self, weight_norm: float, divisor: float) -> float:
+        self.ratios.append(self._formula(weight_norm, divisor))
+        return self.ratios[-1]
+
+    def _formula(self, weight_norm: float, divisor: float) -> float:
         if not self.adapt or weight_norm == 0 or divisor == 0:
             return 1.0
         ratio = self.trust_coefficient * weight_norm / (divisor + self.eps)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from statistics import median
+from typing import NamedTuple
 
 from shardscope.errors import SpecError
 from shardscope.runtime import Run, launch
@@ -32,18 +34,30 @@ def plain_job(job: Job) -> Job:
     )  # fmt: skip
 
 
-def probed(job: Job, run: Run) -> tuple[float, float]:
-    """Seconds that a step computes, on the slowest rank, and bytes a second that a rank sends while it communicates.
+class Probed(NamedTuple):
+    """What a probe tells of a step; medians over its steps."""
+
+    compute_s: float
+    """On the rank that computes longest: all of the step but what it waits for communication alone."""
+    sent_bytes: float
+    """By the rank that sends most."""
+    talking_s: float
+    """Communicating, on the rank that does so least: it waits for no other."""
+
+
+def probed(job: Job, run: Run) -> Probed:
+    """Look at a probe.
 
     Raises:
         SpecError: The run is none of this job uncompressed and unpaced, or has no steps to look at.
     """
     _refuse_another(job, run)
-    steps = _measured(run)
-    compute = median(max(_seconds(event, "compute") for event in row) for row in steps)
-    sent = median(max(_sent(event) for event in row) for row in steps)
-    talking = median(min(_seconds(event, "communication") for event in row) for row in steps)
-    return compute, sent / talking
+    steps = steps_with_spans(run)
+    return Probed(
+        median(max(_alone(event) for event in row) for row in steps),
+        median(max(_sent(event) for event in row) for row in steps),
+        median(min(_seconds(_lane(event, "communication")) for event in row) for row in steps),
+    )
 
 
 def _refuse_another(job: Job, run: Run) -> None:
@@ -62,7 +76,7 @@ def _refuse_another(job: Job, run: Run) -> None:
         raise SpecError(f"probe={run.id!r} ran on a link of {its.link.label}; {_PLAIN}")
 
 
-def _measured(run: Run) -> list[list[Event]]:
+def steps_with_spans(run: Run) -> list[list[Event]]:
     """Each step past the warm-up that every rank has written down with its spans."""
     steps: dict[int, list[Event]] = {}
     for event in run.events("step"):
@@ -76,8 +90,27 @@ def _measured(run: Run) -> list[list[Event]]:
     return whole
 
 
-def _seconds(event: Event, lane: str) -> float:
-    return float(sum(end - start for kind, _, start, end, _ in event["spans"] if kind == lane))
+def _lane(event: Event, lane: str) -> list[tuple[float, float]]:
+    return sorted((start, end) for kind, _, start, end, _ in event["spans"] if kind == lane)
+
+
+def _seconds(spans: list[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in spans)
+
+
+def _alone(event: Event) -> float:
+    """Seconds of a step without those in which this rank communicates and does not compute."""
+    both = _covered(_lane(event, "compute") + _lane(event, "communication"))
+    return float(event["step_time_s"]) - both + _covered(_lane(event, "compute"))
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """Seconds in which at least one of them goes on."""
+    seconds, until = 0.0, -math.inf
+    for start, end in sorted(spans):
+        seconds += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return seconds
 
 
 def _sent(event: Event) -> float:

@@ -71,8 +71,8 @@ class Projector:
         _refuse(run)
         self.run = run
         events = run.events()
-        start = next(event for event in events if event["event"] == "start")
-        self._wire = Wire(run.job, start["backend"])
+        backend = next((event["backend"] for event in events if event["event"] == "start"), "")
+        self._wire = Wire(run.job, backend)  # without a start there are no steps either
         self._steps = list(_measured(events))
         if not self._steps:
             raise SpecError(

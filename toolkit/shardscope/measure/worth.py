@@ -1,12 +1,14 @@
 """Is compressing worth it, for this job on this link: said beforehand, from a short probe and the formulas.
 
-The probe is a few uncompressed steps of the job on its real ranks. It tells how long a step computes here, and how fast
-the machine's own link is. Packing is measured for each method (`codecs`), everything on the wire is counted. A step is
+The probe is a few uncompressed steps of the job on its real ranks. It tells how long a step computes here, and what a
+byte takes to be copied and added up. What a message costs in software is measured beside it (`messages`), packing for
+each method (`codecs`); everything on the wire is counted. A step is
 
-    T = compute + codec c + rounds a + bytes / B
+    T = compute + codec c + rounds (a + s) + bytes (1 / B + b)
 
-with c the crowding: how many times more threads the ranks compute with than the machine has cores. Packing, rounds and
-bytes are those of the job's own buckets, which one thread a rank exchanges one after the other. Nothing is taken to
+with c the crowding: how many times more threads the ranks compute with than the machine has cores; s of software a
+message, and b a byte. Packing, rounds and bytes are those of the job's own buckets, which one thread a rank exchanges
+one after the other. Nothing is taken to
 be hidden behind the backward pass: the last bucket, which is most of a model that fits a laptop, never is.
 """
 
@@ -22,7 +24,8 @@ from shardscope.errors import SpecError
 from shardscope.measure.asked import link_of, methods_of
 from shardscope.measure.break_even import USUAL, exchange, gradient_buckets, refuse_unsteady
 from shardscope.measure.codecs import codec_seconds
-from shardscope.measure.probe import probe_of, probed
+from shardscope.measure.messages import message_seconds
+from shardscope.measure.probe import Probed, probe_of, probed
 from shardscope.runtime import Run
 from shardscope.spec import Compression, Job, Link
 
@@ -35,18 +38,23 @@ MARGIN = 1.15
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """One method's step, in seconds: computing, packing and unpacking, and the wire."""
+    """One method's step, in seconds: computing, packing and unpacking, the wire, and what software adds to that.
+
+    The last is of every message handed over and every byte copied and added up, but for the bytes on the machine's own
+    link, whose wire is the copying.
+    """
 
     compression: Compression
     sent_bytes: float
     compute_s: float
     codec_s: float
     wire_s: float
+    software_s: float
 
     @property
     def step_s(self) -> float:
         """Of the whole."""
-        return self.compute_s + self.codec_s + self.wire_s
+        return self.compute_s + self.codec_s + self.wire_s + self.software_s
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ class Worth:
             return f"On {self.link} compressing does not pay: {gain}."
         return (
             f"On {self.link} compressing pays: with {best.compression.label} a step takes {best.step_s:.3g} s instead "
-            f"of {plain.step_s:.3g} s, {times:.3g} times as fast."
+            f"of {plain.step_s:.3g} s, {times:.3g} times as fast; what it does to the loss is not weighed."
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -99,8 +107,8 @@ class Worth:
         rows = [
             {
                 "method": step.compression.label, "step_s": step.step_s, "compute_s": step.compute_s,
-                "codec_s": step.codec_s, "wire_s": step.wire_s, "sent_bytes": step.sent_bytes,
-                "speed": self.plain.step_s / step.step_s,
+                "codec_s": step.codec_s, "wire_s": step.wire_s, "software_s": step.software_s,
+                "sent_bytes": step.sent_bytes, "speed": self.plain.step_s / step.step_s,
             }
             for step in sorted(self.steps, key=lambda step: step.step_s)
         ]  # fmt: skip
@@ -118,6 +126,8 @@ def worth(
     probe: Run | None = None,
 ) -> Worth:
     """Predict a job's step under each method of compression, before any of them runs.
+
+    Runs a probe of the job, unless it is given one, and beside it a second of small messages.
 
     Args:
         job: On the strategy ``ring`` or ``all-reduce``. Its own compression is not looked at.
@@ -141,16 +151,30 @@ def worth(
     for compression in compressions:
         refuse_unsteady(compression)
     jobs = [job.replace(compression=compression) for compression in compressions]
-    compute_s, own = probed(job, probe_of(job) if probe is None else probe)
-    bandwidth, latency = (own, 0.0) if link is None else (link.bandwidth, link.latency_s)
+    found = probed(job, probe_of(job) if probe is None else probe)
+    message_s = message_seconds(job, link)
     buckets, crowding = gradient_buckets(job), max(1.0, job.world_size * job.threads / (os.cpu_count() or 1))
+    byte_s = _byte_seconds(found, exchange(jobs[0], buckets, job.world_size).rounds * message_s)
     rows = []
     for one in jobs:
         sent = exchange(one, buckets, job.world_size)
+        handed, copied = sent.rounds * message_s, sent.sent_bytes * byte_s
+        wire_s, software_s = (
+            (copied, handed)
+            if link is None
+            else (float(exchange_time(sent, link.bandwidth, link.latency_s)), handed + copied)
+        )
         codec_s = crowding * codec_seconds(one, buckets)
-        wire_s = float(exchange_time(sent, bandwidth, latency))
-        rows.append(PredictedStep(one.compression, sent.sent_bytes, compute_s, codec_s, wire_s))
-    label = (
-        f"the machine's own link ({8 * own / 1e9:.3g} Gbit/s)" if link is None else f"a link of {link.label}"
+        rows.append(
+            PredictedStep(one.compression, sent.sent_bytes, found.compute_s, codec_s, wire_s, software_s)
+        )
+    own = 8 * found.sent_bytes / found.talking_s
+    return Worth(
+        f"the machine's own link ({own / 1e9:.3g} Gbit/s)" if link is None else f"a link of {link.label}",
+        tuple(rows),
     )
-    return Worth(label, tuple(rows))
+
+
+def _byte_seconds(probe: Probed, handed_s: float) -> float:
+    """Of copying and adding up one byte: what communicating takes beyond handing its messages over."""
+    return max(0.0, probe.talking_s - handed_s) / probe.sent_bytes

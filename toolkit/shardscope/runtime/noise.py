@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shardscope.runtime.run import Run
+    from shardscope.spec import Job
 
+Squares = tuple[float, float]
+"""Of the norms of a step's gradients: of the small batches' (mean), and of their mean."""
+SMOOTHING = 0.99
 Values = tuple[float, ...]
 
 
@@ -87,23 +92,37 @@ def noise_scale_of(run: Run, smoothing: float) -> NoiseScale:
         raise SpecError(
             f"run {run.id} does not measure its noise scale; launch it with record=Record(noise_scale=True)"
         )
-    measured = {
-        step: rows for step, rows in steps_of(run.events()).items() if all("noise" in row for row in rows)
-    }
-    small, large = (
-        [_mean(rows, of) for rows in measured.values()] for of in ("small_square", "large_square")
-    )
-    share = job.batch.per_rank(job.num_data_ranks)
-    small_batch = share // job.batch.accumulation(job.num_data_ranks)
-    found = track(
-        np.array(small), np.array(large), small_batch=small_batch, large_batch=job.batch.global_size,
-        smoothing=smoothing,
-    )  # fmt: skip
-    columns = (found.gradient_square, found.trace, found.critical_batch, found.low, found.high)
-    return NoiseScale(
-        job.batch.global_size, small_batch, smoothing, tuple(measured), *(tuple(c.tolist()) for c in columns)
-    )
+    found = {step: squares_of(rows) for step, rows in steps_of(run.events()).items()}
+    measured = {step: squares for step, squares in found.items() if squares is not None}
+    return noise_scale_from(measured, *batches_compared(job), smoothing=smoothing)
 
 
-def _mean(rows: list[dict[str, Any]], of: str) -> float:
+def squares_of(rows: Sequence[Mapping[str, Any]]) -> Squares | None:
+    """What the step events of all ranks tell of one step; None if it was not measured."""
+    if not rows or not all("noise" in row for row in rows):
+        return None
+    return _mean(rows, "small_square"), _mean(rows, "large_square")
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], of: str) -> float:
     return sum(number(row["noise"][of]) for row in rows) / len(rows)
+
+
+def batches_compared(job: Job) -> tuple[int, int]:
+    """Samples in a small batch and in all of a step."""
+    share = job.batch.per_rank(job.num_data_ranks)
+    return share // job.batch.accumulation(job.num_data_ranks), job.batch.global_size
+
+
+def noise_scale_from(
+    measured: Mapping[int, Squares], small_batch: int, batch: int, *, smoothing: float = SMOOTHING
+) -> NoiseScale:
+    """The noise scale by what steps told, in their order.
+
+    Raises:
+        SpecError: `smoothing` is out of range.
+    """
+    small, large = (np.array([squares[index] for squares in measured.values()]) for index in (0, 1))
+    found = track(small, large, small_batch=small_batch, large_batch=batch, smoothing=smoothing)
+    columns = (found.gradient_square, found.trace, found.critical_batch, found.low, found.high)
+    return NoiseScale(batch, small_batch, smoothing, tuple(measured), *(tuple(c.tolist()) for c in columns))

@@ -24,6 +24,7 @@ from shardscope.spec import Job
 if TYPE_CHECKING:
     import pandas as pd
 
+    from shardscope.runtime.layers import Layers
     from shardscope.runtime.noise import NoiseScale
 
 _POLL_S = 0.02
@@ -251,6 +252,16 @@ class Run:
         from shardscope.runtime.noise import noise_scale_of
 
         return noise_scale_of(self, smoothing)
+
+    def layers(self) -> Layers:
+        """Trust ratios and norms layer by layer, what compression owes, and alarms (see `Record.layers_every`).
+
+        Raises:
+            SpecError: The run has neither, or does not look at its layers.
+        """
+        from shardscope.runtime.layers import layers_of_run
+
+        return layers_of_run(self)
 
     def summary(self) -> Summary:
         """The figures of the run so far."""

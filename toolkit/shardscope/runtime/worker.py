@@ -145,3 +145,8 @@ def _wait_then_work(run: RunDir, resume: str | None) -> str:
 
 if __name__ == "__main__":
     _under_torchrun()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(
+        0
+    )  # as under our agent: threads inside the backend may not outlive the interpreter, and abort the process

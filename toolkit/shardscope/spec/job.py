@@ -59,6 +59,10 @@ class Record(Spec):
     noise_every: int = Field(default=1, ge=1)
     """With `noise_scale`: steps between two measurements. At least 1."""
 
+    layers_every: int = Field(default=10, ge=0)
+    """Steps between two looks at the layers: trust ratios and norms of LAMB and LARS, and what compression with error
+    feedback still owes. The first step is always one of them; 0 never looks."""
+
     @model_validator(mode="after")
     def _noise_is_on(self) -> Self:
         if self.noise_every != 1 and not self.noise_scale:
@@ -67,6 +71,10 @@ class Record(Spec):
                 "noise_every out"
             )
         return self
+
+    def watches_layers(self, step: int, first_step: int) -> bool:
+        """Whether the layers are looked at in `step`, in a run that begins with `first_step`."""
+        return self.layers_every > 0 and (step == first_step or step % self.layers_every == 0)
 
     def measures_noise(self, step: int) -> bool:
         """Whether the gradient noise scale is measured at `step`."""

@@ -126,18 +126,31 @@ class PowersOfTwo(Spec):
         return self.low, self.high
 
 
+_WRITE = "write (low, high), (low, high, 'log'), (low, high, 'log2') or a list of choices"
+
+
+def _powers(low: Any, high: Any) -> PowersOfTwo:
+    for end in (low, high):
+        if not isinstance(end, int):
+            raise SpecError(f"{end!r} is no power of two; use 1, 2, 4, 8, ...")
+    return PowersOfTwo(low=low, high=high)
+
+
 def _parameter(value: Any) -> Any:
-    """A list is choices; a tuple of two numbers an interval, with ``"log"`` behind them a logarithmic one."""
+    """A list is choices; a tuple of two numbers an interval, with ``"log"`` behind them a logarithmic one.
+
+    With ``"log2"`` it is the powers of two between them.
+    """
     if isinstance(value, list):
         return Choices(values=tuple(value))
     if isinstance(value, str | int | float):
-        raise SpecError(f"{value!r} is no range; write (low, high), (low, high, 'log') or a list of choices")
+        raise SpecError(f"{value!r} is no range; {_WRITE}")
     if isinstance(value, tuple):
         numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in value[:2])
-        if len(value) not in (2, 3) or not numbers or value[2:] not in ((), ("log",)):
-            raise SpecError(
-                f"{value!r} is no range; write (low, high), (low, high, 'log') or a list of choices"
-            )
+        if len(value) not in (2, 3) or not numbers or value[2:] not in ((), ("log",), ("log2",)):
+            raise SpecError(f"{value!r} is no range; {_WRITE}")
+        if value[2:] == ("log2",):
+            return _powers(value[0], value[1])
         return Between(low=value[0], high=value[1], log=len(value) == 3)
     return value
 
@@ -213,8 +226,8 @@ def _readable(name: str, value: Any) -> Any:
         raise SpecError(f"space[{name!r}]: {error}") from None
     if isinstance(parameter, Between) and name == "batch":
         raise SpecError(
-            f"space['batch'] is drawn among numbers that ranks can share; write PowersOfTwo({parameter.low}, "
-            f"{parameter.high}) with powers of two, or a list such as [48, 96]"
+            f"space['batch'] is drawn among numbers that ranks can share; write ({parameter.low}, "
+            f"{parameter.high}, 'log2') with powers of two, or a list such as [48, 96]"
         )
     if isinstance(parameter, Between) and parameter.is_whole and _takes_fractions(parts):
         return Between(low=float(parameter.low), high=float(parameter.high), log=parameter.log)

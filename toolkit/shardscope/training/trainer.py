@@ -30,6 +30,7 @@ from shardscope.training.compression.route import choose_route
 from shardscope.training.context import RankContext
 from shardscope.training.data import Dataset, GlobalSampler, Loader, load_data
 from shardscope.training.evaluate import evaluate
+from shardscope.training.layer_watch import LayerWatch
 from shardscope.training.loss import resolve_loss
 from shardscope.training.memory import StepMemory
 from shardscope.training.models import build_model
@@ -88,6 +89,7 @@ class Trainer:
         self.strategy.setup(self.model)
         self.strategy.rehearse(self.loss_function)
         self.optimizer = self.strategy.build_optimizer()
+        self.layers = LayerWatch(self.strategy, self.context.events)
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         torch.manual_seed(self.job.seed + 1 + self.context.rank)  # dropout differs from rank to rank
         self.plan: dict[str, int] = {}
@@ -152,7 +154,14 @@ class Trainer:
         self.context.events.emit(
             "resume", step=saved.step, path=saved.path.name, samples=self.sampler.samples_before(saved.step),
             remembered=saved.recalled.remembered, dropped=saved.recalled.dropped, notes=saved.notes,
+            **self._warmup(saved.step),
         )  # fmt: skip
+
+    def _warmup(self, done: int) -> dict[str, int]:
+        """When the uncompressed steps end or have ended, where a method begins with some."""
+        compressor = self.strategy.compressor
+        ends = None if compressor is None else compressor.warmup_ends(done)
+        return {} if ends is None else {"warmup_ended": ends}
 
     def train(self, control: Control) -> str:
         """Train to the end. Returns ``"completed"`` or ``"stopped"``."""
@@ -181,15 +190,22 @@ class Trainer:
         self._set_learning_rate(step)
         with self.context.meter.span("compute", "data"):
             micro_batches = self._micro_batches(step)
+        is_due = self.job.record.watches_layers(step, self.first_step)
+        self.layers.begin(self.optimizer, is_due=is_due)
         with self._measured(step, micro_batches) as memory:
             result = self.strategy.step(micro_batches, self.loss_function, self.optimizer)
         if self.context.device.type == "cuda":
             torch.cuda.synchronize(self.context.device)
         self._record(step, result, micro_batches, time.perf_counter() - started)
         self._watch_plan(step)
+        failed = result.loss is not None and not math.isfinite(result.loss)
+        if is_due or (failed and self.job.record.layers_every):  # what went wrong is in the layers' norms
+            lr = self.optimizer.param_groups[0]["lr"]
+            self.layers.tell(step, self.optimizer, lr=lr, skipped=result.skipped)
         if memory is not None:
             self.context.events.emit("memory", step=step, **memory.peaks)
-        if result.loss is not None and not math.isfinite(result.loss):
+        if failed:
+            assert result.loss is not None
             raise TrainingError(self._not_finite(result.loss))
         return result.loss
 

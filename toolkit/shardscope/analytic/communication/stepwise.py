@@ -22,6 +22,7 @@ def stepwise_bytes(
     steps: int,
     element_bytes: int = 4,
     directions: int = 1,
+    warmup_ended: int | None = None,
 ) -> Ints:
     """Bytes that each rank sends in one step; shape `(W,)`, by rank.
 
@@ -37,6 +38,9 @@ def stepwise_bytes(
         steps: Of the job.
         element_bytes: Of a gradient or parameter.
         directions: Of the ring.
+        warmup_ended: The last step of a 1-bit method's warm-up in a run that goes on from another, as its ``resume``
+            event says: what is frozen stays so, whatever the length of the job would be now. None for a run from its
+            start, whose warm-up is the job's.
 
     Raises:
         SpecError: Another method.
@@ -49,7 +53,7 @@ def stepwise_bytes(
         raise SpecError(
             f"compression={compression.name!r} sends the same at every step; use compressed_bytes for it"
         )
-    if step <= compression.warmup(steps):
+    if step <= (compression.warmup(steps) if warmup_ended is None else warmup_ended):
         each = [
             ring_all_reduce_bytes(size, element_bytes, world_size, directions=directions) for size in sizes
         ]

@@ -10,7 +10,7 @@ share of every piece, and all of that is one packet: two phases a bucket, as for
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -25,8 +25,10 @@ from shardscope.training.compression.bucket import Bucket
 from shardscope.training.compression.compressor import Carrier, Compressor, refuse_not_finite
 from shardscope.training.compression.memory import ErrorFeedback, Memory
 from shardscope.training.compression.packed import share_size
+from shardscope.training.compression.pieces import ADD, SET, SUBTRACT, put
 
 _BITS, _SPREAD = "bits.", "spread."
+_SCALE_BYTES = 4
 
 
 def layer_of(name: str) -> str:
@@ -52,17 +54,32 @@ class Piece:
         """Of a flat tensor like the bucket's, what lies in `rank`'s share; shorter than it at the end."""
         return flat[self.start : self.stop][rank * self.share : (rank + 1) * self.share]
 
-    def encode(self, values: Tensor) -> Tensor:
-        """The packet of a share; what is missing in `values` is zero."""
-        packet = packet_rows(1, self.num_bytes)[0]
-        self.codec.encode(pad(values, (0, self.share - values.numel())), packet, 0)
-        return packet
+    def encode(self, values: Tensor, packet: Tensor) -> None:
+        """Pack a share; what is missing in `values` is zero."""
+        missing = self.share - values.numel()
+        room = packet if _is_aligned(packet) else packet_rows(1, self.num_bytes)[0]
+        self.codec.encode(pad(values, (0, missing)) if missing else values, room, 0)
+        if room is not packet:
+            packet.copy_(room)
 
-    def decode(self, packet: Tensor) -> Tensor:
-        """A whole share."""
+    def unpack(self, packet: Tensor, out: Tensor, mode: int) -> None:
+        """Unpack into, onto or off `out`, as `mode` says: a whole share, or as much of it as there is room for."""
+        packet = packet if _is_aligned(packet) else packet.clone()
+        if self.is_whole(out):
+            self.codec.unpack(packet, out, mode)
+            return
         values = torch.empty(self.share)
-        self.codec.decode(packet.clone(), values, 0)  # a clone is aligned, as numbers in it must be
-        return values
+        self.codec.unpack(packet, values, SET)
+        put(values[: out.numel()], out, mode)
+
+    def is_whole(self, part: Tensor) -> bool:
+        """Whether a share can be unpacked right there."""
+        return part.numel() == self.share and part.dtype == torch.float32
+
+
+def _is_aligned(packet: Tensor) -> bool:
+    """Whether the numbers in it are where numbers must be."""
+    return packet.storage_offset() % _SCALE_BYTES == 0
 
 
 class AdaptiveBits(Compressor):
@@ -81,6 +98,7 @@ class AdaptiveBits(Compressor):
         self.budget, self.update_every, self.block = budget, update_every, block
         self.memory = ErrorFeedback() if feedback else Memory()
         self._codecs = {bits: BlockInt(bits, block) for bits in range(LEAST, MOST + 1)}
+        self._codecs[LEAST].prepare()  # the loops are the same for all
         self._bits: dict[str, int] = {}
         self._seen: dict[str, Layer] = {}
         self._sizes: dict[str, int] = {}
@@ -103,13 +121,12 @@ class AdaptiveBits(Compressor):
             outgoing = self._pack(pieces, values, carrier)
         incoming = carrier.packets.all_to_all(outgoing)
         with carrier.meter.span("codec", "encode"):
-            own = self._meet(pieces, incoming, values, carrier)
+            own = self._meet(pieces, incoming, values, bucket.flat, carrier)
         gathered = carrier.packets.all_gather(own)
         with carrier.meter.span("codec", "decode"):
             for rank, packet in enumerate(gathered):
                 for piece, section in _sections(pieces, packet):
-                    place = piece.part(bucket.flat, rank)
-                    place.copy_(piece.decode(section)[: place.numel()])
+                    piece.unpack(section, piece.part(bucket.flat, rank), SET)
             if bucket.step % self.update_every == 0:
                 self._look(bucket)
 
@@ -130,24 +147,27 @@ class AdaptiveBits(Compressor):
         for rank, packet in enumerate(packets):
             for piece, section in _sections(pieces, packet):
                 part = piece.part(values, rank)
-                section.copy_(piece.encode(part))
+                piece.encode(part, section)
                 if self.memory.is_needed:
-                    part.sub_(piece.decode(section)[: part.numel()])
+                    piece.unpack(section, part, SUBTRACT)
         return packets
 
-    def _meet(self, pieces: list[Piece], incoming: Tensor, values: Tensor, carrier: Carrier) -> Tensor:
+    def _meet(
+        self, pieces: list[Piece], incoming: Tensor, values: Tensor, scratch: Tensor, carrier: Carrier
+    ) -> Tensor:
         """The packet of the mean of this rank's share; what it leaves out, this rank owes for all."""
         own = packet_rows(1, incoming.shape[1])[0]
         for k, (piece, place) in enumerate(_sections(pieces, own)):
-            mean = torch.zeros(piece.share)
-            for packet in incoming:
-                mean.add_(piece.decode(_sections(pieces, packet)[k][1]))
+            there = piece.part(scratch, carrier.rank)  # what was in it is packed by now
+            mean = there if piece.is_whole(there) else torch.empty(piece.share)
+            for rank, packet in enumerate(incoming):
+                piece.unpack(_sections(pieces, packet)[k][1], mean, ADD if rank else SET)
             mean.div_(carrier.world_size)
-            place.copy_(piece.encode(mean))
+            piece.encode(mean, place)
             if self.memory.is_needed:
                 part = piece.part(values, carrier.rank)
-                left_out = mean.sub_(piece.decode(place))[: part.numel()]
-                part.add_(left_out, alpha=carrier.world_size)
+                piece.unpack(place, mean, SUBTRACT)
+                part.add_(mean[: part.numel()], alpha=carrier.world_size)
         return own
 
     def _look(self, bucket: Bucket) -> None:
@@ -159,6 +179,10 @@ class AdaptiveBits(Compressor):
     @property
     def plan(self) -> dict[str, int]:
         return dict(self._bits)
+
+    @property
+    def memories(self) -> Sequence[Memory]:
+        return (self.memory,)
 
     @property
     def figures(self) -> dict[str, float]:
@@ -195,9 +219,7 @@ class AdaptiveBits(Compressor):
         self._seen = {
             name: Layer(int(size), float(spread)) for name, (size, spread) in _under(_SPREAD, state).items()
         }
-        if (
-            self.mean_bits > self.budget
-        ):  # they were allotted under a larger one; until the next look, all alike
+        if self.mean_bits > self.budget:  # allotted under a larger one; until the next look, all alike
             self._bits, self._sizes = {}, {}
 
 
@@ -207,9 +229,10 @@ def spread_of(values: Tensor, block: int) -> float:
     Summed exactly before it is rounded, so that it does not depend on a rank's number of threads.
     """
     flat = values.reshape(-1).float().abs()
-    largest = pad(flat, (0, -flat.numel() % block)).view(-1, block).amax(dim=1).double()
+    missing = -flat.numel() % block
+    largest = (pad(flat, (0, missing)) if missing else flat).view(-1, block).amax(dim=1).double()
     counts = torch.full_like(largest, block)
-    counts[-1:] -= -flat.numel() % block
+    counts[-1:] -= missing
     return math.fsum(largest.square_().mul_(counts).tolist())
 
 

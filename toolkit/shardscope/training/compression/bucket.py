@@ -65,6 +65,17 @@ def tensor_of(name: str) -> str:
     return name.partition("@")[0]
 
 
+def squares_by_tensor(names: Sequence[str], pieces: Sequence[Tensor]) -> dict[str, float]:
+    """Squared norms of pieces, added up for each tensor that they lie in; padding is left out."""
+    squares: dict[str, float] = {}
+    for name, piece in zip(names, pieces, strict=True):
+        if not name.endswith(f"@{PADDING}"):
+            wide = torch.promote_types(piece.dtype, torch.float32)
+            norm = float(torch.linalg.vector_norm(piece, dtype=wide))
+            squares[tensor_of(name)] = squares.get(tensor_of(name), 0.0) + norm**2
+    return squares
+
+
 @dataclass
 class Kept:
     """Flat float32 tensors kept from step to step, beside buckets and by the names of what lies in them.
@@ -110,6 +121,15 @@ class Kept:
     def norm(self) -> float:
         """Of all of it as one vector."""
         return float(sum(float(flat.double().square().sum()) for flat in self._flats.values()) ** 0.5)
+
+    @property
+    def squares(self) -> dict[str, float]:
+        """Squared norms of what lies beside the buckets, by tensor."""
+        found: dict[str, float] = {}
+        for names in self._flats:
+            for name, square in squares_by_tensor(names, [self._pieces[name] for name in names]).items():
+                found[name] = found.get(name, 0.0) + square
+        return found
 
     def state_dict(self) -> dict[str, Tensor]:
         """By name; once buckets have come, without pieces of shares that none of them has claimed.

@@ -6,17 +6,21 @@ who packs looks for that.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from shardscope.training.compression.codec import Codec
 
-SHORT = (torch.float16, torch.bfloat16)
-"""Formats whose range, or the coarseness at its end, makes infinities of finite float32."""
-
 
 class Cast(Codec):
-    """Rounds to the nearest number of a short format."""
+    """Rounds to the nearest number of a short format.
+
+    The range of fp16, and the coarseness of bf16 at the end of its own, make infinities of finite float32.
+    """
+
+    may_overflow: ClassVar[bool] = True
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype

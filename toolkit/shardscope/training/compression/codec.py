@@ -23,6 +23,8 @@ class Codec(ABC):
     """Whether the mean over seeds of what comes back is what went in."""
     shared_seed: ClassVar[bool] = False
     """Whether all ranks draw the same random numbers (those who keep the same elements must)."""
+    may_overflow: ClassVar[bool] = False
+    """Whether finite values may become infinite in a packet; who packs looks for that."""
     align: int = 1
     """Elements that belong together: a share of a bucket that is packed by itself is a multiple of it."""
 

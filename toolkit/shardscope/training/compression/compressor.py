@@ -9,11 +9,12 @@ adding tensors up and the packets among its ranks. All ranks end with the same n
 
 from __future__ import annotations
 
+import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from shardscope.errors import ShardscopeError
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression.bucket import Bucket, tensor_of
+from shardscope.training.compression.memory import Memory
 from shardscope.training.meter import Meter
 
 
@@ -56,6 +58,24 @@ class Carrier:
     def rank(self) -> int:
         """This one's place among them."""
         return self.packets.index
+
+
+class Owed(NamedTuple):
+    """What one rank owes of one tensor, or of the unit of sharding that it is packed in.
+
+    Attributes:
+        kind: ``residual`` of its own gradient, ``share`` of the mean, or ``unsent`` under deep gradient compression.
+        layer: The name of the tensor or unit.
+        owed: Norm of what is still to be sent, after the step.
+        gradient: Norm of what the step brought: the gradient, under 1-bit methods the first moment, each in the units
+            it is packed in, under deep gradient compression its momentum. Of several exchanges in a step, the root of
+            the sum of their squares.
+    """
+
+    kind: str
+    layer: str
+    owed: float
+    gradient: float
 
 
 class Compressor(ABC):
@@ -126,6 +146,32 @@ class Compressor(ABC):
     def settle(self, parameters: Sequence[nn.Parameter], carrier: Carrier) -> None:
         """Called on every rank between steps where all are to hold the same parameters."""
 
+    def warmup_ends(self, after: int) -> int | None:  # noqa: ARG002
+        """The last step of an uncompressed warm-up, in a run that goes on `after` so many; None for methods without."""
+        return None
+
+    @property
+    def memories(self) -> Sequence[Memory]:
+        """What it remembers gradients in."""
+        return ()
+
+    def watch(self, is_on: bool) -> None:
+        """Called before a step: whether `owed` will be asked for after it."""
+        for memory in self.memories:
+            memory.watch(is_on)
+
+    @property
+    def owed(self) -> list[Owed]:
+        """What is owed after a watched step, beside what the step brought."""
+        return [
+            Owed(kind, name, math.sqrt(square), math.sqrt(memory.seen[name]))
+            for memory in self.memories
+            if memory.seen
+            for kind, kept in memory.owed.items()
+            for name, square in kept.squares.items()
+            if name in memory.seen
+        ]
+
     @property
     def figures(self) -> dict[str, float]:
         """What is worth watching, by name: norms of residuals, bits, ranks. Written to the run's events."""
@@ -165,13 +211,16 @@ class Compressor(ABC):
         """Put back what `state_dict` gave."""
 
 
-def refuse_not_finite(bucket: Bucket, method: str) -> None:
-    """Refuse NaN and infinities, naming whose gradient holds them.
+def refuse_not_finite(bucket: Bucket, method: str, *, in_float32: bool = True) -> None:
+    """Refuse NaN and infinities, naming whose gradient holds them; and what becomes infinite in float32.
 
     Raises:
         NotFinite: There is one.
     """
-    if torch.isfinite(bucket.flat.sum()):
+    if not bucket.flat.numel():
+        return
+    is_wider = in_float32 and bucket.flat.dtype == torch.float64
+    if torch.isfinite(bucket.flat.abs().max().float() if is_wider else bucket.flat.sum()):
         return
     for name, view in bucket.views(bucket.flat).items():
         if not torch.isfinite(view).all():
@@ -179,22 +228,27 @@ def refuse_not_finite(bucket: Bucket, method: str) -> None:
                 f"the gradient of {name!r} is not finite at step {bucket.step}, which compression={method!r} cannot "
                 "carry; lower the learning rate, warm up longer, or set clip_norm"
             )
+        if is_wider and not torch.isfinite(view.float()).all():
+            raise NotFinite(
+                f"the gradient of {name!r} is beyond float32 at step {bucket.step}, in which compression={method!r} "
+                "packs it; lower the learning rate, warm up longer, or set clip_norm"
+            )
 
 
-def refuse_out_of_range(packed: Bucket, method: str) -> None:
-    """Refuse infinities in what finite gradients were packed into, or in the sum of that.
+def refuse_out_of_range(unpacked: Bucket, method: str) -> None:
+    """Refuse infinities that packing has made of finite gradients, or of their sum.
 
     Raises:
         NotFinite: There is one.
     """
-    if torch.isfinite(packed.flat.sum(dtype=torch.float32)):
-        return
-    for name, view in packed.views(packed.flat).items():
+    way_out = {"fp16": "use compression='bf16'", "bf16": "lower the learning rate"}.get(
+        method, "lower the learning rate, or set feedback=True, with which nothing is multiplied"
+    )
+    for name, view in unpacked.views(unpacked.flat).items():
         if not torch.isfinite(view).all():
-            way_out = "use compression='bf16'" if method == "fp16" else "lower the learning rate"
             raise NotFinite(
                 f"the gradient of {tensor_of(name)!r} is beyond the range of compression={method!r} at step "
-                f"{packed.step}; {way_out}"
+                f"{unpacked.step}; {way_out}"
             )
 
 

@@ -37,9 +37,10 @@ class MomentumCorrection(Memory):
     def before(self, bucket: Bucket) -> Tensor:
         gradient = self._clipped(bucket)
         unsent = self.unsent.of(bucket)
-        if not self.momentum:
-            return unsent.add_(gradient)
-        return unsent.add_(self.velocity.of(bucket).mul_(self.momentum).add_(gradient))
+        if self.momentum:
+            gradient = self.velocity.of(bucket).mul_(self.momentum).add_(gradient)
+        self.note(bucket.names, bucket.sizes, gradient)
+        return unsent.add_(gradient)
 
     def _clipped(self, bucket: Bucket) -> Tensor:
         if self.max_norm is None:
@@ -59,6 +60,10 @@ class MomentumCorrection(Memory):
     @property
     def kept(self) -> dict[str, Kept]:
         return {"unsent": self.unsent, **({"velocity": self.velocity} if self.momentum else {})}
+
+    @property
+    def owed(self) -> dict[str, Kept]:
+        return {"unsent": self.unsent}
 
 
 def local_max_norm(clip: float | str, num_ranks: int) -> float | None:

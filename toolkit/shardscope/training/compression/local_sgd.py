@@ -42,7 +42,7 @@ class LocalSGD(Compressor):
         self._restore()
 
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:  # noqa: ARG002
-        refuse_not_finite(bucket, self.name)
+        refuse_not_finite(bucket, self.name, in_float32=False)
 
     def after_step(self, parameters: Sequence[nn.Parameter], carrier: Carrier, step: int) -> None:
         self._steps_apart += 1

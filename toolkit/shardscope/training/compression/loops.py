@@ -25,6 +25,8 @@ MAGNITUDE = I32(0x7FFF_FFFF)
 ROUNDER = F32(1.5 * 2**23)
 ZERO, ONE, HALF = F32(0), F32(1), F32(0.5)
 TINY = F32(np.finfo(np.float32).tiny)
+LARGEST = F32(np.finfo(np.float32).max)
+SHRINK = F32(2.0**-32)
 UNIT_16 = F32(2.0**-16)
 FP8_LARGEST = F32(448)
 FP8_NORMAL = U32(121 << 23)  # the bits of 2**-6, the smallest normal number of e4m3
@@ -161,7 +163,9 @@ def inverse_of(scale):
 @inlined
 def peak_scale(words, largest):
     """`scaled.peak_scale` of one block."""
-    scale = as_float(peak_word(words)) / largest
+    scale = F32(as_float(peak_word(words)) / largest)
+    if F32(scale * largest) > LARGEST:
+        scale = as_float(bits_of(scale) - U32(1))
     return scale if scale >= TINY else ZERO
 
 
@@ -187,6 +191,15 @@ def halve(sums, width):
             lower[i] += upper[i]
         width = half
     return sums[0]
+
+
+@inlined
+def add_magnitudes(values, factor, sums, block):
+    """Their sum, by way of `sums`, each multiplied by `factor`."""
+    for i in range(values.size):
+        sums[i] = abs(values[i]) * factor
+    sums[values.size :] = ZERO
+    return halve(sums, block)
 
 
 @compiled
@@ -266,15 +279,16 @@ def decode_float8(scales, packed, table, out, block, mode, first, stop):
 
 @compiled
 def encode_block_signs(values, words, scales, packed, block, first, stop):
-    """`signs.BlockSign`; the sum is that of `scaled.halving_sum`."""
+    """`signs.BlockSign`; the mean is that of `scaled.mean_magnitudes`."""
     sums = np.empty(block, F32)
     for b in range(first, stop):
         start = b * block
         own = values[start : start + block]
-        for i in range(own.size):
-            sums[i] = abs(own[i])
-        sums[own.size :] = ZERO
-        scales[b] = halve(sums, block) / F32(own.size)
+        mean = F32(add_magnitudes(own, ONE, sums, block) / F32(own.size))
+        if mean > LARGEST:
+            mean = F32(add_magnitudes(own, SHRINK, sums, block) / F32(own.size))
+            mean = min(mean, F32(LARGEST * SHRINK)) / SHRINK
+        scales[b] = mean
         pack_signs(words[start : start + block], packed[start >> 3 :])
 
 
@@ -289,6 +303,16 @@ def encode_votes(values, words, packed, seed, block, first, stop):
             turn = I32(U32(U32(start + i) + seed) << U32(31))
             signs[i] = turn if own[i] == ZERO else bits[i]
         pack_signs(signs[: own.size], packed[start >> 3 :])
+
+
+@compiled
+def conclude_votes(counted, tie, block, first, stop):
+    """`signs.MajorityVote.conclude_`; `tie` is what a tie on element 0 comes to, `block` is even."""
+    for b in range(first, stop):
+        own = counted[b * block : (b + 1) * block]
+        for i in range(own.size):
+            turn = tie if i & 1 == 0 else -tie
+            own[i] = ONE if own[i] > ZERO else -ONE if own[i] < ZERO else turn
 
 
 @compiled

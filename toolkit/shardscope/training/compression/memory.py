@@ -6,11 +6,11 @@ A memory turns a bucket's gradient into the values that are packed (`before`), a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from shardscope.training.compression.bucket import Bucket, Kept
+from shardscope.training.compression.bucket import Bucket, Kept, squares_by_tensor
 
 
 class Memory:
@@ -22,6 +22,19 @@ class Memory:
     """Whether what came back is simply taken off the values that `before` gave, where they lie, instead of a call of
     `after`."""
 
+    seen: dict[str, float] | None = None
+    """Squared norms of what steps have brought since `watch`, by tensor; None while nobody asks."""
+
+    def watch(self, is_on: bool) -> None:
+        """From here on, note what comes in, or no longer."""
+        self.seen = {} if is_on else None
+
+    def note(self, names: Sequence[str], sizes: Sequence[int], flat: Tensor) -> None:
+        """What a step has brought for these tensors, if anybody asks; exchanges of one step add up."""
+        if self.seen is not None:
+            for name, square in squares_by_tensor(names, flat.split(list(sizes))).items():
+                self.seen[name] = self.seen.get(name, 0.0) + square
+
     def before(self, bucket: Bucket) -> Tensor:
         """The values to pack, flat float32; `bucket.flat` itself where that will do."""
         return bucket.flat.float()
@@ -32,6 +45,11 @@ class Memory:
     @property
     def kept(self) -> dict[str, Kept]:
         """What must be saved, by kind; what is owed to the mean gradient comes first."""
+        return {}
+
+    @property
+    def owed(self) -> dict[str, Kept]:
+        """What is still to be sent, by kind."""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -62,6 +80,7 @@ class ErrorFeedback(Memory):
         self._kind = kind
 
     def before(self, bucket: Bucket) -> Tensor:
+        self.note(bucket.names, bucket.sizes, bucket.flat)
         residual = self.residual.of(bucket)
         return residual.add_(bucket.flat)
 
@@ -72,3 +91,7 @@ class ErrorFeedback(Memory):
     @property
     def kept(self) -> dict[str, Kept]:
         return {self._kind: self.residual}
+
+    @property
+    def owed(self) -> dict[str, Kept]:
+        return self.kept

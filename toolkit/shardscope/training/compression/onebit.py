@@ -56,6 +56,9 @@ class OneBit(Packed):
         if step > self.warmup_steps and self._optimizer.frozen_after is None:
             self._freeze(step - 1)
 
+    def warmup_ends(self, after: int) -> int | None:
+        return max(self.warmup_steps, after) if self._frozen_after is None else self._frozen_after
+
     def _freeze(self, last_step: int) -> None:
         if self._frozen_after is None:
             self._frozen_after, self._scales = last_step, self._measure()

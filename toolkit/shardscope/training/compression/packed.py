@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,7 +18,6 @@ from torch.nn.functional import pad
 
 from shardscope.training.collectives.packets import packet_rows
 from shardscope.training.compression.bucket import PADDING, Bucket
-from shardscope.training.compression.casts import SHORT
 from shardscope.training.compression.codec import Codec
 from shardscope.training.compression.compressor import (
     Carrier,
@@ -104,7 +103,7 @@ class Packed(Compressor):
             packets = self._pack_summands(bucket, values, share, carrier.world_size, carrier)
             own = carrier.scatter_sum(packets.view(-1)).view(torch.uint8)
             self._unpack(own, mean, self._seed(bucket, carrier, carrier.rank), carrier)
-            self._look_for_overflow(bucket.cut(mean, carrier.rank * share))
+            self._look_for_overflow(own, bucket.cut(mean, carrier.rank * share))
         if mean is not out:
             out.copy_(mean)
 
@@ -112,10 +111,16 @@ class Packed(Compressor):
         if not self.carries_overflow:
             refuse_not_finite(bucket, self.name)
 
-    def _look_for_overflow(self, packed: Bucket) -> None:
-        """Refuse infinities that a short format has made of finite gradients, or of their sum."""
-        if self.codec.summable in SHORT and not self.carries_overflow:
-            refuse_out_of_range(packed, self.name)
+    def _look_for_overflow(self, packed: Tensor, unpacked: Bucket) -> None:
+        """Refuse infinities that packing has made of finite gradients, or of their sum.
+
+        Looked at is whatever is in float32, the packet or what came out of it: torch is slow to add up short formats.
+        """
+        if not self.codec.may_overflow or self.carries_overflow:
+            return
+        is_float = self.codec.summable == torch.float32
+        if not torch.isfinite((packed.view(torch.float32) if is_float else unpacked.flat).sum()):
+            refuse_out_of_range(unpacked, self.name)
 
     # From one rank to another.
 
@@ -126,8 +131,10 @@ class Packed(Compressor):
         self._look_at(bucket)
         values = self.memory.before(bucket)
         packet = self._pack(bucket, values, values.numel(), 1, carrier)[0]
-        if self.codec.summable is not None:
-            self._look_for_overflow(replace(bucket, flat=packet.view(self.codec.summable)))
+        if self.codec.may_overflow and not self.carries_overflow:
+            back = torch.empty_like(values)
+            self.codec.decode(packet, back, self._seed(bucket, carrier, 0))
+            self._look_for_overflow(packet, replace(bucket, flat=back))
         return packet
 
     def unpack(
@@ -145,7 +152,7 @@ class Packed(Compressor):
         packets = self._pack_summands(bucket, values, values.numel(), 1, carrier)
         summed = carrier.sum_(packets.view(-1)).view(torch.uint8)
         self._unpack(summed, out, self._seed(bucket, carrier, 0), carrier)
-        self._look_for_overflow(replace(bucket, flat=out))
+        self._look_for_overflow(summed, replace(bucket, flat=out))
 
     def _gather(self, bucket: Bucket, values: Tensor, out: Tensor, carrier: Carrier) -> None:
         own = self._pack(bucket, values, values.numel(), 1, carrier)[0]
@@ -250,6 +257,10 @@ class Packed(Compressor):
         return seed + row + _APART * bucket.part
 
     # What is kept.
+
+    @property
+    def memories(self) -> Sequence[Memory]:
+        return (self.memory, self.shares)
 
     @property
     def figures(self) -> dict[str, float]:

@@ -14,7 +14,7 @@ then as fast as reading M.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -171,6 +171,10 @@ class PowerSgd(Compressor):
             before = self._factors.get(name)
             longer = before is not None and before.shape[1] == q.shape[1] and len(before) > len(q)
             self._factors[name] = torch.cat([q, before[len(q) :]]) if before is not None and longer else q
+
+    @property
+    def memories(self) -> Sequence[Memory]:
+        return (self.memory,)
 
     @property
     def figures(self) -> dict[str, float]:

@@ -77,6 +77,7 @@ class ScaledRandomBlock(RandomBlock):
     """Multiplies what it keeps by the number of blocks over those kept: the mean over draws is the gradient."""
 
     unbiased: ClassVar[bool] = True
+    may_overflow: ClassVar[bool] = True
 
     def contraction(self, num_elements: int) -> float | None:  # noqa: ARG002
         return None

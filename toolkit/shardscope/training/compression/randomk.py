@@ -53,6 +53,7 @@ class ScaledRandomK(RandomK):
     """Multiplies what it keeps by n/k, so that the mean over draws is the gradient."""
 
     unbiased: ClassVar[bool] = True
+    may_overflow: ClassVar[bool] = True
 
     def contraction(self, num_elements: int) -> float | None:  # noqa: ARG002
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import cache
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from shardscope.training.compression.pieces import CodeCodec
 
 TINY = float(np.finfo(np.float32).tiny)
 """Scales below float32's smallest normal number count as zero: their reciprocals would be infinite."""
+LARGEST = float(np.finfo(np.float32).max)
+SHRINK = 2.0**-32
+"""By which values are multiplied where their sum would be infinite; with a power of two nothing is rounded."""
 
 
 class BlockCodec(CodeCodec):
@@ -66,6 +70,26 @@ def peak_scale(rows: Tensor, scales: Tensor, largest: float) -> None:
     torch.amax(rows.abs(), dim=1, out=scales)
     scales.div_(largest)
     scales.masked_fill_(scales < TINY, 0.0)
+    scales.clamp_(max=_largest_scale(largest))
+
+
+@cache
+def _largest_scale(largest: float) -> float:
+    """The largest with which the largest code is still finite: dividing float32's last number may have rounded up."""
+    scale = np.float32(LARGEST) / np.float32(largest)
+    with np.errstate(over="ignore"):
+        is_finite = np.isfinite(scale * np.float32(largest))
+    return float(scale if is_finite else np.nextafter(scale, np.float32(0)))
+
+
+def mean_magnitudes(rows: Tensor, count: int) -> Tensor:
+    """Of each row, of whose first elements only `count` are real."""
+    means = halving_sum(rows.abs()).div_(count)
+    too_large = torch.isinf(means)
+    if too_large.any():
+        shrunk = halving_sum(rows[too_large].abs().mul_(SHRINK)).div_(count)
+        means[too_large] = shrunk.clamp_(max=LARGEST * SHRINK).div_(SHRINK)
+    return means
 
 
 def inverse_of(scales: Tensor) -> Tensor:

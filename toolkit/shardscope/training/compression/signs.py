@@ -7,13 +7,21 @@ with majority vote), and what comes back is +1 or -1, a direction and no gradien
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shardscope.training.compression.noise import Keys
 from shardscope.training.compression.packed import Packed
-from shardscope.training.compression.pieces import CHUNK, CodeCodec, as_words, over_blocks, words_of
-from shardscope.training.compression.scaled import BlockCodec, halving_sum
+from shardscope.training.compression.pieces import (
+    CHUNK,
+    PIECE,
+    CodeCodec,
+    as_words,
+    over_blocks,
+    words_of,
+)
+from shardscope.training.compression.scaled import BlockCodec, mean_magnitudes
 
 
 class BlockSign(BlockCodec):
@@ -31,10 +39,10 @@ class BlockSign(BlockCodec):
         return 1 / min(self.align, max(num_elements, 1))
 
     def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:
-        sums = halving_sum(rows.abs())
-        torch.div(sums, self.align, out=scales)
+        whole = count // self.align
+        scales[:whole] = mean_magnitudes(rows[:whole], self.align)
         if count % self.align:
-            scales[-1] = sums[-1] / (count % self.align)
+            scales[whole:] = mean_magnitudes(rows[whole:], count % self.align)
 
     def quantize(self, rows: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:  # noqa: ARG002
         return _negative(rows)
@@ -95,13 +103,21 @@ class MajorityVote(Packed):
     """Each rank counts the votes on its share; ties go to + and - in turn, from element to element and step to step."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, Vote())
+        self._votes = Vote()
+        super().__init__(name, self._votes)
 
     def conclude_(self, mean: Tensor, step: int) -> None:
-        mean.sign_()
-        for first in (0, 1):
-            every_other = mean[first::2]
-            every_other.masked_fill_(every_other == 0, -1.0 if (first + step) % 2 else 1.0)
+        first = -1.0 if step % 2 else 1.0
+        if self._votes.is_compiled and mean.dtype == torch.float32:
+            from shardscope.training.compression import loops
+
+            over_blocks(loops.conclude_votes, CHUNK, mean.numel(), mean, np.float32(first), CHUNK)
+            return
+        for piece in mean.split(PIECE):
+            piece.sign_()
+            for offset, tie in enumerate((first, -first)):
+                every_other = piece[offset::2]
+                every_other.masked_fill_(every_other == 0, tie)
 
 
 def _negative(values: Tensor) -> Tensor:

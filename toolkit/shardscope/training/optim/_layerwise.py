@@ -21,10 +21,8 @@ from torch.optim import Optimizer
 
 from shardscope.errors import SpecError
 from shardscope.training.optim._kernels import Number, Scalars
+from shardscope.training.optim.signals import LayerSignal, Squares, Taken
 from shardscope.training.sharding import ReduceSquares, local
-
-Squares = tuple[Scalars, Scalars]
-"""Sums of squares of the weights and of the update, layer by layer."""
 
 CACHE_ELEMENTS = 1 << 21
 """Elements that are worked on together on a CPU: the best of 2**16 to 2**25 for 25 M parameters. In smaller batches
@@ -136,6 +134,9 @@ class LayerwiseOptimizer(Optimizer, ABC):
     turns norms into a ratio (`_divisor`, `_ratio`) and moves the weights (`_apply`). It never waits for a
     device other than the CPU.
 
+    Attributes:
+        is_watched: Whether the norms of the next step will be asked for, also where the step itself needs none.
+
     Args:
         params: As for every torch optimizer; with names, `trust_ratios` uses them.
         defaults: Settings of the groups; ``adapt=False`` gives a group's layers no trust ratio.
@@ -143,13 +144,15 @@ class LayerwiseOptimizer(Optimizer, ABC):
             step. All ranks must hold the same layers in the same order; a layer's shard may be empty.
     """
 
+    is_watched = False
+
     def __init__(
         self, params: Any, defaults: dict[str, Any], *, reduce_squares: ReduceSquares | None
     ) -> None:
         super().__init__(params, defaults)
         self.reduce_squares = reduce_squares
         self._scratch = Scratch()
-        self._last_ratios: list[tuple[list[str | int], Scalars]] = []
+        self._last: list[Taken] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "reduce_squares": self.reduce_squares}
@@ -157,7 +160,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._scratch = Scratch()
-        self._last_ratios = []
+        self._last = []
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -168,7 +171,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
         """Take one step; a `closure` that evaluates the model anew is called first, its loss returned."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        self._last_ratios.clear()
+        self._last.clear()
         batches = self._batches()
         self._prepare(batches)
         staged: list[Staged] = []
@@ -189,11 +192,11 @@ class LayerwiseOptimizer(Optimizer, ABC):
 
         Reading them waits for the device. Layers that were not adapted are left out.
         """
-        return {
-            name: ratio
-            for names, ratios in self._last_ratios
-            for name, ratio in zip(names, _to_list(ratios), strict=True)
-        }
+        return {signal.layer: signal.ratio for signal in self.layer_signals() if signal.ratio is not None}
+
+    def layer_signals(self) -> list[LayerSignal]:
+        """What the last step did to each layer it moved, in their order. Waits for the device."""
+        return [signal for taken in self._last for signal in taken.signals(self._divisor, self._bound)]
 
     def _finish(self, staged: list[Staged]) -> None:
         """Phase two of what is staged, which is then forgotten."""
@@ -207,10 +210,9 @@ class LayerwiseOptimizer(Optimizer, ABC):
         self._scratch.rewind()
 
     def _move(self, staged: Staged, squares: Squares | None) -> None:
-        ratios = None
-        if squares is not None:
-            ratios = self._ratios(squares, staged.batch.group)
-            self._last_ratios.append(([layer.name for layer in staged.batch.layers], ratios))
+        batch = staged.batch
+        ratios = None if squares is None else self._ratios(squares, batch.group)
+        self._last.append(Taken([layer.name for layer in batch.layers], batch.group, squares, ratios))
         self._apply(staged, ratios)
 
     def _ratios(self, squares: Squares, group: dict[str, Any]) -> Scalars:
@@ -282,6 +284,10 @@ class LayerwiseOptimizer(Optimizer, ABC):
         """The ratio of one layer whose norm and divisor are above 0, or of many in tensors."""
 
     @abstractmethod
+    def _bound(self, weight_norm: float, divisor: float, group: dict[str, Any]) -> str | None:
+        """The setting that holds the ratio of such a layer down; None where it is as the formula has it."""
+
+    @abstractmethod
     def _apply(self, staged: Staged, ratios: Scalars | None) -> None:
         """Move the weights along the directions, scaled by the ratios where there are any."""
 
@@ -304,7 +310,3 @@ def _reduced(squares: list[Squares], reduce_squares: ReduceSquares) -> list[Squa
     joined = torch.cat(tensors, dim=1)
     sums = reduce_squares(joined.flatten()).view_as(joined).split([rows.shape[1] for rows in tensors], dim=1)
     return [(rows[0], rows[1]) if not rows.is_cpu else (rows[0].tolist(), rows[1].tolist()) for rows in sums]
-
-
-def _to_list(scalars: Scalars) -> list[float]:
-    return scalars.tolist() if isinstance(scalars, Tensor) else scalars

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from shardscope.errors import SpecError
-from shardscope.training.optim._kernels import Scalars
-from shardscope.training.optim._layerwise import Batch, Layer, Squares, Staged
+from shardscope.training.optim._kernels import Scalars, sums_of_squares
+from shardscope.training.optim._layerwise import Batch, Layer, Staged, total_squares
 from shardscope.training.optim.frozen import (
     FrozenVariance,
     corrected_root,
@@ -22,6 +22,7 @@ from shardscope.training.optim.frozen import (
     weight_of_gradient,
 )
 from shardscope.training.optim.lamb import Lamb
+from shardscope.training.optim.signals import Squares, Taken
 
 AVERAGE_DECAY = 0.9
 """A step, of the averaged ratio; this and the bounds are the published ones."""
@@ -63,19 +64,33 @@ class FreezableLamb(FrozenVariance, Lamb):
         updates = self._scratch.take(batch)
         for layer, update in zip(batch.layers, updates, strict=True):
             self._advance(layer, update, batch.group)
-        return Staged(batch, updates, None)
+        is_asked = self.is_watched and batch.group["adapt"]
+        squares = [*sums_of_squares(batch.weights), *sums_of_squares(updates)] if is_asked else []
+        return Staged(batch, updates, total_squares(squares, len(batch.layers)))
 
     def _move(self, staged: Staged, squares: Squares | None) -> None:
         layers, group = staged.batch.layers, staged.batch.group
         if self.frozen_after is None:
             super()._move(staged, squares)
             if squares is not None:
-                _average(layers, self._last_ratios[-1][1])
+                ratios = self._last[-1].ratios
+                assert ratios is not None
+                _average(layers, ratios)
             return
         ratios = self._frozen_ratios(layers, group) if group["adapt"] else None
-        if ratios is not None:
-            self._last_ratios.append(([layer.name for layer in layers], ratios))
+        bounds = self._frozen_bounds(layers, group) if squares is not None else None
+        self._last.append(Taken([layer.name for layer in layers], group, squares, ratios, bounds))
         self._apply(staged, ratios)
+
+    def _frozen_bounds(self, layers: list[Layer], group: dict[str, Any]) -> list[str | None]:
+        """What holds each ratio where it is: its factor at an end of its range, or the clip."""
+        low, high = FACTOR_RANGE
+        bounds: list[str | None] = []
+        for layer in layers:
+            average, factor = float(layer.state["ratio"]), float(layer.state["factor"])
+            is_clipped = group["trust_clip"] and average * factor > 1
+            bounds.append("trust_clip" if is_clipped else None if low < factor < high else "factor")
+        return bounds
 
     def _frozen_ratios(self, layers: list[Layer], group: dict[str, Any]) -> Scalars:
         bound = 1.0 if group["trust_clip"] else float("inf")

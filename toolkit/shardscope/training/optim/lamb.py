@@ -176,6 +176,13 @@ class Lamb(LayerwiseOptimizer):
         ratio = bounded / divisor
         return at_most(ratio, 1.0) if group["trust_clip"] else ratio
 
+    def _bound(self, weight_norm: float, divisor: float, group: dict[str, Any]) -> str | None:
+        clamp = group["clamp"]
+        bounded = weight_norm if clamp is None else at_most(weight_norm, clamp)
+        if group["trust_clip"] and bounded > divisor:
+            return "trust_clip"
+        return "clamp" if bounded < weight_norm else None
+
     def _apply(self, staged: Staged, ratios: Scalars | None) -> None:
         weights, lr = staged.batch.weights, staged.batch.group["lr"]
         if ratios is None:

@@ -135,6 +135,10 @@ class Lars(LayerwiseOptimizer):
             ratio = at_most(ratio / max(group["lr"], sys.float_info.min), 1.0)
         return ratio
 
+    def _bound(self, weight_norm: float, divisor: float, group: dict[str, Any]) -> str | None:
+        own_rate = group["trust_coefficient"] * weight_norm / (divisor + group["eps"])
+        return "trust_clip" if group["trust_clip"] and own_rate > group["lr"] else None
+
     def _apply(self, staged: Staged, ratios: Scalars | None) -> None:
         batch, group = staged.batch, staged.batch.group
         if ratios is None:

@@ -31,7 +31,7 @@ from shardscope.training.compression import Carrier, build_compressor
 from shardscope.training.context import RankContext
 from shardscope.training.gradient_noise import GradientNoise, NoiseSample
 from shardscope.training.memory import Held, MemoryWatch, held_by_default
-from shardscope.training.optim import build_optimizer
+from shardscope.training.optim import LayerSignal, LayerwiseOptimizer, build_optimizer
 from shardscope.training.precision import Precision
 from shardscope.training.sharding import ReduceSquares
 from shardscope.training.strategies._relayout import by_parameter, shards_of, units_with_parameters
@@ -117,6 +117,17 @@ class Strategy(ABC):
         if compressor is not None:
             compressor.attach(optimizer, dict(self.model.named_parameters()))
         return optimizer
+
+    @property
+    def tells_of_layers(self) -> bool:
+        """Whether this rank is to say what its optimizer did: one for all where all ranks' layers are the same."""
+        return self.context.rank == 0 or self.job.compression.name == "local-sgd"
+
+    def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
+        """What the last update did to the layers that this rank is to tell of."""
+        if not self.tells_of_layers or not isinstance(optimizer, LayerwiseOptimizer):
+            return []
+        return optimizer.layer_signals()
 
     def settle(self) -> None:
         """Bring all ranks to one point with the same parameters; called by all, between steps."""

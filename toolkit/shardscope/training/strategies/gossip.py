@@ -64,6 +64,11 @@ class Gossip(Strategy):
             self._flat, [name for name, _ in named], [p.shape for _, p in named],
         )  # fmt: skip
 
+    @property
+    def tells_of_layers(self) -> bool:
+        """Each rank has weights of its own."""
+        return True
+
     def step(
         self,
         micro_batches: Sequence[MicroBatch],

@@ -16,6 +16,7 @@ from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression import Carrier, Compressor, build_compressor
 from shardscope.training.flat import copy_tensors_
 from shardscope.training.memory import Held
+from shardscope.training.optim import LayerSignal, LayerwiseOptimizer
 from shardscope.training.parameter_server import Client, Link, PackedPushes, Pushes, Server, cut_into_shards
 from shardscope.training.parameter_server.messages import Kind
 from shardscope.training.sharding import clip_grad_norm_, start_alike
@@ -81,6 +82,14 @@ class ParameterServer(Strategy):
         if self.server is not None:
             front.state = self.server.optimizer.state
         return front
+
+    def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:  # noqa: ARG002 - it is the server's
+        """Each server tells of its newest update, which need not be of this rank's step."""
+        server = self.server
+        if server is None or not isinstance(server.optimizer, LayerwiseOptimizer):
+            return []
+        with server.state:
+            return server.optimizer.layer_signals()
 
     def stops_before(self, step: int, *, asked: bool) -> bool:
         if self.server is None or self.client is not None or self.settings.bound == 0:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from shardscope.spec import strategy as spec
 from shardscope.spec.strategy.pipeline import SHAPES
 from shardscope.training.collectives.ring import Ring
-from shardscope.training.optim import build_optimizer
+from shardscope.training.optim import LayerSignal, build_optimizer
 from shardscope.training.pipeline.cut import cut, let_go
 from shardscope.training.pipeline.passing import hand_on, take_over
 from shardscope.training.sharding import largest_over_ranks
@@ -144,6 +144,14 @@ class Pipeline(Strategy):
         return build_optimizer(
             self.job.optimizer, own, reduce_grad_square=self.reduce_grad_square, uncounted=self.uncounted
         )
+
+    @property
+    def tells_of_layers(self) -> bool:
+        """Each rank has layers of its own."""
+        return True
+
+    def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
+        return [signal for signal in super().layer_signals(optimizer) if signal.layer != _PLACEHOLDER]
 
     # One step.
 
