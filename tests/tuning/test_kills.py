@@ -184,6 +184,7 @@ def test_a_full_disk_is_waited_for_and_said(recorded: Path, monkeypatch: Any) ->
 # The answer to a commit.
 
 
+@pytest.mark.filterwarnings("error:The constraint value is ignored:UserWarning")
 def test_no_answer_to_a_commit_is_missed_without_harm(
     recorded: Path, monkeypatch: Any, tmp_path: Path
 ) -> None:
@@ -340,7 +341,7 @@ def test_stop_answers_while_the_storage_does_not(
         raise ConnectionError("refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr("shardscope.tuning.driver._TOLD_WITHIN_S", 0.5)
+        patch.setattr("shardscope.tuning.driver.TOLD_WITHIN_S", 0.5)
         patch.setattr(session.driver.ledger, "end", away)
         asked = time.monotonic()
         session.driver.stop()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 import shardscope as ss
+from shardscope.errors import StudyError
 from shardscope.spec.space import Choices, Space
 from shardscope.tuning.apply import check
 from shardscope.tuning.definition import Definition
@@ -13,6 +17,7 @@ from shardscope.tuning.priors import default_space, seeds, with_baselines
 from shardscope.tuning.records import TrialRecord
 from shardscope.tuning.report import report_of
 from shardscope.tuning.session import Session
+from shardscope.tuning.traced import traced
 
 pytestmark = pytest.mark.timeout(120)
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=64)
@@ -89,6 +94,59 @@ def test_only_compressors_that_could_pay_on_the_link_are_tried_first() -> None:
     assert priors[2] == {"topk"}  # the only one of one round: on such a link messages cost, not bytes
 
 
+def test_compressors_tried_first_reach_from_the_gentlest_to_the_strongest_that_pays() -> None:
+    slow = JOB.replace(link=ss.Link(bandwidth="10 Mbit/s", latency="1 us"))
+    found = [dict(seed.params) for seed in seeds(slow, default_space(slow)) if seed.origin == "prior"]
+    alone = [params for params in found if params["optimizer"] != "lamb"]
+    assert [params["compression"] for params in alone] == ["int8", "powersgd", "topk"]
+    assert (
+        alone[-1]["compression[topk].ratio"] == 0.003
+    )  # the low end of its range: the fewest bytes there are
+    assert [params["optimizer"] for params in alone] == ["nesterov", JOB.optimizer.name, "nesterov"]
+    on_the_line = [params["compression"] for params in found if params["optimizer"] == "lamb"]
+    assert on_the_line == ["none", "int4", "int4"]
+
+
+def test_where_bytes_are_minimised_compressors_pay_without_a_slow_link_too() -> None:
+    space = default_space(JOB)
+    assert JOB.link is None
+    for objectives, any_pays in (((), False), (("loss", "seconds"), False), (("loss", "bytes"), True)):
+        found = seeds(JOB, space, objectives)
+        assert any(seed.params.get("compression") != "none" for seed in found) == any_pays
+
+
+_LIGHT = """
+import sys
+import shardscope as ss
+from shardscope.tuning.feasible import predicted_peak
+from shardscope.tuning.session import Session
+job = ss.Job.from_json(sys.argv[1])
+limited = {"trials": 1, "objectives": ["loss"], "name": "light", "memory_limit": 1e12}
+Session.open(job, {"optimizer.lr": (1e-3, 1e-1, "log")}, **limited).run()
+print(predicted_peak(job), "torch" in sys.modules)
+"""
+
+
+def test_a_driver_that_limits_memory_needs_no_torch() -> None:
+    job = JOB.replace(steps=2)
+    done = subprocess.run(
+        [sys.executable, "-c", _LIGHT, job.to_json()],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.stdout.split() == [str(predicted_peak(job)), "False"], done.stderr
+
+
+def test_a_trace_that_fails_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    with pytest.raises(
+        StudyError, match="to trace the memory of model='nonsense' failed: .*'nonsense' is not known"
+    ):
+        traced("nonsense")
+
+
 def test_memory_that_will_not_fit_costs_no_run() -> None:
     peak = predicted_peak(JOB)
     assert peak is not None
@@ -112,7 +170,7 @@ def test_every_optimizer_has_as_many_trials_as_any_other() -> None:
     session = Session.open(name="equal", trials=8)
     rows = session.report().rows
     assert {row.name: row.trials for row in rows} == {"adamw": 2, "nesterov": 2, "lamb": 2, "lars": 2}
-    assert "at equal budget" in session.report().verdict
+    assert "with 2 trials each" in session.report().verdict
 
 
 def test_the_report_says_so_when_a_baseline_wins() -> None:
@@ -127,7 +185,8 @@ def test_the_report_says_so_when_a_baseline_wins() -> None:
     ]
     said = report_of("study", records, definition)
     assert (
-        said.verdict == "The baseline adamw has the lowest loss, 0.1, at equal budget: lower than lamb (0.2)."
+        said.verdict
+        == "The baseline adamw has the lowest loss, 0.1, with 2 trials each: lower than lamb (0.2)."
     )
     assert (
         "not equal"

@@ -63,7 +63,9 @@ def test_a_trial_of_another_batch_keeps_its_samples_and_its_share_of_warm_up() -
         ({"optimizer": ["lamb"], "optimizer[lamb].momentum": (0.1, 0.9)}, "setting of lamb='momentum'"),
         ({"compression": ["topk"], "compression[topk].ratio": (0.1, 2.0)}, "2.0 is not possible"),
         ({"precision": ["fp32", "fp7"]}, "did you mean 'fp64'"),
-        ({"batch": (32, 128)}, "write PowersOfTwo(32, 128)"),
+        ({"batch": (32, 128)}, "write (32, 128, 'log2')"),
+        ({"batch": (48, 128, "log2")}, "low=48 is no power of two"),
+        ({"batch": (32.5, 128, "log2")}, "32.5 is no power of two"),
         ({"warmup": (0.0, 2.0)}, "share of the steps"),
         ({"lr_rule": ["cubic"]}, "choices among none, linear, sqrt"),
         ({"strategy": ["ring", "rnig"]}, "'rnig' is not possible"),
@@ -87,3 +89,7 @@ def test_whole_ends_of_a_setting_with_fractions_are_an_interval() -> None:
     )
     whole = {name: getattr(parameter, "is_whole", None) for name, parameter in space.parameters.items()}
     assert whole == {"warmup": False, "optimizer.weight_decay": False, "compression[powersgd].rank": True}
+
+
+def test_powers_of_two_can_be_written_as_a_tuple() -> None:
+    assert ss.Space({"batch": (32, 128, "log2")}) == ss.Space({"batch": ss.PowersOfTwo(32, 128)})

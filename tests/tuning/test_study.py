@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
+import os
+import pickle
 from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 
 import shardscope as ss
-from shardscope.errors import SpecError, StudyError
+from conformance.studies import JOB as COPIED
+from conformance.studies import instant
+from shardscope.errors import ShardscopeError, SpecError, StudyError
+from shardscope.tuning.drawing import suggest
 from shardscope.tuning.session import Session
 
 pytestmark = pytest.mark.timeout(120)
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=6)
 RATES = {"optimizer.lr": (1e-3, 1e-1, "log")}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that others are copies of."""
+    return ss.launch(COPIED, root=tmp_path_factory.mktemp("recorded")).wait(100).path
 
 
 def test_every_trial_is_a_run_and_its_values_are_those_of_the_run() -> None:
@@ -98,6 +111,98 @@ def test_a_study_that_has_changed_is_refused_and_says_in_what() -> None:
         ss.tune(JOB, RATES, objectives=["loss"], trials=1, name="changed")
     with pytest.raises(StudyError, match="there is no study 'chnaged'"):
         ss.tune(name="chnaged")
+    wider = {"optimizer.lr": (1e-3, 1.0, "log")}
+    for given, said in [
+        ({"space": wider}, r"the space has changed in optimizer\.lr"),
+        ({"objectives": ["loss"]}, "the objectives were loss, seconds, bytes"),
+        ({"objectives": {"loss": None, "mine": len}}, "the objectives were loss, seconds, bytes"),
+        ({"equal": "steps"}, "equal was 'samples'"),
+        ({"job": JOB, "space": RATES, "baselines": False}, "baselines was True"),
+    ]:
+        with pytest.raises(StudyError, match=f"was begun otherwise: {said}") as caught:
+            Session.open(name="changed", **given)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+    assert Session.open(name="changed", space=RATES, objectives=["loss", "seconds", "bytes"]).records()
+
+
+def test_a_space_that_goes_only_where_steps_are_equal_goes_there() -> None:
+    job, space = JOB.replace(until=5), {"batch": ss.PowersOfTwo(64, 128)}
+    with pytest.raises(
+        SpecError, match=r"space\['batch'\]: 128 is not possible: until=5 is more than steps=3"
+    ):
+        Session.open(job, space, name="samples")
+    assert Session.open(job, space, equal="steps", name="steps").definition.equal == "steps"
+
+
+def test_trials_that_others_queue_or_add_are_taken_as_far_as_they_go(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand, in a dashboard, with another tool: without any of the attributes of a trial that was run here."""
+    monkeypatch.setattr("shardscope.tuning.driver.launch", instant(recorded))
+    space = {"optimizer": ["adamw", "nesterov"], **RATES}
+    session = Session.open(
+        COPIED, space, trials=6, objectives=["loss", "bytes"], name="others", baselines=False
+    )
+    rates = optuna.distributions.FloatDistribution(1e-3, 1e-1, log=True)
+    session.study.add_trial(
+        optuna.create_trial(
+            params={"optimizer.lr": 0.01}, distributions={"optimizer.lr": rates}, values=[9.0, 9.0]
+        )
+    )
+    for queued in ({"optimizer.lr": 5.0}, {"optimizer": "lion"}, {"optimizer.lr": "fast"}, {"colour": "red"}):
+        session.study.enqueue_trial(queued)
+    session.run()
+    records = session.records()
+    assert [record.state for record in records] == ["complete", *["impossible"] * 4, *["complete"] * 5]
+    assert [str(r.reason) for r in records[1:5]] == [
+        "it was queued with optimizer.lr=5.0, which the space does not hold",
+        "it was queued with optimizer='lion', which the space does not hold",
+        "it was queued with optimizer.lr='fast', which the space does not hold",
+        "it was queued with colour='red', which the space does not hold",
+    ]
+    assert sum(record.counted for record in records) == 6
+    assert "6 complete" in str(session.report())
+    session.study.add_trial(
+        optuna.create_trial(
+            params={"colour": 1.0},
+            distributions={"colour": optuna.distributions.FloatDistribution(0, 2)},
+            values=[9, 9],
+        )
+    )
+    assert Session.open(name="others").records()[-1].params == {}
+
+
+def test_a_trial_of_another_kind_that_others_add_is_said(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardscope.tuning.driver.launch", instant(recorded))
+    session = Session.open(COPIED, RATES, trials=2, objectives=["loss"], name="kinds", baselines=False)
+    kind = optuna.distributions.CategoricalDistribution(["slow", "fast"])
+    session.study.add_trial(
+        optuna.create_trial(params={"optimizer.lr": "slow"}, distributions={"optimizer.lr": kind}, value=1.0)
+    )
+    with pytest.raises(
+        StudyError, match="something else has added, whose 'optimizer.lr' is of another kind"
+    ) as caught:
+        session.run()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"name": "nobodys"},
+        {"name": "nobodys", "job": JOB, "space": RATES, "sampler": "tpp"},
+        {"name": "nobodys", "job": JOB, "space": RATES, "promote": 1},
+        {"name": "nobodys", "job": JOB, "space": RATES, "pruner": "medain"},
+        {"name": "nobodys", "job": JOB, "space": RATES, "storage": "sqlite:////nowhere/at/all.db"},
+        {"name": "nobodys", "storage": "sqlite:////nowhere/at/all.db"},
+    ],
+)
+def test_what_is_refused_leaves_nothing_behind(given: dict[str, object], runs_root: Path) -> None:
+    with pytest.raises(ShardscopeError):
+        Session.open(**given)  # type: ignore[arg-type]
+    assert not (runs_root / "studies").exists()
 
 
 def test_two_studies_share_one_storage(tmp_path: Path) -> None:
@@ -126,6 +231,35 @@ def test_a_study_that_cannot_be_is_refused_in_one_sentence(given: dict[str, obje
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("sampler", ["cma-es", optuna.samplers.CmaEsSampler(warn_independent_sampling=False)])
+def test_a_sampler_that_unpickles_is_kept_from_storages_that_others_write(
+    sampler: Any, tmp_path: Path
+) -> None:
+    """Optuna's CMA-ES runs what it finds in the storage; this would make a file."""
+
+    class Payload:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "was here"),)
+
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    given: dict[str, Any] = {"objectives": ["loss"], "name": "shared", "baselines": False, "trials": 3}
+    session = Session.open(JOB, {**RATES, "warmup": (0.0, 0.3)}, storage=url, sampler="random", **given)
+    for rate in (0.01, 0.02):
+        values = {"optimizer.lr": rate, "warmup": 0.1}
+        session.study.enqueue_trial(values)
+        trial = session.study.ask()
+        suggest(trial, session.definition)
+        key = "cma:optimizer:0"
+        session.study._storage.set_trial_system_attr(trial._trial_id, key, pickle.dumps(Payload()).hex())
+        session.study.tell(trial, 1.0)
+    for storage in (url, session.study._storage):
+        with pytest.raises(SpecError, match="would unpickle what others may have written") as caught:
+            opened = Session.open(name="shared", storage=storage, sampler=sampler, trials=3)
+            suggest(opened.study.ask(), opened.definition)
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "was here").exists()
+
+
 @pytest.mark.parametrize(
     "storage", ["sqlite:////nowhere/at/all.db", "nonsense", "postgresql+psycopg://127.0.0.1:1/x"]
 )
@@ -134,7 +268,7 @@ def test_a_storage_that_does_not_answer_is_said(storage: str) -> None:
         ss.tune(JOB, RATES, trials=1, name="away", storage=storage)
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp", "qmc", "nsga", "cma-es", "random"])
+@pytest.mark.parametrize("sampler", ["auto", "tpe", "gp", "qmc", "nsga", "cma-es", "random"])
 def test_every_sampler_goes_through_branches_and_impossible_trials(sampler: str) -> None:
     space = {
         "optimizer": ["adamw", "nesterov"],

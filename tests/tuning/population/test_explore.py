@@ -125,7 +125,7 @@ def test_a_space_of_branches_is_explored_within_its_branches() -> None:
             "compression[topk].ratio": (0.01, 0.5, "log"),
         }
     )
-    found = Conditional(space)
+    found = Conditional(space, JOB)
     random, job = Random(0), JOB.replace(steps=20)
     for _ in range(40):
         settings = found.draw(job, random)
@@ -134,3 +134,23 @@ def test_a_space_of_branches_is_explored_within_its_branches() -> None:
             assert moved.optimizer.name in {"adamw", "lamb"}
             assert moved.batch.global_size in {16, 32, 64}
             settings = found.explore(job, settings, random, resample=0.25)
+
+
+@pytest.mark.parametrize("name", ["seed", "world_size", "precision"])
+def test_what_no_checkpoint_would_fit_is_refused(name: str) -> None:
+    values = {"seed": [1, 2], "world_size": [1, 2], "precision": ["fp32", "bf16"]}[name]
+    with pytest.raises(
+        ss.SpecError, match=rf"space\['{name}'\] cannot change while a member trains"
+    ) as refused:
+        Conditional(ss.Space({name: values}), JOB)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_value_that_no_job_can_have_is_refused_as_a_study_does() -> None:
+    with pytest.raises(ss.SpecError, match=r"space\['compression'\]: 'topk' is not possible") as refused:
+        Conditional(
+            ss.Space({"compression": ["none", "topk"]}), JOB.replace(strategy="pipeline", world_size=2)
+        )
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ss.SpecError, match="has no effect: compression is 'none'"):
+        Conditional(ss.Space({"compression[topk].ratio": (0.1, 0.5)}), JOB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -10,7 +11,15 @@ import pytest
 
 import shardscope as ss
 from shardscope.tuning.population.journal import Journal, is_held, read_lines
-from shardscope.tuning.population.record import Course, Move, Outcome, moves_line, outcome_line
+from shardscope.tuning.population.record import (
+    Course,
+    Move,
+    Outcome,
+    Plan,
+    moves_line,
+    outcome_line,
+    plan_line,
+)
 
 LINES = [
     moves_line(1, [Move(m, None, None, {"optimizer.lr": 0.1 * (m + 1)}, "drawn") for m in (0,)]),
@@ -44,6 +53,23 @@ def test_a_line_that_is_there_twice_counts_once() -> None:
     course = Course.of([*LINES, again])
     assert course.outcomes[1, 0].scores == {"loss": 1.0}
     assert course.last_interval == 1
+
+
+def test_a_population_begun_when_more_accuracy_was_better_is_refused_and_one_of_the_users_own_is_not(
+    tmp_path: Path,
+) -> None:
+    own = plan_line(Plan({}, {}, 2, 1, 4, ("accuracy",), 0.25, 0.25, 0, own=("accuracy",)))
+    plan = Course.of([json.loads(json.dumps(own))]).plan
+    assert plan is not None
+    assert plan.own == ("accuracy",)
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        journal.append({name: value for name, value in own.items() if name != "own"})
+    with pytest.raises(ss.PopulationError, match="""'accuracy'.* with objectives='error'"""):
+        _ = ss.Population(tmp_path).best
+    loss = plan_line(Plan({}, {}, 2, 1, 4, ("loss",), 0.25, 0.25, 0))
+    assert Course.of([{name: value for name, value in loss.items() if name != "own"}]).plan == Plan(
+        {}, {}, 2, 1, 4, ("loss",), 0.25, 0.25, 0, own=()
+    )
 
 
 def test_there_is_one_writer_and_it_is_private(tmp_path: Path) -> None:

@@ -133,6 +133,49 @@ def test_killed_at_any_line_it_ends_as_if_it_never_had_been(
         assert len(outcomes) == len(set(outcomes)) == 12
 
 
+def saved(folder: Path) -> set[str]:
+    """The runs whose checkpoints are on disk."""
+    return {str(path.parents[1].relative_to(folder)) for path in folder.glob("runs/*/*/*/checkpoints/*")}
+
+
+@pytest.mark.parametrize("dies_at", [None, "moves", "outcome"], ids=["lives", "after moves", "midway"])
+def test_only_what_is_gone_on_from_stays_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: str | None
+) -> None:
+    """Whoever goes on from a checkpoint finds it, and a loser's is gone by then, whenever the driver was killed."""
+    monkeypatch.setattr(driver_module.Run, "attach", lambda path: path)
+    fields = {"members": 4, "intervals": 3, "quantile": 0.25}
+    countdown = iter([False, True])
+
+    def saving(trainees: Any, **rest: Any) -> None:
+        for trainee in trainees:
+            assert trainee.parent is None or list((trainee.parent / "checkpoints").iterdir())
+        if trainees and trainees[0].interval > 1:
+            before = f"interval-{trainees[0].interval - 1:03d}"
+            parents = {str(t.parent.relative_to(tmp_path / "p")) for t in trainees}
+            others = {run for run in saved(tmp_path / "p") if before in run} - parents
+            assert len(others) <= 4 - len(trainees)
+        made_up(trainees, **{**rest, "tell": lambda outcome: told_and_saved(outcome, rest["tell"])})
+
+    def told_and_saved(outcome: Any, tell: Any) -> None:
+        place = tmp_path / "p" / outcome.run / "checkpoints" / "step-3"
+        place.mkdir(parents=True)
+        tell(outcome)
+
+    def dying(driver: Any, line: Any, write: Any = driver_module._Driver._write) -> None:
+        write(driver, line)
+        if line["event"] == (dies_at or "") and next(countdown, False):
+            raise Killed
+
+    monkeypatch.setattr(driver_module, "train_all", saving)
+    monkeypatch.setattr(driver_module._Driver, "_write", dying)
+    if dies_at is not None:
+        with pytest.raises(Killed):
+            short(tmp_path / "p", **fields)
+    population = short(tmp_path / "p", **fields)
+    assert saved(population.folder) == {entry.outcome.run for entry in population.front}
+
+
 def made_up(trainees: Any, *, at_once: int, asked_to_stop: Any, tell: Any) -> None:
     """Outcomes that follow from settings alone; one in five fails."""
     assert at_once == 1
@@ -144,7 +187,7 @@ def made_up(trainees: Any, *, at_once: int, asked_to_stop: Any, tell: Any) -> No
         tell(
             Outcome(
                 *where,
-                f"runs/{where}",
+                f"runs/interval-{trainee.interval:03d}/{trainee.move.member}/run",
                 None if failed else {"loss": score},
                 "it failed" if failed else None,
                 7,
@@ -185,7 +228,32 @@ def test_a_clone_goes_on_from_its_parents_weights_moments_and_data(tmp_path: Pat
     losses = {entry.member: entry.outcome.scores["loss"] for entry in second}
     assert population.best.member == min(losses, key=losses.get)
     assert population.best.outcome.scores["loss"] == population.run(population.best).summary().test_loss
-    assert list(population.folder.glob("runs/interval-001/*/*/checkpoints")) == []
+    assert saved(population.folder) == {population.best.outcome.run}
+
+
+def test_spaces_and_objectives_are_those_of_studies(tmp_path: Path) -> None:
+    space = {
+        "optimizer": ["adamw", "lamb"], "optimizer[lamb].lr": (1e-3, 1e-1, "log"), "warmup": (0.0, 0.3),
+        "batch": (16, 64, "log2"),
+    }  # fmt: skip
+    objectives = {
+        "error": None,
+        "seconds": None,
+        "bytes": None,
+        "memory": None,
+        "mine": lambda run: run.job.last_step,
+    }
+    population = short(tmp_path / "p", members=2, intervals=1, space=space, objectives=objectives)
+    for entry in population.entries():
+        summary = population.run(entry).summary()
+        scores = entry.outcome.scores
+        assert list(scores) == list(objectives)
+        assert scores["error"] == pytest.approx(1 - summary.test_accuracy)
+        assert scores["seconds"] == pytest.approx(summary.step_time_s, rel=1e-6)
+        assert scores["bytes"] == summary.bytes_per_step
+        assert scores["memory"] > 0
+        assert scores["mine"] == 6
+        assert ("optimizer[lamb].lr" in entry.move.settings) == (entry.move.settings["optimizer"] == "lamb")
 
 
 def test_members_that_fail_are_said_and_replaced(tmp_path: Path) -> None:
@@ -308,6 +376,10 @@ def test_any_space_that_can_be_explored_will_do(tmp_path: Path, monkeypatch: pyt
         ({"members": 1}, "members=1 is too few; use at least 2"),
         ({"objectives": "speed"}, "objective='speed' is not known"),
         ({"objectives": ()}, "names none"),
+        ({"objectives": "seconds"}, "say nothing of quality"),
+        ({"objectives": ("loss", "loss")}, "name one twice"),
+        ({"space": {"seed": [1, 2]}}, "cannot change while a member trains"),
+        ({"space": {"optimizer[lion].lr": (0.1, 1.0)}}, "'lion' is not known"),
         ({"quantile": 0.9}, "quantile=0.9 is no share"),
         ({"resample": 2.0}, "resample=2.0 is no probability"),
         ({"intervals": 50}, "leaves no step to an interval"),

@@ -21,7 +21,9 @@ from shardscope.tuning.session import Session
 STEPS = 8
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=STEPS)
 SPACE = Space(parameters={"optimizer.lr": (1e-6, 1e-1, "log")})
-PRUNER = Dominance(Definition(job=JOB, space=SPACE, objectives=("loss", "seconds", "bytes")))
+PRUNER = Dominance(
+    Definition(job=JOB, space=SPACE, objectives=("loss", "seconds", "bytes")), least_finished=4
+)
 
 
 def run_of(curve: list[float], seconds: float, sent: float, until: int = STEPS) -> Measured:
@@ -77,21 +79,27 @@ GOOD = [finished(number, [loss / 2 for loss in SLOW], 1.0, 8e6) for number in ra
 def test_what_is_beaten_whatever_it_does_is_stopped_with_the_trial_and_the_figures() -> None:
     said = PRUNER.judge(run_of([2.3] * 8, 1.3, 9e6, until=2), JOB, GOOD)
     assert said == (
-        "trial 0 beats the best that this one can still come to, judged at 25% of its samples: "
+        "trial 0 beats what this one may come to, judged at 25% of its samples by how the best so far improved: "
         "loss 0.4 against 1.8, seconds 1 s against 1.3 s, bytes 8 MB against 9 MB"
     )
+    by_chance = PRUNER.judge(run_of([2.3] * 8, 0.95, 9e6, until=2), JOB, GOOD)
+    assert by_chance is not None
+    assert "seconds 1 s against 950 ms, which is within noise" in by_chance
     assert PRUNER.judge(run_of([2.3] * 8, 0.85, 9e6, until=2), JOB, GOOD) is None  # quicker than all
-    assert PRUNER.judge(run_of([2.3] * 8, 0.95, 9e6, until=2), JOB, GOOD) is not None  # by chance
     doubtful = replace(PRUNER, quicker_by=-0.5)
     assert doubtful.judge(run_of([2.3] * 8, 1.4, 9e6, until=2), JOB, GOOD) is None
     assert PRUNER.judge(run_of([2.3] * 8, 1.3, 7e6, until=2), JOB, GOOD) is None  # sends least
 
 
-def test_nothing_is_stopped_before_enough_have_finished_nor_at_its_end() -> None:
+def test_nothing_is_stopped_before_enough_have_finished_while_it_warms_up_or_near_its_end() -> None:
     bad = run_of([2.3] * 8, 1.3, 9e6, until=2)
     for count in range(4):
         assert PRUNER.judge(bad, JOB, GOOD[:count]) is None
-    assert PRUNER.judge(run_of([2.3] * 8, 1.3, 9e6), JOB, GOOD) is None
+    for until in (7, 8):
+        assert PRUNER.judge(run_of([2.3] * 8, 1.3, 9e6, until), JOB, GOOD) is None
+    warming = JOB.replace(schedule=ss.Schedule("cosine", warmup_steps=2))
+    assert PRUNER.judge(bad, warming, GOOD) is None
+    assert PRUNER.judge(run_of([2.3] * 8, 1.3, 9e6, until=3), warming, GOOD) is not None
     late = [replace(each, measured=replace(each.measured, curve=each.measured.curve[4:])) for each in GOOD]
     assert PRUNER.judge(bad, JOB, late) is None  # none of them was evaluated that early
 
@@ -111,6 +119,16 @@ def test_what_is_no_number_stops_nothing_and_hides_nothing(curve: list[float], u
 def test_what_costs_the_same_to_the_byte_can_be_beaten_in_loss_alone() -> None:
     alike = run_of([2.3] * 8, 1.0, 8e6 + 3, until=3)
     assert PRUNER.judge(alike, JOB, GOOD) is not None
+
+
+def test_more_is_expected_of_a_trial_where_nothing_but_quality_tells_it_from_a_finished_one() -> None:
+    near = [0.75] * 8  # 0.45 at the gain of the others, who came to 0.4
+    cheaper, alike = (
+        Dominance(PRUNER.definition.replace(objectives=("loss", "bytes")), least_finished=4),
+        run_of(near, 1.0, 8e6, until=4),
+    )
+    assert cheaper.judge(run_of(near, 1.0, 9e6, until=4), JOB, GOOD) is not None
+    assert cheaper.judge(alike, JOB, GOOD) is None
 
 
 def test_methods_whose_steps_differ_are_held_to_what_they_have_spent() -> None:
@@ -137,7 +155,7 @@ def test_an_objective_of_ones_own_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"objectives": ["loss", "bytes"]}, "beats the best that this one can still come to"),
+        ({"objectives": ["loss", "bytes"]}, "beats what this one may come to"),
         ({"objectives": ["error"]}, "the pruner 'median' stopped it"),
     ],
 )
@@ -148,17 +166,18 @@ def test_a_real_trial_that_learns_nothing_is_stopped_early_and_says_why(
         bandwidth="1 Gbit/s", latency="10 ms"
     )  # so that a step leaves time to be stopped before the next
     job = JOB.replace(steps=24, eval_every=3, link=link)
-    session = Session.open(job, SPACE, trials=5, baselines=False, name="real", **given)  # type: ignore[arg-type]
-    for rate in (1e-2, 2e-2, 5e-3, 1e-2, 1e-6):
+    session = Session.open(job, SPACE, trials=7, baselines=False, name="real", **given)  # type: ignore[arg-type]
+    for rate in (1e-2, 2e-2, 5e-3, 1e-2, 2e-2, 5e-3, 1e-6):
         session.study.enqueue_trial({"optimizer.lr": rate})
     session.run()
     records = session.records()
-    assert [records[number].state for number in (0, 1, 2, 3)] == ["complete"] * 4
-    assert records[4].state == "pruned"
-    assert said in str(records[4].reason)
-    assert records[4].measured is not None
-    assert 3 <= records[4].measured.steps < 24
-    assert session.trial_run(4).state == "stopped"
+    assert [record.state for record in records[:4]] == ["complete"] * 4
+    last = records[-1]
+    assert last.state == "pruned"
+    assert said in str(last.reason)
+    assert last.measured is not None
+    assert 3 <= last.measured.steps < 24
+    assert session.trial_run(last.number).state == "stopped"
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 import shardscope as ss
 from shardscope.errors import SpecError, StudyError
+from shardscope.spec.models import model_config
 from shardscope.tuning.measured import Measured, evaluated
-from shardscope.tuning.pruning.halving import Paused, Rungs, best, furthest, promotable
+from shardscope.tuning.pruning.halving import Paused, Rungs, _cost, best, furthest, promotable
 from shardscope.tuning.pruning.rungs import HalvingDriver, meter_of
-from shardscope.tuning.records import MEASURED, PAUSED, TrialRecord, measured_to
+from shardscope.tuning.records import MEASURED, PAUSED, TrialRecord, measured_from, measured_to
 from shardscope.tuning.session import Session
 
 JOB = ss.Job(
@@ -31,6 +32,10 @@ RUNGS = Rungs(eta=2, least=0.25)
 
 
 # Who goes on.
+
+
+def job_of(trial: FrozenTrial) -> ss.Job:
+    return JOB
 
 
 def trial_at(
@@ -55,14 +60,16 @@ def trial_at(
 def test_the_best_of_a_rung_go_on_from_the_highest_rung_down() -> None:
     trials = [trial_at(0, 0, [3.0]), trial_at(1, 0, [1.0]), trial_at(2, 1, [2.0, 0.9]), trial_at(3, 0, [4.0])]
     held = {0: 0, 1: 0, 2: 1, 3: 0}
-    assert best(trials, 0, RUNGS, ["loss"]) == [1, 2, 0, 3]
-    assert best(trials, 1, RUNGS, ["loss"]) == [2]
-    assert promotable(trials, held, RUNGS, ["loss"]) == 1  # alone on its rung, 2 waits; of four, two go on
-    assert promotable(trials[1:], {1: 0, 2: 1, 3: 0}, RUNGS, ["loss"]) == 1
-    assert promotable(trials, {0: 0, 3: 0}, RUNGS, ["loss"]) is None
+    assert best(trials, 0, RUNGS, ["loss"], job_of) == [1, 2, 0, 3]
+    assert best(trials, 1, RUNGS, ["loss"], job_of) == [2]
+    assert (
+        promotable(trials, held, RUNGS, ["loss"], job_of) == 1
+    )  # alone on its rung, 2 waits; of four, two go on
+    assert promotable(trials[1:], {1: 0, 2: 1, 3: 0}, RUNGS, ["loss"], job_of) == 1
+    assert promotable(trials, {0: 0, 3: 0}, RUNGS, ["loss"], job_of) is None
     both = [*trials, trial_at(4, 1, [0.8, 0.7])]
-    assert promotable(both, {**held, 4: 1}, RUNGS, ["loss"]) == 4
-    assert furthest(trials, held, RUNGS, ["loss"]) == 2
+    assert promotable(both, {**held, 4: 1}, RUNGS, ["loss"], job_of) == 4
+    assert furthest(trials, held, RUNGS, ["loss"], job_of) == 2
 
 
 def test_several_objectives_go_by_fronts() -> None:
@@ -70,19 +77,46 @@ def test_several_objectives_go_by_fronts() -> None:
         trial_at(n, 0, [loss], sent)
         for n, (loss, sent) in enumerate([(1, 9), (2, 5), (3, 1), (3, 9), (2, 6)])
     ]
-    order = best(trials, 0, RUNGS, ["loss", "bytes"])
+    order = best(trials, 0, RUNGS, ["loss", "bytes"], job_of)
     assert set(order[:3]) == {0, 1, 2}
     assert order[:2] in ([0, 2], [2, 0])  # the ends of a front first
     assert order[3] == 4
     assert order[4] == 3
 
 
+def test_methods_whose_steps_differ_are_not_ranked_by_their_first_steps() -> None:
+    """At step 2 of 8 local SGD has sent nothing and has no period behind it, and 1-bit Adam is still uncompressed."""
+    jobs = {
+        0: JOB.replace(compression="int8"),
+        1: JOB.replace(compression=ss.Compression("local-sgd", every=2)),
+        2: JOB.replace(compression=ss.Compression("local-sgd", every=8)),
+    }
+    measured = Measured(2, 1.0, None, 0.0, 200_000, 0, 0, ((2, 1.0, 0.5),), plain_s=1.0)
+    trials = [trial_at(number, 0, [1.0]) for number in jobs]
+    for trial in trials[:2]:
+        trial.user_attrs[MEASURED] = measured_to(measured)
+    quiet = Measured(2, None, None, 0.0, 0, 0, 0, ((2, 1.0, 0.5),), plain_s=1.0)
+    trials[2].user_attrs[MEASURED] = measured_to(quiet)
+
+    def cost(name: str) -> dict[int, float]:
+        return {
+            n: _cost(name, measured_from(trials[n].user_attrs[MEASURED]), job, 2) for n, job in jobs.items()
+        }
+
+    assert cost("seconds") == {0: 8.0, 1: 8.0, 2: 8.0}
+    whole = cost("bytes")
+    assert (whole[0], whole[1]) == (800_000, 800_000)
+    assert whole[2] == pytest.approx(
+        2 * model_config("mlp").num_params * 4, rel=1e-3
+    )  # one average, of two ranks
+
+
 def test_what_has_ended_counts_on_its_rungs_and_what_failed_does_not() -> None:
     ended = trial_at(5, 2, [0.5, 0.4, 0.3], state="COMPLETE")
     failed = trial_at(6, 0, [0.1], state="FAIL")
     trials = [trial_at(0, 0, [3.0]), ended, failed, trial_at(1, 0, [math.nan])]
-    assert best(trials, 0, RUNGS, ["loss"]) == [5, 0, 1]
-    assert best(trials, 1, RUNGS, ["loss"]) == [5]
+    assert best(trials, 0, RUNGS, ["loss"], job_of) == [5, 0, 1]
+    assert best(trials, 1, RUNGS, ["loss"], job_of) == [5]
 
 
 def test_rungs_lie_at_growing_shares() -> None:
@@ -159,6 +193,11 @@ def test_a_promoted_trial_ends_where_an_uninterrupted_run_does_and_no_step_is_ta
 
 # What a killed driver leaves.
 
+
+def checkpoints_of(run: str) -> list[Path]:
+    return list((Path(run) / "checkpoints").iterdir())
+
+
 _KILLED = """
 import os, signal, sys
 import shardscope as ss
@@ -188,8 +227,11 @@ def test_what_a_killed_driver_had_paused_goes_on_from_its_checkpoints(tmp_path: 
         if PAUSED in trial.user_attrs
     }
     assert len(paused) == 2
+    assert all(checkpoints_of(held.runs[-1]) for held in paused.values() if held is not None)
     session = Session.open(name="killed", trials=4)
     session.run()
+    ended = next(record for record in session.records() if record.state == "complete")
+    assert {str(path.parent.parent) for path in session.folder.glob("trials/*/checkpoints/*")} <= {ended.run}
     records = [record for record in session.records() if record.counted]
     assert len(records) == 4
     assert Counter(record.state for record in records) == {"complete": 1, "pruned": 3}

@@ -90,7 +90,7 @@ def _schedule(job: Job, params: Mapping[str, Value], steps: int) -> Schedule:
     return own.replace(**fields) if name == own.name else Schedule(name=name, **fields)
 
 
-def check(job: Job, space: Space) -> None:
+def check(job: Job, space: Space, *, equal: str = "samples") -> None:
     """Refuse a space with a value that no trial could run, before anything runs.
 
     Every end of every range and every choice is tried in a job of its own, with the branch that it belongs to chosen.
@@ -102,7 +102,7 @@ def check(job: Job, space: Space) -> None:
         parts = parse_name(name)
         for value in parameter.ends():
             tried = [_with_branch(name, value, branch) for branch in _branches(job, space, name)]
-            faults = [fault for params in tried if (fault := _fault(job, params))]
+            faults = [fault for params in tried if (fault := _fault(job, params, equal))]
             if tried and len(faults) == len(tried):
                 raise SpecError(f"space[{name!r}]: {value!r} is not possible: {faults[0]}")
         if parts.setting and not _branches(job, space, name):
@@ -131,9 +131,9 @@ def _with_branch(name: str, value: Value, branch: dict[str, Value]) -> dict[str,
     return {**branch, name: value}
 
 
-def _fault(job: Job, params: dict[str, Value]) -> str | None:
+def _fault(job: Job, params: dict[str, Value], equal: str) -> str | None:
     try:
-        apply(job, params)
+        apply(job, params, equal=equal)
     except SpecError as error:
         return str(error)
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -10,8 +10,10 @@ from pydantic import Field, model_validator
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import Job
 from shardscope.spec._base import Spec
-from shardscope.spec.space import Space
+from shardscope.spec.space import Parameter, PowersOfTwo, Space
+from shardscope.spec.user_code import label_of
 from shardscope.tuning import apply
+from shardscope.tuning.batch_range import BatchRange
 
 OBJECTIVES: Mapping[str, str] = {
     "loss": "loss on held-back data, at the end",
@@ -22,6 +24,28 @@ OBJECTIVES: Mapping[str, str] = {
 }
 """What can be minimised, by measurement, all of it: the less the better."""
 QUALITIES = ("loss", "error")
+
+
+def check_objectives(names: Sequence[str], own: Collection[str] = ()) -> None:
+    """Refuse names that nothing measures, and sets of them by which nothing can be chosen.
+
+    Args:
+        names: Of the objectives.
+        own: Those that are functions of the user's.
+
+    Raises:
+        SpecError: One is unknown or given twice, or none says anything of quality.
+    """
+    for name in names:
+        if name not in OBJECTIVES and name not in own:
+            raise unknown_name("objective", name, OBJECTIVES)
+    if len(set(names)) < len(names):
+        raise SpecError(f"objectives={list(names)} name one twice; name each once")
+    if not set(names) & {*QUALITIES, *own}:
+        raise SpecError(
+            f"objectives={list(names)} say nothing of quality, which the fewest steps would then win; add 'loss' or "
+            "'error'"
+        )
 
 
 class Definition(Spec):
@@ -36,20 +60,18 @@ class Definition(Spec):
     own: tuple[str, ...] = ()
     equal: Literal["samples", "steps"] = "samples"
     """What trials of another batch size keep."""
+    batch_range: BatchRange | None = None
+    """What the batches are centred on, where that was left to the study."""
+    baselines: bool | None = None
+    """Whether optimizers that all are held against are among them, and settings from the literature first.
+
+    None where that was not written down, and so cannot be compared.
+    """
 
     @model_validator(mode="after")
     def _possible(self) -> Definition:
-        for name in self.objectives:
-            if name not in OBJECTIVES and name not in self.own:
-                raise unknown_name("objective", name, OBJECTIVES)
-        if len(set(self.objectives)) < len(self.objectives):
-            raise SpecError(f"objectives={list(self.objectives)} name one twice; name each once")
-        if not set(self.objectives) & {*QUALITIES, *self.own}:
-            raise SpecError(
-                f"objectives={list(self.objectives)} say nothing of quality, which the fewest steps would then win; "
-                "add 'loss' or 'error'"
-            )
-        apply.check(self.job, self.space)
+        check_objectives(self.objectives, self.own)
+        apply.check(self.job, self.space, equal=self.equal)
         return self
 
     @property
@@ -57,11 +79,42 @@ class Definition(Spec):
         """The objective that is known only from training: ``loss`` or ``error``; None if it is the user's own."""
         return next((name for name in self.objectives if name in QUALITIES), None)
 
+    @property
+    def batches(self) -> str | None:
+        """Which batches are searched and why, as a sentence; None where somebody said which, or none are."""
+        batches = self.space.parameters.get("batch")
+        if self.batch_range is None or not isinstance(batches, PowersOfTwo):
+            return None
+        return self.batch_range.sentence(batches)
+
+    def in_words(self) -> dict[str, str]:
+        """What a dashboard shows of it."""
+        job = self.job
+        words = (
+            f"{label_of(job.model)} on {label_of(job.data)}: {job.strategy.label}, {job.world_size} ranks, "
+            f"{job.steps} steps of {job.batch.global_size}, {job.optimizer.name}"
+        )
+        return {"job": words, **({} if self.batches is None else {"batches": self.batches})}
+
+    def with_batches_of(self, begun: Definition) -> Definition:
+        """Itself with the batches that a study was begun with, where these were left to the study both times."""
+        if self.batch_range is None or begun.batch_range is None:
+            return self
+        return self.centred(begun.space.parameters.get("batch"), begun.batch_range)
+
+    def centred(self, batches: Parameter | None, found: BatchRange) -> Definition:
+        """Itself with other batches, or none, and what they are centred on."""
+        others = {name: held for name, held in self.space.parameters.items() if name != "batch"}
+        parameters = others if batches is None else {**others, "batch": batches}
+        return self.replace(space=Space(parameters=parameters), batch_range=found)
+
     def difference(self, other: Definition) -> str | None:
         """What another definition has otherwise, as a clause; None where nothing is."""
         if self.job.model_dump() != other.job.model_dump():
             changed = _changed(self.job.model_dump(), other.job.model_dump())
             return f"the job has another {changed}"
+        if None not in (self.baselines, other.baselines) and self.baselines != other.baselines:
+            return f"baselines was {self.baselines}"
         if self.space != other.space:
             names = sorted(
                 name

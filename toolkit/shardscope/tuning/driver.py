@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -26,10 +27,11 @@ from shardscope.runtime import launch
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir
 from shardscope.spec import Job
-from shardscope.spec.space import Between, Choices, PowersOfTwo, Value
+from shardscope.spec.space import Value
 from shardscope.tuning import recovery
-from shardscope.tuning.apply import apply, branches_of
+from shardscope.tuning.apply import apply
 from shardscope.tuning.definition import Definition
+from shardscope.tuning.drawing import constrain, suggest
 from shardscope.tuning.ledger import Ledger
 from shardscope.tuning.measured import Measured, Meter, evaluated
 from shardscope.tuning.records import (
@@ -40,24 +42,21 @@ from shardscope.tuning.records import (
     REASON,
     RUN,
     measured_to,
-    study_name,
 )
 from shardscope.tuning.storage import Patience, within
+from shardscope.tuning.values import Objective, values_of
 
 _RECOVER_EVERY_S = 5.0
 _GRACE_S = 1.0
 _LOOK_EVERY_S = 0.5
 """How often a driver with nothing to start asks the storage whether that has changed."""
 _GIVING_WAY_S = 1.0
-_TOLD_WITHIN_S = 5.0
+TOLD_WITHIN_S = 5.0
 """How long a stop waits for the storage to take down what was stopped."""
 MOST_ATTEMPTS = 3
 """How often a trial is begun whose run something outside keeps killing; memory that runs out looks like that too."""
 _MOST_IMPOSSIBLE = 20
 """Impossible trials in a row after which the space itself is at fault."""
-
-Objective = Callable[[Run], float]
-"""A user's own: from a run that has ended to a number, the less the better."""
 
 
 class Pruner(Protocol):
@@ -65,6 +64,15 @@ class Pruner(Protocol):
 
     def reason(self, live: Live, trials: list[FrozenTrial], /) -> str | None:
         """Why to stop it, as a sentence; None to let it go on. Called whenever it was evaluated once more."""
+        ...
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """A pruner that writes into the study how a trial goes."""
+
+    def report(self, live: Live, /) -> None:
+        """Write what is new of its curve. Called before a trial is told, too: it may have ended between two looks."""
         ...
 
 
@@ -116,6 +124,7 @@ class Driver:
         folder: For the run directories of its trials.
         own: The user's own objectives, by name.
         parallel: Trials at once.
+        seed: Called before anything is run; queues what is to be run first.
         patience: With a storage that is away.
     """
 
@@ -129,6 +138,7 @@ class Driver:
     pruner: Pruner | None = None
     feasibility: Feasibility | None = None
     choose: Choose | None = None
+    seed: Callable[[], None] | None = None
     patience: Patience = field(default_factory=Patience)
     live: dict[int, Live] = field(default_factory=dict)
 
@@ -151,6 +161,9 @@ class Driver:
         Raises:
             StudyError: The storage does not answer, or hardly anything in the space can be run.
         """
+        if self.seed is not None:
+            self.patience(self.seed)
+            self.seed = None
         for live in list(self.live.values()):
             self._follow(live)
         if time.monotonic() - self._recovered_at > min(_RECOVER_EVERY_S, recovery.beat_s()):
@@ -178,7 +191,7 @@ class Driver:
         self.live.clear()
         self._begun = None
         if left:
-            within(_TOLD_WITHIN_S, self.patience, self._leave, left)
+            within(TOLD_WITHIN_S, self.patience, self._leave, left)
         recovery.resign(self._me)
 
     def _leave(self, numbers: list[int]) -> None:
@@ -241,10 +254,10 @@ class Driver:
         self.patience(trial.set_user_attr, DRIVER, self._me)
         reason = self._surplus(trial.number)
         if reason is not None:
-            self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: "surplus"})
+            self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: recovery.SURPLUS})
             return
-        params = self._draw(trial)
         try:
+            params = self._draw(trial)
             job = self._job(trial, params)
         except SpecError as error:
             self._tell_impossible(trial, str(error))
@@ -263,28 +276,19 @@ class Driver:
             time.sleep(_GIVING_WAY_S / 20)
 
     def _draw(self, trial: optuna.Trial) -> dict[str, Value]:
-        """The settings of a trial, as the storage has them."""
+        """The settings of a trial, as the storage has them.
+
+        Raises:
+            SpecError: Somebody has queued it with a value that is not in the space.
+        """
         asked = [trial]
 
         def draw() -> dict[str, Value]:
             if not asked:  # the storage was away, and may hold an answer that never arrived
                 asked.append(optuna.Trial(self.study, self.ledger.id_of(trial.number)))
-            return self._suggest(asked.pop())
+            return suggest(asked.pop(), self.definition)
 
         return self.patience(draw)
-
-    def _suggest(self, trial: optuna.Trial) -> dict[str, Value]:
-        space = self.definition.space
-        chosen: dict[str, Value] = {}
-        for name in space.active(chosen, branches_of(self.definition.job)):
-            parameter, held = space.parameters[name], study_name(name, space)
-            if isinstance(parameter, Choices):
-                chosen[name] = trial.suggest_categorical(held, parameter.values)
-            elif isinstance(parameter, PowersOfTwo):
-                chosen[name] = 2 ** trial.suggest_int(held, *parameter.exponents)
-            else:
-                chosen[name] = _number(trial, held, parameter)
-        return chosen
 
     def _job(self, trial: optuna.Trial, params: Mapping[str, Value]) -> Job:
         """The job of a trial.
@@ -300,7 +304,7 @@ class Driver:
         return job
 
     def _tell_impossible(self, trial: optuna.Trial, reason: str) -> None:
-        self.patience(trial.set_constraint, "possible", 1.0)
+        self.patience(constrain, trial, 1.0)
         self._tell(trial, None, TrialState.PRUNED, {REASON: reason, NOT_COUNTED: IMPOSSIBLE})
         self._impossible += 1
         if self._impossible >= _MOST_IMPOSSIBLE:
@@ -309,7 +313,7 @@ class Driver:
             )
 
     def _launch(self, trial: optuna.Trial, params: Mapping[str, Value], job: Job) -> None:
-        self.patience(trial.set_constraint, "possible", 0.0)
+        self.patience(constrain, trial, 0.0)
         try:
             run = launch(job, root=self.folder)
         except BrokenPipeError:  # its launch server was killed this moment; the next launch starts another
@@ -385,11 +389,17 @@ class Driver:
     def _tell_measured(
         self, live: Live, values: list[float] | None, state: TrialState, reason: str | None
     ) -> None:
+        self._report(live)
         attrs: dict[str, Any] = {MEASURED: measured_to(live.measured)}
         if reason is not None:
             attrs[REASON] = reason
         self._tell(live.trial, values, state, attrs)
         self._drop(live)
+
+    def _report(self, live: Live) -> None:
+        if isinstance(self.pruner, Reporting):
+            with suppress(UpdateFinishedTrialError):  # somebody has taken it over, and nothing here counts
+                self.patience(self.pruner.report, live)
 
     def _tell(
         self, trial: optuna.Trial, values: list[float] | None, state: TrialState, attrs: Mapping[str, Any]
@@ -416,7 +426,9 @@ class Driver:
         run = self._run_of(trial)
         excess = None if trial.params else recovery.surplus(trial.number, trials, self.trials)[0]
         if excess is not None:  # its driver had not come to find out
-            self.ledger.end(trial.number, TrialState.FAIL, None, {REASON: excess, NOT_COUNTED: "surplus"})
+            self.ledger.end(
+                trial.number, TrialState.FAIL, None, {REASON: excess, NOT_COUNTED: recovery.SURPLUS}
+            )
         elif run is not None and run.state == "completed":
             measured = self._measured_of(trial, run)
             values, fault = values_of(self.definition, run, measured, self.own)
@@ -435,9 +447,11 @@ class Driver:
 
     def _run_of(self, trial: FrozenTrial) -> Run | None:
         path = trial.user_attrs.get(RUN)
-        if path is None or not (Path(path) / "job.json").is_file():
-            return None
-        return Run.attach(path)
+        return Run.attach(path) if path is not None and self._has(path) else None
+
+    def _has(self, run: str) -> bool:
+        """Whether a run that the storage names is one of this driver's folder."""
+        return recovery.is_among(run, self.folder) and (Path(run) / "job.json").is_file()
 
 
 def not_launched(number: int, error: LaunchError) -> StudyError:
@@ -445,35 +459,6 @@ def not_launched(number: int, error: LaunchError) -> StudyError:
     return StudyError(
         f"trial {number} could not be launched: {error}; it is the first to be run when the study goes on"
     )
-
-
-def values_of(
-    definition: Definition, run: Run, measured: Measured, own: Mapping[str, Objective]
-) -> tuple[dict[str, float], str | None]:
-    """The objectives of a run that has completed, and what is wrong with them, as a sentence."""
-    values: dict[str, float] = {}
-    for name in definition.objectives:
-        value = _own_value(name, own[name], run) if name in own else measured.objective(name, run.job.steps)
-        if isinstance(value, str):
-            return {}, value
-        if value is None or not math.isfinite(value):
-            return {}, f"objective {name!r} came to {value}; a trial needs a finite number"
-        values[name] = float(value)
-    return values, None
-
-
-def _own_value(name: str, objective: Objective, run: Run) -> float | str:
-    """The value, or what the user's function raised, as a sentence: it may raise anything, and ends one trial."""
-    try:
-        return float(objective(run))
-    except Exception as error:
-        return f"objective {name!r} raised {type(error).__name__}: {error}"
-
-
-def _number(trial: optuna.Trial, name: str, parameter: Between) -> float | int:
-    if parameter.is_whole:
-        return trial.suggest_int(name, int(parameter.low), int(parameter.high), log=parameter.log)
-    return trial.suggest_float(name, float(parameter.low), float(parameter.high), log=parameter.log)
 
 
 def was_killed(error: RunFailed) -> bool:

@@ -1,34 +1,21 @@
-"""Whether a trial's memory will fit, by formula, before anything runs."""
+"""Whether a trial's memory will fit, by formula, before anything runs and without torch."""
 
 from __future__ import annotations
-
-from functools import cache
-from typing import NamedTuple
 
 import psutil
 
 from shardscope.analytic.memory import module_memory
 from shardscope.runtime.machine import usable_memory_bytes
 from shardscope.spec import Job
-from shardscope.spec.model.table import LayerTable
-from shardscope.spec.models import GPTConfig, model_config
+from shardscope.spec.models import model_config
 from shardscope.spec.units import gib_text
+from shardscope.tuning.traced import traced
 
 _STAGES = {
     "single": 0, "all-reduce": 0, "ring": 0, "tree": 0, "hierarchical": 0, "gossip": 0,
     "zero-1": 1, "zero-2": 2, "zero-3": 3,
 }  # fmt: skip
 """Strategies whose step the formulas describe."""
-_TARGET_BYTES = 8
-_DIGIT = (1, 8, 8)
-"""An image of the embedded digits; others are the user's, and not looked at here."""
-_TRACED_SAMPLES = 2
-
-
-class _Traced(NamedTuple):
-    table: LayerTable
-    sample_bytes: float
-    """Inputs and targets of one sample."""
 
 
 class MemoryLimit:
@@ -66,10 +53,10 @@ def predicted_peak(job: Job) -> float | None:
         return None
     if model_config(str(job.model)).reads == "images" and job.data != "digits":
         return None
-    traced = _trace(str(job.model))
+    held = traced(str(job.model))
     micro = job.batch.micro_size or job.batch.per_rank(job.world_size)
     return module_memory(
-        traced.table, batch=micro, optimizer=_states(job.optimizer.name, job), data_bytes=traced.sample_bytes,
+        held.table, batch=micro, optimizer=_states(job.optimizer.name, job), data_bytes=held.sample_bytes,
         recompute=job.recompute, zero_stage=stage, data_parallel=job.world_size,
         bucket_mb=getattr(job.strategy, "bucket_mb", 25.0),
     ).peak  # fmt: skip
@@ -82,23 +69,3 @@ def _states(name: str, job: Job) -> str:
 
 def _free_bytes() -> float:
     return float(min(psutil.virtual_memory().available, usable_memory_bytes()))
-
-
-@cache
-def _trace(model: str) -> _Traced:
-    import torch  # a study of what the formulas do not describe needs none
-
-    from shardscope.spec.model import Model
-    from shardscope.training.models import build_model
-
-    config = model_config(model)
-    state = torch.get_rng_state()
-    module = build_model(model)
-    torch.set_rng_state(state)
-    if isinstance(config, GPTConfig):
-        samples = torch.zeros(_TRACED_SAMPLES, config.seq, dtype=torch.int64)
-        targets = config.seq * _TARGET_BYTES
-    else:
-        samples, targets = torch.zeros(_TRACED_SAMPLES, *_DIGIT), _TARGET_BYTES
-    table = Model.from_module(module, samples, name=model, memory=True)
-    return _Traced(table, samples.nbytes / _TRACED_SAMPLES + targets)

@@ -19,6 +19,8 @@ from typing import Any, BinaryIO
 from optuna.exceptions import StorageInternalError
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
+from shardscope.errors import StudyError
+
 _BLOCK = 1 << 16
 _LEFT_BEHIND_S = 5
 """How old Optuna's link is when it counts as left by a killed holder: writing takes milliseconds."""
@@ -49,7 +51,14 @@ class SafeJournal(JournalFileBackend):
 
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:
-        file = os.open(self._journal.with_name(f".{self._journal.name}.alone"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            file = os.open(
+                self._journal.with_name(f".{self._journal.name}.alone"), os.O_RDWR | os.O_CREAT, 0o600
+            )
+        except FileNotFoundError:  # waiting, as for a disk that is full, would bring nothing back
+            raise StudyError(
+                f"the folder {self._journal.parent} is gone, and with it its study; put it back or begin the study anew"
+            ) from None
         try:
             fcntl.flock(file, how)
             yield

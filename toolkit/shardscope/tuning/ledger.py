@@ -36,13 +36,14 @@ class Ledger:
             return None
         return self.id_of(number) if is_ours else None
 
-    def write(self, number: int, attrs: Mapping[str, Any]) -> None:
-        """Set attributes of a trial that has not ended; of one that has, nothing is changed."""
+    def write(self, number: int, attrs: Mapping[str, Any]) -> bool:
+        """Set attributes of a trial that has not ended; False for one that has, of which nothing is changed."""
         try:
             for name, value in attrs.items():
                 self.storage.set_trial_user_attr(self.id_of(number), name, value)
         except UpdateFinishedTrialError:
-            return
+            return False
+        return True
 
     def end(
         self, number: int, state: TrialState, values: Sequence[float] | None, attrs: Mapping[str, Any]

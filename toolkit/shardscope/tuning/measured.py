@@ -7,11 +7,16 @@ from math import nan
 from statistics import median
 from typing import Any
 
+from shardscope.runtime.layers import tells_of_layers
+from shardscope.runtime.looks import Looks
 from shardscope.runtime.run import Run
 from shardscope.runtime.steady import WARM_UP_STEPS, per_step
 from shardscope.runtime.summary import number, sent_bytes
 from shardscope.runtime.tail import Event, Tail
 from shardscope.spec import Job
+
+_RARER = 4
+"""Alarms are looked for again once the looks have become more by one in so many, and when the run has ended."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class Measured:
         messages: Sent by all ranks so far.
         memory: Most bytes of a rank so far.
         curve: Held-back quality by step: (step, loss, share of wrong answers).
+        alarms: What is wrong with its layers as last looked for, in sentences (`runtime.alarms`).
+        plain_s: Median over all steps so far, alike or not; None before the first.
     """
 
     steps: int
@@ -38,6 +45,8 @@ class Measured:
     messages: int
     memory: int
     curve: tuple[tuple[int, float, float], ...]
+    alarms: tuple[str, ...] = ()
+    plain_s: float | None = None
 
     def objective(self, name: str, steps: int) -> float | None:
         """The value of a named objective for the whole of `steps`, as far as is known; None where nothing is.
@@ -71,6 +80,10 @@ class Meter:
     _messages: int = 0
     _memory: int = 0
     _curve: list[tuple[int, float, float]] = field(default_factory=list)
+    _looks: Looks = field(default_factory=Looks)
+    _judged: int = 0
+    _judge_at: int = 1
+    _alarms: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._tail = self.run.tail()
@@ -85,6 +98,8 @@ class Meter:
         """The figures by now."""
         for event in self._tail.poll():
             self._take(event)
+        if self._looks.num_events > self._judged and self._is_due():
+            self._judge()
         period = self.run.job.compression.period
         step_s = per_step(dict(enumerate(self._times, 1)), period, average=median) if self._times else None
         computed = self._computed[WARM_UP_STEPS:] or self._computed
@@ -94,11 +109,24 @@ class Meter:
             compute_s=median(computed) if computed else None,
             codec_s=sum(codec) / len(codec) if codec else 0.0,
             bytes=self._bytes, messages=self._messages, memory=self._memory, curve=tuple(self._curve),
+            alarms=self._alarms,
+            plain_s=median(self._times) if self._times else None,
         )  # fmt: skip
+
+    def _is_due(self) -> bool:
+        return self._looks.num_looks >= self._judge_at or not self.run.is_alive
+
+    def _judge(self) -> None:
+        """Look for alarms; the more looks there are, the rarer, for each time all of them are gone through."""
+        self._judged, num_looks = self._looks.num_events, self._looks.num_looks
+        self._judge_at = num_looks + max(1, num_looks // _RARER)
+        self._alarms = tuple(map(str, self._looks.layers(self.run.job.optimizer.name).alarms))
 
     def _take(self, event: Event) -> None:
         if event["event"] == "eval" and event["rank"] == 0:
             self._curve.append((event["step"], _number(event["loss"]), 1.0 - _number(event["accuracy"])))
+        if event["event"] == "layers":
+            self._looks.take(event)
         if event["event"] != "step":
             return
         row = self._open.setdefault(event["step"], {})
@@ -125,7 +153,16 @@ def _compute_seconds(event: Event) -> float:
 
 
 def evaluated(job: Job, times: int = 8) -> Job:
-    """The job, evaluated so many times on its way where it does not say itself."""
+    """The job, evaluated so many times on its way where it does not say itself, and looked into often enough."""
+    job = looked_into(job)
     if job.eval_every is not None:
         return job
     return job.replace(eval_every=max(1, -(-job.steps // times)))
+
+
+def looked_into(job: Job, times: int = 20) -> Job:
+    """The job, with at least so many looks at its layers where there is something to see and it does not forbid it."""
+    every = min(job.record.layers_every, max(1, job.steps // times))
+    if every == job.record.layers_every or not tells_of_layers(job):
+        return job
+    return job.replace(record=job.record.replace(layers_every=every))

@@ -2,14 +2,14 @@
 
 Seeds are settings that are run before any is drawn: the job as it is, the baselines at usual rates, LAMB's line of
 rate and warm-up over the batch (You et al. 2020, section 4: the rate grows with the root of the batch, the share of
-warm-up in proportion to it), and compressors that could pay on the job's link. Whatever they come to is measured;
-predictions are never told to the study as results.
+warm-up in proportion to it), and compressors that could pay, from the gentlest to the strongest, so that the front is
+begun at both ends. Whatever they come to is measured; predictions are never told to the study as results.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import optuna
@@ -20,9 +20,10 @@ from shardscope.analytic.large_batch import scaled_lr
 from shardscope.errors import SpecError
 from shardscope.spec import Compression, Job
 from shardscope.spec.models import model_config
-from shardscope.spec.space import Choices, PowersOfTwo, Space, Value, parse_name
+from shardscope.spec.space import Between, Choices, PowersOfTwo, Space, Value, parse_name
 from shardscope.tuning.apply import apply
-from shardscope.tuning.records import IMPOSSIBLE, ORIGIN, not_counted, study_name, to_study
+from shardscope.tuning.batch_range import around
+from shardscope.tuning.records import IMPOSSIBLE, not_counted, study_name
 
 RATES: Mapping[str, tuple[float, float]] = {
     "sgd": (1e-2, 1.0), "nesterov": (3e-3, 0.3), "adamw": (3e-4, 3e-2), "lamb": (1e-3, 1e-1), "lars": (0.3, 30.0),
@@ -35,10 +36,14 @@ COMPRESSORS = ("none", "bf16", "int8", "int4", "topk", "powersgd")
 _STRENGTHS: Mapping[str, Any] = {
     "compression[topk].ratio": (0.003, 0.1, "log"), "compression[powersgd].rank": (1, 16, "log"),
 }  # fmt: skip
-_BATCH_FACTOR = 4
 _LONGEST_WARMUP = 0.3
 _WORTH_A_TRIAL = 0.5
 """A compressor is tried first if its bytes alone take at most this share of the uncompressed exchange on the link."""
+_LEVELS = 3
+"""Compressors that are tried first, spread evenly over how much less they send."""
+
+
+ORIGINS = ("default", "baseline", "prior")
 
 
 class Seed(NamedTuple):
@@ -46,6 +51,7 @@ class Seed(NamedTuple):
 
     params: Mapping[str, Value]
     origin: str
+    """One of `ORIGINS`."""
 
 
 def default_space(job: Job) -> Space:
@@ -60,7 +66,7 @@ def default_space(job: Job) -> Space:
         **_own_rate(job),
         "warmup": (0.0, _LONGEST_WARMUP),
     }
-    batch = _batches(job)
+    batch = around(job)
     if batch is not None:
         parameters["batch"] = batch
     methods = [n for n in dict.fromkeys([*COMPRESSORS, job.compression.name]) if _goes(job, n)]
@@ -95,19 +101,6 @@ def _own_rate(job: Job) -> dict[str, Any]:
     return {f"optimizer[{name}].lr": (min(low, rate), max(high, rate), "log")}
 
 
-def _batches(job: Job) -> PowersOfTwo | None:
-    """Powers of two around the job's batch that its ranks can share; None where there are no two of them."""
-    own = job.batch.global_size
-    ends = [own / _BATCH_FACTOR, own * _BATCH_FACTOR]
-    exponents = range(max(0, math.ceil(math.log2(ends[0]))), math.floor(math.log2(ends[1])) + 1)
-    possible = [2**e for e in exponents if _possible(job, {"batch": 2**e}) and _leaves_steps(job, 2**e)]
-    return PowersOfTwo(low=possible[0], high=possible[-1]) if len(possible) > 1 else None
-
-
-def _leaves_steps(job: Job, batch: int, fewest: int = 8) -> bool:
-    return job.steps * job.batch.global_size / batch >= fewest
-
-
 def _goes(job: Job, method: str) -> bool:
     try:
         job.replace(compression=Compression(name=method))
@@ -124,14 +117,21 @@ def _possible(job: Job, params: Mapping[str, Value]) -> bool:
     return True
 
 
-def seeds(job: Job, space: Space) -> list[Seed]:
-    """Settings worth trying first, none twice; what a seed leaves open is drawn."""
+def seeds(job: Job, space: Space, objectives: Sequence[str] = ()) -> list[Seed]:
+    """Settings worth trying first, none twice; what a seed leaves open is drawn.
+
+    Args:
+        job: The study's.
+        space: What may change.
+        objectives: Of the study; where ``bytes`` is one, compressors pay without a slow link too.
+    """
+    paying = _paying(job, space, objectives)
     found: list[Seed] = []
     for seed in (
         *_own(job, space),
         *_baselines(job, space),
-        *_lamb_line(job, space),
-        *_compressors(job, space),
+        *_lamb_line(job, space, paying),
+        *_compressors(job, space, paying),
     ):
         inside = {name: value for name, value in seed.params.items() if _contains(space, name, value)}
         known = any(dict(other.params) == inside for other in found)
@@ -175,7 +175,7 @@ def _own(job: Job, space: Space) -> Iterator[Seed]:
 
 def _usual(optimizer: str) -> float:
     low, high = RATES[optimizer]
-    return math.sqrt(low * high)
+    return float(f"{math.sqrt(low * high):.3g}")
 
 
 def _baselines(job: Job, space: Space) -> Iterator[Seed]:
@@ -189,59 +189,104 @@ def _baselines(job: Job, space: Space) -> Iterator[Seed]:
         )  # fmt: skip
 
 
-def _lamb_line(job: Job, space: Space) -> Iterator[Seed]:
-    """At the smallest, the middle and the largest batch."""
+def _lamb_line(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) -> Iterator[Seed]:
+    """At the smallest, the middle and the largest batch.
+
+    All but the first send what the strongest method of those without a strength to choose sends: quantizers hardly
+    change where a training ends, so that one trial tells of the batch and of the bytes.
+    """
     batches = space.parameters.get("batch")
     if not isinstance(batches, PowersOfTwo) or not isinstance(space.parameters.get("optimizer"), Choices):
         return
     low, high = batches.exponents
     base = job.batch.global_size
+    dense = [method for method in paying if len(method) == 1]
     for exponent in sorted({low, (low + high) // 2, high}):
         batch = 2**exponent
+        rate = scaled_lr(batch, lr=_usual("lamb"), base_batch=base, rule="sqrt")
         yield Seed(
             {
-                "optimizer": "lamb", "batch": batch, "compression": "none",
-                _rate_name(space, "lamb"): float(
-                    scaled_lr(batch, lr=_usual("lamb"), base_batch=base, rule="sqrt")
-                ),
+                "optimizer": "lamb", "batch": batch, _rate_name(space, "lamb"): float(rate),
                 "warmup": min(_LONGEST_WARMUP, 0.1 * batch / base),
+                **(dense[-1] if dense and exponent > low else {"compression": "none"}),
             },
             "prior",
         )  # fmt: skip
 
 
-def _compressors(job: Job, space: Space) -> Iterator[Seed]:
-    """Those whose bytes could pay on the job's link, all else as usual; what packing takes is left to measurement.
+def _compressors(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) -> Iterator[Seed]:
+    """The gentlest that pays, the strongest and one between, all else as usual.
 
-    All else, because a method drawn together with a rate that fails says nothing about the method.
+    All else, because a method drawn together with a rate that fails says nothing about the method. By turns with
+    Nesterov's momentum, for which what error feedback makes up is proven (Karimireddy et al. 2019), and with the job's
+    own optimizer.
+    """
+    optimizers = space.parameters.get("optimizer")
+    has_nesterov = isinstance(optimizers, Choices) and "nesterov" in optimizers.values
+    names = ("nesterov" if has_nesterov else job.optimizer.name, job.optimizer.name)
+    for index, method in enumerate(_spread(paying, _LEVELS)):
+        name = names[index % 2]
+        usual: dict[str, Value] = {
+            "optimizer": name, _rate_name(space, name): _usual(name), "batch": job.batch.global_size, "warmup": 0.1,
+        }  # fmt: skip
+        yield Seed({**usual, **method}, "prior")
+
+
+def _spread(paying: Sequence[Mapping[str, Value]], count: int) -> list[Mapping[str, Value]]:
+    """So many of them from the first to the last."""
+    if len(paying) <= count:
+        return list(paying)
+    return [paying[round(index * (len(paying) - 1) / (count - 1))] for index in range(count)]
+
+
+def _paying(job: Job, space: Space, objectives: Sequence[str]) -> list[Mapping[str, Value]]:
+    """Methods of the space, at the ends and the middle of their strengths, by what their exchange costs, dearest first.
+
+    The cost is the time that bytes and messages take on the job's link, or without a link the bytes, where they are an
+    objective; what packing takes is left to measurement. Only what costs at most half of the uncompressed exchange.
     """
     chosen = space.parameters.get("compression")
-    if not isinstance(chosen, Choices) or job.link is None or not isinstance(job.model, str):
-        return
+    by_bytes = job.link is None and "bytes" in objectives
+    if not isinstance(chosen, Choices) or not isinstance(job.model, str) or not (job.link or by_bytes):
+        return []
     side = math.isqrt(model_config(job.model).num_params)
     buckets = [[(side, side)]]  # as one matrix; near enough to tell half from whole
-    plain = exchange_time(
-        exchange_of(Compression(), buckets, job.world_size), job.link.bandwidth, job.link.latency_s
-    )
-    name = job.optimizer.name
-    usual: dict[str, Value] = {
-        "optimizer": name, _rate_name(space, name): _usual(name), "batch": job.batch.global_size, "warmup": 0.1,
-    }  # fmt: skip
+
+    def cost(compression: Compression) -> float:
+        whole = compression.period > 1  # local SGD: everything as it is, once in so many steps
+        exchange = exchange_of(Compression() if whole else compression, buckets, job.world_size)
+        if job.link is None:
+            return exchange.sent_bytes / compression.period
+        seconds = exchange_time(exchange, job.link.bandwidth, job.link.latency_s)
+        return float(seconds) / compression.period
+
+    plain, found = cost(Compression()), []
     for method in map(str, chosen.values):
         if method == "none" or not _goes(job, method):
             continue
-        packed = exchange_of(Compression(name=method), buckets, job.world_size)
-        seconds = exchange_time(packed, job.link.bandwidth, job.link.latency_s)
-        if float(seconds) <= _WORTH_A_TRIAL * float(plain):
-            yield Seed({**usual, "compression": method}, "prior")
+        for strength in _strengths(space, method):
+            params = {"compression": method, **strength}
+            seconds = cost(apply(job.replace(compression=Compression()), params).compression)
+            if seconds <= _WORTH_A_TRIAL * plain:
+                found.append((seconds, params))
+    return [params for _, params in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 
-def enqueue(study: optuna.Study, job: Job, space: Space) -> None:
-    """Put the seeds into a new study's queue."""
-    for seed in seeds(job, space):
-        study.enqueue_trial(
-            to_study(seed.params, space), user_attrs={ORIGIN: seed.origin}, skip_if_exists=True
-        )
+def _strengths(space: Space, method: str) -> list[dict[str, Value]]:
+    """Of a method whose space has one range of numbers: its ends and its middle; of any other: as it is by default."""
+    ranges = {
+        name: parameter
+        for name, parameter in space.parameters.items()
+        if parse_name(name).owner == "compression" and parse_name(name).branch == method
+    }
+    if len(ranges) != 1:
+        return [{}]
+    ((name, parameter),) = ranges.items()
+    if not isinstance(parameter, Between):
+        return [{}]
+    low, high = parameter.low, parameter.high
+    middle = math.sqrt(low * high) if parameter.log else (low + high) / 2
+    return [{name: value} for value in (low, round(middle) if parameter.is_whole else middle, high)]
 
 
 class EqualBudgets:

@@ -13,8 +13,8 @@ from shardscope.spec.space import PowersOfTwo, Space, Value
 from shardscope.tuning.measured import Measured
 
 # Attributes of a trial in its study.
-ORIGIN, DRIVER, RUN, REASON, MEASURED, RETRY_OF, NOT_COUNTED, PINNED, PAUSED = (
-    "origin", "driver", "run", "reason", "measured", "retry_of", "not_counted", "pinned", "paused",
+ORIGIN, DRIVER, RUN, REASON, MEASURED, RETRY_OF, NOT_COUNTED, PINNED, PAUSED, SAMPLER, SEED = (
+    "origin", "driver", "run", "reason", "measured", "retry_of", "not_counted", "pinned", "paused", "sampler", "seed",
 )  # fmt: skip
 _LOG2 = "log2({})"
 
@@ -55,10 +55,12 @@ class TrialRecord:
         values: By objective; None unless complete.
         reason: Why it was pruned, was impossible or failed; one sentence.
         origin: ``drawn``, ``default``, ``baseline``, ``prior``, or ``again`` (asked for by hand).
-        run: Path of its run directory on the machine that ran it.
+        run: Path of its run directory on the machine that ran it; the newest, where it was trained in pieces.
         measured: What the run came to.
         retry_of: The trial whose place it takes.
         counted: Whether it is one of the trials that the study was to have.
+        sampler: Which one drew its settings, those of them that were not given; None if all were.
+        pieces: Paths of all its runs, in order; more than one where it paused at rungs.
     """
 
     number: int
@@ -73,6 +75,13 @@ class TrialRecord:
     retry_of: int | None
     counted: bool
     pinned: bool
+    sampler: str | None = None
+    pieces: tuple[str, ...] = ()
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        """What was wrong with the layers of its run, in sentences."""
+        return () if self.measured is None else self.measured.alarms
 
 
 _STATES = {
@@ -109,7 +118,13 @@ def record_of(
         values=values, reason=attrs.get(REASON), origin=attrs.get(ORIGIN, "drawn"), run=attrs.get(RUN),
         host=(attrs.get(DRIVER) or {}).get("host"), measured=measured_from(attrs.get(MEASURED)),
         retry_of=attrs.get(RETRY_OF), counted=mark is None, pinned=pinned,
+        sampler=attrs.get(SAMPLER), pieces=_pieces(attrs),
     )  # fmt: skip
+
+
+def _pieces(attrs: Mapping[str, Any]) -> tuple[str, ...]:
+    earlier, newest = (attrs.get(PAUSED) or {}).get("runs", ()), attrs.get(RUN)
+    return tuple(dict.fromkeys([*earlier, *([] if newest is None else [newest])]))
 
 
 def is_paused(trial: FrozenTrial) -> bool:
@@ -140,7 +155,8 @@ def measured_from(value: Mapping[str, Any] | None) -> Measured | None:
     """What `measured_to` gave."""
     if value is None:
         return None
-    return Measured(**{**value, "curve": tuple((int(s), float(a), float(b)) for s, a, b in value["curve"])})
+    curve = tuple((int(s), float(a), float(b)) for s, a, b in value["curve"])
+    return Measured(**{**value, "curve": curve, "alarms": tuple(value.get("alarms", ()))})
 
 
 def front(records: Sequence[TrialRecord]) -> list[TrialRecord]:

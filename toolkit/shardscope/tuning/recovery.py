@@ -1,11 +1,12 @@
 """Trials whose driver is gone: nothing of them is lost, and none is counted twice.
 
-Every running trial names its driver (machine, process, which driver in it) and carries a heartbeat. A driver is gone if
-its process is, or if it has left the study, or if its heartbeat stands still: soon where it runs on another machine,
-late where its process is seen to live. Whoever notices takes the trial over in two steps that the storage itself makes
-safe: a trial can be finished only once, so of several that try, one succeeds. If the run had ended, its figures are
-told. If not, the trial fails, and another with the same settings takes its place and says so; should the taker die
-between the two, or two add one each, the next look finds that: the first of a trial's successors counts, and no other.
+Every running trial names its driver (machine, process, which driver in it) and carries a heartbeat. A driver is gone
+if its process is, or if it says that it has left the study, or if its heartbeat stands still: soon where it runs on
+another machine, late where its process is seen to live. Whoever notices takes the trial over in two steps that the
+storage itself makes safe: a trial can be finished only once, so of several that try, one succeeds. If the run had
+ended, its figures are told. If not, the trial fails, and another with the same settings takes its place and says so;
+should the taker die between the two, or two add one each, the next look finds that: the first of a trial's successors
+counts, and no other.
 
 So a study's trials stand in places. A place is begun by a trial that was drawn, and kept by its line of successors.
 """
@@ -17,6 +18,7 @@ import time
 import uuid
 import weakref
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -33,6 +35,8 @@ from shardscope.tuning.records import (
     PAUSED,
     REASON,
     RETRY_OF,
+    SAMPLER,
+    SEED,
     not_counted,
 )
 
@@ -44,7 +48,11 @@ _BEATS = 5
 """Heartbeats within that time. A trial that nobody has put a name to was dropped: one of them is long enough."""
 _LIVING = 10
 """How many times longer, where the process is seen to live: an objective of the user's may take its time."""
+_LEFT = "left"
+"""In the name of a trial's driver: it has left the study, and what it had paused is anybody's."""
 LOST = "lost"
+SURPLUS = "surplus"
+TAKEN = "another trial has taken the same place already"
 KILLED = "killed"
 """Marks a trial whose run was killed, by which attempts are counted: stopping a study uses none up."""
 CARRIED = (PAUSED, MEASURED)
@@ -77,6 +85,12 @@ def resign(name: dict[str, Any]) -> None:
     _here.discard(name["driver"])
 
 
+def leave(ledger: Ledger, numbers: list[int], name: dict[str, Any]) -> None:
+    """Tell everybody that trials paused under this name are anybody's, though its process may live on."""
+    for number in numbers:
+        ledger.write(number, {DRIVER: {**name, _LEFT: True}})
+
+
 @dataclass
 class Watch:
     """What one driver has seen of the others' heartbeats, by its own clock."""
@@ -95,6 +109,8 @@ class Watch:
     def _is_gone(self, trial: FrozenTrial, now: float) -> bool:
         driver = trial.user_attrs.get(DRIVER)
         patience = beat_s() if driver is None else silence_s()
+        if driver is not None and driver.get(_LEFT):
+            return True
         if driver is not None and driver["host"] == this_host():
             if not _lives(driver):
                 return True
@@ -174,8 +190,8 @@ def surplus(number: int, trials: list[FrozenTrial], wanted: int) -> tuple[str | 
     have come from the queue after that one had gone on: where it still stands a moment later, the lower gives way.
     """
     own = next(trial for trial in trials if trial.number == number)
-    if is_surplus(own, trials):
-        return "another trial has taken the same place already", True
+    if is_surplus(own, trials) or _is_seed_again(own, trials):
+        return TAKEN, True
     if RETRY_OF in own.user_attrs:
         return None, True
     others = [place for place in places(trials) if place != number]
@@ -183,6 +199,14 @@ def surplus(number: int, trials: list[FrozenTrial], wanted: int) -> tuple[str | 
     if is_last or ("fixed_params" in own.system_attrs and len(others) >= wanted):
         return "other drivers had begun the last trials at the same moment", is_last
     return None, True
+
+
+def _is_seed_again(trial: FrozenTrial, trials: list[FrozenTrial]) -> bool:
+    """Whether two drivers have queued the same seed, and the other was first."""
+    seed = trial.user_attrs.get(SEED)
+    return seed is not None and any(
+        other.number < trial.number and other.user_attrs.get(SEED) == seed for other in trials
+    )
 
 
 def _is_begun(last: FrozenTrial) -> bool:
@@ -200,6 +224,14 @@ def attempts(trials: list[FrozenTrial], number: int) -> int:
 
 
 # Taking over.
+
+
+def is_among(run: str, folder: Path) -> bool:
+    """Whether a run that a storage names lies in the folder of a driver's own trials.
+
+    Whoever can write to the storage names what they like: elsewhere nothing is read, gone on from or deleted.
+    """
+    return folder.resolve() in Path(run).resolve().parents
 
 
 def set_aside(ledger: Ledger, number: int, reason: str, *, was_killed: bool = False) -> bool:
@@ -221,6 +253,8 @@ def replace_lost(study: optuna.Study, trials: list[FrozenTrial]) -> int:
     for trial in missing:
         params = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
         attrs = {RETRY_OF: trial.number, ORIGIN: trial.user_attrs.get(ORIGIN, "drawn")}
+        if SAMPLER in trial.user_attrs:
+            attrs[SAMPLER] = trial.user_attrs[SAMPLER]
         if PAUSED in trial.user_attrs:
             attrs |= {name: trial.user_attrs[name] for name in CARRIED}
         study.enqueue_trial(params, user_attrs=attrs)

@@ -12,6 +12,8 @@ from shardscope.tuning.priors import BASELINES
 from shardscope.tuning.records import TrialRecord, front
 
 _LAYERWISE = ("lamb", "lars")
+_MOST_ALARMS = 5
+"""Printed; all are in the report."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,32 @@ class Report:
     front: tuple[TrialRecord, ...]
     states: tuple[tuple[str, int], ...]
     verdict: str
+    samplers: tuple[tuple[str, int], ...] = ()
+    """How many trials each sampler drew; those whose settings were all given are none's."""
+    batches: str | None = None
+    """Which batches are searched and why, where that was left to the study."""
+    alarms: tuple[tuple[int, str], ...] = ()
+    """What was wrong with the layers of which trial, in sentences."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{number} {state}" for state, number in self.states)
-        lines = [f"Study {self.name}: {counts}.", f"Best {self.objective} by optimizer:"]
+        about = [] if self.batches is None else [self.batches]
+        lines = [f"Study {self.name}: {counts}.", *about, f"Best {self.objective} by optimizer:"]
         for row in self.rows:
             best = "none complete" if row.best is None else f"{row.best:.4g} (trial {row.number})"
             lines.append(f"  {row.name:9} {best}, {row.trials} trials")
         numbers = ", ".join(str(record.number) for record in self.front) or "none yet"
-        return "\n".join([*lines, self.verdict, f"On the front: trials {numbers}."])
+        if self.samplers:
+            lines.append(f"Drawn by {', '.join(f'{name}: {count}' for name, count in self.samplers)}.")
+        return "\n".join([*lines, self.verdict, f"On the front: trials {numbers}.", *self._alarm_lines()])
+
+    def _alarm_lines(self) -> list[str]:
+        """The alarms, those of trials on the front first; at most `_MOST_ALARMS` of them."""
+        front = {record.number for record in self.front}
+        rows = sorted(self.alarms, key=lambda row: (row[0] not in front, row[0]))
+        lines = [f"Alarm in trial {number}: {text}." for number, text in rows[:_MOST_ALARMS]]
+        more = len(rows) - len(lines)
+        return [*lines, f"And {more} more, in Report.alarms."] if more else lines
 
 
 def report_of(name: str, records: Sequence[TrialRecord], definition: Definition) -> Report:
@@ -54,9 +73,12 @@ def report_of(name: str, records: Sequence[TrialRecord], definition: Definition)
     own = branches_of(definition.job)["optimizer"]
     rows = _rows(records, objective, own)
     states = Counter(record.state for record in records if record.counted or record.state == "impossible")
+    drew = Counter(record.sampler for record in records if record.counted and record.sampler is not None)
+    alarms = tuple((record.number, text) for record in records for text in record.alarms)
     return Report(
-        name, objective, rows, tuple(front(records)), tuple(sorted(states.items())), _verdict(rows, objective)
-    )
+        name, objective, rows, tuple(front(records)), tuple(sorted(states.items())), _verdict(rows, objective),
+        tuple(drew.items()), definition.batches, alarms,
+    )  # fmt: skip
 
 
 def _rows(records: Sequence[TrialRecord], objective: str, own: str) -> tuple[OptimizerRow, ...]:
@@ -75,15 +97,23 @@ def _row(name: str, group: Sequence[TrialRecord], objective: str) -> OptimizerRo
 
 
 def _verdict(rows: Sequence[OptimizerRow], objective: str) -> str:
-    """Whether a baseline won, against whom, and whether the budgets were equal."""
+    """Whether a baseline won, against whom, and with how many trials each."""
     done = [row for row in rows if row.best is not None]
     if not done:
         return "No trial is complete, so nothing has won."
     best = done[0]
     if len(rows) < 2:
-        return f"Only {best.name} was tried, so it is compared with nothing."
-    counts = {row.trials for row in rows}
-    budget = "at equal budget" if max(counts) - min(counts) <= 1 else "at budgets that were not equal"
+        return (
+            f"{best.name} alone was tried: its lowest {objective} is {best.best:.4g}, in trial {best.number}."
+        )
+    least, most = min(row.trials for row in rows), max(row.trials for row in rows)
+    budget = (
+        f"with {least} to {most} trials each"
+        if most > least
+        else f"with {least} trial{'s' * (least > 1)} each"
+    )
+    if most - least > 1:
+        budget += ", which is not equal"
     if best.name in BASELINES:
         beaten = [row for row in done[1:] if row.name in _LAYERWISE]
         against = ", ".join(f"{row.name} ({row.best:.4g})" for row in beaten) or "the others"

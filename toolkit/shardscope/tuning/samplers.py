@@ -8,16 +8,22 @@ from importlib.util import find_spec
 
 import optuna
 from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage, InMemoryStorage
 
 from shardscope.errors import SpecError, unknown_name
+from shardscope.tuning.by_cost import ByCost, GaussianProcess
 
 
 def _tpe(seed: int) -> BaseSampler:
     return optuna.samplers.TPESampler(seed=seed)
 
 
+def _auto(seed: int) -> BaseSampler:
+    return ByCost(_tpe(seed), GaussianProcess.seeded(seed))
+
+
 def _gp(seed: int) -> BaseSampler:
-    return optuna.samplers.GPSampler(seed=seed)
+    return ByCost(_tpe(seed), GaussianProcess.seeded(seed), dear_s=0)
 
 
 def _nsga(seed: int) -> BaseSampler:
@@ -41,7 +47,8 @@ def _cma_es(seed: int) -> BaseSampler:
 
 
 SAMPLERS: Mapping[str, tuple[Callable[[int], BaseSampler], str]] = {
-    "tpe": (_tpe, "tree of Parzen estimators; the default"),
+    "auto": (_auto, "tpe, and gp as soon as a trial takes half a minute and more; the default"),
+    "tpe": (_tpe, "tree of Parzen estimators"),
     "gp": (
         _gp,
         "Gaussian process; needs fewer trials, seconds of CPU each: for trials of half a minute and more",
@@ -52,6 +59,11 @@ SAMPLERS: Mapping[str, tuple[Callable[[int], BaseSampler], str]] = {
     "random": (_random, "the yardstick"),
 }
 """By name: how to make it, and when to use it."""
+_SHORT = {
+    "TPESampler": "tpe", "GPSampler": "gp", "QMCSampler": "qmc", "NSGAIISampler": "nsga", "CmaEsSampler": "cma-es",
+    "RandomSampler": "random",
+}  # fmt: skip
+"""Names of Optuna's classes here."""
 
 
 def sampler_of(sampler: str | BaseSampler, *, seed: int, num_objectives: int) -> BaseSampler:
@@ -69,3 +81,27 @@ def sampler_of(sampler: str | BaseSampler, *, seed: int, num_objectives: int) ->
             f"sampler='cma-es' minimises one objective, got {num_objectives}; give one, or use 'tpe'"
         )
     return SAMPLERS[sampler][0](seed)
+
+
+def drawn_by(sampler: BaseSampler, number: int) -> str:
+    """Which sampler drew the trial of this number, by its short name; one of the user's own by its class's."""
+    used = sampler.used_for(number) if isinstance(sampler, ByCost) else sampler
+    names = [_SHORT[cls.__name__] for cls in type(used).__mro__ if cls.__name__ in _SHORT]
+    return names[0] if names else type(used).__name__
+
+
+def check_storage(sampler: str | BaseSampler, storage: str | BaseStorage | None) -> None:
+    """Refuse a sampler that would run code from a storage that others can write to.
+
+    Optuna's CMA-ES keeps its state in the trials as a pickle, and loading one runs whatever is in it. In the study's
+    own journal, which is the user's alone, and in memory it is the user's own.
+
+    Raises:
+        SpecError: It is CMA-ES, and the storage another.
+    """
+    is_cma_es = sampler == "cma-es" or isinstance(sampler, optuna.samplers.CmaEsSampler)
+    if is_cma_es and not (storage is None or isinstance(storage, InMemoryStorage)):
+        raise SpecError(
+            "sampler='cma-es' would unpickle what others may have written to this storage, and so run it; leave "
+            "storage out, which keeps the study in a journal of your own, or use 'tpe'"
+        )

@@ -8,8 +8,10 @@ session.records(), session.front()                 what there is, at any moment,
 from __future__ import annotations
 
 import logging
+import shlex
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +22,6 @@ import optuna
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
-from optuna.trial import TrialState
 
 from shardscope.errors import SpecError, StudyError
 from shardscope.runtime.run import Run
@@ -30,17 +31,30 @@ from shardscope.spec.user_code import label_of
 from shardscope.tuning import records as rows
 from shardscope.tuning.apply import apply
 from shardscope.tuning.definition import Definition
-from shardscope.tuning.driver import Driver, Objective, Pruner
+from shardscope.tuning.driver import Driver, Pruner
 from shardscope.tuning.feasible import MemoryLimit
 from shardscope.tuning.ledger import Ledger
-from shardscope.tuning.priors import EqualBudgets, default_space, enqueue, with_baselines
+from shardscope.tuning.noise_probe import BatchesAround, check_around, ranged
+from shardscope.tuning.priors import EqualBudgets, default_space, seeds, with_baselines
 from shardscope.tuning.pruning.halving import Rungs, agreed, rungs_of
 from shardscope.tuning.pruning.named import ByOptuna, pruner_of
 from shardscope.tuning.pruning.rungs import HalvingDriver
 from shardscope.tuning.records import PINNED, TrialRecord
 from shardscope.tuning.report import Report, report_of
-from shardscope.tuning.samplers import sampler_of
-from shardscope.tuning.storage import answering, create_or_load, definition_of, folder_of, open_storage
+from shardscope.tuning.samplers import check_storage, sampler_of
+from shardscope.tuning.seeding import queue_seeds
+from shardscope.tuning.storage import (
+    answering,
+    create_or_load,
+    definition_of,
+    folder_of,
+    journal_of,
+    journals_of,
+    open_storage,
+    place_of,
+    without_password,
+)
+from shardscope.tuning.values import Objective
 
 _TICK_S = 0.02
 DEFAULT_TRIALS = 40
@@ -57,6 +71,7 @@ class Session:
     definition: Definition
     driver: Driver
     folder: Path
+    storage: str | BaseStorage | None = None
 
     @classmethod
     def open(
@@ -68,7 +83,7 @@ class Session:
         objectives: Sequence[str] | Mapping[str, Objective | None] | None = None,
         name: str | None = None,
         storage: str | BaseStorage | None = None,
-        sampler: str | BaseSampler = "tpe",
+        sampler: str | BaseSampler = "auto",
         pruner: str | BasePruner | Pruner | None = None,
         promote: int | Rungs | None = None,
         parallel: int = 1,
@@ -77,33 +92,57 @@ class Session:
         memory_limit: float | None = None,
         seed: int = 0,
         root: str | Path | None = None,
+        batch_range: BatchesAround = "noise",
+        stopping: threading.Event | None = None,
+        on_probe: Callable[[Job], None] | None = None,
     ) -> Self:
         """Begin a study, or go on with the one of this name; the arguments are those of `tune`.
 
+        Without a space this waits for the run that measures the noise scale, calls `on_probe` with its job when it
+        starts, and gives it up once `stopping` is set.
+
         Raises:
+            NotMeasured: `stopping` was set before the noise scale was measured; no study has begun.
             SpecError: The space or an objective is impossible.
             StudyError: The storage does not answer, or holds another study of this name.
         """
         _check_counts(trials, parallel)
+        check_storage(sampler, storage)
         own = (
             {n: f for n, f in objectives.items() if f is not None} if isinstance(objectives, Mapping) else {}
         )
         if job is None:
-            definition, name = _stored(name, storage, root)
+            held, name = _stored(name, storage, root)
+            definition = _define(
+                held.job, held.space if space is None else space, held.objectives if objectives is None else objectives,
+                held.own if objectives is None else own, held.equal if equal == "samples" else equal,
+                baselines=held.baselines,
+            )  # fmt: skip
         else:
             definition = _define(job, space, objectives, own, equal, baselines=baselines)
             name = name or f"{label_of(job.model)}-{job.strategy.kind}"
-        folder = folder_of(name, root)
+        place_of(name, root)  # a name that cannot be is refused like the rest, before anything is made
         chosen = sampler_of(sampler, seed=seed, num_objectives=len(definition.objectives))
         rungs = rungs_of(promote, definition)
         pruner_of(pruner, definition)  # what is wrong with it is said before a study is begun
-        opened = open_storage(storage, name, root)
+        check_around(batch_range)
+        opened, limit = open_storage(storage, name, root), MemoryLimit(memory_limit)
+        folder = folder_of(name, root)
+        if job is not None and space is None:
+            definition = ranged(
+                definition, opened, name, folder, around_what=batch_range, limit=limit, stopping=stopping,
+                on_probe=on_probe,
+            )  # fmt: skip
         with _quiet(), answering(name):
             study, is_new = create_or_load(opened, name, definition, chosen)
+            if not is_new:
+                begun = definition_of(opened, name)
+                definition = definition.with_batches_of(begun).replace(batch_range=begun.batch_range)
             if not is_new and isinstance(sampler, str):
                 study.sampler.reseed_rng()  # else it would draw again what the driver before it drew
-            if baselines and (is_new or not _has_begun(study)):  # its maker may have been killed meanwhile
-                enqueue(study, definition.job, definition.space)
+            seed_it = partial(_seed, study, Ledger(opened, name), definition, is_maker=is_new)
+            if is_new:
+                seed_it()  # whoever did not make it does so when it begins to run trials: looking changes nothing
         missing = [n for n in definition.own if n not in own]
         if missing:
             raise StudyError(
@@ -115,13 +154,15 @@ class Session:
         judge = pruner_of(pruner, definition, promotes=rungs is not None)
         if isinstance(judge, ByOptuna):
             study.pruner = judge.pruner
+        has_baselines = baselines if definition.baselines is None else definition.baselines
         kind = Driver if rungs is None else partial(HalvingDriver, rungs=rungs)
         driver = kind(
             study, ledger, definition, trials, folder / "trials", own, parallel, pruner=judge,
-            feasibility=MemoryLimit(memory_limit),
-            choose=EqualBudgets(definition.space) if baselines else None,
+            feasibility=limit,
+            choose=EqualBudgets(definition.space) if has_baselines else None,
+            seed=None if is_new else seed_it,
         )  # fmt: skip
-        return cls(study, definition, driver, folder)
+        return cls(study, definition, driver, folder, storage)
 
     # Running.
 
@@ -186,10 +227,45 @@ class Session:
             raise StudyError(f"trial {number} ({record.state}) has no run directory on this machine")
         return Run.attach(record.run)
 
+    def noise_run(self) -> Run:
+        """The run that measured the gradient noise scale, before the first trial.
+
+        Raises:
+            StudyError: There was none, or not on this machine.
+        """
+        found = self.definition.batch_range
+        if found is None or found.run is None or not Path(found.run).is_dir():
+            raise StudyError(f"study {self.study.study_name!r} has no noise-scale run on this machine")
+        return Run.attach(found.run)
+
+    @property
+    def where(self) -> str:
+        """What holds the study: the path of its journal, or the storage's URL without its password."""
+        if self.storage is None:
+            return str(journal_of(self.folder))
+        return without_password(self.storage) if isinstance(self.storage, str) else repr(self.storage)
+
+    def dashboard_command(self) -> str:
+        """What opens the study on Optuna's dashboard, also while it runs (``pip install optuna-dashboard``).
+
+        Raises:
+            StudyError: The storage is an object of Optuna's, which no shell can name.
+        """
+        if isinstance(self.storage, BaseStorage):
+            raise StudyError(f"{self.where} has no name in a shell; give the study a URL as its storage")
+        return shlex.join(["optuna-dashboard", self.where])
+
     def pin(self, number: int, is_pinned: bool = True) -> None:
         """Mark a trial, for everybody who looks at the study."""
         self.record(number)
         self.study.set_user_attr(f"{PINNED}:{number}", is_pinned)  # one each, so that nobody's is overwritten
+
+
+def _seed(study: optuna.Study, ledger: Ledger, definition: Definition, *, is_maker: bool) -> None:
+    """Have the settings that a study is to run first in its queue."""
+    if definition.baselines:
+        found = seeds(definition.job, definition.space, definition.objectives)
+        queue_seeds(study, ledger, found, definition.space, is_maker=is_maker)
 
 
 def _agreed_trials(study: optuna.Study, trials: int | None) -> int:
@@ -210,10 +286,10 @@ def _define(
     job: Job,
     space: Space | Mapping[str, Any] | None,
     objectives: Sequence[str] | Mapping[str, Objective | None] | None,
-    own: Mapping[str, Objective],
+    own: Iterable[str],
     equal: Literal["samples", "steps"],
     *,
-    baselines: bool,
+    baselines: bool | None,
 ) -> Definition:
     if not isinstance(job, Job):
         raise SpecError(f"tune takes a Job, got {type(job).__name__}; write ss.tune(ss.Job(...))")
@@ -226,11 +302,9 @@ def _define(
     if baselines:
         space = with_baselines(space)
     names = tuple(DEFAULT_OBJECTIVES if objectives is None else objectives)
-    return Definition(job=job, space=space, objectives=names, own=tuple(own), equal=equal)
-
-
-def _has_begun(study: optuna.Study) -> bool:
-    return any(trial.state != TrialState.WAITING for trial in study.get_trials(deepcopy=False))
+    return Definition(
+        job=job, space=space, objectives=names, own=tuple(own), equal=equal, baselines=baselines
+    )
 
 
 def _stored(
@@ -239,10 +313,14 @@ def _stored(
     """The definition of a study that is there already."""
     if name is None:
         raise SpecError("tune needs a job, or the name of a study to go on with; write ss.tune(job)")
+    if storage is None and not journal_of(place_of(name, root)).is_file():
+        raise StudyError(
+            f"there is no study {name!r} here; there is {', '.join(journals_of(root)) or 'none'}"
+        )
     opened = open_storage(storage, name, root)
     try:
         with answering(name):
-            return definition_of(optuna.load_study(storage=opened, study_name=name)), name
+            return definition_of(opened, name), name
     except KeyError:
         known = ", ".join(optuna.get_all_study_names(opened)) or "none"
         raise StudyError(f"there is no study {name!r} in this storage; it has {known}") from None

@@ -26,22 +26,51 @@ from shardscope.tuning.journal import SafeJournal
 
 Result = TypeVar("Result")
 DEFINITION = "shardscope"
-"""The study's attribute that holds its `Definition`."""
+"""The study's attribute that holds its `Definition`: one of the system's, which dashboards do not show."""
+_JOURNAL = "journal.log"
 _AGAIN_S = 0.5
-_STATED_WITHIN_S = 5.0
+STATED_WITHIN_S = 5.0
 _CONNECT_WITHIN_S = 10
+
+
+def checked_name(name: str) -> str:
+    """The name, if a study can have it: it is also that of a folder.
+
+    Raises:
+        SpecError: It cannot.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", name):
+        raise SpecError(
+            f"name={name[:80]!r} is no name for a study; use letters, digits, '.', '_' and '-', at most 80"
+        )
+    return name
+
+
+def place_of(name: str, root: str | Path | None = None) -> Path:
+    """Where the folder of a study on this machine is, or would be.
+
+    Raises:
+        SpecError: No study can have this name.
+    """
+    return runs_root(root) / "studies" / checked_name(name)
 
 
 def folder_of(name: str, root: str | Path | None = None) -> Path:
     """The folder of a study on this machine; made if need be, for this user alone."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", name):
-        raise SpecError(
-            f"name={name!r} is no name for a study; use letters, digits, '.', '_' and '-', at most 80"
-        )
-    folder = runs_root(root) / "studies" / name
+    folder = place_of(name, root)
     for path in (folder, folder / "trials"):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
+
+
+def journal_of(folder: Path) -> Path:
+    """The journal of the study that lives in a folder."""
+    return folder / _JOURNAL
+
+
+def journals_of(root: str | Path | None = None) -> list[str]:
+    """The studies that have a journal below a root."""
+    return sorted(path.parent.name for path in (runs_root(root) / "studies").glob(f"*/{_JOURNAL}"))
 
 
 def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path | None = None) -> BaseStorage:
@@ -53,8 +82,8 @@ def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path 
     if isinstance(storage, BaseStorage):
         return storage
     if storage is None:
-        return JournalStorage(SafeJournal(folder_of(name, root) / "journal.log"))
-    shown = _without_password(storage)
+        return JournalStorage(SafeJournal(journal_of(folder_of(name, root))))
+    shown = without_password(storage)
     try:
         return get_storage(_connected(storage))
     except ImportError as error:
@@ -65,7 +94,7 @@ def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path 
         raise StudyError(f"storage={shown!r} is no URL of a storage: {_first_line(error)}") from error
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
     """As it may be shown: messages end up in notebooks that others read."""
     return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
 
@@ -96,6 +125,8 @@ def create_or_load(
 ) -> tuple[optuna.Study, bool]:
     """The study of this name, and whether it is new.
 
+    Of drivers that begin a study together one is first, and the batches that it left to the study are those of all.
+
     Raises:
         StudyError: It is about something else.
     """
@@ -104,23 +135,29 @@ def create_or_load(
         study = optuna.create_study(storage=storage, study_name=name, directions=directions, sampler=sampler)
     except DuplicatedStudyError:
         study = optuna.load_study(storage=storage, study_name=name, sampler=sampler)
-        if not _was_left_blank(study, definition):
-            _compare(study, definition)
+        if not _was_left_blank(storage, study, definition):
+            _compare(storage, name, definition)
             return study, False
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", ExperimentalWarning
         )  # only dashboards read the names; ours are in `Definition`
         study.set_metric_names(list(definition.objectives))
-    study.set_user_attr(DEFINITION, definition.to_json())
-    _compare(study, definition)  # another driver may have found it blank too
+    storage.set_study_system_attr(
+        storage.get_study_id_from_name(name), DEFINITION, definition.model_dump_json()
+    )
+    for about, text in definition.in_words().items():
+        study.set_user_attr(about, text)
+    _compare(storage, name, definition)  # another driver may have found it blank too
     return study, True
 
 
-def _was_left_blank(study: optuna.Study, definition: Definition) -> bool:
+def _was_left_blank(storage: BaseStorage, study: optuna.Study, definition: Definition) -> bool:
     """Whether whoever made a study was killed before saying what it is about: then it may be said now."""
-    deadline = time.monotonic() + _STATED_WITHIN_S
-    while study.user_attrs == {} and not study.get_trials(deepcopy=False):
+    deadline = time.monotonic() + STATED_WITHIN_S
+    while _stated(storage, study.study_name) is None and not (
+        study.user_attrs or study.get_trials(deepcopy=False)
+    ):
         if len(study.directions) != len(definition.objectives):
             return False
         if time.monotonic() > deadline:
@@ -129,26 +166,48 @@ def _was_left_blank(study: optuna.Study, definition: Definition) -> bool:
     return False
 
 
-def definition_of(study: optuna.Study) -> Definition:
-    """What a study is about.
+def definition_of(storage: BaseStorage, name: str) -> Definition:
+    """What the study of this name is about.
 
     Raises:
+        KeyError: There is no such study.
         StudyError: Something else began it.
     """
-    text = study.user_attrs.get(DEFINITION)
+    text = _stated(storage, name)
     if text is None:
         raise StudyError(
-            f"study {study.study_name!r} in this storage does not say what job it is about: something else began it; "
+            f"study {name!r} in this storage does not say what job it is about: something else began it; "
             "give yours another name"
         )
     return Definition.from_json(text)
 
 
-def _compare(study: optuna.Study, definition: Definition) -> None:
-    difference = definition_of(study).difference(definition)
+def begun_as(storage: BaseStorage, name: str) -> Definition | None:
+    """What the study of this name is about; None where there is none, or one with nothing in it yet.
+
+    Raises:
+        StudyError: Something else began it.
+    """
+    try:
+        study = storage.get_study_id_from_name(name)
+    except KeyError:
+        return None
+    is_blank = not storage.get_study_user_attrs(study) and not storage.get_all_trials(study, deepcopy=False)
+    return None if is_blank and _stated(storage, name) is None else definition_of(storage, name)
+
+
+def _stated(storage: BaseStorage, name: str) -> str | None:
+    study = storage.get_study_id_from_name(name)
+    held = storage.get_study_system_attrs(study).get(DEFINITION)
+    return held or storage.get_study_user_attrs(study).get(DEFINITION)  # where studies used to have it
+
+
+def _compare(storage: BaseStorage, name: str, definition: Definition) -> None:
+    begun = definition_of(storage, name)
+    difference = begun.difference(definition.with_batches_of(begun))
     if difference is not None:
         raise StudyError(
-            f"study {study.study_name!r} was begun otherwise: {difference}; go on with what it was begun with, or "
+            f"study {name!r} was begun otherwise: {difference}; go on with what it was begun with, or "
             "give the study another name"
         )
 

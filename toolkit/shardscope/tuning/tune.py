@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +14,11 @@ from optuna.storages import BaseStorage
 
 from shardscope.spec import Job
 from shardscope.spec.space import Space
-from shardscope.tuning.driver import Objective, Pruner
+from shardscope.tuning.driver import Pruner
+from shardscope.tuning.noise_probe import BatchesAround, set_after
 from shardscope.tuning.pruning.halving import Rungs
 from shardscope.tuning.session import Session
+from shardscope.tuning.values import Objective
 
 
 def tune(
@@ -26,7 +29,7 @@ def tune(
     objectives: Sequence[str] | Mapping[str, Objective | None] | None = None,
     name: str | None = None,
     storage: str | BaseStorage | None = None,
-    sampler: str | BaseSampler = "tpe",
+    sampler: str | BaseSampler = "auto",
     pruner: str | BasePruner | Pruner | None = None,
     promote: int | Rungs | None = None,
     parallel: int = 1,
@@ -36,6 +39,7 @@ def tune(
     timeout_s: float | None = None,
     seed: int = 0,
     root: str | Path | None = None,
+    batch_range: BatchesAround = "noise",
     on_tick: Callable[[Session], None] | None = None,
 ) -> optuna.Study:
     """Search the settings of a job; every trial is a real run on this machine's ranks.
@@ -51,7 +55,9 @@ def tune(
             ``{"loss": None, "mine": f}`` with ``f(run)`` a number. By default loss, seconds and bytes.
         name: Of the study; by default model and strategy.
         storage: An Optuna storage or its URL, for many machines; None keeps a journal beside the runs.
-        sampler: ``tpe``, ``gp``, ``qmc``, ``nsga``, ``cma-es``, ``random``, or one of Optuna's.
+        sampler: ``auto`` draws by TPE, and by a Gaussian process once a trial takes half a minute and more, which each
+            trial's attribute ``sampler`` and the report say; or ``tpe``, ``gp``, ``qmc``, ``nsga``, ``cma-es`` (not in
+            a storage that is shared), ``random``, or one of Optuna's.
         pruner: ``dominance``, ``none``, or for one objective Optuna's ``median``, ``percentile``, ``hyperband``,
             ``successive-halving``, ``patient``, or an object of Optuna's; by default dominance for several objectives,
             median for one.
@@ -66,21 +72,28 @@ def tune(
         timeout_s: Stop after so many seconds; the study can go on later.
         seed: Of the sampler.
         root: Folder of the runs and studies; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        batch_range: Where `space` is left out, what the batches lie around: the ``noise`` scale, which the job's first
+            steps measure in a run before the first trial, or the ``job``'s own batch, which always lies within them.
+            A study keeps its range when it goes on; its report says what it is, and why.
         on_tick: Called many times a second with the session.
 
     Raises:
         SpecError: The space or an objective is impossible.
-        StudyError: The storage does not answer, or holds another study of this name.
+        StudyError: The storage does not answer, or holds another study of this name; or the time was over before the
+            noise scale was measured, and no study has begun.
 
     Example:
         >>> import shardscope as ss
         >>> job = ss.Job(model="mlp", data="digits", strategy="ring", steps=50)
         >>> study = ss.tune(job, {"optimizer.lr": (1e-4, 1e-1, "log")}, trials=20)  # doctest: +SKIP
     """
-    session = Session.open(
-        job, space, trials=trials, objectives=objectives, name=name, storage=storage, sampler=sampler,
-        pruner=pruner, promote=promote, parallel=parallel, equal=equal, baselines=baselines,
-        memory_limit=memory_limit, seed=seed, root=root,
-    )  # fmt: skip
-    session.run(timeout_s=timeout_s, on_tick=on_tick)
+    began = time.monotonic()
+    with set_after(timeout_s) as stopping:
+        session = Session.open(
+            job, space, trials=trials, objectives=objectives, name=name, storage=storage, sampler=sampler,
+            pruner=pruner, promote=promote, parallel=parallel, equal=equal, baselines=baselines,
+            memory_limit=memory_limit, seed=seed, root=root, batch_range=batch_range, stopping=stopping,
+        )  # fmt: skip
+    left_s = None if timeout_s is None else timeout_s - (time.monotonic() - began)
+    session.run(timeout_s=left_s, on_tick=on_tick)
     return session.study

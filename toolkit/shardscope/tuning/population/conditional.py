@@ -10,23 +10,38 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from shardscope.errors import SpecError
 from shardscope.spec import Job
-from shardscope.spec.space import Between, Choices, PowersOfTwo, Space
-from shardscope.tuning.apply import apply, branches_of
+from shardscope.spec.space import Between, Choices, PowersOfTwo, Space, parse_name
+from shardscope.tuning.apply import apply, branches_of, check
 from shardscope.tuning.population.explore import Axis, Choice, Number, PowerOfTwo, Ranges, Whole
-from shardscope.tuning.population.settings import Settings
+from shardscope.tuning.population.settings import MAY_CHANGE, Settings
+
+_FIELDS = {"warmup": "schedule", "lr_rule": "optimizer"}
+"""Settings of a space by another name than the field of the job that they change."""
 
 
 class Conditional(Ranges):
     """Draws and moves within a `Space`; settings are by the names of its parameters.
 
+    Args:
+        space: As a study's.
+        job: What the settings are those of.
+
+    Raises:
+        SpecError: A setting cannot change while a member trains, or no job can have a value of it.
+
     Example:
         >>> space = Space({"optimizer": ["adamw", "lars"], "optimizer[lars].momentum": (0.5, 0.95)})
-        >>> Conditional(space).draw(Job(model="mlp", data="digits"), Random(3))
+        >>> job = Job(model="mlp", data="digits")
+        >>> Conditional(space, job).draw(job, Random(3))
         {'optimizer': 'adamw'}
     """
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: Space, job: Job) -> None:
+        for name in space.parameters:
+            _check_may_change(name)
+        check(job, space, equal="steps")
         self.space = space
         self.axes = {name: _axis(parameter) for name, parameter in space.parameters.items()}
 
@@ -44,6 +59,15 @@ class Conditional(Ranges):
         """By parameter, as JSON."""
         described: dict[str, Any] = json.loads(self.space.to_json())["parameters"]
         return described
+
+
+def _check_may_change(name: str) -> None:
+    owner = parse_name(name).owner
+    if _FIELDS.get(owner, owner) not in MAY_CHANGE:
+        raise SpecError(
+            f"space[{name!r}] cannot change while a member trains, for no checkpoint would fit it; search it with "
+            "ss.tune, or set it in the job"
+        )
 
 
 def _axis(parameter: Choices | Between | PowersOfTwo) -> Axis:

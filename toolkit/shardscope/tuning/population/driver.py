@@ -20,12 +20,13 @@ from shardscope.runtime import Run
 from shardscope.runtime.rundir import runs_root
 from shardscope.spec import Job
 from shardscope.spec import space as spec
+from shardscope.spec._base import Spec
 from shardscope.tuning.population.conditional import Conditional
 from shardscope.tuning.population.exploit import choose_parents
 from shardscope.tuning.population.explore import Explorable, Ranges
 from shardscope.tuning.population.journal import NAME, Journal, read_lines
 from shardscope.tuning.population.members import Stopped, Trainee, drop_checkpoints, job_of, train_all
-from shardscope.tuning.population.objectives import check_objectives, costs_of
+from shardscope.tuning.population.objectives import costs_of, objectives_of
 from shardscope.tuning.population.record import (
     Course,
     Move,
@@ -36,7 +37,9 @@ from shardscope.tuning.population.record import (
     outcome_line,
     plan_line,
 )
+from shardscope.tuning.population.settings import MAY_CHANGE
 from shardscope.tuning.population.view import Population
+from shardscope.tuning.values import Objective
 
 Space = Explorable | spec.Space | Mapping[str, Any]
 
@@ -48,7 +51,7 @@ def train_population(
     members: int = 8,
     intervals: int = 5,
     interval_steps: int | None = None,
-    objectives: str | Sequence[str] = "loss",
+    objectives: str | Sequence[str] | Mapping[str, Objective | None] = "loss",
     quantile: float = 0.25,
     resample: float = 0.25,
     seed: int = 0,
@@ -60,12 +63,14 @@ def train_population(
 
     Args:
         job: What every member trains; its settings hold where the space has none.
-        space: By dotted path: ``(low, high)``, ``(low, high, "log")``, ``(low, high, "log2")`` or a list of choices,
-            see `Ranges`; or any other `Explorable`.
+        space: As `tune` takes it, but for what cannot change while a member trains (precision, world size, seed). Where
+            whole parts of a job are choices, or other fields of it move, by dotted path as in `Ranges`; or any other
+            `Explorable`.
         members: At least 2.
         intervals: Each ends in an evaluation and, but for the last, in exploiting and exploring. At least 1.
         interval_steps: Steps of an interval; None divides the job's steps. The schedule runs over all intervals.
-        objectives: ``loss``, ``accuracy`` (on held-back data), ``seconds``, ``bytes`` (a step), or several of them.
+        objectives: As `tune` takes them: ``loss`` and ``error`` at the end of an interval, ``seconds``, ``bytes`` and
+            ``memory`` of a step in it, or functions of yours of the interval's run.
         quantile: Share of the members that take over from others after an interval, 0 < value <= 0.5.
         resample: Probability with which a clone's setting is drawn anew instead of moved a step.
         seed: Of all draws. Weights and data order are the job's own.
@@ -83,20 +88,21 @@ def train_population(
         >>> space = {"optimizer.lr": (1e-4, 1e-1, "log"), "batch": (16, 128, "log2")}
         >>> ss.train_population(job, space, members=4, intervals=5).schedule()  # doctest: +SKIP
     """
-    names = check_objectives(objectives)
+    names, own = objectives_of(objectives)
     _check(members=members, intervals=intervals, quantile=quantile, resample=resample, at_once=at_once)
+    each = _interval_steps(job, intervals, interval_steps)
+    asked, job = job, job.replace(steps=intervals * each, until=None)
     known = _explorable(space, job)
     plan = Plan(
-        json.loads(job.to_json()), json.loads(json.dumps(known.describe())), members, intervals,
-        _interval_steps(job, intervals, interval_steps), names, quantile, resample, seed,
+        json.loads(asked.to_json()), json.loads(json.dumps(known.describe())), members, intervals, each, names,
+        quantile, resample, seed, tuple(own),
     )  # fmt: skip
-    job = job.replace(steps=plan.steps, until=None)
     known.apply(
         job, known.draw(job, Random(seed))
     )  # a space without any job is refused before a folder is made
-    path = _folder(job, folder)
+    path = _folder(asked, folder)
     with Journal(path / NAME) as journal:
-        _Driver(job, known, plan, journal, at_once, timeout_s).go_on()
+        _Driver(job, known, plan, journal, at_once, timeout_s, own).go_on()
     return Population(path)
 
 
@@ -110,6 +116,7 @@ class _Driver:
     journal: Journal
     at_once: int
     timeout_s: float | None
+    own: Mapping[str, Objective]
 
     def __post_init__(self) -> None:
         self.folder = self.journal.path.parent
@@ -150,6 +157,7 @@ class _Driver:
             return
         if interval not in self.course.moves:
             self._write(moves_line(interval, self._moves(interval)))
+        self._drop_losers(interval)
         left = [
             move
             for move in self.course.moves[interval]
@@ -167,8 +175,15 @@ class _Driver:
         if move.parent is not None:
             parent = Run.attach(self.folder / self.course.outcomes[interval - 1, move.parent].run)
         return Trainee(
-            self.folder, interval, move, job, parent, self.plan.objectives, self.timeout_s
+            self.folder, interval, move, job, parent, self.plan.objectives, self.timeout_s, self.own
         )  # fmt: skip
+
+    def _drop_losers(self, interval: int) -> None:
+        """Delete the checkpoints of the interval before that no member goes on from: it is written down who does."""
+        parents = {move.parent for move in self.course.moves[interval]}
+        runs = {outcome.run for outcome in self.course.outcomes.values()
+                if outcome.interval == interval - 1 and outcome.member in parents}  # fmt: skip
+        drop_checkpoints(self.folder, interval - 1, but_of=runs)
 
     def _conclude(self, interval: int) -> None:
         drop_checkpoints(self.folder, interval - 1)
@@ -176,6 +191,11 @@ class _Driver:
         if all(outcome.scores is None for outcome in outcomes):
             raise PopulationError(
                 f"all {len(outcomes)} members failed in interval {interval}; the first: {outcomes[0].failure}"
+            )
+        if interval == self.plan.intervals:
+            front = Population(self.folder).front
+            drop_checkpoints(
+                self.folder, interval, but_of=[e.outcome.run for e in front if e.outcome is not None]
             )
 
     def _outcomes(self, interval: int) -> list[Outcome]:
@@ -209,9 +229,20 @@ class _Driver:
 
 
 def _explorable(space: Space, job: Job) -> Explorable:
-    if isinstance(space, spec.Space):
-        return Conditional(space)
-    return Ranges(space, job) if isinstance(space, Mapping) else space
+    if isinstance(space, Mapping):
+        return Ranges(space, job) if any(map(_is_of_ranges, space, space.values())) else _of_study(space, job)
+    return Conditional(space, job) if isinstance(space, spec.Space) else space
+
+
+def _of_study(space: Mapping[str, Any], job: Job) -> Conditional:
+    return Conditional(spec.Space(parameters=dict(space)), job)
+
+
+def _is_of_ranges(path: str, value: Any) -> bool:
+    """Whether a study's space has no word for this: a whole part of a job, or a field that it does not name."""
+    head, _, leaf = path.partition(".")
+    is_part = isinstance(value, list) and any(isinstance(choice, Spec | Mapping) for choice in value)
+    return is_part or leaf == "name" or bool(leaf and head in MAY_CHANGE and head not in spec.BRANCHES)
 
 
 def _check(*, members: int, intervals: int, quantile: float, resample: float, at_once: int) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardscope.runtime import Run, launch, runs
-from shardscope.runtime.summary import summarise
 from shardscope.spec import Checkpoint, Job
-from shardscope.tuning.population.objectives import scores_of
+from shardscope.tuning.measured import Meter
 from shardscope.tuning.population.record import Move, Outcome, Plan
+from shardscope.tuning.values import Objective, interval_values
 
 POLL_S = 0.02
 
@@ -53,6 +53,7 @@ class Trainee:
     """Whose checkpoint to go on from."""
     objectives: Sequence[str]
     timeout_s: float | None
+    own: Mapping[str, Objective] = field(default_factory=dict)
     run: Run | None = None
     started: float = 0.0
 
@@ -82,7 +83,7 @@ class Trainee:
         path = str(run.path.relative_to(self.folder))
         if run.state != "completed":
             return self._failed(path, self._reason(run))
-        scores, problem = scores_of(summarise(run.events(), run.state, run.job), self.objectives)
+        scores, problem = interval_values(self.objectives, run, Meter(run).poll(), self.own)
         if problem is not None:
             return self._failed(path, problem)
         went_on = [event for event in run.events("resume") if event["rank"] == 0]
@@ -142,7 +143,8 @@ def _heed(asked_to_stop: Callable[[], bool]) -> None:
         raise Stopped
 
 
-def drop_checkpoints(folder: Path, interval: int) -> None:
-    """Delete what no member goes on from any more."""
+def drop_checkpoints(folder: Path, interval: int, *, but_of: Collection[str] = ()) -> None:
+    """Delete an interval's checkpoints but those of some runs, by their paths from the folder."""
     for path in (folder / "runs" / f"interval-{interval:03d}").glob("*/*/checkpoints"):
-        shutil.rmtree(path, ignore_errors=True)
+        if str(path.parent.relative_to(folder)) not in but_of:
+            shutil.rmtree(path, ignore_errors=True)

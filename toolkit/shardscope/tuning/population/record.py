@@ -25,7 +25,10 @@ class PopulationError(ShardscopeError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked: `job` and `space` as JSON; the rest as `train_population` takes it."""
+    """What was asked: `job` and `space` as JSON; the rest as `train_population` takes it.
+
+    `own` are the objectives that are functions of the user's; None in a journal that does not say.
+    """
 
     job: Mapping[str, Any]
     space: Mapping[str, Any]
@@ -36,6 +39,7 @@ class Plan:
     quantile: float
     resample: float
     seed: int
+    own: tuple[str, ...] | None = field(default=None, compare=False)
 
     @property
     def steps(self) -> int:
@@ -101,10 +105,14 @@ class Course:
         return course
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """One more line. Of two that say the same of a member's interval, the first counts."""
+        """One more line. Of two that say the same of a member's interval, the first counts.
+
+        Raises:
+            PopulationError: It was begun when ``accuracy`` was an objective, the more the better.
+        """
         kind, fields = line["event"], {key: value for key, value in line.items() if key not in ("event", "t")}
         if kind == "plan":
-            self.plan = Plan(**{**fields, "objectives": tuple(fields["objectives"])})
+            self.plan = _plan_of(fields)
         elif kind == "moves":
             moves = [Move(**move) for move in fields["moves"]]
             self.moves.setdefault(fields["interval"], moves)
@@ -123,6 +131,17 @@ class Course:
     def last_interval(self) -> int:
         """The last that all members have ended; 0 for none."""
         return max((interval for interval in self.moves if self.is_over(interval)), default=0)
+
+
+def _plan_of(fields: Mapping[str, Any]) -> Plan:
+    own = None if fields.get("own") is None else tuple(fields["own"])
+    plan = Plan(**{**fields, "objectives": tuple(fields["objectives"]), "own": own})
+    if "accuracy" in plan.objectives and "accuracy" not in (own or ()):
+        raise PopulationError(
+            "this population was begun with the objective 'accuracy', the more the better, and objectives are now the "
+            "less the better; train a new one, in another folder, with objectives='error'"
+        )
+    return plan
 
 
 def plan_line(plan: Plan) -> dict[str, Any]:

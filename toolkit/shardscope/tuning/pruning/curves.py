@@ -25,18 +25,21 @@ class Improvement(NamedTuple):
     """Quality at the end over quality there, at most 1."""
     num_trials: int
 
-    def best_end(self, quality: float) -> float:
-        """The best end of a trial that stands at `quality` and improves no more, in difference and in proportion.
+    def best_end(self, quality: float, *, caution: float = 1.0) -> float:
+        """The end of a trial that stands at `quality` and improves `caution` times as much as the best of them did.
 
-        The higher of the two: from a high loss differences bound more, from a low one proportions.
+        In difference and in proportion, and the higher of the two: from a high loss differences bound more, from a low
+        one proportions.
 
         Example:
             >>> Improvement(gain=1.0, factor=0.5, num_trials=4).best_end(0.6)
             0.3
+            >>> Improvement(gain=1.0, factor=0.5, num_trials=4).best_end(0.6, caution=2)
+            0.15
         """
         if quality <= 0:
-            return quality - self.gain
-        return max(quality - self.gain, quality * self.factor)
+            return quality - self.gain * caution
+        return max(quality - self.gain * caution, quality * self.factor / caution)
 
 
 def curve_of(measured: Measured, objective: str, steps: int) -> list[Point]:

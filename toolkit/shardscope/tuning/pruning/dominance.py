@@ -1,17 +1,22 @@
-"""Dominance pruning: a trial stops once some finished trial beats the best that it can still come to.
+"""Dominance pruning: a trial stops once some finished trial beats in everything what it may still come to.
 
 Of several objectives only quality needs the whole run: time, bytes and memory of all steps are known after a few. So
 at every evaluation a trial gets an optimistic point. Its quality is what it would come to if it improved as much as
-the best improver among the study's finished trials did from the same share of its samples (`curves`). Its time and
-bytes are those of all its steps at the present pace. Where a finished trial is at least as good as that point in
-everything and better in something, the rest of the run cannot bring it onto the front.
+the best improver among the study's finished trials did from the same share of its samples (`curves`), and half as much
+again beside a finished trial that costs no less. Its time and bytes are those of all its steps at the present pace.
+Where a finished trial is at least as good as that point in everything and better in something, the rest of the run is
+unlikely to bring it onto the front. It is a guess: of trials that were run to their ends all the same three in ten
+ended better than that, which cost the front next to nothing, for they seldom ended on it
+(`tests/benchmarks/tuning_search.py`). While its rate still warms up a trial is not judged, as it looks bad then, nor
+close to its end, where nothing is saved.
 
 Times are noisy: of two runs alike one is the quicker, and would be on the front for that alone. So a trial counts as
 quicker than a finished one only if it is so by more than a tenth. Bytes are exact but for a few that only the first
 step of a run sends.
 
-What it rests on: that no curve improves more than every finished one did, and that all steps send alike. Where they do
-not (methods that warm up, that average now and then, or whose bits move), only what has been spent already counts.
+What it rests on: that no curve improves much more than every finished one did, and that all steps send alike. Where
+they do not (methods that warm up, that average now and then, or whose bits move), only what has been spent already
+counts.
 """
 
 from __future__ import annotations
@@ -22,15 +27,21 @@ from dataclasses import dataclass
 from optuna.trial import FrozenTrial, TrialState
 
 from shardscope.errors import SpecError
-from shardscope.spec import Compression, Job
+from shardscope.spec import Job
 from shardscope.spec.units import seconds_text
 from shardscope.tuning.definition import QUALITIES, Definition
 from shardscope.tuning.driver import Live
 from shardscope.tuning.measured import Measured
 from shardscope.tuning.pruning.curves import Improvement, curve_of, improvement
+from shardscope.tuning.pruning.outlook import at_least
 from shardscope.tuning.records import MEASURED, measured_from
 
-LEAST_FINISHED = 4
+LEAST_FINISHED = 6
+CAUTION = 1.5
+"""How many times as much as the best improver a trial is given where nothing but quality tells it from a finished one.
+Beside one that also sends less or takes less time it is given as much: on the front it would be a near thing anyway."""
+_LATEST = 0.85
+"""Share of the samples after which a trial is left to end: it then has values, and hardly costs more."""
 QUICKER_BY = 0.1
 """A median step of a run differed by 3 to 10 % from that of a run alike, one after the other on a busy machine."""
 _SAME = 1e-3
@@ -77,26 +88,46 @@ class Dominance:
             raise SpecError(f"quicker_by={self.quicker_by} is no share of a time; use -1 to 1, both left out")
 
     def reason(self, live: Live, trials: list[FrozenTrial]) -> str | None:
-        """By which trial the running one is beaten whatever it still does, and in what figures; None if by none."""
+        """Which trial beats what the running one may come to, and in what figures; None if none does."""
         finished = finished_of(trials, self.definition.objectives)
         return self.judge(live.measured, live.job, finished)
 
     def judge(self, measured: Measured, job: Job, finished: Sequence[Finished]) -> str | None:
         """The same from figures alone."""
         share = measured.curve[-1][0] / job.steps if measured.curve else 0.0
-        if not 0 < share < 1 or len(finished) < self.least_finished:
+        if not 0 < share <= _LATEST or len(finished) < self.least_finished:
             return None
+        if measured.curve[-1][0] <= job.schedule.warmup_steps:
+            return None
+        point, cautious = (self._point(measured, job, share, finished, caution) for caution in (1.0, CAUTION))
+        if point is None or cautious is None:
+            return None
+        beaten = [
+            (other, against)
+            for other in finished
+            for against in (point if self._is_cheaper(other.values, point) else cautious,)
+            if self._beats(other.values, against)
+        ]
+        if not beaten:
+            return None
+        winner, against = min(beaten, key=lambda pair: [pair[0].values[n] for n in point if n in QUALITIES])
+        return _sentence(winner, against, share)
+
+    def _point(
+        self, measured: Measured, job: Job, share: float, finished: Sequence[Finished], caution: float
+    ) -> dict[str, float] | None:
+        """What a trial may come to in each objective; None where nothing can be said of one yet."""
         point: dict[str, float] = {}
         for name in self.definition.objectives:
-            value = self._best(name, measured, job, share, finished)
+            value = self._best(name, measured, job, share, finished, caution=caution)
             if value is None:
                 return None
             point[name] = value
-        winners = [other for other in finished if self._beats(other.values, point)]
-        if not winners:
-            return None
-        winner = min(winners, key=lambda other: [other.values[n] for n in point if n in QUALITIES])
-        return _sentence(winner, point, share)
+        return point
+
+    def _is_cheaper(self, values: Mapping[str, float], point: Mapping[str, float]) -> bool:
+        """Whether a finished trial is better, beyond noise, in something that is not quality."""
+        return any(values[n] * (1 + abs(self._leeway(n))) < point[n] for n in point if n not in QUALITIES)
 
     def _beats(self, values: Mapping[str, float], point: Mapping[str, float]) -> bool:
         """Whether a finished trial is at least as good in everything and better in something."""
@@ -110,17 +141,23 @@ class Dominance:
         return self.quicker_by if name == "seconds" else _SAME
 
     def _best(
-        self, name: str, measured: Measured, job: Job, share: float, finished: Sequence[Finished]
+        self,
+        name: str,
+        measured: Measured,
+        job: Job,
+        share: float,
+        finished: Sequence[Finished],
+        *,
+        caution: float,
     ) -> float | None:
         """The least that an objective may come to; None where nothing can be said yet."""
         if name not in QUALITIES:
-            steps = job.steps if is_steady(job.compression) else min(measured.steps, job.steps)
-            return measured.objective(name, steps)
+            return at_least(name, measured, job)
         own = curve_of(measured, name, job.steps)
         if not own or own[-1][0] < share:  # the newest value is no number
             return None
         best = improvement_of(finished, name, share)
-        return best.best_end(own[-1][1]) if best.num_trials >= self.least_finished else None
+        return best.best_end(own[-1][1], caution=caution) if best.num_trials >= self.least_finished else None
 
 
 def improvement_of(finished: Sequence[Finished], objective: str, share: float) -> Improvement:
@@ -140,25 +177,17 @@ def finished_of(trials: Sequence[FrozenTrial], objectives: Sequence[str]) -> lis
     return found
 
 
-def is_steady(compression: Compression) -> bool:
-    """Whether every step sends alike and takes alike, so that some steps tell of all.
-
-    Example:
-        >>> is_steady(Compression("topk")), is_steady(Compression("onebit-adam"))
-        (True, False)
-    """
-    return compression.kind != "steps" and "update_every" not in compression.settings
-
-
 def _sentence(winner: Finished, point: Mapping[str, float], share: float) -> str:
-    figures = ", ".join(
-        f"{name} {_text(name, winner.values[name])} against {_text(name, value)}"
-        for name, value in point.items()
-    )
+    figures = ", ".join(_against(name, winner.values[name], value) for name, value in point.items())
     return (
-        f"trial {winner.number} beats the best that this one can still come to, judged at {share:.0%} of its samples: "
-        f"{figures}"
+        f"trial {winner.number} beats what this one may come to, judged at {share:.0%} of its samples by how the best "
+        f"so far improved: {figures}"
     )
+
+
+def _against(name: str, winner: float, value: float) -> str:
+    told = f"{name} {_text(name, winner)} against {_text(name, value)}"
+    return f"{told}, which is within noise" if winner > value else told
 
 
 def _text(name: str, value: float) -> str:

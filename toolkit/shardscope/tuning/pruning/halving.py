@@ -11,7 +11,7 @@ What a trial's state is, is in its attributes: ``paused`` names the rung it came
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,13 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from shardscope.errors import SpecError, StudyError
+from shardscope.spec import Job
 from shardscope.tuning.definition import QUALITIES, Definition
 from shardscope.tuning.measured import Measured
 from shardscope.tuning.population.exploit import ranked
 from shardscope.tuning.pruning.curves import at, curve_of
-from shardscope.tuning.records import MEASURED, NOT_COUNTED, PAUSED, measured_from
+from shardscope.tuning.pruning.outlook import expected
+from shardscope.tuning.records import MEASURED, PAUSED, measured_from, not_counted
 
 _RUNGS = "rungs"
 """The study's attribute."""
@@ -131,38 +133,45 @@ class Paused:
         return {PAUSED: {"rung": self.rung, "steps": self.steps, "runs": list(self.runs), "host": self.host}}
 
 
-def best(trials: Sequence[FrozenTrial], rung: int, rungs: Rungs, objectives: Sequence[str]) -> list[int]:
+JobOf = Callable[[FrozenTrial], Job]
+"""The job of a trial."""
+
+
+def best(
+    trials: Sequence[FrozenTrial], rung: int, rungs: Rungs, objectives: Sequence[str], job_of: JobOf
+) -> list[int]:
     """The numbers of the trials that came to a rung, the best first.
 
-    By what they had come to there: their quality at that share of the samples, and time, bytes and memory of the
-    whole trial, which are known by then. With several objectives in the order of non-dominated fronts, those in
-    sparse places first.
+    By what they had come to there: their quality at that share of the samples, and time, bytes and memory that the
+    whole trial is expected to come to (`outlook`). With several objectives in the order of non-dominated fronts, those
+    in sparse places first.
     """
     costs: dict[int, tuple[float, ...]] = {}
     for trial in trials:
         measured = measured_from(trial.user_attrs.get(MEASURED))
-        if (
-            trial.user_attrs.get(NOT_COUNTED) is not None
-            or trial.state == TrialState.FAIL
-            or measured is None
-        ):
+        if not_counted(trial) is not None or trial.state == TrialState.FAIL or measured is None:
             continue
         steps = _steps(trial, measured, rung)
         if steps is not None:
             until = rungs.untils(steps)[rung]
-            costs[trial.number] = tuple(_cost(name, measured, steps, until) for name in objectives)
+            job = job_of(trial)
+            costs[trial.number] = tuple(_cost(name, measured, job, until) for name in objectives)
     return ranked(costs)
 
 
 def promotable(
-    trials: Sequence[FrozenTrial], held: Mapping[int, int], rungs: Rungs, objectives: Sequence[str]
+    trials: Sequence[FrozenTrial],
+    held: Mapping[int, int],
+    rungs: Rungs,
+    objectives: Sequence[str],
+    job_of: JobOf,
 ) -> int | None:
     """The trial to go on with next, of those `held` at a rung (by number); None where none is good enough.
 
     From the highest rung down.
     """
     for rung in sorted(set(held.values()), reverse=True):
-        order = best(trials, rung, rungs, objectives)
+        order = best(trials, rung, rungs, objectives, job_of)
         for number in order[: len(order) // rungs.eta]:
             if held.get(number) == rung:
                 return number
@@ -170,11 +179,16 @@ def promotable(
 
 
 def furthest(
-    trials: Sequence[FrozenTrial], held: Mapping[int, int], rungs: Rungs, objectives: Sequence[str]
-) -> int:
-    """The best of those held at the highest rung."""
+    trials: Sequence[FrozenTrial],
+    held: Mapping[int, int],
+    rungs: Rungs,
+    objectives: Sequence[str],
+    job_of: JobOf,
+) -> int | None:
+    """The best of those held at the highest rung; None where none of them counts."""
     rung = max(held.values())
-    return next(number for number in best(trials, rung, rungs, objectives) if held.get(number) == rung)
+    order = best(trials, rung, rungs, objectives, job_of)
+    return next((number for number in order if held.get(number) == rung), None)
 
 
 def _steps(trial: FrozenTrial, measured: Measured, rung: int) -> int | None:
@@ -185,9 +199,9 @@ def _steps(trial: FrozenTrial, measured: Measured, rung: int) -> int | None:
     return paused.steps if paused is not None and paused.rung >= rung else None
 
 
-def _cost(name: str, measured: Measured, steps: int, until: int) -> float:
-    is_quality = name in QUALITIES
-    value = (
-        at(curve_of(measured, name, steps), until / steps) if is_quality else measured.objective(name, steps)
-    )
+def _cost(name: str, measured: Measured, job: Job, until: int) -> float:
+    if name in QUALITIES:
+        value = at(curve_of(measured, name, job.steps), until / job.steps)
+    else:
+        value = expected(name, measured, job)
     return math.inf if value is None else value

@@ -23,16 +23,24 @@ from shardscope.tuning.pruning.dominance import Dominance
 
 _STARTUP = 4
 """Trials that finish before any is pruned."""
+_LEARNS_AT_FIRST = 3
+"""Of a trial's evaluations, the part before it is compared: a rate that still warms up looks bad early."""
 _KEPT = 25.0
 _PATIENCE = 2
 
 
-def _median(_: int) -> BasePruner:
-    return optuna.pruners.MedianPruner(n_startup_trials=_STARTUP, n_warmup_steps=1)
+def _warm_up(evaluations: int) -> int:
+    return max(1, evaluations // _LEARNS_AT_FIRST)
 
 
-def _percentile(_: int) -> BasePruner:
-    return optuna.pruners.PercentilePruner(_KEPT, n_startup_trials=_STARTUP, n_warmup_steps=1)
+def _median(evaluations: int) -> BasePruner:
+    return optuna.pruners.MedianPruner(n_startup_trials=_STARTUP, n_warmup_steps=_warm_up(evaluations))
+
+
+def _percentile(evaluations: int) -> BasePruner:
+    return optuna.pruners.PercentilePruner(
+        _KEPT, n_startup_trials=_STARTUP, n_warmup_steps=_warm_up(evaluations)
+    )
 
 
 def _hyperband(evaluations: int) -> BasePruner:
@@ -50,7 +58,7 @@ def _patient(evaluations: int) -> BasePruner:
 
 
 PRUNERS: Mapping[str, tuple[Callable[[int], BasePruner] | None, str]] = {
-    "dominance": (None, "stops what a finished trial beats whatever it still does; the default for several objectives"),
+    "dominance": (None, "stops what a finished trial beats in all it may come to; the default for several objectives"),
     "median": (_median, "stops what is worse than the median was by then; the default for one objective"),
     "percentile": (_percentile, "the same, with the best quarter in place of the median"),
     "hyperband": (_hyperband, "successive halving in brackets, some stricter than others"),
@@ -128,15 +136,24 @@ class ByOptuna:
             )
         return cls(pruner, name, definition.objectives[0])
 
+    @property
+    def _column(self) -> int:
+        return 1 + QUALITIES.index(self.objective)
+
+    def report(self, live: Live) -> None:
+        """Tell the study of evaluations that it does not know of yet."""
+        curve = live.measured.curve
+        for index in range(self.reported.get(live.number, 0), len(curve)):
+            live.trial.report(curve[index][self._column], index + 1)
+            self.reported[live.number] = index + 1
+
     def reason(self, live: Live, _: list[FrozenTrial]) -> str | None:
         """Why Optuna would stop the trial, None if it would not."""
-        curve, column = live.measured.curve, 1 + QUALITIES.index(self.objective)
-        for index in range(self.reported.get(live.number, 0), len(curve)):
-            live.trial.report(curve[index][column], index + 1)
-            self.reported[live.number] = index + 1
+        self.report(live)
+        curve = live.measured.curve
         if not curve or curve[-1][0] >= live.job.steps or not live.trial.should_prune():
             return None
         return (
             f"the pruner {self.name} stopped it at {curve[-1][0] / live.job.steps:.0%} of its samples: "
-            f"{self.objective} {curve[-1][column]:.4g} is not among those that go on there"
+            f"{self.objective} {curve[-1][self._column]:.4g} is not among those that go on there"
         )

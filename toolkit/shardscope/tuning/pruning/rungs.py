@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -23,11 +24,14 @@ from shardscope.runtime.rundir import this_host
 from shardscope.spec import Job
 from shardscope.spec.space import Value
 from shardscope.tuning import recovery
-from shardscope.tuning.driver import Driver, Live, not_launched
+from shardscope.tuning.apply import apply
+from shardscope.tuning.drawing import constrain
+from shardscope.tuning.driver import TOLD_WITHIN_S, Driver, Live, not_launched
 from shardscope.tuning.measured import Measured, Meter
-from shardscope.tuning.pruning import halving
-from shardscope.tuning.pruning.halving import Paused, Rungs
-from shardscope.tuning.records import MEASURED, REASON, RUN, is_paused, measured_to
+from shardscope.tuning.pruning import halving, leftovers
+from shardscope.tuning.pruning.halving import JobOf, Paused, Rungs
+from shardscope.tuning.records import MEASURED, REASON, RUN, from_study, is_paused, measured_to
+from shardscope.tuning.storage import within
 
 
 @dataclass
@@ -51,36 +55,64 @@ class HalvingDriver(Driver):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._beat = time.monotonic()
+        self._swept: set[str] = set()
+        self._is_swept = False
 
     # What to do next.
 
     def tick(self) -> bool:
         if time.monotonic() - self._beat > recovery.beat_s():
             self._beat = time.monotonic()
-            for number in self.held:
-                self.patience(self.ledger.write, number, {recovery.HEARTBEAT: time.time()})
-        return super().tick()
+            for number in list(self.held):
+                if not self.patience(self.ledger.write, number, {recovery.HEARTBEAT: time.time()}):
+                    del self.held[number]  # somebody has taken it over
+        has_more = super().tick()
+        if not self._is_swept:
+            self._sweep()
+        return has_more
+
+    def _sweep(self) -> None:
+        """Delete checkpoints that nobody goes on from any more, but for those that the user has asked for."""
+        self._is_swept = True
+        asked = self.definition.job.checkpoint
+        if asked.every is None and not asked.at_end:
+            trials = self.patience(self.study.get_trials, deepcopy=False)
+            for run in leftovers.unneeded(trials) - self._swept:
+                leftovers.delete(run, self.folder)
+                self._swept.add(run)
 
     def _start(self) -> bool:
-        number = halving.promotable(*self._rung_state()) if self.held else None
+        state = self._rung_state() if self.held else None
+        number = None if state is None else halving.promotable(*state)
         if number is not None:
             self._promote(number)
             return True
         return super()._start() or (bool(self.held) and not self.live and self._end())
 
-    def _rung_state(self) -> tuple[list[FrozenTrial], dict[int, int], Rungs, tuple[str, ...]]:
+    def _rung_state(self) -> tuple[list[FrozenTrial], dict[int, int], Rungs, tuple[str, ...], JobOf]:
         trials = self.patience(self.study.get_trials, deepcopy=False)
+        for trial in trials:
+            if trial.state.is_finished():
+                self.held.pop(trial.number, None)  # somebody has taken it over
         at_rung = {number: held.paused.rung for number, held in self.held.items()}
-        return trials, at_rung, self.rungs, self.definition.objectives
+        return trials, at_rung, self.rungs, self.definition.objectives, self._job_of
+
+    def _job_of(self, trial: FrozenTrial) -> Job:
+        settings = from_study(trial.params, self.definition.space)
+        return apply(self.definition.job, settings, equal=self.definition.equal)
 
     def _end(self) -> bool:
         """Nothing is left to begin: have the best finished if none has, then give the others up."""
         state = self._rung_state()
+        if not self.held:
+            return False
         if any(trial.state == TrialState.RUNNING and not is_paused(trial) for trial in state[0]):
             return False  # another driver's may still come to a rung, and more than now be promoted for it
         if not any(trial.state == TrialState.COMPLETE for trial in state[0]):
-            self._promote(halving.furthest(*state))
-            return True
+            number = halving.furthest(*state)
+            if number is not None:
+                self._promote(number)
+            return number is not None
         for number, held in list(self.held.items()):
             share = self.rungs.shares[held.paused.rung]
             self._give_up(number, f"not among the best 1 in {self.rungs.eta} at {share:.0%} of its samples")
@@ -90,8 +122,8 @@ class HalvingDriver(Driver):
 
     def _launch(self, trial: optuna.Trial, params: Mapping[str, Value], job: Job) -> None:
         paused = Paused.of(trial.user_attrs)
-        if paused is not None and _is_here(paused):
-            self.patience(trial.set_constraint, "possible", 0.0)
+        if paused is not None and self._is_here(paused):
+            self.patience(constrain, trial, 0.0)
             self.patience(trial.set_user_attr, RUN, paused.runs[-1])
             self.held[trial.number] = Held(trial, params, job, meter_of(paused.runs), paused)
             return
@@ -124,12 +156,13 @@ class HalvingDriver(Driver):
         if live.run.job.until is None:
             super()._complete(live)
             return
+        self._report(live)
         earlier = self._paused(live.number)
         paused = self._after(earlier, live.run)
-        self.patience(
-            self.ledger.write, live.number, {MEASURED: measured_to(live.measured), **paused.to_attrs()}
-        )
-        self.held[live.number] = Held(live.trial, live.params, live.job, live.meter, paused)
+        attrs = {MEASURED: measured_to(live.measured), **paused.to_attrs()}
+        if self.patience(self.ledger.write, live.number, attrs):  # else somebody has taken it over
+            self.held[live.number] = Held(live.trial, live.params, live.job, live.meter, paused)
+        self._is_swept = False
         self._drop(live)
 
     def _paused(self, number: int) -> Paused | None:
@@ -138,7 +171,7 @@ class HalvingDriver(Driver):
 
     def _after(self, earlier: Paused | None, run: Run) -> Paused:
         rung = self.rungs.untils(run.job.steps).index(run.job.last_step)
-        runs = () if earlier is None or not _is_here(earlier) else earlier.runs
+        runs = () if earlier is None or not self._is_here(earlier) else earlier.runs
         return Paused(rung, run.job.steps, (*runs, str(run.path)), this_host())
 
     # Ends.
@@ -157,13 +190,23 @@ class HalvingDriver(Driver):
         attrs = {REASON: reason, MEASURED: measured_to(held.meter.poll())}
         self._tell(held.trial, None, TrialState.PRUNED, attrs)
 
+    def _tell(
+        self, trial: optuna.Trial, values: list[float] | None, state: TrialState, attrs: Mapping[str, Any]
+    ) -> None:
+        super()._tell(trial, values, state, attrs)
+        self._is_swept = False
+
     def stop(self) -> None:
         super().stop()
+        paused = list(self.held)
         self.held.clear()  # paused they stay, and whoever goes on with the study takes them over
+        if paused:
+            within(TOLD_WITHIN_S, self.patience, recovery.leave, self.ledger, paused, self._me)
 
     # What drivers that are gone have left behind.
 
     def _adopt(self, trial: FrozenTrial, trials: list[FrozenTrial]) -> None:
+        self._is_swept = False
         run, earlier = self._run_of(trial), Paused.of(trial.user_attrs)
         if run is None or run.state != "completed" or run.job.until is None:
             super()._adopt(trial, trials)
@@ -176,7 +219,11 @@ class HalvingDriver(Driver):
 
     def _measured_of(self, trial: FrozenTrial, run: Run) -> Measured:
         earlier = Paused.of(trial.user_attrs)
-        return meter_of((*(earlier.runs if earlier else ()), str(run.path))).poll()
+        runs = () if earlier is None or not self._is_here(earlier) else earlier.runs
+        return meter_of((*runs, str(run.path))).poll()
+
+    def _is_here(self, paused: Paused) -> bool:
+        return paused.host == this_host() and all(map(self._has, paused.runs))
 
 
 def meter_of(runs: tuple[str, ...]) -> Meter:
@@ -188,7 +235,3 @@ def meter_of(runs: tuple[str, ...]) -> Meter:
         meter.go_on(run)
         meter.poll()
     return meter
-
-
-def _is_here(paused: Paused) -> bool:
-    return paused.host == this_host() and all((Path(run) / "job.json").is_file() for run in paused.runs)

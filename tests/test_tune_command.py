@@ -1,0 +1,187 @@
+"""`shardscope tune`: a study from a shell, stopped, taken up again, and mistakes in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState
+
+from shardscope import PowersOfTwo, cli
+from shardscope.commands._space import read_space
+from shardscope.commands._study import StudyProgress
+from shardscope.errors import SpecError
+from shardscope.tuning.session import Session
+
+pytestmark = pytest.mark.timeout(120)
+JOB = ["--model", "mlp", "--ranks", "2", "--steps", "4"]
+RATES = ["--space", "optimizer.lr=1e-3:1e-1:log"]
+
+
+class TestSpace:
+    def test_intervals_choices_and_batches(self) -> None:
+        assert read_space(
+            ["optimizer=adamw,lamb", "optimizer[lamb].lr=1e-3:0.1:log", "warmup=0:0.3", "batch=32:256", "seed=1,2"]
+        ) == {
+            "optimizer": ["adamw", "lamb"], "optimizer[lamb].lr": (1e-3, 0.1, "log"), "warmup": (0, 0.3),
+            "batch": PowersOfTwo(32, 256), "seed": [1, 2],
+        }  # fmt: skip
+
+    def test_strategies_have_colons_of_their_own_and_nothing_is_no_space(self) -> None:
+        assert read_space(["strategy=ring,pipeline:gpipe"]) == {"strategy": ["ring", "pipeline:gpipe"]}
+        assert read_space([]) is None
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (["lr"], "is no NAME=RANGE"),
+            (["optimizer.lr="], "is no NAME=RANGE"),
+            (["optimizer.lr=1:x"], "is no interval; write optimizer.lr=LOW:HIGH"),
+            (["optimizer.lr=1:2:lin"], "is no interval"),
+            (["seed=1,2", "seed=3,4"], "names 'seed' twice"),
+        ],
+    )
+    def test_what_it_cannot_read_is_named(self, options: list[str], said: str) -> None:
+        with pytest.raises(SpecError) as caught:
+            read_space(options)
+        assert said in str(caught.value)
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["--space", "optimizer.lr=0.1"], "leaves nothing to search; write optimizer.lr=LOW:HIGH"),
+            (["--space", "optimizr=adamw,lamb"], "optimizer"),
+            (["--space", "batch=30:60"], "no power of two"),
+            ([*RATES, "--objective", "lss"], "did you mean 'loss'"),
+            ([*RATES, "--sampler", "tpp"], "did you mean 'tpe'"),
+            ([*RATES, "--trials", "0"], "trials=0"),
+            ([*RATES, "--storage", "nonsense"], "storage="),
+            (["--resume", "nothing"], "--model describes a study, and --resume names one that has begun"),
+        ],
+    )
+    def test_they_are_one_line_with_a_way_out_and_status_two(
+        self, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main(["tune", "--model", "mlp", *options]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("shardscope: ")
+        assert error.count("\n") == 1
+        assert words in error
+
+    def test_a_study_that_is_not_there_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["tune", "--report", "nothing"]) == 2
+        assert "there is no study 'nothing'" in capsys.readouterr().err
+
+    def test_a_study_that_completes_no_trial_ends_with_one_and_the_last_reason(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        options = [
+            "--optimizer",
+            "sgd",
+            "--space",
+            "optimizer.lr=1e30,1e29",
+            "--trials",
+            "1",
+            "--objective",
+            "loss",
+        ]
+        assert cli.main(["tune", *JOB, *options, "--name", "diverges"]) == 1
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("shardscope: no trial was completed, the last because ")
+
+    def test_time_that_is_over_before_the_study_begins_is_one_sentence_after_what_it_was_doing(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        link = ["--link-bandwidth", "1 Gbit/s", "--link-latency", "1 s"]
+        assert cli.main(["tune", *JOB, *link, "--name", "late", "--timeout", "0.1"]) == 2
+        doing, error = capsys.readouterr().err.splitlines()
+        assert doing.startswith("Measuring the gradient noise scale over 4 steps")
+        assert error.startswith("shardscope: stopped before the study began")
+
+
+class TestProgress:
+    def test_where_lines_can_be_rewritten_the_last_says_what_runs(self) -> None:
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        session = Session.open(cli_job(), {"optimizer.lr": (1e-3, 1e-1)}, trials=4, name="progress")
+        progress = StudyProgress(session, stream=Terminal())
+        trial = session.study.ask()
+        trial.suggest_float("optimizer.lr", 1e-3, 1e-1)
+        session.study.tell(trial, [0.5, 2.0, 1500.0], TrialState.COMPLETE)
+        progress.draw()
+        written = progress._stream.getvalue()
+        assert "trial 0  complete  loss 0.5  seconds 2 s  bytes 1.5 kB  optimizer.lr=" in written
+        assert written.endswith("\r\x1b[K██████░░░░░░░░░░░░░░░░░░ 1/4 trials")
+        progress.close()
+        assert progress._stream.getvalue().count("trial 0  complete") == 1
+
+
+def cli_job() -> Any:
+    from shardscope.commands._job import build_job
+
+    return build_job(cli.build_parser().parse_args(["tune", *JOB]))
+
+
+class TestRealStudies:
+    def test_a_study_is_run_reported_and_gone_on_with(
+        self, runs_root: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main(["tune", *JOB, *RATES, "--trials", "2", "--name", "small"]) == 0
+        printed = capsys.readouterr()
+        assert [line.split("  ")[:2] for line in printed.err.splitlines()] == [
+            ["trial 0", "complete"], ["trial 1", "complete"],
+        ]  # fmt: skip
+        journal = runs_root / "studies/small/journal.log"
+        assert printed.out.splitlines()[0].split() == ["trial", "loss", "seconds", "bytes", "settings"]
+        assert f"The study is in {journal}\n" in printed.out
+        assert f"optuna-dashboard {shlex.quote(str(journal))}" in printed.out
+        assert cli.main(["tune", "--resume", "small", "--trials", "3", "--json"]) == 0
+        resumed = capsys.readouterr()
+        assert resumed.err == ""
+        assert cli.main(["tune", "--report", "small", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told == json.loads(resumed.out)
+        assert told["states"] == {"complete": 3}
+        assert all(trial["values"]["loss"] > 0 for trial in told["trials"])
+        assert told["where"] == str(journal)
+
+    def test_an_interrupt_loses_nothing_and_says_how_to_go_on(
+        self, runs_root: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        options = [*JOB[:-1], "200", *RATES, "--trials", "2", "--name", "stopped", "--root", str(runs_root)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "shardscope.cli", "tune", *options], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        self.wait_for_steps(runs_root)
+        os.kill(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130, err
+        again = err.splitlines()[-1].partition("Go on with: ")[2]
+        assert shlex.split(again)[:4] == ["shardscope", "tune", "--resume", "stopped"]
+        assert cli.main([*shlex.split(again)[1:], "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        first, *others = told["trials"]
+        assert first["state"] == "failed"
+        assert not first["counted"]
+        assert [trial["state"] for trial in others] == ["complete", "complete"]
+        assert first["params"] in [trial["params"] for trial in others]
+
+    def wait_for_steps(self, root: Path) -> None:
+        deadline = time.monotonic() + 60
+        while not any('"step"' in path.read_text() for path in root.glob("studies/*/trials/*/rank-0.jsonl")):
+            assert time.monotonic() < deadline, "no trial took a step"
+            time.sleep(0.05)

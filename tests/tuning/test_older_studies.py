@@ -1,0 +1,84 @@
+"""Studies of which some things were not written down when they were begun, or whose maker was killed."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import BaseStorage
+
+import shardscope as ss
+from shardscope.errors import StudyError
+from shardscope.spec.space import Space
+from shardscope.tuning import storage as storage_module
+from shardscope.tuning.definition import Definition
+from shardscope.tuning.priors import seeds, with_baselines
+from shardscope.tuning.records import ORIGIN
+from shardscope.tuning.session import DEFAULT_OBJECTIVES, Session
+from shardscope.tuning.storage import create_or_load, open_storage
+
+JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=64)
+SPACE = {"optimizer": ["sgd", "lamb"], "optimizer.lr": (1e-3, 1e-1, "log")}
+SEEDED = with_baselines(Space(parameters=SPACE))
+
+
+def stored(name: str, space: Any, *unwritten: str) -> optuna.Study:
+    """A study in a journal, its definition where studies used to have it and without some of its fields."""
+    definition = Definition(job=JOB, space=Space(parameters=space), objectives=DEFAULT_OBJECTIVES)
+    text = json.loads(definition.model_dump_json())
+    for field in unwritten:
+        del text[field]
+    study = optuna.create_study(
+        storage=open_storage(None, name), study_name=name, directions=["minimize"] * len(DEFAULT_OBJECTIVES)
+    )
+    study.set_user_attr("shardscope", json.dumps(text))
+    return study
+
+
+def test_a_study_that_does_not_say_whether_it_has_baselines_keeps_its_space() -> None:
+    stored("unsaid", SPACE, "baselines", "batch_range").ask()
+    for given in ({}, {"job": JOB, "space": SPACE, "baselines": False}):
+        held = Session.open(name="unsaid", **given).definition.space  # type: ignore[arg-type]
+        assert held == Space(parameters=SPACE)
+    with pytest.raises(StudyError, match="the space has changed in optimizer"):
+        Session.open(JOB, SPACE, name="unsaid")
+
+
+def unseeded(name: str) -> tuple[BaseStorage, optuna.Study]:
+    """A study that is to have seeds, and has none."""
+    definition = Definition(job=JOB, space=SEEDED, objectives=DEFAULT_OBJECTIVES, baselines=True)
+    storage = open_storage(None, name)
+    return storage, create_or_load(storage, name, definition, None)[0]
+
+
+def test_seeds_that_wait_without_a_number_are_not_queued_again() -> None:
+    _, study = unseeded("unnumbered")
+    study.enqueue_trial({"optimizer": "sgd", "optimizer.lr": 0.01}, user_attrs={ORIGIN: "default"})
+    session = Session.open(name="unnumbered")
+    assert session.driver.seed is not None
+    session.driver.seed()
+    assert len(session.study.get_trials()) == 1
+
+
+def held(storage: BaseStorage) -> list[Any]:
+    """All that a storage says of its only study."""
+    (study,) = storage.get_all_studies()
+    return [study.user_attrs, study.system_attrs, storage.get_all_trials(study._study_id)]
+
+
+def test_looking_at_a_study_whose_maker_was_killed_neither_waits_nor_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage, _ = unseeded("killed")
+    before, began = held(storage), time.monotonic()
+    session = Session.open(name="killed")
+    assert (session.records(), held(storage)) == ([], before)
+    assert time.monotonic() - began < storage_module.STATED_WITHIN_S
+    monkeypatch.setattr(storage_module, "STATED_WITHIN_S", 0.1)
+    session.driver.trials = 0
+    session.driver.tick()
+    assert len(session.records()) == len(seeds(JOB, SEEDED, DEFAULT_OBJECTIVES))
+    assert session.driver.seed is None

@@ -1,0 +1,62 @@
+"""Search spaces as a shell writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from shardscope.errors import SpecError
+
+
+def read_space(options: Sequence[str]) -> dict[str, Any] | None:
+    """What ``--space NAME=RANGE`` describes, as `Space` takes it; None where there is none.
+
+    Raises:
+        SpecError: One has no such form, or a name is given twice.
+
+    Example:
+        >>> read_space(["optimizer=adamw,lamb", "optimizer.lr=1e-4:1e-1:log"])
+        {'optimizer': ['adamw', 'lamb'], 'optimizer.lr': (0.0001, 0.1, 'log')}
+    """
+    space: dict[str, Any] = {}
+    for option in options:
+        name, equals, text = option.partition("=")
+        if not (name and equals and text):
+            raise SpecError(
+                f"--space {option!r} is no NAME=RANGE; write for example optimizer.lr=1e-4:1e-1:log or "
+                "optimizer=adamw,lamb"
+            )
+        if name in space:
+            raise SpecError(f"--space names {name!r} twice; name it once")
+        space[name] = _parameter(name, text, option)
+    return space or None
+
+
+def _parameter(name: str, text: str, option: str) -> Any:
+    """An interval where there is a colon, but for names of strategies, which have colons of their own."""
+    if ":" not in text or name == "strategy":
+        values = [_value(part) for part in text.split(",")]
+        if len(values) < 2:
+            raise SpecError(
+                f"--space {option!r} leaves nothing to search; write {name}=LOW:HIGH, or choices with a comma between"
+            )
+        return values
+    low, high, *log = text.split(":")
+    ends = [_value(low), _value(high)]
+    if log not in ([], ["log"]) or not all(isinstance(end, int | float) for end in ends):
+        raise SpecError(f"--space {option!r} is no interval; write {name}=LOW:HIGH or {name}=LOW:HIGH:log")
+    if name != "batch":
+        return (*ends, *log)
+
+    from shardscope.spec.space import PowersOfTwo
+
+    return PowersOfTwo(low=ends[0], high=ends[1])
+
+
+def _value(text: str) -> Any:
+    """A number, a truth value or a word."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

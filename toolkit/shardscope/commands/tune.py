@@ -1,0 +1,166 @@
+"""`shardscope tune`: search the settings of a job by real runs, a line a trial, the front at the end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardscope.commands._job import add_job_options, build_job
+from shardscope.commands._signals import Terminated, sigterm_interrupts
+from shardscope.commands._space import read_space
+from shardscope.commands._study import StudyProgress, as_json, as_text
+from shardscope.errors import SpecError
+
+if TYPE_CHECKING:
+    from shardscope.spec import Job
+    from shardscope.tuning.session import Session
+
+_OF_A_NEW_STUDY = ("space", "objective", "batch_range", "name")
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the parser's commands."""
+    parser = commands.add_parser(
+        "tune",
+        help="search the settings of a job by real runs",
+        description="Search the settings of a job; every trial is a real run. Ctrl-C stops it and loses nothing: "
+        "--resume NAME goes on.",
+    )
+    add_job_options(parser)
+    _add_study_options(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON and no progress")
+    parser.set_defaults(carry_out=carry_out)
+
+
+def _add_study_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--space", action="append", metavar="NAME=RANGE",
+        help="what may change: lr is optimizer.lr=1e-4:1e-1:log, a choice optimizer=adamw,lamb, a setting of one "
+        "'compression[topk].ratio=0.01:0.1', a batch batch=32:256; several times (default: what suits the job)",
+    )  # fmt: skip
+    parser.add_argument("--trials", type=int, help="trials that the study is to have in all (default: 40)")
+    parser.add_argument(
+        "--objective", action="append", metavar="NAME",
+        help="what to minimise: loss, error, seconds, bytes, memory; several times (default: loss, seconds, bytes)",
+    )  # fmt: skip
+    parser.add_argument("--name", help="name of the study (default: model and strategy)")
+    parser.add_argument("--storage", help="URL of an Optuna storage (default: a journal beside the runs)")
+    parser.add_argument("--sampler", default="auto", help="auto, tpe, gp, qmc, nsga, cma-es, random")
+    parser.add_argument(
+        "--pruner",
+        help="dominance, none; for one objective also median, hyperband, ... (default: what suits)",
+    )
+    parser.add_argument(
+        "--promote",
+        type=int,
+        metavar="N",
+        help="train all a little, and the best 1 in N on from a checkpoint",
+    )
+    parser.add_argument("--parallel", type=int, default=1, help="trials at once (default: 1)")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="stop then; --resume goes on")
+    parser.add_argument(
+        "--batch-range", choices=("noise", "job"),
+        help="without --space, centre the batches on the measured noise scale or the job's own (default: noise)",
+    )  # fmt: skip
+    parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
+    known = parser.add_mutually_exclusive_group()
+    known.add_argument("--resume", metavar="NAME", help="go on with the study of this name, as it was begun")
+    known.add_argument("--report", metavar="NAME", help="only print what the study of this name has found")
+
+
+def carry_out(arguments: argparse.Namespace) -> int:
+    """Open the study, run its trials, print the front."""
+    name = arguments.resume or arguments.report
+    if name is not None:
+        _check_nothing_new(arguments)
+    job = build_job(arguments) if name is None else None  # refused before anything slow is imported
+    space = read_space(arguments.space or ())
+    given = {
+        "trials": arguments.trials, "objectives": arguments.objective, "name": name or arguments.name,
+        "storage": arguments.storage, "sampler": arguments.sampler, "pruner": arguments.pruner,
+        "promote": arguments.promote, "parallel": arguments.parallel, "root": arguments.root,
+        "seed": arguments.seed or 0, "batch_range": arguments.batch_range or "noise",
+    }  # fmt: skip
+
+    from shardscope.tuning.noise_probe import set_after
+    from shardscope.tuning.session import Session
+
+    session, began = None, time.monotonic()
+    on_probe = None if arguments.json else _say_measuring
+    try:
+        with sigterm_interrupts():
+            with set_after(arguments.timeout) as stopping:
+                session = Session.open(job, space, stopping=stopping, on_probe=on_probe, **given)
+            if arguments.report is None:
+                _run(session, arguments, began)
+    except KeyboardInterrupt as interrupt:
+        print(f"\nstopped; nothing is lost. Go on with: {_again(session, arguments)}", file=sys.stderr)
+        return 143 if isinstance(interrupt, Terminated) else 130
+    return _tell(session, arguments)
+
+
+def _say_measuring(probe: Job) -> None:
+    print(
+        f"Measuring the gradient noise scale over {probe.last_step} steps, to centre the batches on it.",
+        file=sys.stderr,
+    )
+
+
+def _run(session: Session, arguments: argparse.Namespace, began: float) -> None:
+    progress = StudyProgress(session, quiet=arguments.json)
+    left_s = None if arguments.timeout is None else arguments.timeout - (time.monotonic() - began)
+    try:
+        session.run(timeout_s=left_s, on_tick=lambda _: progress.draw())
+    finally:
+        progress.close()
+
+
+def _tell(session: Session, arguments: argparse.Namespace) -> int:
+    """Print the outcome; 1 if a study that has all its trials completed none."""
+    records = session.records()
+    print(json.dumps(as_json(session, records), indent=2) if arguments.json else as_text(session, records))
+    counted = [record for record in records if record.counted and record.state not in ("waiting", "running")]
+    if arguments.report is None and len(counted) < session.driver.trials:
+        print(
+            f"stopped after {arguments.timeout:g} s; go on with: {_again(session, arguments)}",
+            file=sys.stderr,
+        )
+    if counted and not any(record.values for record in records):
+        print(f"shardscope: no trial was completed, the last because {counted[-1].reason}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _again(session: Session | None, arguments: argparse.Namespace) -> str:
+    """The command that goes on, with what says where the study is."""
+    if session is None:
+        return "the same command; no trial had begun"
+    parts = ["shardscope", "tune", "--resume", session.study.study_name]
+    if arguments.storage is not None:
+        parts += ["--storage", session.where]
+    if arguments.root is not None:
+        parts += ["--root", str(arguments.root)]
+    return shlex.join(parts)
+
+
+def _check_nothing_new(arguments: argparse.Namespace) -> None:
+    """Refuse what a study that was begun cannot take up.
+
+    Raises:
+        SpecError: An option would describe another study.
+    """
+    scratch = argparse.ArgumentParser()
+    add_job_options(scratch)
+    fixed = (*(name for name in vars(scratch.parse_args([])) if name != "seed"), *_OF_A_NEW_STUDY)
+    given = [name for name in fixed if getattr(arguments, name) is not None]
+    if given:
+        option = {"world_size": "ranks"}.get(given[0], given[0]).replace("_", "-")
+        raise SpecError(
+            f"--{option} describes a study, and --{'resume' if arguments.resume else 'report'} names one that has "
+            f"begun; leave --{option} out, or begin another"
+        )

@@ -1,0 +1,194 @@
+"""The first run of a study that is told no space: it measures the gradient noise scale, and centres the batches on it.
+
+The run is the job's own beginning, kept in ``<study>/probe``; it is no trial. Whoever begins the study again after a
+stop finds it there, and whoever goes on with the study finds the figure in its definition.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, get_args
+
+from optuna.storages import BaseStorage
+
+from shardscope.errors import SpecError, StudyError, unknown_name
+from shardscope.runtime import launch, runs
+from shardscope.runtime.run import Run
+from shardscope.spec import Checkpoint, Job
+from shardscope.tuning.batch_range import BatchRange, around
+from shardscope.tuning.definition import Definition
+from shardscope.tuning.feasible import MemoryLimit
+from shardscope.tuning.pruning.leftovers import delete
+from shardscope.tuning.storage import answering, begun_as
+
+BatchesAround = Literal["noise", "job"]
+_MOST_STEPS, _LEAST_STEPS = 200, 20
+_SHARE = 0.5
+"""Of the job's steps: the noise scale grows while the loss falls, fastest at first."""
+_SMOOTHING = 0.95
+"""Looks back over 20 steps, for the same reason."""
+_LOOK_EVERY_S = 0.05
+_GRACE_S = 1.0
+
+
+class NotMeasured(StudyError):
+    """Whoever began a study asked to stop before its noise scale was measured; nothing has begun."""
+
+
+@contextmanager
+def set_after(seconds: float | None) -> Iterator[threading.Event]:
+    """An event that is set after so long, if this has not been left by then; None never sets it."""
+    event = threading.Event()
+    timer = None if seconds is None else threading.Timer(min(seconds, threading.TIMEOUT_MAX), event.set)
+    if timer is not None:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield event
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def check_around(what: str) -> None:
+    """Refuse what batches cannot be centred on.
+
+    Raises:
+        SpecError: With what they can.
+    """
+    if what not in get_args(BatchesAround):
+        raise unknown_name("batch_range", what, get_args(BatchesAround))
+
+
+def ranged(
+    definition: Definition,
+    storage: BaseStorage,
+    name: str,
+    folder: Path,
+    *,
+    around_what: BatchesAround,
+    limit: MemoryLimit,
+    stopping: threading.Event | None = None,
+    on_probe: Callable[[Job], None] | None = None,
+) -> Definition:
+    """A default definition with its batches as the study was begun with, or else centred anew.
+
+    Raises:
+        NotMeasured: `stopping` was set before the noise scale was measured.
+        StudyError: Something else began the study of this name; nothing is measured then.
+    """
+    if "batch" not in definition.space.parameters:
+        return definition
+    with answering(name):
+        begun = begun_as(storage, name)
+    job = definition.job
+    found = BatchRange(own=job.batch.global_size)
+    if begun is None and around_what == "noise":
+        found = measured(job, folder / "probe", stopping, on_probe)
+        with answering(name):
+            begun = begun_as(storage, name)  # by another driver, meanwhile
+    if begun is None:
+        batches = around(job, found.critical, fits=lambda other: limit.fault(other) is None)
+        return definition.centred(batches, found)
+    if begun.batch_range is None:
+        return definition
+    return definition.centred(begun.space.parameters.get("batch"), begun.batch_range)
+
+
+def measured(
+    job: Job,
+    root: Path,
+    stopping: threading.Event | None = None,
+    on_probe: Callable[[Job], None] | None = None,
+) -> BatchRange:
+    """The critical batch size of a job by the gradient noise scale of its first steps.
+
+    Under an optimizer that preconditions (AdamW, LAMB) the batch from which on larger ones save no steps is another
+    quantity, for the noise of the preconditioned gradient; this is the gradient's own (McCandlish et al. 2018). It
+    says about where to search, and the trials say what is good. `on_probe` is called with the run's job, unless an
+    earlier attempt has left that run.
+
+    Raises:
+        NotMeasured: `stopping` was set before the run had ended.
+    """
+    own = job.batch.global_size
+    try:
+        probe = probe_of(job)
+    except SpecError as error:
+        clause = str(error).split(";")[0].removeprefix("record.noise_scale=True ")
+        return BatchRange(own=own, why_not=f"measuring the gradient noise scale {clause}")
+    run = _finished(probe, root) or _run(probe, root, stopping, on_probe)
+    delete(str(run.path), root)
+    if run.state != "completed":
+        return BatchRange(
+            own=own, run=str(run.path), why_not=f"the run that was to measure the noise scale {_end_of(run)}"
+        )
+    return _told(run, own)
+
+
+def probe_of(job: Job) -> Job:
+    """The job's first steps, its noise scale measured at each.
+
+    Raises:
+        SpecError: It cannot be measured.
+    """
+    steps = min(job.steps, _MOST_STEPS, max(_LEAST_STEPS, round(_SHARE * job.steps)))
+    record = job.record.replace(noise_scale=True, noise_every=1)
+    return job.replace(
+        record=record, until=steps if steps < job.steps else None, checkpoint=Checkpoint(), name="noise-scale"
+    )
+
+
+def _finished(probe: Job, root: Path) -> Run | None:
+    """The run of this very job that an earlier attempt has left, if it was completed."""
+    asked = probe.model_dump_json()
+    for run in runs(root) if root.is_dir() else ():
+        if run.state == "completed" and run.job.model_dump_json() == asked:
+            return run
+    return None
+
+
+def _run(
+    probe: Job, root: Path, stopping: threading.Event | None, on_probe: Callable[[Job], None] | None
+) -> Run:
+    if on_probe is not None:
+        on_probe(probe)
+    run = launch(probe, root=root)
+    try:
+        while run.is_alive:
+            if stopping is not None and stopping.is_set():
+                raise NotMeasured(
+                    "stopped before the study began, while its noise scale was measured; give it longer, or have its "
+                    "batches around the job's own (batch_range='job')"
+                )
+            time.sleep(_LOOK_EVERY_S)
+    finally:
+        if run.is_alive:
+            run.stop(_GRACE_S)
+    return run
+
+
+def _end_of(run: Run) -> str:
+    return f"failed: {str(run.error).splitlines()[0]}" if run.error is not None else f"was {run.state}"
+
+
+def _told(run: Run, own: int) -> BatchRange:
+    noise = run.noise_scale(_SMOOTHING)
+    about = {"own": own, "steps": len(noise.steps), "run": str(run.path)}
+    if (
+        noise.latest is None
+        or noise.interval is None
+        or not (math.isfinite(noise.latest) and noise.latest > 0)
+    ):
+        return BatchRange(
+            **about, why_not=f"the gradient was lost in its noise over {len(noise.steps)} steps"
+        )
+    low, high = noise.interval
+    return BatchRange(
+        **about, critical=noise.latest, low=max(low, 0.0), high=high if math.isfinite(high) else None
+    )

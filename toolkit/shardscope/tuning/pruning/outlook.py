@@ -1,0 +1,93 @@
+"""What a trial comes to over all its steps in time, bytes and memory, told from the steps that it has taken.
+
+Where every step sends alike and takes alike (`is_steady`), the present pace tells. Other methods warm up, average now
+and then, or move what they send, and their first steps say little of the later ones. Then dominance, which must wrong
+no trial, counts what has been spent (`at_least`); and halving, which must rank all trials, scales what was measured by
+what the formulas say of each step's bytes (`expected`).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.analytic.communication import compressed_bytes, stepwise_bytes
+from shardscope.runtime.steady import WARM_UP_STEPS
+from shardscope.spec import Compression, Job
+from shardscope.spec.models import model_config
+from shardscope.tuning.measured import Measured
+
+_FORMULAS = ("onebit-adam", "onebit-lamb", "local-sgd", "dgc")
+"""Methods whose steps differ as a formula says. Adaptive ones move by what they measure, so there the pace is taken."""
+_ANY_SIZE = 1_000_000
+"""Elements of a module of the user's, where only the proportion of one step's bytes to another's is asked for."""
+
+
+def is_steady(compression: Compression) -> bool:
+    """Whether every step sends alike and takes alike, so that some steps tell of all.
+
+    Example:
+        >>> is_steady(Compression("topk")), is_steady(Compression("onebit-adam"))
+        (True, False)
+    """
+    return compression.kind != "steps" and "update_every" not in compression.settings
+
+
+def at_least(name: str, measured: Measured, job: Job) -> float | None:
+    """The least that ``seconds``, ``bytes`` or ``memory`` may come to; None where nothing can be said yet."""
+    steps = job.steps if is_steady(job.compression) else min(measured.steps, job.steps)
+    return measured.objective(name, steps)
+
+
+def expected(name: str, measured: Measured, job: Job) -> float | None:
+    """What ``seconds``, ``bytes`` or ``memory`` will most likely come to; None where nothing was measured yet."""
+    is_told = name != "memory" and 0 < measured.steps < job.steps
+    if job.compression.name not in _FORMULAS or not is_told:
+        return measured.objective(name, job.steps)
+    by_formula = _sent(job.compression, _size(job), job.world_size, job.steps)
+    taken = by_formula[: measured.steps].sum()
+    scale = measured.bytes / taken if taken else float(isinstance(job.model, str))
+    if name == "bytes":
+        return float(scale * by_formula.sum()) if scale else float(measured.bytes)
+    return _seconds(measured, job, by_formula * scale)
+
+
+def _seconds(measured: Measured, job: Job, sent: npt.NDArray[np.float64]) -> float | None:
+    """The pace of the steps so far, and on a link what the others take more or less for what they send.
+
+    Without a link nothing is known of what a byte costs, and the pace stands.
+    """
+    if job.compression.period > 1 and measured.step_s is not None:  # over whole periods already
+        return measured.step_s * job.steps
+    pace = measured.plain_s if measured.step_s is None else measured.step_s
+    if pace is None or job.link is None:
+        return None if pace is None else pace * job.steps
+    counted = sent[: measured.steps]
+    usual = median(counted[WARM_UP_STEPS:] if len(counted) > WARM_UP_STEPS else counted)
+    more = (sent.sum() - usual * job.steps) / (job.world_size * job.link.bandwidth)
+    return max(pace * job.steps + float(more), (measured.compute_s or 0.0) * job.steps)
+
+
+def _size(job: Job) -> int:
+    return model_config(job.model).num_params if isinstance(job.model, str) else _ANY_SIZE
+
+
+@lru_cache(maxsize=256)
+def _sent(compression: Compression, size: int, world_size: int, steps: int) -> npt.NDArray[np.float64]:
+    """Bytes of all ranks in each step, for a model of so many elements in one bucket; shape `(steps,)`."""
+    if compression.name == "dgc":
+        found = [_dgc(compression.at_step(step), size, world_size) for step in range(1, steps + 1)]
+    else:
+        found = [
+            int(stepwise_bytes(compression, [[(size,)]], world_size, step=step, steps=steps).sum())
+            for step in range(1, steps + 1)
+        ]
+    return np.asarray(found, dtype=np.float64)
+
+
+@lru_cache(maxsize=4096)
+def _dgc(compression: Compression, size: int, world_size: int) -> int:
+    return int(compressed_bytes(compression, [(size,)], world_size).sum())
