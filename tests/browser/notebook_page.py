@@ -36,6 +36,7 @@ EVALUATE = """async (code) => {
     if (error) throw new Error(error);
     return text;
 }"""
+RESTART = "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()"
 NO_SPLASH = "() => !document.getElementById('jupyterlab-splash')"
 SHUT_DOWN = (
     "async () => { const k = jupyterapp?.shell.currentWidget?.sessionContext; if (k) await k.shutdown(); }"
@@ -78,6 +79,11 @@ class NotebookPage:
         self.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
         self.page.reload()
         self._wait_for_kernel(timeout_ms)
+
+    def restart_kernel(self, *, timeout_ms: int = 60_000) -> None:
+        """As the button with the arrow does; nothing is run again."""
+        self.page.evaluate(RESTART)
+        self.page.wait_for_function(KERNEL_IDLE, timeout=timeout_ms)
 
     def use_theme(self, theme: str) -> None:
         """Change the theme, once JupyterLab's own splash screen is gone: it trips over a second one."""

@@ -1,4 +1,4 @@
-"""A person searches: starts a study, sees the front grow, prunes and opens trials by click, stops, reloads, goes on."""
+"""A person searches: starts a study, prunes and opens trials by click, stops, reloads, restarts the kernel, goes on."""
 
 from __future__ import annotations
 
@@ -114,7 +114,36 @@ def test_start_watch_prune_open_stop_reload_and_go_on(opened):
     before = left[1].count("complete")
     press(opened, "Continue")
     complete(opened, before + 1)
+
+    known = opened.kernel("[r.number for r in lab.session.records() if r.state in ('complete', 'pruned')]")
+    opened.restart_kernel()
+    opened.run_all()
+    status(opened, "is stopped")
+    complete(opened, before + 1)
+    page.locator(".jp-OutputArea-output .ss-table", has_text="on the front").wait_for(timeout=30_000)
+    filtered(opened, "state=pruned", running)
+    press(opened, "Continue")
+    complete(opened, before + 2)
     opened.kernel("[lab.stop(), lab.wait(30)]")
-    states = opened.kernel("[r.state for r in lab.session.records()]")
-    assert states.count("complete") > before
+    records = opened.kernel("[[r.number, r.state, r.counted, r.retry_of] for r in lab.session.records()]")
+    assert {number for number, state, *_ in records if state in {"complete", "pruned"}} >= set(known)
+    assert [number for number, *_ in records] == list(range(len(records)))
+    lost = [number for number, state, counted, _ in records if state == "failed" and not counted]
+    taken = [origin for *_, origin in records if origin is not None]
+    assert sorted(taken) == sorted(lost)  # each that was cut short is run again, once
     assert opened.kernel("[lab.problem, lab.is_running]") == ["", False]
+
+
+def filtered(notebook, query, number):
+    """Type into the filter of the table; one trial is left, and the rest come back without it."""
+    table = notebook.page.locator(f"{LAB} .ss-trial-table tbody tr")
+    whole = table.count()
+    box = notebook.page.locator(f"{LAB} .ss-filter input")
+    box.fill(query)
+    notebook.page.wait_for_function(
+        f'(n) => [...document.querySelectorAll("{LAB} .ss-trial-table tbody tr")]'
+        ".map(row => Number(row.dataset.number)).join() === String(n)", arg=number, timeout=10_000,
+    )  # fmt: skip
+    assert notebook.kernel("lab.screen.table.query") == query
+    box.fill("")
+    assert table.count() == whole

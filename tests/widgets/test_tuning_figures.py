@@ -7,8 +7,10 @@ import pytest
 import shardscope as ss
 from shardscope.tuning.measured import Measured
 from shardscope.tuning.records import TrialRecord
+from shardscope.tuning.report import Report
 from shardscope_widgets import figures
-from shardscope_widgets.figures import _front, _importances, _slices, _trial_curves, _trials
+from shardscope_widgets.figures import _front, _importances, _parallel, _slices, _trial_curves, _trials
+from shardscope_widgets.tuning_lab import _summary, _table
 from shardscope_widgets.tuning_lab._relink import UNFINISHED, notes_of, relinked
 
 OBJECTIVES = ("loss", "seconds", "bytes")
@@ -122,6 +124,52 @@ def test_another_link_moves_times_and_the_front_and_says_who_has_no_place(four):
     assert _front.front_info(moved, link="10 Mbit/s").missing == 1
     waiting = relinked(trials(record(0, "running")), OBJECTIVES, lambda _: 1.0)
     assert notes_of(waiting) == {UNFINISHED: [0]}
+
+
+def test_the_order_of_trials_is_across_and_the_best_so_far_the_line():
+    found = trials(record(0, loss=0.9), record(1, loss=0.5), record(2, loss=0.7), record(3, "pruned"))
+    info = _front.front_info(found, x="trial", y="loss")
+    assert info.line == ((0.0, 0.9), (1.0, 0.5), (2.0, 0.5))
+    assert "Best of 3 complete trials: trial 1 with 0.5" in _front.front_text(info)
+
+
+def test_settings_side_by_side_have_one_axis_each_that_differs_and_the_best_at_the_bottom():
+    drawn = ({"optimizer": "adamw", "optimizer[adamw].lr": 0.01, "batch": 64}, {"optimizer": "lamb", "batch": 64},
+             {"optimizer": "adamw", "optimizer[adamw].lr": 0.1, "batch": 64})  # fmt: skip
+    found = trials(
+        *(
+            record(at, loss=loss, params=one)
+            for at, (loss, one) in enumerate(zip((1, 4, 2), drawn, strict=True))
+        )
+    )
+    info = _parallel.parallel_info(found, SPACE, objective="loss", chosen=1)
+    assert [rule.name for rule in info.rules] == ["optimizer", "lr", "loss"]
+    assert info.rules[1].ticks[-1][1] == _parallel.NOT_DRAWN
+    assert [one.places[-1] for one in info.threads] == pytest.approx([0, 1, 1 / 3])
+    assert info.threads[1].places[1] < 0 <= info.threads[0].places[1] < info.threads[2].places[1]
+    assert info.best == (0, 1)
+    spec = _parallel.parallel_spec(info)
+    assert spec["data"][-1]["customdata"] == [1] * 4  # the chosen one, above the others
+    assert figures.parallel(found, SPACE).data
+    assert "once two of them differ" in _parallel.parallel_text(_parallel.parallel_info(found[:1], SPACE))
+
+
+def test_the_table_has_a_column_a_setting_and_keys_in_seconds_and_bytes(four):
+    info = _table.table_info(four, OBJECTIVES)
+    assert info.header == ("trial", "state", "loss", "seconds", "bytes", "lr", "batch", "why")
+    assert info.texts == (1, 7)
+    assert info.rows[0]["keys"] == [0, "front", 0.5, 0.4, 1000.0, 0.01, 64, ""]
+    assert info.rows[0]["cells"][2:7] == ["0.5", "400 ms", "1 kB", "0.01", "64"]
+
+
+def test_what_stays_in_a_notebook_names_the_front_and_is_escaped(four):
+    words = Report("s<1>", "loss", (), (), (), "adamw has the lowest loss.")
+    text = _summary.summary_html(four, OBJECTIVES, words, "Study s<1> has finished.")
+    assert text.count("<tr>") == 1 + 3
+    assert "trial 0</td><td>0.5</td><td>400 ms</td><td>1 kB</td><td>0.01</td><td>64" in text
+    assert "s&lt;1&gt;" in text
+    assert "<1>" not in text
+    assert _summary.summary_html([], OBJECTIVES, words, "") == ""
 
 
 def test_every_figure_of_a_study_is_one_that_plotly_takes(four):

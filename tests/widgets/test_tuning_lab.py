@@ -223,3 +223,29 @@ def test_a_study_that_baselines_have_joined_goes_on(make_lab):
     assert len([record for record in lab.session.records() if record.counted]) == 3
     again = make_lab(JOB, space, name="joined", trials=4)
     assert "begun otherwise" not in again.screen.plan.value
+
+
+def test_the_default_search_centres_its_batches_on_the_noise_scale_and_is_found_again(make_lab):
+    job = JOB.replace(steps=40)
+    lab = make_lab(job, trials=1, name="noise")
+    lab.start()
+    assert lab.wait(60)
+    assert lab.problem == ""
+    definition = lab.session.definition
+    assert definition.batch_range.critical > 0
+    assert definition.batches in lab.screen.plan.value
+    assert lab.definition().space == definition.space
+    again = make_lab(job, name="noise")
+    again._engine.session = None
+    again._find(is_shown_as_begun=False, takes_trials=False)
+    again.refresh()
+    assert again.definition().space == definition.space
+    assert definition.batches in again.screen.plan.value
+
+
+def test_a_stop_while_the_noise_scale_is_measured_is_no_problem(make_lab):
+    lab = make_lab(JOB.replace(steps=100_000), trials=1, name="early")
+    lab.start()
+    lab.stop()
+    assert lab.wait(30)
+    assert (lab.problem, lab.session) == ("", None)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
+from shardscope.runtime.noise import Squares, batches_compared, squares_of
 from shardscope.runtime.steady import Average, per_step
 from shardscope.runtime.summary import mean_loss
 from shardscope.spec.user_code import label_of
@@ -102,6 +103,10 @@ class Trace:
         period: Steps after which what crosses the wire repeats itself; above 1 under local SGD only.
         link: What the ranks were held to, in words; empty for the machine's own.
         kept: What compression told of itself (norms of residuals, bits, ranks), by figure and step; the largest rank's.
+        noise: Of steps that measured their gradient noise, what they told.
+        batches: Samples in the two gradients that were compared for it, of a small batch and of a whole step.
+        optimizer: Its name.
+        layers: What ranks told of their layers: trust ratios, and what compression owes.
     """
 
     run_id: str
@@ -129,6 +134,10 @@ class Trace:
     period: int = 1
     link: str = ""
     kept: dict[str, dict[int, float]] = field(default_factory=dict)
+    noise: dict[int, Squares] = field(default_factory=dict)
+    batches: tuple[int, int] = (0, 0)
+    optimizer: str = ""
+    layers: list[Event] = field(default_factory=list)
     backend: str = ""
     num_params: int | None = None
     _pending: dict[int, dict[int, Event]] = field(default_factory=dict, repr=False)
@@ -148,6 +157,8 @@ class Trace:
             bound=None if bound is None or math.isinf(bound) else float(bound),
             method=getattr(compression, "name", "none"), method_label=getattr(compression, "label", "none"),
             period=getattr(compression, "period", 1), link="" if link is None else link.label,
+            batches=batches_compared(job) if getattr(getattr(job, "record", None), "noise_scale", False) else (0, 0),
+            optimizer=getattr(getattr(job, "optimizer", None), "name", ""),
         )  # fmt: skip
 
     @classmethod
@@ -189,7 +200,11 @@ class Trace:
         ranks = self._pending.setdefault(number, {})
         ranks[rank] = event
         if len(ranks) == self.world_size:
-            self.steps.append(_merge(number, list(self._pending.pop(number).values())))
+            rows = list(self._pending.pop(number).values())
+            self.steps.append(_merge(number, rows))
+            squares = squares_of(rows)
+            if squares is not None:
+                self.noise[number] = squares
 
     def _keep_spans(self, number: int, rank: int, spans: Iterable[tuple[Any, ...]]) -> None:
         new = [
@@ -232,6 +247,9 @@ class Trace:
             if isinstance(value, int | float):
                 known = self.kept.setdefault(str(name), {})
                 known[step] = max(known.get(step, -math.inf), float(value))
+
+    def _on_layers(self, event: Event) -> None:
+        self.layers.append(event)
 
     def _on_error(self, event: Event) -> None:
         self.errors.append(event)

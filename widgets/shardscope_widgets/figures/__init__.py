@@ -63,6 +63,8 @@ from shardscope_widgets.figures._importances import (
     importances_info,
     importances_text,
 )
+from shardscope_widgets.figures._layers import LayersInfo, layers, layers_info, layers_info_of, layers_text
+from shardscope_widgets.figures._layers import draw as draw_layers
 from shardscope_widgets.figures._lineage import LineageInfo, lineage, lineage_info, lineage_text
 from shardscope_widgets.figures._lineage import draw as draw_lineage
 from shardscope_widgets.figures._links import LinksInfo, links, links_info, links_text
@@ -86,10 +88,12 @@ from shardscope_widgets.figures._noise_scale import (
     NoiseScaleInfo,
     noise_scale,
     noise_scale_info,
+    noise_scale_info_of,
     noise_scale_text,
 )
 from shardscope_widgets.figures._noise_scale import draw as draw_noise_scale
 from shardscope_widgets.figures._overview import OverviewInfo, overview, overview_info
+from shardscope_widgets.figures._parallel import ParallelInfo, parallel, parallel_info, parallel_text
 from shardscope_widgets.figures._pipeline import GanttInfo, GanttOp, gantt, gantt_info, gantt_text
 from shardscope_widgets.figures._pipeline import draw as draw_gantt
 from shardscope_widgets.figures._plans import (
@@ -154,6 +158,10 @@ __all__ = [
     "MemoryBars",
     "MemoryInfo",
     "OverviewInfo",
+    "ParallelInfo",
+    "parallel",
+    "parallel_info",
+    "parallel_text",
     "RingInfo",
     "Row",
     "Shares",
@@ -221,6 +229,12 @@ __all__ = [
     "memory_plan_info",
     "memory_plan_text",
     "draw_staleness",
+    "LayersInfo",
+    "draw_layers",
+    "layers",
+    "layers_info",
+    "layers_info_of",
+    "layers_text",
     "LineageInfo",
     "draw_lineage",
     "lineage",
@@ -235,6 +249,7 @@ __all__ = [
     "draw_noise_scale",
     "noise_scale",
     "noise_scale_info",
+    "noise_scale_info_of",
     "noise_scale_text",
     "CollectivesInfo",
     "collectives",

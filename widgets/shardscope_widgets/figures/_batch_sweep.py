@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
 from shardscope.tuning.batch_sweep import BatchSweep, Point
 from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._front import log_ticks
 from shardscope_widgets.words import listed
 
 _LOOKS = {
@@ -16,6 +18,8 @@ _LOOKS = {
     "adamw": ("#2a6fb8", "solid", "diamond"), "lars": ("#c49a0c", "dashdot", "triangle-up"),
     "lamb": ("#e0662a", "solid", "star"),
 }  # fmt: skip
+_APART = 1.025
+"""The next optimizer's points stand at so many times the batch."""
 _WORDS = {"loss": "held-back loss", "error": "held-back error"}
 
 
@@ -76,14 +80,15 @@ def batch_sweep_text(info: SweepInfo) -> str:
 def draw_batch_sweep(info: SweepInfo) -> go.Figure:
     """Medians over seeds as lines with whiskers from the lowest to the highest seed, and the target across."""
     figure = go.Figure()
-    for line in info.lines:
-        figure.add_trace(_trace(line))
+    for place, line in enumerate(info.lines):
+        figure.add_trace(_trace(line, beside=_APART ** (place - (len(info.lines) - 1) / 2)))
+    highs = [high for line in info.lines for high in line.highs if high is not None]
     lows = [low for line in info.lines for low in line.lows if low is not None]
     is_log = min([info.target, *lows]) > 0  # errors may be none
     batches = sorted({batch for line in info.lines for batch in line.batches})
     figure.update_layout(
         xaxis=theme.axis("batch, samples", type="log", tickvals=batches, ticktext=[str(b) for b in batches]),
-        yaxis=theme.axis("", **({"type": "log", "dtick": "D2", "minor": {"showgrid": False}} if is_log else {})),
+        yaxis=theme.axis("", **({"type": "log"} | _ticks([info.target, *lows, *highs]) if is_log else {})),
         shapes=[_target(info.target)] if math.isfinite(info.target) else [],
         annotations=[
             theme.note(f"<b>{_WORDS[info.quality].capitalize()}</b>  <span style='font-size:11px'>within the same "
@@ -98,16 +103,24 @@ def draw_batch_sweep(info: SweepInfo) -> go.Figure:
     )
 
 
-def _trace(line: SweepLine) -> go.Scatter:
+def _ticks(values: Sequence[float]) -> dict[str, Any]:
+    known = [value for value in values if math.isfinite(value)]
+    return log_ticks(min(known), max(known)) if known else {}
+
+
+def _trace(line: SweepLine, *, beside: float) -> go.Scatter:
+    """Drawn a little beside its batch, so that whiskers do not hide each other."""
     colour, dash, symbol = _LOOKS.get(line.optimizer, (theme.GREY, "solid", "circle"))
     ups = [_apart(high, middle) for high, middle in zip(line.highs, line.medians, strict=True)]
     downs = [_apart(middle, low) for middle, low in zip(line.medians, line.lows, strict=True)]
     return go.Scatter(
-        x=line.batches, y=line.medians, name=line.optimizer, mode="lines+markers", connectgaps=False,
+        x=[batch * beside for batch in line.batches], y=line.medians, name=line.optimizer,
+        mode="lines+markers", connectgaps=False,
         line={"color": colour, "dash": dash, "width": 2.2}, marker={"symbol": symbol, "size": 9, "color": colour},
         error_y={"type": "data", "array": ups, "arrayminus": downs, "color": colour, "thickness": 1.2, "width": 4},
-        customdata=line.hover,
-        hovertemplate=f"<b>{line.optimizer}</b> at batch %{{x}}: %{{y:.4g}}<br>%{{customdata}}<extra></extra>",
+        customdata=list(zip(line.hover, line.batches, strict=True)),
+        hovertemplate=f"<b>{line.optimizer}</b> at batch %{{customdata[1]}}: %{{y:.4g}}<br>"
+        "%{customdata[0]}<extra></extra>",
     )  # fmt: skip
 
 

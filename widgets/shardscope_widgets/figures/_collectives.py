@@ -48,12 +48,20 @@ def collectives_spec(info: CollectivesInfo) -> Spec:
         "type": "bar", "orientation": "h", "x": list(info.sent), "y": list(info.names),
         "marker": {
             "color": [look.colour for look in looks],
-            "pattern": {"shape": [look.pattern for look in looks], "fgcolor": "rgba(255,255,255,.55)"},
+            "pattern": {
+                "shape": [look.pattern for look in looks], "fillmode": "overlay", "fgcolor": "rgba(255,255,255,.55)",
+                "size": 7, "solidity": 0.14,
+            },
         },
         "text": [bytes_text(size) for size in info.sent], "textposition": "outside", "cliponaxis": False,
         "hovertemplate": "%{y}: %{text} a step<extra></extra>",
     }  # fmt: skip
-    return {"data": [bars], "layout": _layout()}
+    layout = _layout()
+    order = {
+        "categoryorder": "array",
+        "categoryarray": list(info.names),
+    }  # else redrawing keeps that of the run before
+    return {"data": [bars], "layout": layout | {"yaxis": layout["yaxis"] | order}}
 
 
 def collectives(sent: Mapping[str, int], steps: int) -> go.Figure:
@@ -64,8 +72,10 @@ def collectives(sent: Mapping[str, int], steps: int) -> go.Figure:
 @cache
 def _layout() -> Spec:
     look = theme.look(height=210, margin={"l": 8, "r": 70, "t": 8, "b": 8}, showlegend=False)
-    rows = {"autorange": "reversed", "showgrid": False, "automargin": True}
+    rows = {"autorange": "reversed", "showgrid": False, "automargin": True, "ticklabelstandoff": 5}
     return look | {
-        "xaxis": theme.axis("bytes a step, all ranks", rangemode="tozero", nticks=4, exponentformat="SI"),
+        "xaxis": theme.axis(
+            "bytes a step, all ranks", rangemode="tozero", nticks=4, exponentformat="SI", ticksuffix="B"
+        ),
         "yaxis": rows,
     }

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._trials import TrialInfo, objective_text, title_of
+from shardscope_widgets.figures._trials import ORDER, TrialInfo, objective_text, title_of
 from shardscope_widgets.words import listed, plural, safe
 
 Spec = dict[str, Any]
 SCALE = [[0, "#f2c14e"], [0.35, "#e58a3c"], [0.65, "#a34a86"], [1, "#5566cf"]]
 """From little to much; it also falls steadily in brightness."""
 RUNNING, PRUNED, CHOSEN, LINE = "#2a86d1", "#8b8f99", "#c5372c", "#11997a"
-_WIDE = 6.0
+WIDE = 6.0
 """From this ratio on, an axis is logarithmic."""
 
 
@@ -67,13 +67,13 @@ def front_info(
 
     Args:
         trials: With `is_front` told for all objectives of the study.
-        x: Objective across.
+        x: Objective across; ``trial`` for the order in which they began, and the best so far as the line.
         y: Objective up.
         colour: Objective of the colour; empty for none.
         chosen: Number of the trial that is looked at.
         link: What the times were re-projected onto, in words; empty for as measured.
     """
-    placed = [trial for trial in trials if x in trial.values and y in trial.values]
+    placed = [trial for trial in trials if (x == ORDER or x in trial.values) and y in trial.values]
     dots = {
         state: tuple(_dot(trial, x, y, colour) for trial in placed if trial.state == state)
         for state in ("complete", "running", "pruned")
@@ -81,7 +81,7 @@ def front_info(
     missing = sum(trial.state == "complete" for trial in trials) - len(dots["complete"])
     return FrontInfo(
         x, y, colour, dots["complete"], dots["running"], dots["pruned"],
-        staircase([(dot.x, dot.y) for dot in dots["complete"]]), chosen, link, missing,
+        _line_of(dots["complete"], x), chosen, link, missing,
     )  # fmt: skip
 
 
@@ -97,10 +97,18 @@ def _dot(trial: TrialInfo, x: str, y: str, colour: str) -> Dot:
     if trial.reason:
         lines.append(safe(trial.reason))
     best = trial.best if y in {"loss", "error"} else None
+    across = float(trial.number) if x == ORDER else trial.values[x]
     return Dot(
-        trial.number, trial.values[x], trial.values[y], trial.values.get(colour) if colour else None,
-        trial.is_front, trial.is_pinned, "<br>".join(lines), best,
+        trial.number, across, trial.values[y], trial.values.get(colour) if colour else None, trial.is_front,
+        trial.is_pinned, "<br>".join(lines), best,
     )  # fmt: skip
+
+
+def _line_of(complete: Sequence[Dot], x: str) -> tuple[tuple[float, float], ...]:
+    """The front of the two axes; over the order of trials, the best so far up to the last."""
+    steps = staircase([(dot.x, dot.y) for dot in complete])
+    last = max((dot.x for dot in complete), default=0.0)
+    return (*steps, (last, steps[-1][1])) if x == ORDER and steps and steps[-1][0] < last else steps
 
 
 def staircase(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
@@ -115,8 +123,16 @@ def staircase(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float
 def front_text(info: FrontInfo) -> str:
     """The figure in words."""
     if not info.complete:
-        return "No trial is complete yet."
-    steps = [next(dot for dot in info.complete if (dot.x, dot.y) == place) for place in info.line]
+        return "No trial is complete yet." + _others(info)
+    at = {(dot.x, dot.y): dot for dot in info.complete}
+    steps = [at[place] for place in info.line if place in at]
+    if info.x == ORDER:
+        best = steps[-1]
+        return (
+            f"Best of {plural(len(info.complete), 'complete trial')}: trial {best.number} with "
+            f"{objective_text(info.y, best.y)} ({title_of(info.y)}). The line is the best so far."
+            + _others(info)
+        )
     ends = [
         f"trial {dot.number} with {objective_text(info.y, dot.y)} ({title_of(info.y)}) at "
         f"{objective_text(info.x, dot.x)}"
@@ -124,12 +140,17 @@ def front_text(info: FrontInfo) -> str:
     ]
     places = "place" if len(ends) == 1 else "ends"
     told = f"On {info.link}: the" if info.link else "The"
-    more = [plural(len(info.running), "running trial")] if info.running else []
-    more += [f"{len(info.pruned)} pruned"] if info.pruned else []
+    front = sum(dot.is_front for dot in info.complete)
     return (
         f"{told} line has {plural(len(steps), 'trial')} of {len(info.complete)} complete; its {places}: {listed(ends)}."
-        + (f" Also {listed(more)}." if more else "")
+        f" Ringed in green: {front} on the front of all that the study minimises." + _others(info)
     )
+
+
+def _others(info: FrontInfo) -> str:
+    more = [plural(len(info.running), "running trial")] if info.running else []
+    more += [f"{len(info.pruned)} pruned"] if info.pruned else []
+    return f" Also {listed(more)}." if more else ""
 
 
 def front_spec(info: FrontInfo) -> Spec:
@@ -144,7 +165,11 @@ def front_spec(info: FrontInfo) -> Spec:
         axes["xaxis"] |= {"title": axes["xaxis"]["title"] | {"text": f"seconds of training on {info.link}"}}
     marks = [_line(info), _complete(info, is_front=False), *_hopes(info), _pruned(info), _running(info)]
     marks += [_complete(info, is_front=True), *_rings(info)]
-    return {"data": [mark for mark in marks if mark["x"]], "layout": layout | axes}
+    data = [mark for mark in marks if mark["x"]]
+    return {
+        "data": data,
+        "layout": layout | axes | ({} if data else theme.empty("Trials appear here as they run.")),
+    }
 
 
 def front(
@@ -170,26 +195,38 @@ def _columns(info: FrontInfo) -> tuple[list[float], list[float]]:
 def _axis(objective: str, *values: float) -> Spec:
     title = {"text": title_of(objective), "standoff": 6, "font": {"size": 12}}
     low, high = min(values, default=0.0), max(values, default=1.0)
-    if low > 0 and high / low >= _WIDE:
+    if objective != ORDER and low > 0 and high / low >= WIDE:
         return {
             "title": title,
             "type": "log",
             "range": [log10(low / 1.12), log10(high * 1.12)],
-            **log_ticks(low, high),
+            **log_ticks(low, high, objective),
         }
     room = 0.07 * (high - low) or 0.5 * abs(high) or 1.0
     return {
         "title": title, "type": "linear", "range": [low - room, high + room], "tickmode": "auto",
-        **({"tickformat": ".0%"} if objective == "error" else {}),
+        **({"tickformat": ".0%" if high - low > 0.08 else ".1%"} if objective == "error" else {}),
+        **({"ticksuffix": "B"} if objective in {"bytes", "memory"} else {}),
+        **({"tickformat": "d", "nticks": min(10, 2 + int(high - low))} if objective == ORDER else {}),
     }  # fmt: skip
 
 
-def log_ticks(low: float, high: float) -> Spec:
-    """Round numbers on a logarithmic axis, few enough to be read."""
+def log_ticks(low: float, high: float, objective: str = "") -> Spec:
+    """Round numbers on a logarithmic axis, few enough to be read, in the unit of what it shows."""
     decades = range(floor(log10(low)), ceil(log10(high)) + 1)
     steps = (1, 2, 5) if high / low < 60 else (1, 3) if high / low < 1e3 else (1,)
     values = [step * 10.0**decade for decade in decades for step in steps]
-    return {"tickmode": "array", "tickvals": values, "ticktext": [_si(value) for value in values]}
+    return {
+        "tickmode": "array",
+        "tickvals": values,
+        "ticktext": [_tick(objective, value) for value in values],
+    }
+
+
+def _tick(objective: str, value: float) -> str:
+    if objective == "error":
+        return f"{100 * value:g}%"
+    return f"{_si(value)}{'B' * (objective in {'bytes', 'memory'})}"
 
 
 def _si(value: float) -> str:
@@ -209,8 +246,8 @@ def _marks(dots: Sequence[Dot], name: str, marker: Spec, **more: Any) -> Spec:
 
 def _complete(info: FrontInfo, *, is_front: bool) -> Spec:
     dots = [dot for dot in info.complete if dot.is_front == is_front]
-    marker: Spec = {"size": 13 if is_front else 9, "opacity": 1.0 if is_front else 0.6}
-    marker["line"] = {"width": 1.6 if is_front else 0, "color": LINE}
+    marker: Spec = {"size": 13 if is_front else 9, "opacity": 1.0 if is_front else 0.7}
+    marker["line"] = {"width": 1.8, "color": LINE} if is_front else {"width": 1, "color": theme.GREY}
     colours = [dot.colour for dot in info.complete if dot.colour is not None and dot.colour > 0]
     if colours and len(set(colours)) > 1:
         marker |= {

@@ -65,6 +65,6 @@ def importances(info: ImportancesInfo) -> go.Figure:
 @cache
 def _layout() -> Spec:
     look = theme.look(height=100, margin={"l": 8, "r": 54, "t": 8, "b": 8}, showlegend=False)
-    rows = {"autorange": "reversed", "showgrid": False, "automargin": True}
+    rows = {"autorange": "reversed", "showgrid": False, "automargin": True, "ticklabelstandoff": 5}
     title = "share of the objective's variance that it explains"
     return look | {"xaxis": theme.axis(title, tickformat=".0%", rangemode="tozero"), "yaxis": rows}

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 
 import plotly.graph_objects as go
 
-from shardscope.tuning.population.objectives import OBJECTIVES
 from shardscope.tuning.population.record import Plan
 from shardscope.tuning.population.view import Entry
 from shardscope_widgets.figures import theme
@@ -78,7 +77,7 @@ def lineage_info(population: Told, objective: str | None = None) -> LineageInfo:
     ]
     scores = [_score(entry, objective) for entry in entries]
     rows, count = _rows(parents)
-    ancestors = _ancestors(_best(entries, scores, objective), parents)
+    ancestors = _ancestors(_best(entries, scores), parents)
     nodes = tuple(
         Node(
             entry.interval, entry.member, rows[at], parents[at], entry.move.origin, scores[at], _state(entry),
@@ -121,15 +120,12 @@ def _rows(parents: Sequence[int | None]) -> tuple[list[float], int]:
     return rows, ends
 
 
-def _best(entries: Sequence[Entry], scores: Sequence[float | None], objective: str) -> int | None:
+def _best(entries: Sequence[Entry], scores: Sequence[float | None]) -> int | None:
     """The best of the last interval in which all members have ended."""
-    sign = -1 if OBJECTIVES[objective].is_better_larger else 1
     open_ones = [entry.interval for entry in entries if entry.outcome is None]
     last = max((e.interval for e in entries if e.interval < min(open_ones, default=10**9)), default=0)
     found = [
-        (sign * score, at)
-        for at, score in enumerate(scores)
-        if score is not None and entries[at].interval == last
+        (score, at) for at, score in enumerate(scores) if score is not None and entries[at].interval == last
     ]
     return min(found)[1] if found else None
 
@@ -251,7 +247,7 @@ def _line(
 
 def _dots(info: LineageInfo) -> list[go.Scatter]:
     scored = [node for node in info.nodes if node.score is not None]
-    values = _heights(info.objective, [node.score for node in scored if node.score is not None])
+    values = _heights([node.score for node in scored if node.score is not None])
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     shares = [(value - low) / (high - low) if high > low else 1.0 for value in values]
     over = _marks(info, scored, f"{info.objective} at its end").update(
@@ -268,8 +264,9 @@ def _dots(info: LineageInfo) -> list[go.Scatter]:
         marker={"symbol": "x", "size": 12, "color": "#c5372c"}, mode="markers"
     )
     open_ones = _marks(info, [node for node in info.nodes if node.state == "under way"], "under way").update(
-        marker={"symbol": "circle-open", "size": 17, "color": theme.GREY},
-        textfont={"size": 10, "color": theme.GREY},
+        marker={"symbol": "circle-open", "size": 13, "color": theme.GREY},
+        textfont={"size": 11, "color": theme.GREY},
+        textposition="middle right",
     )
     return [over, *(trace for trace in (failed, open_ones) if trace.x)]
 
@@ -283,10 +280,8 @@ def _marks(info: LineageInfo, nodes: Sequence[Node], name: str) -> go.Scatter:
     )  # fmt: skip
 
 
-def _heights(objective: str, scores: Sequence[float]) -> list[float]:
+def _heights(scores: Sequence[float]) -> list[float]:
     """The scores such that more is better and equal ratios are equal steps, where they are all above zero."""
-    if OBJECTIVES[objective].is_better_larger:
-        return list(scores)
     return (
         [-log10(score) for score in scores]
         if all(score > 0 for score in scores)

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple, Protocol
 
 import plotly.graph_objects as go
 
+from shardscope.runtime.noise import noise_scale_from
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._curves import MOST_POINTS, moving_average
+from shardscope_widgets.trace import Trace
 
 NOISE = "#2a86d1"
 LOSS = "#e06c2c"
@@ -93,6 +95,18 @@ def noise_scale_info(
         loss=tuple(values)[every],
         smooth_loss=moving_average(values)[every],
     )
+
+
+def noise_scale_info_of(trace: Trace) -> NoiseScaleInfo | None:
+    """Of a run as far as it has come; None where it does not measure its noise scale, or has told no estimate yet."""
+    if not trace.noise:
+        return None
+    noise = noise_scale_from(dict(sorted(trace.noise.items())), *trace.batches)
+    steps = sorted(trace.steps)
+    info = noise_scale_info(
+        noise, [step.number for step in steps], [step.loss for step in steps], label=trace.label
+    )
+    return info if any(value is not None for value in info.critical) else None
 
 
 def _finite(values: Sequence[float]) -> tuple[float | None, ...]:
@@ -185,8 +199,12 @@ def _in_use_line(info: NoiseScaleInfo) -> dict[str, Any]:
 
 
 def _in_use_note(info: NoiseScaleInfo) -> dict[str, Any]:
-    place = {"xref": "x domain", "yref": "y", "xanchor": "right", "font": {"size": 11, "color": theme.GREY}}
-    return theme.note(f"batch in use, {info.batch:,}", x=1, y=math.log10(info.batch)) | place
+    """At the right end, where the curve has settled, on the side of the line where the curve is not."""
+    known = [value for value in info.critical if value]
+    side = "top" if known and known[-1] > info.batch else "bottom"
+    place = {"xref": "x domain", "yref": "y", "xanchor": "right", "yanchor": side}
+    look = {"font": {"size": 11, "color": theme.GREY}}
+    return theme.note(f"batch in use, {info.batch:,}", x=1, y=math.log10(info.batch)) | place | look
 
 
 def noise_scale(run: Any) -> go.Figure:

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from shardscope.spec.space import Between, Choices, PowersOfTwo, Space, Value
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._front import CHOSEN, LINE, log_ticks
+from shardscope_widgets.figures._front import CHOSEN, LINE, WIDE, log_ticks
 from shardscope_widgets.figures._trials import TrialInfo, title_of, value_text
 from shardscope_widgets.words import plural
 
@@ -82,6 +82,7 @@ def slices_spec(info: SlicesInfo) -> Spec:
     height = rows * _ROW + 30
     layout = theme.look(height=height, margin={"l": 8, "r": 12, "t": 12, "b": 8}, showlegend=False)
     data: list[Spec] = []
+    up = _up([y for one in info.slices for _, y, *_ in one.points], info.objective)
     for place, one in enumerate(info.slices):
         tail = "" if place == 0 else str(place + 1)
         row, column = divmod(place, ACROSS)
@@ -91,13 +92,22 @@ def slices_spec(info: SlicesInfo) -> Spec:
             "domain": [column * width + (0.045 if column else 0.0), (column + 1) * width - 0.012],
         }  # fmt: skip
         layout[f"yaxis{tail}"] = theme.axis(
-            "" if column else title_of(info.objective), anchor=f"x{tail}", nticks=5
+            "" if column else title_of(info.objective),
+            anchor=f"x{tail}",
+            **(up | ({"matches": "y"} if place else {})),
         ) | {
             "domain": [top - tall + _GAP / height, top],
             "automargin": column == 0,
         }
         data.append(_points(one, tail, info.chosen))
     return {"data": data, "layout": layout}
+
+
+def _up(values: Sequence[float], objective: str) -> Spec:
+    """The one scale of all that is up, so that heights can be compared across the plots."""
+    if values and min(values) > 0 and max(values) / min(values) >= WIDE:
+        return {"type": "log", **log_ticks(min(values), max(values), objective)}
+    return {"nticks": 5}
 
 
 def _scale(one: Slice) -> Spec:

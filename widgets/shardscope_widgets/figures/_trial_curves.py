@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._front import CHOSEN, LINE, PRUNED, RUNNING, log_ticks
+from shardscope_widgets.figures._front import CHOSEN, LINE, PRUNED, RUNNING, WIDE, log_ticks
 from shardscope_widgets.figures._trials import TrialInfo, objective_text, quality_curve, title_of
 from shardscope_widgets.words import plural
 
 Spec = dict[str, Any]
 KINDS = {
-    "beaten": {"color": "rgba(127,132,141,0.42)", "width": 1},
+    "beaten": {"color": "rgba(127,132,141,0.6)", "width": 1},
     "pruned": {"color": PRUNED, "width": 1.2, "dash": "dot"},
     "on the front": {"color": LINE, "width": 1.8},
     "running": {"color": RUNNING, "width": 2.2},
@@ -72,12 +72,16 @@ def trial_curves_spec(info: TrialCurvesInfo) -> Spec:
     traces = [_trace(kind, [curve for curve in info.curves if curve.kind == kind]) for kind in KINDS]
     layout = _layout()
     ends = [point[1] for curve in info.curves for point in curve.points]
-    wide = bool(ends) and min(ends) > 0 and max(ends) / min(ends) >= 6
+    wide = bool(ends) and min(ends) > 0 and max(ends) / min(ends) >= WIDE
     axis = layout["yaxis"] | {"title": layout["yaxis"]["title"] | {"text": title_of(info.quality)}}
     axis |= (
-        {"type": "log", **log_ticks(min(ends), max(ends))} if wide else {"type": "linear", "tickmode": "auto"}
+        {"type": "log", **log_ticks(min(ends), max(ends), info.quality)}
+        if wide
+        else {"type": "linear", "tickmode": "auto"}
     )
-    return {"data": [trace for trace in traces if trace["x"]], "layout": layout | {"yaxis": axis}}
+    data = [trace for trace in traces if trace["x"]]
+    empty = {} if data else theme.empty("A curve appears with a trial's first evaluation.")
+    return {"data": data, "layout": layout | {"yaxis": axis} | empty}
 
 
 def trial_curves(trials: Sequence[TrialInfo], *, quality: str = "loss") -> go.Figure:

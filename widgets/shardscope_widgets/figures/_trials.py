@@ -23,8 +23,11 @@ TITLES = {
     "seconds": "seconds of training",
     "bytes": "bytes sent by all ranks",
     "memory": "bytes on the fullest rank",
+    "trial": "trials in the order they began",
 }
 """Axis titles of the objectives that Shardscope knows."""
+ORDER = "trial"
+"""In the place of an objective across: the trials one after another, as they began."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,15 @@ def short_name(name: str) -> str:
     return name.rsplit(".", 1)[-1].replace("_", " ")
 
 
+def settings_of(trial: TrialInfo) -> dict[str, str]:
+    """Its settings by their short names, as words; a name that two of them share has both."""
+    found: dict[str, str] = {}
+    for name, value in trial.params:
+        short, text = short_name(name), value_text(value)
+        found[short] = f"{found[short]}, {text}" if short in found else text
+    return found
+
+
 def value_text(value: object) -> str:
     """A setting's value, numbers with three significant digits."""
     return three_digits(value) if isinstance(value, float) else str(value)
@@ -76,6 +88,8 @@ def value_text(value: object) -> str:
 
 def objective_text(name: str, value: float) -> str:
     """An objective's value with its unit."""
+    if name == ORDER:
+        return f"{value:.0f}"
     if name == "seconds":
         return seconds_text(value)
     if name in {"bytes", "memory"}:

@@ -182,6 +182,20 @@ def style(figure: go.Figure, *, height: int, **layout: Any) -> go.Figure:
     return figure.update_layout(**look(height=height, **layout))
 
 
+def blank() -> go.Figure:
+    """Nothing at all, on a transparent ground: what a live figure is before it is first drawn."""
+    return go.Figure(layout=look(height=40, xaxis={"visible": False}, yaxis={"visible": False}))
+
+
+def empty(text: str) -> dict[str, Any]:
+    """A layout with nothing to show yet but why, for on top of that of a figure with one pair of axes."""
+    bare: dict[str, Any] = {"showticklabels": False, "showgrid": False, "range": [0, 1], "type": "linear"}
+    centre = {"x": 0.5, "y": 0.5, "xanchor": "center", "yanchor": "middle"}
+    return {
+        "xaxis": axis(**bare), "yaxis": axis(**bare), "annotations": [note(text, x=0.5, y=0.5) | centre]
+    }  # fmt: skip
+
+
 def note(text: str, *, x: float, y: float) -> dict[str, Any]:
     """A left-aligned line of text at a place of the figure, as an annotation."""
     return {

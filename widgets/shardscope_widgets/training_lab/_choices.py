@@ -8,7 +8,7 @@ from typing import Any
 import traitlets as t
 
 from shardscope.errors import SpecError, unknown_name
-from shardscope.spec import STRATEGIES, Batch, Compression, Job, Link, Optimizer
+from shardscope.spec import STRATEGIES, Batch, Compression, Job, Link, Optimizer, Record
 from shardscope.spec.compression import DEFAULTS as METHODS
 from shardscope.spec.data import DATA, is_path
 from shardscope.spec.job import PRECISIONS, RECOMPUTE
@@ -59,6 +59,7 @@ class Choices(t.HasTraits):
     )
     precision = t.Unicode("fp32", help="Number format of the computation.")
     recompute = t.Unicode("none", help="Activations that are recomputed in the backward pass.")
+    noise_scale = t.Bool(False, help="Measure the gradient noise scale: how far a larger batch would pay.")
     steps = t.Int(200, min=1, help="Optimizer steps.")
     seed = t.Int(0, min=0, help="Seed of weights and data order.")
 
@@ -224,6 +225,7 @@ class Choices(t.HasTraits):
             link=self.link(),
             precision=self.precision,
             recompute=self.recompute,
+            record=Record(noise_scale=self.noise_scale),
             steps=self.steps,
             seed=self.seed,
         )

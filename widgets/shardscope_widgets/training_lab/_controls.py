@@ -57,6 +57,9 @@ def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
         "latency": _dropdown(choices, "latency", "Latency", _LATENCIES),
         "precision": _dropdown(choices, "precision", "Precision"),
         "recompute": _dropdown(choices, "recompute", "Recompute"),
+        "noise_scale": widgets.Dropdown(
+            description="Noise scale", options=[("off", False), ("measured", True)], value=choices.noise_scale
+        ),
         "steps": number(description="Steps", min=1, max=10_000_000, value=choices.steps),
         "seed": number(description="Seed", min=0, max=2**31, value=choices.seed),
     }

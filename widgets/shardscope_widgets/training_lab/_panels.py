@@ -1,7 +1,8 @@
 """The panels that appear below the timeline once a run has something for them: what each architecture adds.
 
 A pipeline shows its schedule, a parameter server its staleness, gossip its distance from consensus, compressed runs
-their bytes and times beside an uncompressed one's, and every run what its memory is made of.
+their bytes and times beside an uncompressed one's and what they owe, layer-wise optimizers their trust ratios, runs
+that measure their gradient noise the critical batch size, and every run what its memory is made of.
 
 These figures are built in the lab's own thread. Plotly then looks NumPy and pandas up among the loaded modules, and
 would find half of one that another thread, such as a check's, is only just importing; so both are loaded here.
@@ -56,8 +57,12 @@ class Panels:
         self.staleness = Panel("Staleness", "how far behind the gradients were that the server applied")
         self.consensus = Panel("Consensus", "how far the ranks' parameters are from their mean")
         self.compression = Panel("Compression", "what it saved on the wire, and what packing cost")
+        self.layers = Panel("Layers", "trust ratios, and what compression owes, of the run in focus")
         self.memory = Panel("Memory by kind", "what each rank held in the newest step that was measured")
-        panels = (self.schedule, self.staleness, self.consensus, self.compression, self.memory)
+        self.noise = Panel("Gradient noise", "up to which batch more samples a step save steps")
+        panels = (
+            self.schedule, self.staleness, self.consensus, self.compression, self.layers, self.noise, self.memory,
+        )  # fmt: skip
         self.box = widgets.VBox([panel.box for panel in panels])
 
     def draw(self, focus: Trace | None, shown: Sequence[Trace], *, last_step: int | None = None) -> None:
@@ -68,6 +73,8 @@ class Panels:
         self._draw_staleness(focus)
         self._draw_consensus(shown)
         self._draw_compression(shown)
+        self._draw_noise(focus)
+        self._draw_layers(focus)
         self._draw_memory(focus, shown)
 
     def _draw_schedule(self, focus: Trace | None, last_step: int | None) -> None:
@@ -97,6 +104,20 @@ class Panels:
             self.compression.hide()
         else:
             self.compression.show(figures.draw_compression(info), figures.compression_text(info))
+
+    def _draw_noise(self, focus: Trace | None) -> None:
+        info = figures.noise_scale_info_of(focus) if focus else None
+        if info is None:
+            self.noise.hide()
+        else:
+            self.noise.show(figures.draw_noise_scale(info), figures.noise_scale_text(info))
+
+    def _draw_layers(self, focus: Trace | None) -> None:
+        info = None if focus is None else figures.layers_info_of(focus)
+        if info is None or not info.is_telling:
+            self.layers.hide()
+        else:
+            self.layers.show(figures.draw_layers(info), figures.layers_text(info))
 
     def _draw_memory(self, focus: Trace | None, shown: Sequence[Trace]) -> None:
         info = figures.memory_kinds_info(shown, alone=alone_beside(focus, shown))

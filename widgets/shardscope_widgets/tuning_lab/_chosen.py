@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
-import plotly.graph_objects as go
 
 from shardscope.analytic.communication import exchanged_bytes
 from shardscope.errors import SpecError
@@ -34,19 +33,37 @@ BUTTONS = {
 
 @dataclass
 class Watched:
-    """The run of a trial, read on as it grows."""
+    """The run of a trial, read on as it grows; `run` is the newest of its pieces, where it is trained in several.
 
-    run: Run
+    Args:
+        pieces: Paths of its runs, in order.
+    """
+
+    pieces: tuple[str, ...]
+    run: Run = field(init=False)
     trace: Trace = field(init=False)
     sent: dict[str, int] = field(default_factory=dict)
-    _tail: Tail = field(init=False)
+    _tails: list[Tail] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.trace, self._tail = Trace.of(self.run), self.run.tail()
+        runs = [Run.attach(path) for path in self.pieces]
+        self.run, self.trace = runs[-1], Trace.of(runs[-1])
+        self._tails = [run.tail() for run in runs]
+
+    def go_on(self, pieces: tuple[str, ...]) -> bool:
+        """Follow the trial to its newer pieces; False if these are not its own, and another is to be made."""
+        known = len(self.pieces)
+        if pieces[:known] != self.pieces:
+            return False
+        for path in pieces[known:]:
+            self.run = Run.attach(path)
+            self._tails.append(self.run.tail())
+        self.pieces = pieces
+        return True
 
     def poll(self) -> bool:
         """Read what is new; True if there was anything that can be seen."""
-        events = self._tail.poll()
+        events = [event for tail in self._tails for event in tail.poll()]
         for event in events:
             for name, row in (event.get("traffic") or {}).items() if event["event"] == "step" else ():
                 self.sent[name] = self.sent.get(name, 0) + int(row["sent_bytes"])
@@ -75,14 +92,14 @@ class ChosenPanel:
             key: widgets.Button(description=name, icon=icon, tooltip=about)
             for key, (name, icon, about) in BUTTONS.items()
         }
-        self.loss, self.bytes = LiveFigure(go.Figure()), LiveFigure(go.Figure())
+        self.loss, self.bytes = LiveFigure(theme.blank()), LiveFigure(theme.blank())
         self.box = self._arrange()
         self.box.layout.display = "none"
 
     def _arrange(self) -> widgets.VBox:
         bar = widgets.HBox(list(self.buttons.values()))
         bar.add_class("ss-buttons")
-        plots = widgets.HBox([self.loss, self.bytes])
+        self._plots = plots = widgets.HBox([self.loss, self.bytes])
         plots.add_class("ss-plots")
         self.loss.add_class("ss-side")
         self.bytes.add_class("ss-side")
@@ -102,10 +119,11 @@ class ChosenPanel:
 
     def draw_run(self, watched: Watched | None) -> None:
         """Its loss and what it sent."""
-        if watched is None or not watched.trace.steps:
-            self.loss.show_parts([], _QUIET)
-            self.bytes.show_parts([], _QUIET)
-            self.words.value = ""
+        has_steps = watched is not None and bool(watched.trace.steps)
+        self._plots.layout.display = None if has_steps else "none"
+        if watched is None or not has_steps:
+            told = "No step of it has been finished yet." if watched is not None else ""
+            self.words.value = f'<div class="ss-words">{told}</div>' if told else ""
             return
         self.loss.figure = _loss_spec(watched.trace)
         compressed = watched.run.job.compression.name != "none"
@@ -123,9 +141,6 @@ class ChosenPanel:
         self.code.value = (
             f'<div class="ss-code" aria-label="This job as Python" tabindex="0">{safe(text)}</div>'
         )
-
-
-_QUIET: dict[str, Any] = theme.look(height=40) | {"xaxis": {"visible": False}, "yaxis": {"visible": False}}
 
 
 def _loss_spec(trace: Trace) -> dict[str, Any]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ipywidgets as widgets
 import traitlets as t
 
 from shardscope.spec import Link
-from shardscope.tuning.definition import OBJECTIVES
+from shardscope.tuning.definition import OBJECTIVES, QUALITIES
 from shardscope.tuning.samplers import SAMPLERS
+from shardscope_widgets.figures._trials import ORDER
 from shardscope_widgets.training_lab._choices import Choices
 from shardscope_widgets.training_lab._controls import make_controls
 from shardscope_widgets.tuning_lab._parts import SpacePicker
@@ -25,6 +26,8 @@ BANDWIDTHS = tuple(
 )  # fmt: skip
 LATENCIES = ("0 s", "5 us", "10 us", "20 us", "50 us", "0.1 ms", "0.2 ms", "0.5 ms", "1 ms", "2 ms", "5 ms", "10 ms",
              "20 ms", "50 ms")  # fmt: skip
+
+DEFAULT_ACROSS = "seconds"
 
 LINKS = tuple(Link(bandwidth=rate, latency_s=late) for rate in BANDWIDTHS for late in LATENCIES)
 """All that the sliders can name."""
@@ -61,11 +64,29 @@ def _samplers(lab: t.HasTraits) -> list[tuple[str, Any]]:
 
 def objectives_picker(own: Sequence[str]) -> SpacePicker:
     """What to minimise, as buttons."""
-    names = [*OBJECTIVES, *own]
-    row = {"name": "objectives", "label": "Minimise", "options": names, "kind": "choices", "inner": False}
-    picker = SpacePicker(rows=[row], fixed=True, state={"objectives": {"on": True, "picked": []}})
+    picker = SpacePicker(
+        rows=objective_rows(own), fixed=True, state={"objectives": {"on": True, "picked": []}}
+    )
     picker.add_class("ss-fixed")
     return picker
+
+
+def objective_rows(own: Sequence[str]) -> list[Mapping[str, Any]]:
+    """All that can be minimised, those by functions of the user's last."""
+    names = [*OBJECTIVES, *own]
+    return [{"name": "objectives", "label": "Minimise", "options": names, "kind": "choices", "inner": False}]
+
+
+def usual_axes(objectives: Sequence[str], own: Sequence[str], now: tuple[str, str]) -> tuple[str, str]:
+    """Across and up: as they are, unless a study of these objectives has nothing there."""
+    x, y = now
+    quality = next((name for name in objectives if name in (*QUALITIES, *own)), None)
+    if quality is not None and y not in objectives:
+        y = quality
+    costs = [name for name in objectives if name != y]
+    if x in {DEFAULT_ACROSS, ORDER} and x not in costs:
+        x = costs[0] if costs else ORDER
+    return x, y
 
 
 def link_controls() -> dict[str, widgets.DOMWidget]:

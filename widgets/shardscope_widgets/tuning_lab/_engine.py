@@ -9,6 +9,7 @@ from queue import Empty, SimpleQueue
 from weakref import WeakSet
 
 from shardscope.tuning.measured import Measured
+from shardscope.tuning.noise_probe import NotMeasured
 from shardscope.tuning.session import Session
 
 TICK_S = 0.05
@@ -57,8 +58,11 @@ class Engine:
         """Whether a trial is this kernel's to stop: it runs here, or waits at a rung."""
         return self.session is not None and self.is_running and self.session.driver.can_prune(number)
 
-    def start(self, opened: Callable[[], Session]) -> None:
-        """Run the session that `opened` gives, in the thread; returns at once."""
+    def start(self, opened: Callable[[threading.Event], Session]) -> None:
+        """Run the session that `opened` gives, in the thread; returns at once.
+
+        What it is called with is set once somebody asks to stop.
+        """
         if self.is_running:
             return
         self._stopping.clear()
@@ -87,14 +91,16 @@ class Engine:
         """Have something done between two looks at the runs."""
         self._asked.put(act)
 
-    def _work(self, opened: Callable[[], Session]) -> None:
+    def _work(self, opened: Callable[[threading.Event], Session]) -> None:
         try:
-            self.session = session = opened()
+            self.session = session = opened(self._stopping)
             try:
                 while not self._stopping.is_set() and self._tick(session):
                     self._stopping.wait(TICK_S)
             finally:
                 session.driver.stop()
+        except NotMeasured:  # asked to stop before there was a study
+            return
         except Exception as error:  # whatever it is, the lab shows it: a thread has nobody else to tell
             self.error = error
 

@@ -9,43 +9,46 @@ from typing import Any
 
 import ipywidgets as widgets
 import traitlets as t
+from IPython.display import display
 
 from shardscope.errors import ShardscopeError, StudyError
-from shardscope.runtime.run import Run
 from shardscope.spec import Job
 from shardscope.spec.space import Space
 from shardscope.spec.user_code import label_of
-from shardscope.tuning.definition import QUALITIES, Definition
-from shardscope.tuning.priors import with_baselines
-from shardscope.tuning.records import ORIGIN, to_study
+from shardscope.tuning.definition import OBJECTIVES, Definition
+from shardscope.tuning.priors import default_space, with_baselines
 from shardscope.tuning.samplers import sampler_of
 from shardscope.tuning.session import DEFAULT_OBJECTIVES, Session
-from shardscope_widgets.figures._trials import TrialInfo
+from shardscope.tuning.storage import checked_name
+from shardscope_widgets.figures._trials import ORDER, TrialInfo
 from shardscope_widgets.training_lab._choices import Choices
 from shardscope_widgets.training_lab._driver import Driver as Clock
 from shardscope_widgets.training_lab._guard import Guard
 from shardscope_widgets.training_lab._options import STRATEGY, Options
 from shardscope_widgets.tuning_lab import _controls, _search, _words
+from shardscope_widgets.tuning_lab._acts import TrialActs
 from shardscope_widgets.tuning_lab._engine import Engine, engine_of
 from shardscope_widgets.tuning_lab._job import JobOfChoices
 from shardscope_widgets.tuning_lab._pictures import Look, Pictures
 from shardscope_widgets.tuning_lab._screen import Screen
 from shardscope_widgets.tuning_lab._settings import StudyChoices
-from shardscope_widgets.tuning_lab._study import Shown, is_there
+from shardscope_widgets.tuning_lab._study import Shown, missing, reopened
+from shardscope_widgets.tuning_lab._summary import Summary
 
 BEAT_S = 0.3
 LOOK_AT_OTHERS_EVERY_S = 2.0
 DRAW_RUN_EVERY_S = 0.8
 
 
-class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
+class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
     """Choose a job and what to search in it, run trials, watch the front grow, and take what is on it.
 
     Constructing it starts nothing. The study lives in its storage and its trials in run directories: a new lab of the
-    same name, after a reload of the page or a restart of the kernel, shows it whole and can go on with it.
+    same name, after a reload of the page or a restart of the kernel, shows it whole, as it was begun, and can go on
+    with it. Below it stands a summary that stays readable in a notebook that nothing runs any more.
 
     Args:
-        job: What to train; None takes that of the study called `name`, or else a small one to begin with.
+        job: What to train; None takes all that the study called `name` is about, or else a small one to begin with.
         space: What may change; None takes what suits the job, and what the controls say.
         name: Of the study; by default model and strategy.
         root: Folder of the runs and studies; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
@@ -80,6 +83,7 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
         self._given = job
         self._space = space if isinstance(space, Space) or space is None else Space(parameters=dict(space))
         self._shown: Shown | None = None
+        self._summary = Summary()
         self._trials: list[TrialInfo] = []
         self._looked_at = self._drew_run_at = 0.0
         self._is_setting_up, self._was_running = True, False
@@ -91,7 +95,7 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
             [objectives] if isinstance(objectives, str) else list(objectives or DEFAULT_OBJECTIVES),
         )
         self._options = self.choose(choices)
-        self._begin(name)
+        self._begin(name, asks_trials="trials" in choices)
         self._build()
         self._is_setting_up = False
         self._clock = Clock(self._beat, interval_s=BEAT_S)
@@ -100,16 +104,18 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
 
     # Setting up.
 
-    def _begin(self, name: str | None) -> None:
-        """Take the job that was given, or that of the study of this name, or a small one."""
+    def _begin(self, name: str | None, *, asks_trials: bool) -> None:
+        """Take the job that was given, or the study of this name as it was begun, or a small job."""
         if self._given is not None:
             self._jobs.take(self._given)
-        elif name is None or not self._is_there(name):
+        self.set_trait("name", name or ("" if self._given is None else self._usual_name()))
+        if not self.name:
             self._jobs.take_defaults()
-        self.set_trait("name", name or self._usual_name())
-        self._engine: Engine = engine_of(self._root, self._storage, self.name)
+            self.set_trait("name", self._usual_name())
         with self._guard.run():
-            self._find()
+            self._find(is_shown_as_begun=self._given is None, takes_trials=not asks_trials)
+        if self._given is None and self.session is None:
+            self._jobs.take_defaults()
         if not self.search:
             self._offer(self._space)
 
@@ -117,36 +123,29 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
         job = self._jobs.base or self.job()
         return f"{label_of(job.model)}-{job.strategy.kind}"
 
-    def _is_there(self, name: str) -> bool:
-        with self._guard.run():
-            return is_there(name, self._storage, self._root)
-        return False
-
-    def _find(self) -> None:
-        """Show the study of this name if there is one; without a job of one's own, take its."""
+    def _find(self, *, is_shown_as_begun: bool, takes_trials: bool) -> None:
+        """Show the study of this name if there is one; the controls may show what it was begun with."""
         self._shown, self._trials = None, []
+        self._engine: Engine = engine_of(self._root, self._storage, self.name)
         if hasattr(self, "pictures"):
             self.pictures.forget()
-        session = self._engine.session
-        if session is None and self._is_there(self.name):
-            given = dict.fromkeys(self.objectives) | self._own if self._own else None
-            session = self._reopen(given)
+        session = self._engine.session or reopened(self.name, self._storage, self._root, self._own)
         if session is None:
             return
         self._shown = Shown(session)
         known = sum(record.counted and record.state != "waiting" for record in session.records())
-        self.set_trait("trials", max(self.trials, known))
-        if self._given is None:
-            definition = session.definition
-            self._jobs.take(definition.job)
-            self.set_trait("objectives", list(definition.objectives))
-            self._offer(definition.space)
+        self.set_trait("trials", max(session.driver.trials if takes_trials else self.trials, known))
+        if is_shown_as_begun:
+            self._show_definition(session.definition)
+        elif self._space is None and session.definition.batch_range is not None:
+            self._offer(session.definition.space)  # its batches were chosen when it was begun
 
-    def _reopen(self, own: Mapping[str, Any] | None) -> Session:
-        """The study as it was begun."""
-        common: dict[str, Any] = {"storage": self._storage, "root": self._root}
-        stored = Session.open(name=self.name, **common) if own is None else None
-        return stored or Session.open(self.job(), self._space, name=self.name, objectives=own, **common)
+    def _show_definition(self, definition: Definition) -> None:
+        self._given = None
+        self._options.pop("equal", None)
+        self._jobs.take(definition.job)
+        self.set_trait("objectives", list(definition.objectives))
+        self._offer(definition.space)
 
     def _offer(self, space: Space | None) -> None:
         """Make rows for what can be searched, on what `space` searches."""
@@ -158,7 +157,7 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
             "job": _controls.job_controls(self), "study": _controls.study_controls(self),
             "link": _controls.link_controls(), "axes": _controls.axis_controls(),
         }  # fmt: skip
-        self.minimise = _controls.objectives_picker(tuple(self._own))
+        self.minimise = _controls.objectives_picker(self._own_names())
         self.screen = Screen(
             self.controls["job"], Options(self, STRATEGY), self.controls["study"], self.controls["link"],
             self.controls["axes"], self.minimise,
@@ -192,15 +191,18 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
         self.observe(callback(self._take_name), "name")
         self.observe(callback(self._take_budget), ["trials", "parallel"])
         self.observe(callback(self._offer_axes), "objectives")
+        self.observe(callback(self._switch_link), "is_relinked")
         self.observe(callback(self._draw), ["x", "y", "colour", "is_relinked", "on_bandwidth", "on_latency"])
         self.observe(callback(self._choose_trial), "chosen")
         self.observe(lambda change: setattr(screen.problem, "value", change["new"]), "problem")
         self.minimise.observe(callback(self._take_objectives), "state")
         screen.table.observe(callback(self._take_row), "chosen")
-        for figure in (screen.front, screen.curves, screen.slices):
+        for figure in (screen.front, screen.curves, screen.slices, screen.parallel):
             figure.observe(self._take_click, "clicked")
         screen.tabs.observe(callback(self._draw), "selected_index")
+        screen.problem.value = self.problem
         self._show_rows()
+        self._switch_link()
         self._replan()
 
     # What code can do.
@@ -228,24 +230,34 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
 
         Raises:
             SpecError: It is impossible; the sentence says why.
-            StudyError: The study of this name is about something else.
+            StudyError: The study of this name is about something else, or needs functions of yours again.
         """
-        job = self.job()
+        checked_name(self.name)
+        job, begun = self.job(), self.session.definition if self.session else None
         space = _search.space_of(self._rows, self.search, job)
-        if self._options.get("baselines", True):
+        baselines = self._options.get("baselines", begun.baselines if begun else True)
+        if baselines and (begun is None or space != begun.space):
             space = with_baselines(space)
         found = Definition(
-            job=job, space=space, objectives=tuple(self.objectives), own=tuple(self._own),
-            equal=self._options.get("equal", "samples"),
+            job=job, space=space, objectives=tuple(self.objectives), own=self._own_names(), baselines=baselines,
+            equal=self._options.get("equal", begun.equal if begun else "samples"),
         )  # fmt: skip
         sampler_of(self.sampler, seed=0, num_objectives=len(found.objectives))
-        difference = self.session.definition.difference(found) if self.session else None
+        difference = begun.difference(found) if begun else None
         if difference is not None:
             raise StudyError(
                 f"study {self.name!r} was begun otherwise: {difference}; go on with what it was begun with, or give "
                 "this one another name"
             )
+        lacking = missing(self.session, self._own)
+        if lacking is not None:
+            raise StudyError(lacking)
         return found
+
+    def _own_names(self) -> tuple[str, ...]:
+        """Objectives by functions of the user's, also those of a study that has not been given them again."""
+        begun = self.session.definition.own if self.session else ()
+        return tuple(dict.fromkeys([*begun, *self._own]))
 
     def start(self) -> None:
         """Run trials until the study has all, as the Start button does; returns at once, `wait` waits.
@@ -255,12 +267,16 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
         """
         definition = self.definition()
         self.problem = ""
+        is_known = self.session is not None and self._given is None  # its storage then says what it is about
+        space = None if definition.space == default_space(definition.job) else definition.space
+        about = (None, None) if is_known else (definition.job, space)
         functions = {name: self._own.get(name) for name in definition.objectives}
         asked: dict[str, Any] = {
             "trials": self.trials, "parallel": self.parallel, "sampler": self.sampler, "name": self.name,
-            "objectives": functions, "storage": self._storage, "root": self._root, **self._options,
+            "objectives": functions, "storage": self._storage, "root": self._root,
+            **self._options, "baselines": definition.baselines,
         }  # fmt: skip
-        self._engine.start(lambda: Session.open(definition.job, definition.space, **asked))
+        self._engine.start(lambda stopping: Session.open(*about, stopping=stopping, **asked))
         self._say_state()
 
     def stop(self) -> None:
@@ -273,49 +289,6 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
         ended = self._engine.wait(timeout)
         self.refresh()
         return ended
-
-    def prune(self, number: int | None = None) -> None:
-        """Stop a running trial and count it as pruned; None for the chosen one."""
-        which = self._number(number)
-        if not self._engine.can_prune(which):
-            raise StudyError(f"trial {which} does not run here, so there is nothing to stop")
-
-        def act(session: Session) -> None:
-            with self._guard.run(lock=False):
-                session.driver.prune(which)
-
-        self._engine.ask(act)
-
-    def pin(self, number: int | None = None) -> None:
-        """Mark a trial, or take the mark away; None for the chosen one."""
-        which = self._number(number)
-        self._known().pin(which, not self._trial(which).is_pinned)
-        self.refresh()
-
-    def apply(self, number: int | None = None) -> Job:
-        """The job of a trial, also in `applied`, with the code for it shown; None for the chosen one."""
-        self.applied = self._known().job(self._number(number))
-        self.screen.chosen.show_code(self.applied)
-        return self.applied
-
-    def again(self, number: int | None = None) -> None:
-        """Run the settings of a trial once more, as one more trial; None for the chosen one."""
-        session, which = self._known(), self._number(number)
-        params = to_study(session.record(which).params, session.definition.space)
-        session.study.enqueue_trial(params, user_attrs={ORIGIN: "again"})
-        self.trials += 1
-        if not self.is_running:
-            self.start()
-        self.refresh()
-
-    def open_run(self, number: int | None = None) -> Run:
-        """Show the run of a trial as the Training Lab does; None for the chosen one."""
-        which = self._number(number)
-        run = self._known().trial_run(which)
-        self.chosen = which
-        self.pictures.open_run()
-        self._draw_run()
-        return run
 
     def refresh(self) -> None:
         """Look at the study and draw everything now, instead of at the next beat."""
@@ -336,23 +309,6 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
 
     # What the controls do.
 
-    def _known(self) -> Session:
-        if self.session is None:
-            raise StudyError(f"there is no study {self.name!r} yet; start it")
-        return self.session
-
-    def _number(self, number: int | None) -> int:
-        which = self.chosen if number is None else number
-        if which < 0:
-            raise StudyError("no trial is chosen; click a point or a row")
-        return which
-
-    def _trial(self, number: int) -> TrialInfo:
-        found = next((trial for trial in self._trials if trial.number == number), None)
-        if found is None:
-            raise StudyError(f"study {self.name!r} has no trial {number}")
-        return found
-
     def _replan(self) -> None:
         """Say what Start would do, or why it cannot."""
         if self._is_setting_up and not hasattr(self, "screen"):
@@ -369,9 +325,10 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
         self._say_state()
 
     def _take_name(self) -> None:
-        self._engine = engine_of(self._root, self._storage, self.name)
         self.chosen, self.problem = -1, ""
-        self._find()
+        with self._guard.run():
+            self._find(is_shown_as_begun=True, takes_trials=True)
+        self.minimise.rows = _controls.objective_rows(self._own_names())
         self._show_rows()
         self._replan()
         self.refresh()
@@ -394,17 +351,21 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
             self._engine.session.driver.parallel = self.parallel
 
     def _offer_axes(self) -> None:
-        """Every objective can be an axis; quality up at first."""
+        """Every objective can be an axis; quality is up at first, and a cost across where there is one."""
         axes = self.controls["axes"]
+        self.x, self.y = _controls.usual_axes(self.objectives, self._own_names(), (self.x, self.y))
         for name, control in axes.items():
-            options = list(dict.fromkeys([*self.objectives, *control.options, *self._own]))
+            more = (ORDER,) if name == "x" else ()
+            options = list(dict.fromkeys([*self.objectives, *OBJECTIVES, *self._own_names(), *more]))
             if options != list(control.options):
                 kept = getattr(self, name)
                 control.options = options
                 control.value = kept if kept in options else options[0]
-        quality = next((name for name in self.objectives if name in (*QUALITIES, *self._own)), None)
-        if quality is not None and self.y not in self.objectives:
-            self.y = quality
+
+    def _switch_link(self) -> None:
+        """The sliders move nothing before they are switched on, and look so."""
+        for name in ("on_bandwidth", "on_latency"):
+            self.controls["link"][name].disabled = not self.is_relinked
 
     def _take_row(self) -> None:
         self.chosen = self.screen.table.chosen
@@ -431,6 +392,9 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
         session = self._engine.session
         if session is not None and (self._shown is None or self._shown.session is not session):
             self._shown = Shown(session)
+            if session.definition.batch_range is not None:
+                self._offer(session.definition.space)
+                self._show_rows()
         error, self._engine.error = self._engine.error, None
         if error is not None:
             with self._guard.run():
@@ -445,6 +409,7 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
             if trials != self._trials:
                 self._trials = trials
                 self._draw()
+            self._summary.tell(self._shown, trials, self.trials, is_running=running)
         self._say_state()
         self.pictures.read_ahead(self._trials)
         if now - self._drew_run_at > DRAW_RUN_EVERY_S:
@@ -457,7 +422,8 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
         if getattr(self, "_is_possible", False):
             counted = sum(trial.is_counted and trial.state != "waiting" for trial in self._trials)
             text = _words.plan_text(self._planned, self.trials, counted, is_running=self.is_running)
-            self.screen.say_plan(text, is_possible=True)
+            why = self.session.definition.batches if self.session else None
+            self.screen.say_plan(f"{text} {why}" if why else text, is_possible=True)
         running = self.is_running
         doing = "stopping" if self._engine.is_stopping else "running" if running else "idle"
         self.status = _words.status_text(self.name, self._trials, self.trials, doing)
@@ -481,3 +447,10 @@ class TuningLab(widgets.VBox, StudyChoices):  # type: ignore[misc]
             ours = self._engine.session is self.session and self.chosen is not None
             can_prune = ours and self._engine.can_prune(self.chosen)
             self.pictures.draw_run(self._shown, self.chosen, can_prune=can_prune)
+
+    # A result that stays.
+
+    def _ipython_display_(self) -> None:
+        """Show the lab, and below it a place for what stays readable when nothing runs any more."""
+        display(self._repr_mimebundle_(), raw=True)
+        self._summary.show()

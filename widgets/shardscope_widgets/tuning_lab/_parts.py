@@ -27,10 +27,14 @@ class SpacePicker(anywidget.AnyWidget):
 
 
 class TrialTable(anywidget.AnyWidget):
-    """Rows of trials, one of which is chosen; redrawn cell by cell."""
+    """Rows of trials, one of which is chosen, sorted and filtered in the page; redrawn cell by cell."""
 
     _esm = _HERE.joinpath("trials.js").read_text(encoding="utf-8")
     _css = PlanTable._css  # noqa: SLF001
     header = t.List(t.Unicode()).tag(sync=True)
+    texts = t.List(t.Int(), help="Places of the columns that hold words.").tag(sync=True)
+    query = t.Unicode("", help="Which rows to show: words, or columns with bounds such as lr<0.01.").tag(
+        sync=True
+    )
     rows: t.List[Mapping[str, Any]] = t.List(help="number, state, cells, and keys to sort by.").tag(sync=True)
     chosen = t.Int(-1, help="Number of the trial; -1 for none.").tag(sync=True)

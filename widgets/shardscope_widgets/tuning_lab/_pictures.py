@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from shardscope.runtime.run import Run
 from shardscope.spec import Job, Link
 from shardscope.tuning.definition import QUALITIES
 from shardscope.tuning.records import TrialRecord
@@ -16,6 +15,7 @@ from shardscope_widgets.figures._trial_curves import trial_curves_info
 from shardscope_widgets.figures._trials import TrialInfo, objective_text
 from shardscope_widgets.training_lab._guard import Guard
 from shardscope_widgets.tuning_lab import _controls, _words
+from shardscope_widgets.tuning_lab._alarms import alarms_html
 from shardscope_widgets.tuning_lab._chosen import Watched
 from shardscope_widgets.tuning_lab._fit import Fit
 from shardscope_widgets.tuning_lab._relink import PENDING, Relinker, notes_of
@@ -45,7 +45,7 @@ class Pictures:
         self._screen, self._guard = screen, guard
         self._view: RunView | None = None
         self._watched: Watched | None = None
-        self._is_opened = False
+        self._is_opened, self._is_unseen = False, True
         self._told: tuple[str, Link | None] | None = None
         self.forget()
 
@@ -85,6 +85,8 @@ class Pictures:
             return
         if page == TABS.index("Slices"):
             self._screen.draw_slices(trials, session.definition.space, look.y, look.chosen)
+        elif page == TABS.index("Together"):
+            self._screen.draw_parallel(trials, session.definition.space, look.y, look.chosen)
         elif page == TABS.index("Importances"):
             self._fit.want(session, trials, look.y)
             self._screen.draw_importances(self._fit.info)
@@ -114,13 +116,14 @@ class Pictures:
             return
         panel = self._screen.chosen
         has_run = record.run is not None and Path(record.run).is_dir()
+        if has_run:
+            self._watch(tuple(path for path in record.pieces if Path(path).is_dir()))
         panel.say_what_can_be_done(
             run=has_run, prune=can_prune, finished=record.state != "waiting", pinned=record.pinned
         )
-        if self._watched is None and has_run:
-            self._watched = Watched(Run.attach(str(record.run)))
         changed = self._watched is not None and self._watched.poll()
-        if changed or not has_run:
+        if changed or self._is_unseen:
+            self._is_unseen = False
             panel.draw_run(self._watched)
         if changed or (record.state, self._link) != self._told:
             self._told = (record.state, self._link)
@@ -130,13 +133,19 @@ class Pictures:
             if self._screen.run_box.children:
                 self._view.draw(self._watched.trace)
 
+    def _watch(self, pieces: tuple[str, ...]) -> None:
+        """Read these runs, from where the last look ended; promoted, a trial goes on in another."""
+        if self._watched is None or not self._watched.go_on(pieces):
+            self._watched, self._is_unseen = Watched(pieces), True
+
     def _draw_figures(self, job: Job, record: TrialRecord) -> None:
         told = next((trial for trial in self._on_link if trial.number == record.number), None)
         projected = ""
         if self._link is not None and told is not None and "seconds" in told.values:
             projected = objective_text("seconds", told.values["seconds"] / told.steps)
         formula = self._watched.formula() if self._watched is not None else None
-        self._screen.chosen.figures.value = _words.figures_html(job, record.measured, formula, projected)
+        figures = _words.figures_html(job, record.measured, formula, projected)
+        self._screen.chosen.figures.value = figures + alarms_html(record.measured)
 
     def open_run(self) -> None:
         """Show the run of the chosen trial as the Training Lab does, from its next drawing on."""
@@ -147,7 +156,7 @@ class Pictures:
 
     def leave_run(self) -> None:
         """Another trial is chosen."""
-        self._watched, self._told = None, None
+        self._watched, self._told, self._is_unseen = None, None, True
         self._is_opened = False
         self._screen.run_box.children = ()
         self._screen.chosen.show_code(None)

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ipywidgets as widgets
-import plotly.graph_objects as go
 
 from shardscope.spec.space import Space
-from shardscope_widgets.figures import _front, _importances, _slices, _trial_curves
+from shardscope_widgets.figures import _front, _importances, _parallel, _slices, _trial_curves, theme
 from shardscope_widgets.figures._trials import TrialInfo
 from shardscope_widgets.planner._parts import ClickFigure
 from shardscope_widgets.training_lab._frame import Frame
@@ -17,10 +16,11 @@ from shardscope_widgets.training_lab._live_figure import LiveFigure
 from shardscope_widgets.tuning_lab import _words
 from shardscope_widgets.tuning_lab._chosen import ChosenPanel
 from shardscope_widgets.tuning_lab._parts import SpacePicker, TrialTable
+from shardscope_widgets.tuning_lab._table import table_info
 from shardscope_widgets.words import safe
 
 ABOUT = "search the settings of a job; every trial is a real run"
-TABS = ("Trials", "Importances", "Slices")
+TABS = ("Trials", "Importances", "Slices", "Together")
 
 
 class Screen:
@@ -49,22 +49,26 @@ class Screen:
             "impossible",
             "fit_words",
             "slice_words",
+            "parallel_words",
         )
         self.plan, self.status, self.problem, self.front_words, self.link_words, self.impossible, self.fit_words, \
-            self.slice_words = (widgets.HTML() for _ in names)  # fmt: skip
-        self.front, self.slices = ClickFigure(go.Figure()), ClickFigure(go.Figure())
-        self.curves, self.importances = ClickFigure(go.Figure()), LiveFigure(go.Figure())
+            self.slice_words, self.parallel_words = (widgets.HTML() for _ in names)  # fmt: skip
+        self.front, self.slices = ClickFigure(theme.blank()), ClickFigure(theme.blank())
+        self.parallel = _classed(ClickFigure(theme.blank()), "ss-together")
+        self.curves, self.importances = ClickFigure(theme.blank()), LiveFigure(theme.blank())
         self.table, self.chosen = TrialTable(), ChosenPanel()
         self.run_box = widgets.VBox()
+        self.slice_words.value = self.fit_words.value = self.parallel_words.value = _note(
+            "No trial is complete yet."
+        )
         self.tabs = self._tabs()
         self._drawn: dict[str, Any] = {}
         self.children = self._arrange(job, options, study, link, axes, objectives)
 
     def _tabs(self) -> widgets.Tab:
-        scroll = widgets.VBox([self.table])
-        scroll.add_class("ss-trials")
         pages = (
-            [scroll, self.impossible], [self.fit_words, self.importances], [self.slice_words, self.slices],
+            [self.table, self.impossible], [self.fit_words, self.importances], [self.slice_words, self.slices],
+            [self.parallel_words, self.parallel],
         )  # fmt: skip
         return widgets.Tab([widgets.VBox(page) for page in pages], titles=TABS)
 
@@ -120,11 +124,11 @@ class Screen:
 
     def draw_table(self, trials: Sequence[TrialInfo], objectives: Sequence[str], chosen: int) -> None:
         """Every trial, and why some cost no run."""
-        rows: list[Mapping[str, Any]] = [_words.row_of(trial, objectives) for trial in trials]
-        if self._is_new("table", (rows, chosen)):
+        info = table_info(trials, objectives)
+        if self._is_new("table", (info, chosen)):
             with self.table.hold_sync():
-                self.table.header = _words.header(objectives)
-                self.table.rows, self.table.chosen = rows, chosen
+                self.table.header, self.table.texts = list(info.header), list(info.texts)
+                self.table.rows, self.table.chosen = list(info.rows), chosen
             self.impossible.value = _note(_words.impossible_text(trials))
 
     def draw_slices(self, trials: Sequence[TrialInfo], space: Space, objective: str, chosen: int) -> None:
@@ -133,6 +137,13 @@ class Screen:
         if self._is_new("slices", info):
             self.slices.figure = _slices.slices_spec(info)
             self.slice_words.value = _note(_slices.slices_text(info))
+
+    def draw_parallel(self, trials: Sequence[TrialInfo], space: Space, objective: str, chosen: int) -> None:
+        """All settings side by side."""
+        info = _parallel.parallel_info(trials, space, objective=objective, chosen=chosen)
+        if self._is_new("parallel", info):
+            self.parallel.figure = _parallel.parallel_spec(info)
+            self.parallel_words.value = _note(_parallel.parallel_text(info))
 
     def draw_importances(self, info: _importances.ImportancesInfo | None) -> None:
         """Which settings matter; None while that is being fitted for the first time."""

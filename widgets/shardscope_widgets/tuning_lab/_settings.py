@@ -21,7 +21,7 @@ class StudyChoices(Choices):
     objectives = t.List(t.Unicode(), help="What is minimised, all of it.")
     trials = t.Int(24, min=1, help="Trials that the study is to have in all.")
     parallel = t.Int(1, min=1, help="Trials that run at once.")
-    sampler = t.Any("tpe", help="What chooses settings: one of Optuna's samplers.")
+    sampler = t.Any("auto", help="What chooses settings: by name, or one of Optuna's samplers.")
     search = t.Dict(
         help="By name of a setting: whether it is searched, and the places picked of its options."
     )

@@ -1,4 +1,4 @@
-"""The study that a lab shows: whether there is one of this name, its trials, and what each is to take."""
+"""The study that a lab shows: found again by its name, its trials, and what each is to take."""
 
 from __future__ import annotations
 
@@ -8,21 +8,52 @@ from typing import Any
 
 import optuna
 
-from shardscope.errors import SpecError
-from shardscope.runtime.rundir import runs_root
+from shardscope.errors import SpecError, StudyError
+from shardscope.runtime.run import Run
 from shardscope.tuning.apply import apply
 from shardscope.tuning.measured import Measured
 from shardscope.tuning.records import TrialRecord
 from shardscope.tuning.session import Session
-from shardscope.tuning.storage import open_storage
+from shardscope.tuning.storage import answering, definition_of, journal_of, open_storage, place_of
 from shardscope_widgets.figures._trials import TrialInfo, trials_info
 
 
-def is_there(name: str, storage: Any, root: Path | None) -> bool:
-    """Whether a study of this name has been begun; looking leaves nothing behind."""
-    if storage is None and not (runs_root(root) / "studies" / name / "journal.log").is_file():
-        return False
-    return name in optuna.get_all_study_names(open_storage(storage, name, root))
+def reopened(name: str, storage: Any, root: Path | None, own: Mapping[str, Any]) -> Session | None:
+    """The study of this name as it was begun; None where there is none, and looking leaves nothing behind.
+
+    Functions of the user's that `own` lacks are stood in for: it can be looked at, and `missing` tells of them.
+
+    Raises:
+        ShardscopeError: The storage does not answer, or something else began the study.
+    """
+    place = place_of(name, root)
+    if storage is None and not journal_of(place).is_file():
+        return None
+    opened = open_storage(storage, name, root)
+    with answering(name):
+        if name not in optuna.get_all_study_names(opened):
+            return None
+        stored = definition_of(opened, name)
+    functions = {each: own.get(each, _stand_in) if each in stored.own else None for each in stored.objectives}
+    return Session.open(name=name, objectives=functions, storage=storage, root=root)
+
+
+def _stand_in(run: Run) -> float:
+    raise StudyError(f"the objective of {run.id} is a function that was not given again")
+
+
+def missing(session: Session | None, own: Mapping[str, Any]) -> str | None:
+    """What to give again before the study can go on, as a sentence; None where nothing is missing."""
+    lacking = [name for name in session.definition.own if name not in own] if session is not None else []
+    if session is None or not lacking:
+        return None
+    given = ", ".join(
+        f"{name!r}: {name if name in lacking else None}" for name in session.definition.objectives
+    )
+    return (
+        f"study {session.study.study_name!r} minimises {', '.join(lacking)} by a function of yours, which is needed "
+        f"to go on: give objectives={{{given}}}"
+    )
 
 
 class Shown:

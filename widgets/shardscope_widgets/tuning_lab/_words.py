@@ -11,7 +11,6 @@ from shardscope.tuning.measured import Measured
 from shardscope_widgets.figures._trials import TrialInfo, objective_text, short_name, title_of, value_text
 from shardscope_widgets.words import bytes_text, listed, plural, safe, seconds_text
 
-HEADER = ("trial", "state")
 _SHOWN = 6
 
 
@@ -50,6 +49,7 @@ def status_text(name: str, trials: Sequence[TrialInfo], wanted: int, doing: str)
     """
     found = counts(trials)
     done = sum(found.get(state, 0) for state in ("complete", "pruned", "failed"))
+    wanted = max(wanted, done)  # another driver may have asked for more
     if not trials:
         return (
             f"Study {name}: starting."
@@ -73,25 +73,6 @@ def state_of(trial: TrialInfo) -> str:
     if trial.state == "complete" and trial.is_front:
         return "front"
     return trial.state
-
-
-def row_of(trial: TrialInfo, objectives: Sequence[str]) -> dict[str, object]:
-    """A row of the table; the keys sort it."""
-    values = [trial.values.get(name) for name in objectives]
-    why = trial.reason or trial.note
-    mark = " ★" if trial.is_pinned else ""
-    told = [objective_text(n, v) if v is not None else "" for n, v in zip(objectives, values, strict=True)]
-    state = "front" if trial.is_front else trial.state
-    return {
-        "number": trial.number, "state": state,
-        "cells": [f"{trial.number}{mark}", state_of(trial), *told, trial.settings, why],
-        "keys": [trial.number, state, *values, trial.settings, why],
-    }  # fmt: skip
-
-
-def header(objectives: Sequence[str]) -> list[str]:
-    """Of the table."""
-    return [*HEADER, *objectives, "settings", "why"]
 
 
 def chosen_html(trial: TrialInfo, objectives: Sequence[str]) -> str:

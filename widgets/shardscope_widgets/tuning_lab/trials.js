@@ -1,7 +1,43 @@
-/* A table of trials, patched cell by cell: chosen by click or arrow keys, sorted by a click on a heading. */
+/* A table of trials, patched cell by cell: chosen by click or arrow keys, sorted by a click on a heading, filtered by
+ * words and bounds such as `topk lr<0.01 bytes<2M front`, all of which must hold. */
+
+const FACTORS = { "": 1, k: 1e3, m: 1e6, g: 1e9, ms: 1e-3, s: 1, b: 1, kb: 1e3, mb: 1e6, gb: 1e9, "%": 0.01 };
+const COMPARE = {
+  "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a <= b, ">=": (a, b) => a >= b, "=": (a, b) => a === b,
+};
+
+function number(text) {
+  const found = /^([-+.\d]+(?:e[-+]?\d+)?)([a-z%]*)$/i.exec(text);
+  return found ? Number(found[1]) * (FACTORS[found[2].toLowerCase()] ?? NaN) : NaN;
+}
+
+/** Whether a row meets one term; a column is named as in the heading, spaces left out. */
+function meets(row, term, header) {
+  const bound = /^(.+?)(<=|>=|<|>|=)(.+)$/.exec(term);
+  const plain = (text) => text.toLowerCase().replace(/[ _]/g, "");
+  const column = bound ? header.findIndex((name) => plain(name) === plain(bound[1])) : -1;
+  if (column < 0) return row.cells.some((cell) => cell.toLowerCase().includes(term.toLowerCase()));
+  const key = row.keys[column];
+  if (key === null || key === undefined) return false;
+  if (typeof key === "number") return COMPARE[bound[2]](key, number(bound[3]));
+  return bound[2] === "=" && [key, row.cells[column]].some((text) => text.toLowerCase() === bound[3].toLowerCase());
+}
 
 function render({ model, el }) {
+  const bar = document.createElement("div");
+  const query = document.createElement("input");
+  const told = document.createElement("span");
+  const scroll = document.createElement("div");
   const table = document.createElement("table");
+  bar.className = "ss-filter";
+  query.type = "search";
+  query.placeholder = "Filter, such as: front  lr<0.01  bytes<2M";
+  query.setAttribute("aria-label", "Filter trials by words, or by columns with bounds such as lr<0.01");
+  query.value = model.get("query");
+  told.setAttribute("role", "status");
+  bar.append(query, told);
+  scroll.className = "ss-trials";
+  scroll.append(table);
   table.className = "ss-plan-table ss-trial-table";
   table.setAttribute("role", "grid");
   table.setAttribute("aria-label", "Trials");
@@ -9,13 +45,17 @@ function render({ model, el }) {
   const body = table.createTBody();
   const known = new Map();
   let sorted = { column: 0, way: -1 };
-  el.append(table);
+  el.append(bar, scroll);
+
+  const look = (column) => (model.get("texts").includes(column) ? "text" : "");
 
   const heads = () => {
+    if (sorted.column >= model.get("header").length) sorted = { column: 0, way: -1 };
     head.replaceChildren(...model.get("header").map((name, column) => {
       const cell = document.createElement("th");
       const button = document.createElement("button");
       cell.scope = "col";
+      cell.className = look(column);
       button.type = "button";
       button.textContent = name;
       button.title = `Sort by ${name}`;
@@ -38,6 +78,15 @@ function render({ model, el }) {
     return (x < y ? -1 : 1) * sorted.way;
   };
 
+  const filtered = () => {
+    const [rows, header] = [model.get("rows"), model.get("header")];
+    const terms = model.get("query").split(/\s+/).filter(Boolean);
+    const left = rows.filter((row) => terms.every((term) => meets(row, term, header)));
+    const text = !rows.length ? "No trial yet." : terms.length ? `${left.length} of ${rows.length} trials` : "";
+    if (told.textContent !== text) told.textContent = text;
+    return left;
+  };
+
   const choose = (number) => {
     model.set("chosen", number);
     model.save_changes();
@@ -46,7 +95,7 @@ function render({ model, el }) {
   const make = ({ number, cells }) => {
     const row = document.createElement("tr");
     row.dataset.number = number;
-    cells.forEach(() => row.insertCell());
+    cells.forEach((_, column) => { row.insertCell().className = look(column); });
     row.addEventListener("click", () => choose(number));
     row.addEventListener("keydown", (event) => {
       const next = { ArrowDown: row.nextElementSibling, ArrowUp: row.previousElementSibling }[event.key];
@@ -61,7 +110,7 @@ function render({ model, el }) {
   };
 
   const draw = () => {
-    const rows = [...model.get("rows")].sort(compare);
+    const rows = filtered().sort(compare);
     const chosen = model.get("chosen");
     [...head.children].forEach((cell, column) => {
       const way = column === sorted.column ? (sorted.way > 0 ? "ascending" : "descending") : "none";
@@ -84,12 +133,26 @@ function render({ model, el }) {
     }
   };
 
+  const search = () => {
+    if (query.value === model.get("query")) return;
+    model.set("query", query.value);
+    model.save_changes();
+    draw();
+  };
+  const asked = () => {
+    if (query.value !== model.get("query")) query.value = model.get("query");
+    draw();
+  };
+
+  query.addEventListener("input", search);
   heads();
-  model.on("change:header", heads);
+  model.on("change:header change:texts", heads);
   model.on("change:rows change:chosen", draw);
+  model.on("change:query", asked);
   return () => {
-    model.off("change:header", heads);
+    model.off("change:header change:texts", heads);
     model.off("change:rows change:chosen", draw);
+    model.off("change:query", asked);
   };
 }
 

@@ -1,0 +1,139 @@
+"""The figure of a run's layers: the map of ratios, what is owed, the alarms in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardscope.runtime.layer_series import OwedSeries, RatioSeries
+from shardscope.runtime.layers import Layers, layers_of
+from shardscope.tuning.measured import Measured
+from shardscope_widgets import figures
+from shardscope_widgets.figures import _layers
+from shardscope_widgets.trace import Trace
+from shardscope_widgets.training_lab._panels import Panels
+from shardscope_widgets.tuning_lab._alarms import alarms_html
+from widgets.fake_runs import fake_run
+
+STEPS = (1, 2, 3, 4)
+NOTHING = {key: [] for key in ("layer", "ratio", "weight_norm", "update_norm", "bound")}
+
+
+def event(step, rank=0, ratio=0.5, **fields):
+    told = {"layer": ["a.weight", "a.bias"], "ratio": [ratio, None], "weight_norm": [2.0, None],
+            "update_norm": [4.0, None], "bound": ["clamp", None], "owed": []}  # fmt: skip
+    return {"event": "layers", "step": step, "rank": rank, "lr": 1e-3, **told, **fields}
+
+
+def owed(values, layer="a.weight", kind="residual"):
+    return OwedSeries(layer, kind, STEPS[: len(values)], tuple(values), (1.0,) * len(values))
+
+
+@pytest.fixture
+def layers():
+    return layers_of(
+        [
+            *(event(step, owed=[["residual", "a.weight", 3.0 * step, 4.0]]) for step in STEPS),
+            *(
+                event(step, rank=1, owed=[["residual", "a.weight", 4.0 * step, 3.0]]) | NOTHING
+                for step in STEPS
+            ),
+        ],
+        "lamb",
+    )
+
+
+def test_ranks_come_together(layers: Layers):
+    weight, bias = layers.ratios
+    assert weight == RatioSeries(
+        "a.weight", STEPS, (1e-3,) * 4, (0.5,) * 4, (2.0,) * 4, (4.0,) * 4, ("clamp",) * 4
+    )
+    assert not bias.is_adapted
+    assert layers.owed[0].owed == (5.0, 10.0, 15.0, 20.0)
+    assert layers.owed[0].relative == (1.0, 2.0, 3.0, 4.0)
+    # ranks with weights of their own: means, and held down if any is; a step told twice counts as told last
+    own = layers_of(
+        [event(1, ratio="nan"), event(1), event(1, rank=1, ratio=0.3, bound=[None, None])], "lamb"
+    )
+    assert own.ratios[0].ratio == (pytest.approx(0.4),)
+    assert own.ratios[0].bound == ("clamp",)
+    assert layers_of([{"event": "step"}], "lamb") == Layers("lamb", (), ())
+
+
+def test_the_figure_shows_what_there_is(layers: Layers):
+    info = figures.layers_info(layers, label="run")
+    assert info.rows[0].bound == ("clamp",) * 4
+    assert info.debts[0].last == 4.0
+    cells, crosses, debt = figures.draw_layers(info).data
+    assert cells.z[0][0] == pytest.approx(-0.30103)
+    assert list(cells.z[1]) == [None] * 4
+    assert list(crosses.x) == [0, 1, 2, 3]
+    assert list(debt.y) == [1.0, 2.0, 3.0, 4.0]
+    assert "held down by clamp" in cells.text[0][0]
+    assert "not adapted" in cells.text[1][0]
+    assert [bar.type for bar in figures.draw_layers(info._replace(debts=())).data] == ["heatmap", "scatter"]
+    assert [bar.type for bar in figures.draw_layers(info._replace(rows=())).data] == ["scatter"]
+    silent = info._replace(rows=(), debts=(), alarms=())
+    assert not silent.is_telling
+    assert figures.layers_text(silent) == "No step has been looked at yet."
+
+
+def test_the_words_are_those_of_the_figure(layers: Layers):
+    text = figures.layers_text(figures.layers_info(layers, label="run"))
+    first, alarm = text.split("\n")
+    assert first == (
+        "run: trust ratios at step 4 lie between 0.5 (a.weight) and 0.5 (a.weight); 1 layer not adapted; crosses are "
+        "ratios held down by clamp. Most is owed of a.weight, 4 times the gradient of a step."
+    )
+    assert alarm.startswith("Alarm: the trust ratio of a.weight is held at a bound by clamp at 100%")
+    healthy = figures.layers_info(Layers("sgd", (), (owed([0.1, 0.2]),)))
+    assert figures.layers_text(healthy).endswith("No alarm.")
+
+
+def test_long_runs_are_thinned_and_keep_their_first_step():
+    info = figures.layers_info(layers_of([event(step) for step in range(1, 1001)], "lamb"))
+    assert info.steps[0] == 1
+    assert len(info.steps) <= _layers.MOST_LOOKS + 1
+    assert _layers._round_steps((1, *range(10, 130, 10))) == [0, 2, 4, 6, 8, 10, 12]
+    assert _layers._round_steps((7,)) == [0]
+
+
+def test_the_alarms_of_a_trial_stand_below_its_figures():
+    measured = Measured(4, 0.1, 0.1, 0.0, 1, 1, 1, (), ("the ratio of <b> is held",))
+    assert "<li>The ratio of &lt;b&gt; is held.</li>" in alarms_html(measured)
+    assert alarms_html(None) == alarms_html(Measured(4, 0.1, 0.1, 0.0, 1, 1, 1, ())) == ""
+
+
+def test_the_lab_has_a_panel_once_a_run_tells():
+    panels, trace = Panels(), replace(Trace.of(fake_run()), optimizer="lamb")
+    panels.draw(trace, [trace])
+    assert not panels.layers.is_shown
+    assert trace.feed([event(step) for step in STEPS])
+    panels.draw(trace, [trace])
+    assert panels.layers.is_shown
+    assert "held at a bound by clamp" in panels.layers.words.value
+
+
+@pytest.mark.parametrize("num_looks", [4, 121, 122, 130, 131, 500])
+def test_a_run_that_ended_in_what_is_no_number_says_so(num_looks: int):
+    events = [
+        *(event(step, bound=[None, None]) for step in range(1, num_looks)),
+        event(num_looks, ratio="nan"),
+    ]
+    trace = replace(Trace.of(fake_run()), optimizer="lamb", layers=events)
+    info = figures.layers_info_of(trace)
+    assert info.steps[-1] == num_looks
+    assert any(f"the trust ratio of a.weight is nan at step {num_looks}" in text for text in info.alarms)
+    text = figures.layers_text(info)
+    assert f"no trust ratio is known at step {num_looks}." in text
+    assert "No alarm." not in text
+    assert figures.draw_layers(info).data
+    whole = figures.layers_info(layers_of(events, "lamb"))
+    assert (whole.steps[-1], whole.alarms) == (num_looks, info.alarms)
+
+
+def test_what_is_owed_is_drawn_to_the_last_step():
+    events = [event(step, owed=[["residual", "a.weight", 1.0 * step, 1.0]]) for step in range(1, 132)]
+    info = figures.layers_info(layers_of(events, "lamb"))
+    assert info.debts[0].last == 131.0

@@ -1,0 +1,308 @@
+"""What happens to a run's layers: a map of their trust ratios over the steps, and what compression owes of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope.runtime.alarms import LATE
+from shardscope.runtime.layer_series import OwedSeries, RatioSeries
+from shardscope.runtime.layers import Layers
+from shardscope.runtime.looks import Looks
+from shardscope_widgets.figures import theme
+from shardscope_widgets.trace import Trace
+from shardscope_widgets.words import listed, plural, three_digits
+
+MOST_LOOKS = 120
+"""Steps drawn; of a longer run every second, third, ... look, and the last."""
+MOST_NAMED = 5
+"""Layers whose debts are drawn in colours, those that are owed most; the others are grey."""
+COLOURS = ("#e06c2c", "#2a86d1", "#11997a", "#b866a6", "#c49a0c")
+KIND_DASHES = {"residual": "solid", "unsent": "solid", "share": "dot"}
+SCALE = ((0.0, "#46327e"), (0.25, "#365c8d"), (0.5, "#277f8e"), (0.75, "#4ac16d"), (1.0, "#f1e51d"))
+"""The inner part of viridis: every step of it stands out from a white and from a black ground."""
+ALARM = "#c5372c"
+_ROW, _LEAST_ROW, _TOP, _BOTTOM = 15, 10, 62, 44
+_LEAST, _MOST = 320, 720
+_MOST_APART = 45
+"""Columns that are still drawn with a gap between them."""
+
+
+class Row(NamedTuple):
+    """One layer of the map, a value a step; None where it has no ratio, or was not looked at."""
+
+    layer: str
+    ratio: tuple[float | None, ...]
+    weight_norm: tuple[float | None, ...]
+    update_norm: tuple[float | None, ...]
+    bound: tuple[str, ...]
+
+
+class Debt(NamedTuple):
+    """One line: what is owed of a layer, in gradients of one step."""
+
+    layer: str
+    kind: str
+    steps: tuple[int, ...]
+    relative: tuple[float | None, ...]
+    owed: tuple[float, ...]
+
+    @property
+    def last(self) -> float:
+        """The newest value that is known."""
+        return next((value for value in reversed(self.relative) if value is not None), 0.0)
+
+
+class LayersInfo(NamedTuple):
+    """What is drawn. `debts` begin with the layer that is owed most; `alarms` are sentences."""
+
+    label: str
+    steps: tuple[int, ...]
+    rows: tuple[Row, ...]
+    debts: tuple[Debt, ...]
+    alarms: tuple[str, ...]
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether there is anything to draw."""
+        return bool(self.debts) or any(value is not None for row in self.rows for value in row.ratio)
+
+
+def layers_info(layers: Layers, *, label: str = "") -> LayersInfo:
+    """The layers of a run (``run.layers()``), called `label`."""
+    steps = _thinned(sorted({step for series in layers.ratios for step in series.steps}))
+    debts = sorted((_debt(series) for series in layers.owed), key=lambda debt: -debt.last)
+    rows = tuple(_row(series, steps) for series in layers.ratios)
+    return LayersInfo(label, tuple(steps), rows, tuple(debts), tuple(map(str, layers.alarms)))
+
+
+def layers_info_of(trace: Trace) -> LayersInfo:
+    """The same of a trace; of a long run from looks spread over it, its alarms from more of them than are drawn."""
+    return layers_info(Looks.of(trace.layers).layers(trace.optimizer), label=trace.label)
+
+
+def _thinned(steps: Sequence[int]) -> list[int]:
+    every = max(1, math.ceil(len(steps) / MOST_LOOKS))
+    return [*steps[:-1:every], *steps[-1:]]
+
+
+def _row(series: RatioSeries, steps: Sequence[int]) -> Row:
+    place = {step: i for i, step in enumerate(series.steps)}
+    ratio, weights, updates = (
+        tuple(_finite(column[place[step]]) if step in place else None for step in steps)
+        for column in (series.ratio, series.weight_norm, series.update_norm)
+    )
+    bound = tuple((series.bound[place[step]] or "") if step in place else "" for step in steps)
+    return Row(series.layer, ratio, weights, updates, bound)
+
+
+def _debt(series: OwedSeries) -> Debt:
+    kept = set(_thinned(series.steps))
+    chosen = [i for i, step in enumerate(series.steps) if step in kept]
+    relative = tuple(_finite(series.relative[i]) for i in chosen)
+    steps, owed = tuple(series.steps[i] for i in chosen), tuple(series.owed[i] for i in chosen)
+    return Debt(series.layer, series.kind, steps, relative, owed)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def layers_text(info: LayersInfo) -> str:
+    """The figure in words, the alarms a line each."""
+    if not info.is_telling:
+        return "No step has been looked at yet."
+    named = f"{info.label}: " if info.label else ""
+    parts = [part for part in (_ratio_words(info), _debt_words(info)) if part]
+    told = ". ".join([parts[0], *(part[0].upper() + part[1:] for part in parts[1:])])
+    lines = [f"{named}{told}. {'' if info.alarms else 'No alarm.'}".strip()]
+    return "\n".join([*lines, *(f"Alarm: {text}." for text in info.alarms)])
+
+
+def _ratio_words(info: LayersInfo) -> str:
+    last = [(row.ratio[-1], row.layer) for row in info.rows if row.ratio and row.ratio[-1] is not None]
+    if not last:
+        is_adapted = any(value is not None for row in info.rows for value in row.ratio)
+        return f"no trust ratio is known at step {info.steps[-1]}" if is_adapted else ""
+    low, high = min(last), max(last)
+    words = (
+        f"trust ratios at step {info.steps[-1]} lie between {_number(low[0])} ({low[1]}) and {_number(high[0])} "
+        f"({high[1]})"
+    )
+    plain = [row.layer for row in info.rows if all(value is None for value in row.ratio)]
+    held = sorted({bound for row in info.rows for bound in row.bound if bound})
+    words += f"; {plural(len(plain), 'layer')} not adapted" if plain else ""
+    return words + (f"; crosses are ratios held down by {listed(held)}" if held else "")
+
+
+def _debt_words(info: LayersInfo) -> str:
+    if not info.debts:
+        return ""
+    most = info.debts[0]
+    return f"most is owed of {most.layer}, {_number(most.last)} times the gradient of a step"
+
+
+def _number(value: float | None) -> str:
+    return three_digits(value or 0.0)
+
+
+def draw(info: LayersInfo) -> go.Figure:
+    """The map and the debts, side by side where there are both."""
+    has_map = any(value is not None for row in info.rows for value in row.ratio)
+    left, right = ([0.0, 0.56], [0.72, 1.0]) if has_map and info.debts else ([0.0, 1.0], [0.0, 1.0])
+    figure = go.Figure()
+    layout: dict[str, Any] = {"annotations": [], "shapes": []}
+    height = _LEAST
+    if has_map:
+        height = min(_MOST, max(_LEAST, _TOP + _BOTTOM + _ROW * len(info.rows)))
+        figure.add_traces(_map(info, left, height))
+        layout |= _map_axes(info, left, height)
+        layout["annotations"].append(_head("Trust ratio", "of each layer; crosses: held at a bound", left))
+    if info.debts:
+        figure.add_traces(_debts(info))
+        layout |= _debt_axes(info, right)
+        shares = (
+            "; dotted: of its share of the mean" if any(debt.kind == "share" for debt in info.debts) else ""
+        )
+        layout["annotations"] += [_head("Still owed", f"in gradients of a step{shares}", right), _late_note()]
+        layout["shapes"].append(_late_line())
+    figure.update_layout(layout, showlegend=bool(info.debts))
+    legend = {
+        "orientation": "h",
+        "y": -44 / (height - 80),
+        "yanchor": "top",
+        **({"x": 1, "xanchor": "right"} if has_map else {"x": 0}),
+        "font": {"size": 10.5},
+    }
+    return theme.style(figure, height=height, legend=legend, margin={"l": 8, "r": 12, "t": 36, "b": 8})
+
+
+def _head(title: str, note: str, place: list[float]) -> dict[str, Any]:
+    text = f'<b>{title}</b>  <span style="font-size:11px">{note}</span>'
+    return theme.note(text, x=place[0], y=1) | {"yshift": 6}
+
+
+def _map(info: LayersInfo, place: list[float], height: int) -> list[Any]:
+    logs = [[math.log10(value) if value else None for value in row.ratio] for row in info.rows]
+    known = [value for row in logs for value in row if value is not None]
+    ticks = list(range(math.floor(min(known)), math.ceil(max(known)) + 1))
+    texts = [[_hover(row, i) for i in range(len(info.steps))] for row in info.rows]
+    columns = list(range(len(info.steps)))
+    cells = go.Heatmap(
+        x=columns, y=list(range(len(info.rows))), z=logs, text=texts, hovertemplate="%{text}<extra></extra>",
+        colorscale=list(SCALE), xgap=int(len(info.steps) <= _MOST_APART), ygap=1, hoverongaps=False, showlegend=False,
+        colorbar={
+            "tickvals": ticks, "ticktext": [f"{10.0**tick:g}" for tick in ticks], "thickness": 9, "len": 1, "y": 0.5,
+            "x": place[1] + 0.005, "outlinewidth": 0, "tickfont": {"size": 10.5}, "ticks": "", "xpad": 4,
+        },
+    )  # fmt: skip
+    held = [(i, j) for j, row in enumerate(info.rows) for i, bound in enumerate(row.bound) if bound]
+    crosses = go.Scatter(
+        x=[i for i, _ in held], y=[j for _, j in held], mode="markers", hoverinfo="skip", showlegend=False,
+        marker={
+            "symbol": "x-thin", "size": _cross(info, height),
+            "line": {"width": 1.3, "color": [_ink(logs[j][i], min(known), max(known)) for i, j in held]},
+        },
+    )  # fmt: skip
+    return [cells, crosses]
+
+
+def _ink(value: float | None, low: float, high: float) -> str:
+    """What reads on a cell of this value."""
+    return "#10151b" if value is not None and value - low > 0.6 * (high - low) else "#ffffff"
+
+
+def _cross(info: LayersInfo, height: int) -> float:
+    """As large as fits a cell."""
+    return max(3.0, min(7.0, 0.45 * (height - _TOP - _BOTTOM) / len(info.rows), 340 / len(info.steps)))
+
+
+def _hover(row: Row, i: int) -> str:
+    if row.ratio[i] is None:
+        return f"{row.layer}<br>not adapted"
+    held = f"<br>held down by {row.bound[i]}" if row.bound[i] else ""
+    norms = (
+        f"<br>|weights| {_number(row.weight_norm[i])}, |update| {_number(row.update_norm[i])}"
+        if row.weight_norm[i] is not None
+        else ""
+    )
+    return f"{row.layer}<br>ratio {_number(row.ratio[i])}{norms}{held}"
+
+
+def _round_steps(steps: Sequence[int], most: int = 9) -> list[int]:
+    """Places of the first step and of multiples of a round number, not more than fit."""
+    sizes = (number * 10**power for power in range(9) for number in (1, 2, 5))
+    size = next(size for size in sizes if len({step for step in steps if step % size == 0}) <= most)
+    places = [i for i, step in enumerate(steps) if step % size == 0]
+    first = [] if places and places[0] < len(steps) / (2 * most) else [0]
+    return [*first, *places]
+
+
+def _map_axes(info: LayersInfo, place: list[float], height: int) -> dict[str, Any]:
+    shown = _round_steps(info.steps)
+    pixels = (height - _TOP - _BOTTOM) / len(info.rows)
+    rows = range(0, len(info.rows), max(1, math.ceil(_LEAST_ROW / pixels)))
+    return {
+        "xaxis": theme.axis(
+            "step", domain=place, anchor="y", showgrid=False, tickvals=shown,
+            ticktext=[str(info.steps[i]) for i in shown], range=[-0.5, len(info.steps) - 0.5],
+        ),
+        "yaxis": theme.axis(
+            anchor="x", showgrid=False, range=[len(info.rows) - 0.5, -0.5], tickvals=list(rows),
+            ticktext=[info.rows[j].layer for j in rows], tickfont={"size": max(9.0, min(10.5, 0.9 * pixels))},
+        ),
+    }  # fmt: skip
+
+
+def _debts(info: LayersInfo) -> list[Any]:
+    """Grey lines first, so that named ones lie above."""
+    named = list(dict.fromkeys(debt.layer for debt in info.debts))[:MOST_NAMED]
+    lines = [_line(debt, named) for debt in reversed(info.debts)]
+    return sorted(lines, key=lambda line: bool(line["line"]["color"] != theme.AXIS))
+
+
+def _line(debt: Debt, named: Sequence[str]) -> dict[str, Any]:
+    is_named = debt.layer in named
+    colour = COLOURS[named.index(debt.layer)] if is_named else theme.AXIS
+    return {
+        "type": "scatter", "mode": "lines", "xaxis": "x2", "yaxis": "y2", "x": debt.steps, "y": debt.relative,
+        "name": debt.layer, "showlegend": is_named and debt.kind != "share",
+        "legendrank": named.index(debt.layer) + 1 if is_named else 1000,
+        "line": {"color": colour, "width": 2.1 if is_named else 1.1, "dash": KIND_DASHES.get(debt.kind, "dash")},
+        "customdata": debt.owed,
+        "hovertemplate": f"{debt.layer} ({debt.kind})<br>step %{{x}}: %{{y:.3g}} gradients, norm %{{customdata:.3g}}"
+        "<extra></extra>",
+    }  # fmt: skip
+
+
+def _debt_axes(info: LayersInfo, place: list[float]) -> dict[str, Any]:
+    known = [value for debt in info.debts for value in debt.relative if value]
+    low, high = (min(known), max(known)) if known else (0.1, 1.0)
+    top = max(high, LATE) * 1.5
+    return {
+        "xaxis2": theme.axis("step", domain=place, anchor="y2"),
+        "yaxis2": theme.axis(
+            anchor="x2", type="log", range=[math.log10(max(low / 1.5, top / 1e5)), math.log10(top)], dtick=1,
+            tickformat="~g",
+        ),
+    }  # fmt: skip
+
+
+def _late_line() -> dict[str, Any]:
+    line = {"color": ALARM, "width": 1.4, "dash": "dash"}
+    return {
+        "type": "line", "line": line, "x0": 0, "x1": 1, "xref": "x2 domain", "y0": LATE, "y1": LATE, "yref": "y2",
+    }  # fmt: skip
+
+
+def _late_note() -> dict[str, Any]:
+    place = {"xref": "x2 domain", "yref": "y2", "xanchor": "left", "font": {"size": 11, "color": theme.GREY}}
+    return theme.note("ten steps late", x=0.01, y=math.log10(LATE)) | place
+
+
+def layers(run: Any) -> go.Figure:
+    """Trust ratios and debts of a `shardscope.Run`, layer by layer."""
+    return draw(layers_info(run.layers(), label=run.name))

@@ -1,0 +1,101 @@
+"""What can be done with a trial: by a button, and by code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardscope.errors import StudyError
+from shardscope.runtime.run import Run
+from shardscope.spec import Job
+from shardscope.tuning.records import ORIGIN, to_study
+from shardscope.tuning.session import Session
+
+if TYPE_CHECKING:
+    from shardscope_widgets.figures._trials import TrialInfo
+    from shardscope_widgets.training_lab._guard import Guard
+    from shardscope_widgets.tuning_lab._engine import Engine
+    from shardscope_widgets.tuning_lab._pictures import Pictures
+    from shardscope_widgets.tuning_lab._screen import Screen
+
+
+class TrialActs:
+    """The part of the Tuning Lab that acts on one trial; None is always the chosen one."""
+
+    if TYPE_CHECKING:
+        name: str
+        chosen: int
+        trials: int
+        applied: Job | None
+        screen: Screen
+        pictures: Pictures
+        _guard: Guard
+        _engine: Engine
+        _trials: list[TrialInfo]
+
+        @property
+        def session(self) -> Session | None: ...
+        @property
+        def is_running(self) -> bool: ...
+        def start(self) -> None: ...
+        def refresh(self) -> None: ...
+        def _draw_run(self) -> None: ...
+
+    def prune(self, number: int | None = None) -> None:
+        """Stop a running trial and count it as pruned."""
+        which = self._number(number)
+        if not self._engine.can_prune(which):
+            raise StudyError(f"trial {which} does not run here, so there is nothing to stop")
+
+        def act(session: Session) -> None:
+            with self._guard.run(lock=False):
+                session.driver.prune(which)
+
+        self._engine.ask(act)
+
+    def pin(self, number: int | None = None) -> None:
+        """Mark a trial, or take the mark away."""
+        which = self._number(number)
+        self._study().pin(which, not self._trial(which).is_pinned)
+        self.refresh()
+
+    def apply(self, number: int | None = None) -> Job:
+        """The job of a trial, also in `applied`, with the code for it shown."""
+        self.applied = self._study().job(self._number(number))
+        self.screen.chosen.show_code(self.applied)
+        return self.applied
+
+    def again(self, number: int | None = None) -> None:
+        """Run the settings of a trial once more, as one more trial."""
+        session, which = self._study(), self._number(number)
+        params = to_study(session.record(which).params, session.definition.space)
+        session.study.enqueue_trial(params, user_attrs={ORIGIN: "again"})
+        self.trials += 1
+        if not self.is_running:
+            self.start()
+        self.refresh()
+
+    def open_run(self, number: int | None = None) -> Run:
+        """Show the run of a trial as the Training Lab does."""
+        which = self._number(number)
+        run = self._study().trial_run(which)
+        self.chosen = which
+        self.pictures.open_run()
+        self._draw_run()
+        return run
+
+    def _study(self) -> Session:
+        if self.session is None:
+            raise StudyError(f"there is no study {self.name!r} yet; start it")
+        return self.session
+
+    def _number(self, number: int | None) -> int:
+        which = self.chosen if number is None else number
+        if which < 0:
+            raise StudyError("no trial is chosen; click a point or a row")
+        return which
+
+    def _trial(self, number: int) -> TrialInfo:
+        found = next((trial for trial in self._trials if trial.number == number), None)
+        if found is None:
+            raise StudyError(f"study {self.name!r} has no trial {number}")
+        return found

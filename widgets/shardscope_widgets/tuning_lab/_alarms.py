@@ -1,0 +1,13 @@
+"""What was wrong with the layers of the chosen trial, as an alert below its figures."""
+
+from __future__ import annotations
+
+from shardscope.tuning.measured import Measured
+from shardscope_widgets.words import safe
+
+
+def alarms_html(measured: Measured | None) -> str:
+    """One line an alarm; empty where there is none."""
+    alarms = () if measured is None else measured.alarms
+    lines = "".join(f"<li>{safe(text[0].upper() + text[1:])}.</li>" for text in alarms)
+    return f'<ul class="ss-alarms" aria-label="Alarms of this trial">{lines}</ul>' if lines else ""

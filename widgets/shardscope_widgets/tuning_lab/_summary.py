@@ -1,0 +1,85 @@
+"""What stays of a study in a saved or exported notebook: its outcome as a table and words, below the lab."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from uuid import uuid4
+
+from IPython.display import HTML, display, update_display
+
+from shardscope.tuning.report import Report, report_of
+from shardscope_widgets.figures._trials import TrialInfo, objective_text, settings_of
+from shardscope_widgets.tuning_lab import _words
+from shardscope_widgets.tuning_lab._study import Shown
+from shardscope_widgets.words import safe
+
+AT_MOST_EVERY_S = 3.0
+_ROWS = 12
+_ENDED = ("complete", "pruned", "failed", "impossible")
+
+
+class Summary:
+    """Keeps a place in the notebook up to date, a few seconds behind a study that runs."""
+
+    def __init__(self) -> None:
+        self.html = ""
+        self._display_id: str | None = None
+        self._told: object = None
+        self._told_at = 0.0
+
+    def show(self) -> None:
+        """Make the place, below what the cell has shown so far."""
+        self._display_id = self._display_id or uuid4().hex
+        display(HTML(self.html), display_id=self._display_id)
+
+    def tell(self, shown: Shown, trials: Sequence[TrialInfo], wanted: int, *, is_running: bool) -> None:
+        """What the study has come to by now; what it says is drawn when a trial has ended since."""
+        name, definition = shown.session.study.study_name, shown.session.definition
+        ended = tuple((t.number, t.state, t.is_pinned) for t in trials if t.state in _ENDED)
+        asked = (name, wanted, is_running, ended)
+        if asked == self._told or (is_running and time.monotonic() - self._told_at < AT_MOST_EVERY_S):
+            return
+        self._told, self._told_at = asked, time.monotonic()
+        report = report_of(name, list(shown.records.values()), definition)
+        status = _words.status_text(name, trials, wanted, "running" if is_running else "idle")
+        self._publish(summary_html(trials, definition.objectives, report, status))
+
+    def _publish(self, html: str) -> None:
+        self.html = html
+        if self._display_id is not None:
+            update_display(HTML(html), display_id=self._display_id)
+
+
+def summary_html(trials: Sequence[TrialInfo], objectives: Sequence[str], report: Report, status: str) -> str:
+    """The status, the trials on the front with their settings, and who won; empty where no trial has begun."""
+    if not trials:
+        return ""
+    front = sorted(
+        (trial for trial in trials if trial.is_front), key=lambda trial: trial.values[objectives[0]]
+    )
+    words = [report.verdict] if front else []
+    if len(front) > _ROWS:
+        words.append(f"{len(front) - _ROWS} more are on the front.")
+    words.append(f'TuningLab(name="{report.name}") opens the study.')
+    table = _table(front[:_ROWS], objectives) if front else ""
+    return f'<div class="ss-words">{safe(status)}</div>{table}<div class="ss-words">{safe(" ".join(words))}</div>'
+
+
+def _table(front: Sequence[TrialInfo], objectives: Sequence[str]) -> str:
+    names = list(dict.fromkeys(name for trial in front for name in settings_of(trial)))
+    head = "".join(f'<th scope="col">{safe(name)}</th>' for name in ("on the front", *objectives, *names))
+    body = "".join(f"<tr>{_row(trial, objectives, names)}</tr>" for trial in front)
+    table = f'<table class="ss-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div style="overflow-x:auto">{table}</div>'
+
+
+def _row(trial: TrialInfo, objectives: Sequence[str], names: Sequence[str]) -> str:
+    told = [objective_text(name, trial.values[name]) for name in objectives]
+    settings = settings_of(trial)
+    cells = [
+        f"trial {trial.number}{' ★' * trial.is_pinned}",
+        *told,
+        *(settings.get(name, "") for name in names),
+    ]
+    return "".join(f"<td>{safe(cell)}</td>" for cell in cells)

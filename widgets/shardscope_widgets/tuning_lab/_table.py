@@ -1,0 +1,57 @@
+"""What the table of trials shows: a column a setting and an objective, with keys to sort by. No widget here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from shardscope_widgets.figures._trials import TrialInfo, objective_text, settings_of, short_name
+from shardscope_widgets.tuning_lab._words import state_of
+
+
+class TableInfo(NamedTuple):
+    """The whole table."""
+
+    header: tuple[str, ...]
+    texts: tuple[int, ...]
+    """Places of the columns that hold words, not numbers."""
+    rows: tuple[Mapping[str, Any], ...]
+    """Of each trial number, state, cells, and keys: numbers are in seconds and bytes, whatever their cells say."""
+
+
+def table_info(trials: Sequence[TrialInfo], objectives: Sequence[str]) -> TableInfo:
+    """All trials; settings of several branches that have the same short name share a column."""
+    names = list(dict.fromkeys(name for trial in trials for name in settings_of(trial)))
+    keys = [_settings(trial) for trial in trials]
+    words = [name for name in names if any(isinstance(key.get(name), str) for key in keys)]
+    header = ("trial", "state", *objectives, *names, "why")
+    texts = (1, *(2 + len(objectives) + names.index(name) for name in words), len(header) - 1)
+    rows = (_row(trial, objectives, names, words) for trial in trials)
+    return TableInfo(header, texts, tuple(rows))
+
+
+def _row(
+    trial: TrialInfo, objectives: Sequence[str], names: Sequence[str], words: Sequence[str]
+) -> dict[str, Any]:
+    values = [trial.values.get(name) for name in objectives]
+    told = [objective_text(n, v) if v is not None else "" for n, v in zip(objectives, values, strict=True)]
+    settings, keys = settings_of(trial), _settings(trial)
+    sorting = [settings.get(name) if name in words else keys.get(name) for name in names]
+    why = trial.reason or trial.note
+    state = "front" if trial.is_front else trial.state
+    mark = " ★" if trial.is_pinned else ""
+    return {
+        "number": trial.number, "state": state,
+        "cells": [f"{trial.number}{mark}", state_of(trial), *told, *(settings.get(n, "") for n in names), why],
+        "keys": [trial.number, state, *values, *sorting, why],
+    }  # fmt: skip
+
+
+def _settings(trial: TrialInfo) -> dict[str, Any]:
+    """By short name; words where two settings share one, or where one is no number."""
+    found: dict[str, Any] = {}
+    for name, value in trial.params:
+        short = short_name(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        found[short] = value if is_number and short not in found else str(value)
+    return found
