@@ -28,6 +28,7 @@ from plotly import graph_objects as go
 import shardscope as ss
 from shardscope.analytic import large_batch
 from shardscope_widgets import figures
+from shardscope_widgets.figures import theme
 
 job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=64, steps=60)
 
@@ -56,6 +57,20 @@ packed = ss.launch(job.replace(record=ss.Record(noise_scale=True), compression="
 print(f"uncompressed {noise.latest:.0f}, int8 {packed.noise_scale().latest:.0f} samples")
 
 # %% [markdown]
+# ## Layer by layer
+#
+# LAMB and LARS give each layer a step in proportion to its weights: the *trust ratio*. Every run tells them at every
+# tenth step, with what compression still owes of each layer, and says what is wrong. Here a published variant sees at
+# most 10 of a weight's norm. The three norm layers begin above that, so they hardly ever have a ratio of their own.
+
+# %%
+clamped = ss.Optimizer("lamb", variant="pytorch-optimizer")
+run = ss.launch(job.replace(optimizer=clamped, compression="topk")).wait(timeout=60)
+for alarm in run.layers().alarms:
+    print(alarm)
+figures.layers(run)
+
+# %% [markdown]
 # ## Steps against samples
 #
 # From the critical batch follows what a target costs at every other batch: few steps or few samples, not both.
@@ -66,9 +81,9 @@ steps = large_batch.steps_to_target(batches, min_steps=100, critical_batch=noise
 figure = go.Figure(
     go.Scatter(x=steps * batches, y=steps, text=[f"batch {b:.0f}" for b in batches], mode="lines")
 )
-figure.update_layout(
-    xaxis={"title": "samples", "type": "log"}, yaxis={"title": "steps", "type": "log"}, height=360,
-    title="What reaching a target costs, if the fewest steps are 100",
+theme.style(
+    figure, height=360, title="What reaching a target costs, if the fewest steps are 100",
+    xaxis=theme.axis("samples", type="log", dtick=1), yaxis=theme.axis("steps", type="log", dtick=1),
 )  # fmt: skip
 
 # %% [markdown]
