@@ -123,6 +123,15 @@ class TestMistakes:
         assert error.count("\n") == 1
         assert words in error
 
+    @pytest.mark.parametrize("command", [["stop", "x", "--grace-s", "-1"], ["lab", "--port", "99999"]])
+    def test_numbers_that_mean_nothing_are_refused_before_anything_is_done(
+        self, command: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert cli.main(command) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"shardscope: {' '.join(command[-2:])} is no ")
+        assert error.count("\n") == 1
+
     def test_an_unknown_command_is_refused_with_the_usage(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="2"):
             cli.main(["predicted"])

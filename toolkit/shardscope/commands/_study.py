@@ -122,7 +122,7 @@ def as_json(session: Session, records: Sequence[TrialRecord]) -> dict[str, Any]:
             {
                 "number": record.number, "state": record.state, "counted": record.counted,
                 "params": dict(record.params), "values": dict(record.values or {}), "reason": record.reason,
-                "origin": record.origin, "sampler": record.sampler, "run": record.run,
+                "alarms": list(record.alarms), "origin": record.origin, "sampler": record.sampler, "run": record.run,
             }
             for record in records
         ],

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from shardscope.errors import SpecError
+
 
 def add_to(commands: Any) -> None:
     """Add this command to the parser's commands."""
@@ -18,6 +20,11 @@ def add_to(commands: Any) -> None:
 
 def carry_out(arguments: argparse.Namespace) -> int:
     """Stop the run; also fine when it has ended already."""
+    if not arguments.grace_s >= 0:
+        raise SpecError(
+            f"--grace-s {arguments.grace_s:g} is no time to wait; give seconds from 0, which kills at once"
+        )
+
     from shardscope.runtime import Run
 
     run = Run.attach(arguments.run, arguments.root)

@@ -42,7 +42,15 @@ class NotMeasured(StudyError):
 
 @contextmanager
 def set_after(seconds: float | None) -> Iterator[threading.Event]:
-    """An event that is set after so long, if this has not been left by then; None never sets it."""
+    """An event that is set after so long, if this has not been left by then; None never sets it.
+
+    Raises:
+        SpecError: That is no time.
+    """
+    if seconds is not None and not seconds > 0:
+        raise SpecError(
+            f"timeout_s={seconds:g} is no time to work in; give seconds above 0, or leave it out to work to the end"
+        )
     event = threading.Event()
     timer = None if seconds is None else threading.Timer(min(seconds, threading.TIMEOUT_MAX), event.set)
     if timer is not None:

@@ -106,7 +106,7 @@ class Session:
             SpecError: The space or an objective is impossible.
             StudyError: The storage does not answer, or holds another study of this name.
         """
-        _check_counts(trials, parallel)
+        _check_counts(trials, parallel, seed)
         check_storage(sampler, storage)
         own = (
             {n: f for n, f in objectives.items() if f is not None} if isinstance(objectives, Mapping) else {}
@@ -276,10 +276,12 @@ def _agreed_trials(study: optuna.Study, trials: int | None) -> int:
     return trials or int(held or DEFAULT_TRIALS)
 
 
-def _check_counts(trials: int | None, parallel: int) -> None:
+def _check_counts(trials: int | None, parallel: int, seed: int) -> None:
     for field, value in (("trials", 1 if trials is None else trials), ("parallel", parallel)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise SpecError(f"{field}={value!r} is no number of trials; use a whole number of at least 1")
+    if not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise SpecError(f"seed={seed!r} is no seed of a sampler; use a whole number from 0 to {2**32 - 1}")
 
 
 def _define(
