@@ -164,10 +164,12 @@ class FrozenLamb(FrozenAdam):
             self.fresh[i] = self.v[i].clone()
         self.fresh[i] = beta2 * self.fresh[i] + (1 - beta2) * grad**2
         if self.t <= self.warmup:
-            ratio = float(self.weights[i].norm() / whole.norm())
-            self.ratio[i] = ratio if self.t == 1 else 0.9 * self.ratio[i] + 0.1 * ratio
+            has_norm = bool(self.weights[i].norm() > 0 and whole.norm() > 0)
+            ratio = float(self.weights[i].norm() / whole.norm()) if has_norm else 1.0
+            if has_norm:  # 1 stands for no ratio, and joins no average of them
+                self.ratio[i] = 0.9 * self.ratio[i] + 0.1 * ratio if i in self.ratio else ratio
         else:
-            ratio = self.ratio[i] * self.follow(i, float(bare.norm() / whole.norm()))
+            ratio = self.ratio.get(i, 1.0) * self.follow(i, float(bare.norm() / whole.norm()))
         self.weights[i] = self.weights[i] - self.lr * ratio * whole
 
     def follow(self, i: int, share: float) -> float:

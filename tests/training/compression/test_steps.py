@@ -28,6 +28,7 @@ from shardscope.training.compression.onebit import OneBit
 from shardscope.training.compression.signs import BlockSign
 from shardscope.training.context import RankContext
 from shardscope.training.evaluate import evaluate
+from shardscope.training.optim.frozen_lamb import FreezableLamb
 from shardscope.training.trainer import Trainer
 from training.compression.stepwise import FrozenAdam, FrozenLamb, Replica, Verbatim, split, start
 
@@ -209,6 +210,33 @@ def test_without_loss_in_its_code_it_is_the_frozen_optimizer_on_one_process(
     end = pool.run(body, tmp_path)[0]
     assert distance(end, reference.weights) < 1e-5
     assert distance(end, moving.weights) > 1e-2  # the freeze is there to be seen
+
+
+@pytest.mark.parametrize("first_gradient", [1, 3, 5])
+def test_a_bias_that_starts_at_zero_takes_no_part_in_the_averaged_ratio_until_it_has_a_norm(
+    first_gradient: int,
+) -> None:
+    warmup, steps, lr = 4, 12, 0.05
+    shapes = [(8, 4), (4,)]
+    values = [piece.clone() for piece in split(gradients(99, shapes=shapes), shapes)]
+    values[1].zero_()
+    params = [torch.nn.Parameter(value.clone()) for value in values]
+    optimizer = FreezableLamb(params, lr=lr)
+    reference = FrozenLamb([value.clone() for value in values], warmup, lr=lr)
+    for step in range(1, steps + 1):
+        grads = [piece.clone() for piece in split(gradients(0, step, shapes=shapes), shapes)]
+        if step < first_gradient:
+            grads[1].zero_()
+        reference.step(grads)
+        if step == warmup + 1:
+            optimizer.freeze(warmup)
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+            if step > warmup:
+                optimizer.advance_(param, grad)
+        optimizer.step()
+    for param, theirs in zip(params, reference.weights, strict=True):
+        torch.testing.assert_close(param.detach().double(), theirs, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["onebit-adam", "onebit-lamb"])

@@ -17,6 +17,7 @@ from shardscope.analytic.communication import packet_bytes
 from shardscope.analytic.communication.sparse import index_bytes, kept_elements, least_index_bits
 from shardscope.training.compression import topk_select
 from shardscope.training.compression.codec import Codec
+from shardscope.training.compression.randomk import RandomK
 from shardscope.training.compression.topk import TopK
 from shardscope.training.compression.topk_loops import compiled_loops
 
@@ -83,6 +84,14 @@ def test_the_largest_come_back_as_they_were_and_nothing_else(
         contraction = codec.contraction(count)
         assert contraction is not None
         assert left <= (1 - contraction) * all_ * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("codec", [TopK(0.1, "exact"), TopK(0.1, "sampled"), RandomK(0.1)])
+def test_of_nothing_nothing_is_sent(codec: Codec) -> None:
+    empty = torch.zeros(0)
+    packet = packed(codec, empty, 1)
+    assert packet.numel() == 0
+    assert back(codec, packet, 0, 1).numel() == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -26,6 +26,8 @@ def draw(num_elements: int, count: int, seed: int) -> Tensor:
         >>> sorted(draw(5, 5, seed=1).tolist())
         [0, 1, 2, 3, 4]
     """
+    if not count:
+        return torch.empty(0, dtype=torch.int64)
     edges = np.arange(count + 1, dtype=np.int64) * num_elements // count
     sizes = np.diff(edges).astype(np.uint64)
     numbers = _hashed(count + 1, seed)

@@ -46,8 +46,10 @@ def largest(values: Tensor, count: int, loops: Loops | None) -> Picked:
 
 def largest_by_sample(values: Tensor, count: int, seed: int, loops: Loops | None) -> Picked:
     """The same elements, by a threshold from a sample that the seed picks."""
+    if values.numel() < 4 * SAMPLE:  # sampling would spare nothing
+        return largest(values, count, loops)
     rank = _rank_in_sample(values.numel(), count)
-    if values.numel() < 4 * SAMPLE or rank > SAMPLE // 2:  # sampling would spare nothing
+    if rank > SAMPLE // 2:  # nor here
         return largest(values, count, loops)
     threshold, _ = _threshold(values[draw(values.numel(), SAMPLE, seed)], rank)
     room = int((rank + _SPREAD * math.sqrt(rank)) * values.numel() / SAMPLE)

@@ -1,8 +1,9 @@
 """LAMB that goes on with a frozen second moment, as 1-bit LAMB does (Li et al. 2021, arXiv 2104.06069, Algorithm 1).
 
-While the second moment moves, each layer's trust ratio is averaged. Once it stands still, a fresh second moment is kept
-beside it, from the gradients that the agreed first moments amount to. It only says by how much the averaged ratio has
-to change: by the largest quotient of the frozen and the fresh root in the layer, within bounds.
+While the second moment moves, each layer's trust ratio is averaged, from the layer's first step with norms on. Once it
+stands still, a fresh second moment is kept beside it, from the gradients that the agreed first moments amount to. It
+only says by how much the averaged ratio has to change: by the largest quotient of the frozen and the fresh root in the
+layer, within bounds.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class FreezableLamb(FrozenVariance, Lamb):
         return {
             **super()._new_state(param, group),
             "exp_avg_sq_fresh": torch.zeros_like(param),
-            "ratio": torch.ones((), dtype=torch.float32, device=param.device),
+            "ratio": torch.zeros((), dtype=torch.float32, device=param.device),  # 0 until there is one
             "factor": torch.ones((), dtype=torch.float32, device=param.device),
         }
 
@@ -75,7 +76,7 @@ class FreezableLamb(FrozenVariance, Lamb):
             if squares is not None:
                 ratios = self._last[-1].ratios
                 assert ratios is not None
-                _average(layers, ratios)
+                _average(layers, ratios, squares)
             return
         ratios = self._frozen_ratios(layers, group) if group["adapt"] else None
         bounds = self._frozen_bounds(layers, group) if squares is not None else None
@@ -87,14 +88,14 @@ class FreezableLamb(FrozenVariance, Lamb):
         low, high = FACTOR_RANGE
         bounds: list[str | None] = []
         for layer in layers:
-            average, factor = float(layer.state["ratio"]), float(layer.state["factor"])
+            average, factor = float(_averaged(layer)), float(layer.state["factor"])
             is_clipped = group["trust_clip"] and average * factor > 1
             bounds.append("trust_clip" if is_clipped else None if low < factor < high else "factor")
         return bounds
 
     def _frozen_ratios(self, layers: list[Layer], group: dict[str, Any]) -> Scalars:
         bound = 1.0 if group["trust_clip"] else float("inf")
-        ratios = torch.cat([(layer.state["ratio"] * layer.state["factor"]).view(1) for layer in layers])
+        ratios = torch.cat([(_averaged(layer) * layer.state["factor"]).view(1) for layer in layers])
         bounded = ratios.double().clamp(max=bound)
         return bounded.tolist() if bounded.is_cpu else bounded
 
@@ -138,9 +139,20 @@ class FreezableLamb(FrozenVariance, Lamb):
         last.copy_(wanted.clamp(min=last * (1 - FACTOR_CHANGE), max=last * (1 + FACTOR_CHANGE)))
 
 
-def _average(layers: list[Layer], ratios: Scalars) -> None:
-    """Each layer's ratio joins the average of those before it."""
-    for layer, ratio in zip(layers, ratios, strict=True):
-        state = layer.state
-        kept = AVERAGE_DECAY if float(state["step"]) > 1 else 0.0
-        state["ratio"].mul_(kept).add_((1 - kept) * ratio)
+def _average(layers: list[Layer], ratios: Scalars, squares: Squares) -> None:
+    """Each layer's ratio joins the average of those before it, where its weights and its update have a norm.
+
+    A bias that starts at zero has none in its first step, and the 1 that stands for it there is no ratio: in an average
+    it would be a hundred times the others and outlast a short warm-up. The authors' code leaves it out as well.
+    """
+    for layer, ratio, of_weights, of_update in zip(layers, ratios, *squares, strict=True):
+        held = layer.state["ratio"]
+        kept = torch.where(held > 0, AVERAGE_DECAY, 0.0)
+        has_norm = torch.as_tensor((of_weights > 0) & (of_update > 0), device=held.device)
+        held.copy_(torch.where(has_norm, kept * held + (1 - kept) * ratio, held))
+
+
+def _averaged(layer: Layer) -> Tensor:
+    """The average of a layer's ratios; 1 as long as it has had none."""
+    held = layer.state["ratio"]
+    return torch.where(held > 0, held, 1.0)
