@@ -10,7 +10,7 @@ from shardscope.errors import _MEANT, unknown_name
 from shardscope.spec import optimizer
 from shardscope.spec.compression import Compression
 from shardscope.spec.strategy import STRATEGIES
-from shardscope.tuning.definition import OBJECTIVES
+from shardscope.tuning.objectives import OBJECTIVES
 from shardscope.tuning.pruning.named import PRUNERS
 from shardscope.tuning.samplers import SAMPLERS
 

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 from optuna.trial import TrialState
 
+import shardscope as ss
 from shardscope import PowersOfTwo, cli
 from shardscope.commands._space import read_space
-from shardscope.commands._study import StudyProgress
 from shardscope.errors import SpecError
+from shardscope.tuning.objectives import OBJECTIVES
+from shardscope.tuning.progress import StudyProgress
 from shardscope.tuning.session import Session
 
 pytestmark = pytest.mark.timeout(120)
@@ -114,7 +116,29 @@ class TestMistakes:
         assert error.startswith("shardscope: stopped before the study began")
 
 
+def test_help_says_what_every_objective_is_and_in_which_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["tune", "--help"])
+    text = capsys.readouterr().out
+    assert all(f"    {name:9} {about}\n" in text for name, about in OBJECTIVES.items())
+
+
 class TestProgress:
+    def test_in_python_the_lines_are_the_same_where_somebody_sees_them(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        job = cli_job().replace(steps=2)
+        space = {"optimizer.lr": (1e-3, 1e-1, "log")}
+        study = ss.tune(
+            job, space, trials=1, name="told", objectives=["loss"], baselines=False, progress=True
+        )
+        rate = study.trials[0].params["optimizer.lr"]
+        assert capsys.readouterr().out.splitlines() == [
+            f"trial 0  complete  loss {study.trials[0].value:.4g}  optimizer.lr={rate:.3g}"
+        ]
+        ss.tune(name="told", trials=2)  # into a file or a pipe nothing is told
+        assert capsys.readouterr() == ("", "")
+
     def test_where_lines_can_be_rewritten_the_last_says_what_runs(self) -> None:
         class Terminal(io.StringIO):
             def isatty(self) -> bool:

@@ -100,7 +100,7 @@ def test_a_study_without_a_space_measures_the_noise_scale_once_and_keeps_it() ->
     assert batches == around(JOB, found.critical)
     assert batches.low <= 2 ** round(math.log2(found.critical)) <= batches.high
     assert session.noise_run().job == probe_of(JOB)
-    assert len(session.records()) == 1 + sum(record.state == "waiting" for record in session.records())
+    assert len(session.records()) == 1 + sum(record.state == "unused" for record in session.records())
     assert session.report().batches == found.sentence(batches)
     assert str(session.report().batches) in str(session.report())
     again = Session.open(JOB, trials=2, name="noise")

@@ -19,6 +19,7 @@ import shardscope as ss
 from conformance.runs import agent_pid, all_gone, family, rank_pids, wait_for
 from conformance.studies import JOB, LONG, SPACE, TRIALS, faults_of, instant, running, said, start_driver
 from shardscope.tuning import recovery, storage
+from shardscope.tuning.records import NOT_BEGUN
 from shardscope.tuning.session import Session
 
 pytestmark = pytest.mark.timeout(240)
@@ -291,7 +292,7 @@ def test_two_drivers_begin_the_last_trial_at_the_same_moment(
     one.driver.choose = Meanwhile()
     while one.driver.tick() | other.driver.tick():
         time.sleep(0.005)
-    records = [r for r in one.records() if r.state != "waiting"]
+    records = [r for r in one.records() if r.state not in NOT_BEGUN]
     assert faults_of(records, 1) == []
     surplus = [r for r in records if not r.counted]
     assert surplus

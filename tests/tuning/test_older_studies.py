@@ -15,9 +15,10 @@ from shardscope.errors import StudyError
 from shardscope.spec.space import Space
 from shardscope.tuning import storage as storage_module
 from shardscope.tuning.definition import Definition
+from shardscope.tuning.objectives import DEFAULT_OBJECTIVES
 from shardscope.tuning.priors import seeds, with_baselines
 from shardscope.tuning.records import ORIGIN
-from shardscope.tuning.session import DEFAULT_OBJECTIVES, Session
+from shardscope.tuning.session import Session
 from shardscope.tuning.storage import create_or_load, open_storage
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=64)

@@ -17,9 +17,10 @@ from optuna.trial import TrialState
 
 import shardscope as ss
 from shardscope.tuning import recovery, storage
+from shardscope.tuning.objectives import DEFAULT_OBJECTIVES
 from shardscope.tuning.priors import default_space, seeds
 from shardscope.tuning.records import NOT_COUNTED, SEED
-from shardscope.tuning.session import DEFAULT_OBJECTIVES, Session
+from shardscope.tuning.session import Session
 
 pytestmark = pytest.mark.timeout(120)
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=64)

@@ -55,6 +55,15 @@ def test_the_front_is_that_of_all_objectives_and_the_line_that_of_the_axes(four)
     assert "The line has 3 trials of 4 complete; its ends: trial 1 with 0.9" in _front.front_text(info)
 
 
+def test_a_trial_that_is_only_a_little_quicker_is_neither_ringed_nor_on_the_line():
+    found = trials(record(0, loss=0.5, step_s=0.04), record(1, loss=0.9, step_s=0.038))
+    assert [(trial.is_front, trial.is_by_noise) for trial in found] == [(True, False), (False, True)]
+    info = _front.front_info(found)
+    assert info.line == ((0.4, 0.5),)
+    assert "only by less than 10% of time better" in info.complete[1].text
+    assert "Left out is trial 1" in _front.front_text(info)
+
+
 @pytest.mark.parametrize(
     "points", [[], [(1.0, 1.0)], [(1.0, 2.0), (1.0, 1.0), (2.0, 1.0), (3.0, 0.5), (0.5, 3.0)]]
 )

@@ -13,9 +13,10 @@ import shardscope as ss
 from shardscope.errors import SpecError
 from shardscope.spec.space import Space
 from shardscope.tuning.definition import Definition
+from shardscope.tuning.front import QUICKER_BY
 from shardscope.tuning.measured import Measured
 from shardscope.tuning.pruning.curves import improvement
-from shardscope.tuning.pruning.dominance import QUICKER_BY, Dominance, Finished
+from shardscope.tuning.pruning.dominance import Dominance, Finished
 from shardscope.tuning.session import Session
 
 STEPS = 8

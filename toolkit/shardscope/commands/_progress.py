@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from shardscope.commands._table import aligned, human_bytes
+from shardscope.runtime.bar import bar
 from shardscope.runtime.summary import mean_loss
 
 if TYPE_CHECKING:
     from shardscope.runtime import Summary
-
-BAR_WIDTH = 24
 
 
 class Progress:
@@ -44,12 +43,10 @@ class Progress:
 
     def line(self) -> str:
         """The line as it stands."""
-        filled = round(BAR_WIDTH * self.step / self._steps)
-        bar = "█" * filled + "░" * (BAR_WIDTH - filled)
         figures = (
             f"loss {self.loss:.4f}  {self.step_time_s * 1e3:.1f} ms/step  {self.samples_per_s:,.0f} samples/s"
         )
-        return f"{bar} {self.step}/{self._steps}  {figures}"
+        return f"{bar(self.step / self._steps)} {self.step}/{self._steps}  {figures}"
 
     def close(self) -> None:
         """Leave the line standing."""

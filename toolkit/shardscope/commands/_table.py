@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardscope.spec.units import bytes_text
+
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A header and rows with columns aligned left, two spaces apart."""
@@ -17,10 +19,4 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def human_bytes(count: float | None) -> str:
     """A number of bytes with a decimal unit, for example ``1.5 MB``; a dash for None."""
-    if count is None:
-        return "-"
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+    return "-" if count is None else bytes_text(count)

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from shardscope.commands._job import add_job_options, build_job
 from shardscope.commands._signals import Terminated, sigterm_interrupts
 from shardscope.commands._space import read_space
-from shardscope.commands._study import StudyProgress, as_json, as_text
+from shardscope.commands._study import as_json, as_text
 from shardscope.errors import SpecError
+from shardscope.tuning.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
+from shardscope.tuning.progress import StudyProgress, measuring_text
 
 if TYPE_CHECKING:
     from shardscope.spec import Job
@@ -30,11 +32,19 @@ def add_to(commands: Any) -> None:
         help="search the settings of a job by real runs",
         description="Search the settings of a job; every trial is a real run. Ctrl-C stops it and loses nothing: "
         "--resume NAME goes on.",
+        epilog=_objectives_text(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_job_options(parser)
     _add_study_options(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON and no progress")
     parser.set_defaults(carry_out=carry_out)
+
+
+def _objectives_text() -> str:
+    """What each objective is, in lines."""
+    rows = [f"    {name:9} {about}" for name, about in OBJECTIVES.items()]
+    return "\n".join(["objectives, all measured, the less the better:", *rows])
 
 
 def _add_study_options(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +56,7 @@ def _add_study_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=int, help="trials that the study is to have in all (default: 40)")
     parser.add_argument(
         "--objective", action="append", metavar="NAME",
-        help="what to minimise: loss, error, seconds, bytes, memory; several times (default: loss, seconds, bytes)",
+        help=f"what to minimise, of those below; several times (default: {', '.join(DEFAULT_OBJECTIVES)})",
     )  # fmt: skip
     parser.add_argument("--name", help="name of the study (default: model and strategy)")
     parser.add_argument("--storage", help="URL of an Optuna storage (default: a journal beside the runs)")
@@ -105,10 +115,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def _say_measuring(probe: Job) -> None:
-    print(
-        f"Measuring the gradient noise scale over {probe.last_step} steps, to centre the batches on it.",
-        file=sys.stderr,
-    )
+    print(measuring_text(probe), file=sys.stderr)
 
 
 def _run(session: Session, arguments: argparse.Namespace, began: float) -> None:
@@ -122,9 +129,11 @@ def _run(session: Session, arguments: argparse.Namespace, began: float) -> None:
 
 def _tell(session: Session, arguments: argparse.Namespace) -> int:
     """Print the outcome; 1 if a study that has all its trials completed none."""
+    from shardscope.tuning.records import NOT_BEGUN
+
     records = session.records()
     print(json.dumps(as_json(session, records), indent=2) if arguments.json else as_text(session, records))
-    counted = [record for record in records if record.counted and record.state not in ("waiting", "running")]
+    counted = [record for record in records if record.counted and record.state not in (*NOT_BEGUN, "running")]
     if arguments.report is None and len(counted) < session.driver.trials:
         print(
             f"stopped after {arguments.timeout:g} s; go on with: {_again(session, arguments)}",

@@ -158,6 +158,16 @@ def gib_text(num_bytes: float) -> str:
     raise AssertionError
 
 
+def bytes_text(num_bytes: float) -> str:
+    """Bytes in powers of 1000, as they are counted on a wire: ``1.5 MB``."""
+    size = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
 def bandwidth_text(bytes_per_s: float) -> str:
     """Bytes a second in powers of 1000, as links are sold: ``25 GB/s``."""
     return _scaled(bytes_per_s, "B/s")

@@ -27,9 +27,9 @@ from shardscope.runtime import Run, launch
 from shardscope.spec import Job, Optimizer, Schedule
 from shardscope.spec.space import PowersOfTwo
 from shardscope.tuning.apply import apply
-from shardscope.tuning.definition import QUALITIES
 from shardscope.tuning.driver import MOST_ATTEMPTS, was_killed
 from shardscope.tuning.measured import Meter
+from shardscope.tuning.objectives import QUALITIES
 from shardscope.tuning.storage import folder_of
 
 OPTIMIZERS = ("sgd", "adamw", "lars", "lamb")

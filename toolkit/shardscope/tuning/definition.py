@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import Job
 from shardscope.spec._base import Spec
 from shardscope.spec.space import Parameter, PowersOfTwo, Space
 from shardscope.spec.user_code import label_of
 from shardscope.tuning import apply
 from shardscope.tuning.batch_range import BatchRange
-
-OBJECTIVES: Mapping[str, str] = {
-    "loss": "loss on held-back data, at the end",
-    "error": "share of wrong answers on held-back data, at the end",
-    "seconds": "training time: the median step times the steps, of the slowest rank",
-    "bytes": "sent by all ranks together over the run",
-    "memory": "bytes on the rank that holds most",
-}
-"""What can be minimised, by measurement, all of it: the less the better."""
-QUALITIES = ("loss", "error")
-
-
-def check_objectives(names: Sequence[str], own: Collection[str] = ()) -> None:
-    """Refuse names that nothing measures, and sets of them by which nothing can be chosen.
-
-    Args:
-        names: Of the objectives.
-        own: Those that are functions of the user's.
-
-    Raises:
-        SpecError: One is unknown or given twice, or none says anything of quality.
-    """
-    for name in names:
-        if name not in OBJECTIVES and name not in own:
-            raise unknown_name("objective", name, OBJECTIVES)
-    if len(set(names)) < len(names):
-        raise SpecError(f"objectives={list(names)} name one twice; name each once")
-    if not set(names) & {*QUALITIES, *own}:
-        raise SpecError(
-            f"objectives={list(names)} say nothing of quality, which the fewest steps would then win; add 'loss' or "
-            "'error'"
-        )
+from shardscope.tuning.objectives import QUALITIES, check_objectives
 
 
 class Definition(Spec):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from shardscope.spec.space import PowersOfTwo, Space, Value
+from shardscope.tuning.front import Front, front_of
 from shardscope.tuning.measured import Measured
 
 # Attributes of a trial in its study.
@@ -50,7 +51,8 @@ class TrialRecord:
 
     Attributes:
         state: ``waiting``, ``running``, ``paused`` (at a rung, with its checkpoint), ``complete``, ``pruned``,
-            ``impossible`` (it cost no run) or ``failed``.
+            ``impossible`` (it cost no run), ``failed``, or ``unused`` (the study had all its trials before its turn
+            came; it is run first if more are asked for).
         params: Settings by the space's names.
         values: By objective; None unless complete.
         reason: Why it was pruned, was impossible or failed; one sentence.
@@ -91,7 +93,9 @@ _STATES = {
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
 }
-IMPOSSIBLE = "impossible"
+IMPOSSIBLE, UNUSED = "impossible", "unused"
+NOT_BEGUN = ("waiting", UNUSED)
+_ENDED = ("complete", "pruned", "failed")
 
 
 def not_counted(trial: FrozenTrial) -> str | None:
@@ -137,13 +141,23 @@ def is_paused(trial: FrozenTrial) -> bool:
     )
 
 
-def records_of(study: optuna.Study, space: Space, objectives: Sequence[str]) -> list[TrialRecord]:
-    """All trials of a study, by number."""
+def records_of(
+    study: optuna.Study, space: Space, objectives: Sequence[str], *, wanted: int | None = None
+) -> list[TrialRecord]:
+    """All trials of a study, by number; `wanted` is how many it is to have, after which none waits any more."""
     marks = study.user_attrs
-    return [
+    found = [
         record_of(trial, space, objectives, pinned=bool(marks.get(f"{PINNED}:{trial.number}")))
         for trial in study.get_trials(deepcopy=False)
     ]
+    if wanted is None or sum(record.counted and record.state in _ENDED for record in found) < wanted:
+        return found
+    return [_unused(r) if r.state == "waiting" and r.retry_of is None else r for r in found]
+
+
+def _unused(record: TrialRecord) -> TrialRecord:
+    reason = "the study had all its trials before its turn came"
+    return replace(record, state=UNUSED, counted=False, reason=reason)
 
 
 def measured_to(measured: Measured) -> dict[str, Any]:
@@ -159,14 +173,6 @@ def measured_from(value: Mapping[str, Any] | None) -> Measured | None:
     return Measured(**{**value, "curve": curve, "alarms": tuple(value.get("alarms", ()))})
 
 
-def front(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The complete trials that no other is at least as good as in everything and better in something."""
-    done = [record for record in records if record.values is not None]
-    return [one for one in done if not any(dominates(other.values, one.values) for other in done)]
-
-
-def dominates(a: Mapping[str, float] | None, b: Mapping[str, float] | None) -> bool:
-    """Whether `a` is at least as low as `b` in every objective and lower in one."""
-    if a is None or b is None:
-        return False
-    return all(a[k] <= b[k] for k in b) and any(a[k] < b[k] for k in b)
+def front(records: Sequence[TrialRecord]) -> Front:
+    """The front of a study's complete trials."""
+    return front_of({record.number: record.values for record in records if record.values is not None})

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from shardscope.tuning.apply import branches_of
 from shardscope.tuning.definition import Definition
+from shardscope.tuning.front import note_of
 from shardscope.tuning.priors import BASELINES
-from shardscope.tuning.records import TrialRecord, front
+from shardscope.tuning.records import NOT_BEGUN, TrialRecord, front
 
 _LAYERWISE = ("lamb", "lars")
 _MOST_ALARMS = 5
@@ -37,6 +38,7 @@ class Report:
     rows: tuple[OptimizerRow, ...]
     """By their best, the best first."""
     front: tuple[TrialRecord, ...]
+    """The complete trials that no other beats."""
     states: tuple[tuple[str, int], ...]
     verdict: str
     samplers: tuple[tuple[str, int], ...] = ()
@@ -45,6 +47,8 @@ class Report:
     """Which batches are searched and why, where that was left to the study."""
     alarms: tuple[tuple[int, str], ...] = ()
     """What was wrong with the layers of which trial, in sentences."""
+    by_noise: tuple[int, ...] = ()
+    """Trials that would be on the front as well, for a few per cent of measured time alone (`tuning.front`)."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{number} {state}" for state, number in self.states)
@@ -56,7 +60,11 @@ class Report:
         numbers = ", ".join(str(record.number) for record in self.front) or "none yet"
         if self.samplers:
             lines.append(f"Drawn by {', '.join(f'{name}: {count}' for name, count in self.samplers)}.")
-        return "\n".join([*lines, self.verdict, f"On the front: trials {numbers}.", *self._alarm_lines()])
+        note = note_of(self.by_noise)
+        left_out = [] if note is None else [note]
+        return "\n".join([
+            *lines, self.verdict, f"On the front: trials {numbers}.", *left_out, *self._alarm_lines()
+        ])  # fmt: skip
 
     def _alarm_lines(self) -> list[str]:
         """The alarms, those of trials on the front first; at most `_MOST_ALARMS` of them."""
@@ -74,17 +82,19 @@ def report_of(name: str, records: Sequence[TrialRecord], definition: Definition)
     rows = _rows(records, objective, own)
     states = Counter(record.state for record in records if record.counted or record.state == "impossible")
     drew = Counter(record.sampler for record in records if record.counted and record.sampler is not None)
+    clear, by_noise = front(records)
     alarms = tuple((record.number, text) for record in records for text in record.alarms)
     return Report(
-        name, objective, rows, tuple(front(records)), tuple(sorted(states.items())), _verdict(rows, objective),
-        tuple(drew.items()), definition.batches, alarms,
+        name, objective, rows, tuple(record for record in records if record.number in clear),
+        tuple(sorted(states.items())), _verdict(rows, objective), tuple(drew.items()), definition.batches, alarms,
+        by_noise,
     )  # fmt: skip
 
 
 def _rows(records: Sequence[TrialRecord], objective: str, own: str) -> tuple[OptimizerRow, ...]:
     groups: dict[str, list[TrialRecord]] = {}
     for record in records:
-        if record.counted and record.state != "waiting":
+        if record.counted and record.state not in NOT_BEGUN:
             groups.setdefault(str(record.params.get("optimizer", own)), []).append(record)
     rows = [_row(name, group, objective) for name, group in groups.items()]
     return tuple(sorted(rows, key=lambda row: (row.best is None, row.best or 0.0)))

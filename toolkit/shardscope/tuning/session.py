@@ -35,6 +35,7 @@ from shardscope.tuning.driver import Driver, Pruner
 from shardscope.tuning.feasible import MemoryLimit
 from shardscope.tuning.ledger import Ledger
 from shardscope.tuning.noise_probe import BatchesAround, check_around, ranged
+from shardscope.tuning.objectives import DEFAULT_OBJECTIVES
 from shardscope.tuning.priors import EqualBudgets, default_space, seeds, with_baselines
 from shardscope.tuning.pruning.halving import Rungs, agreed, rungs_of
 from shardscope.tuning.pruning.named import ByOptuna, pruner_of
@@ -60,7 +61,6 @@ _TICK_S = 0.02
 DEFAULT_TRIALS = 40
 _TRIALS = "trials"
 """The study's attribute that says how many it is to have."""
-DEFAULT_OBJECTIVES = ("loss", "seconds", "bytes")
 
 
 @dataclass
@@ -191,11 +191,16 @@ class Session:
 
     def records(self) -> list[TrialRecord]:
         """All trials by number."""
-        return rows.records_of(self.study, self.definition.space, self.definition.objectives)
+        wanted = max(
+            self.driver.trials, int(self.study.user_attrs.get(_TRIALS, 0))
+        )  # others may have asked for more
+        return rows.records_of(self.study, self.definition.space, self.definition.objectives, wanted=wanted)
 
     def front(self) -> list[TrialRecord]:
-        """The complete trials that no other beats in everything."""
-        return rows.front(self.records())
+        """The complete trials that no other beats in everything, without those that only noise has put there."""
+        records = self.records()
+        clear = rows.front(records).clear
+        return [record for record in records if record.number in clear]
 
     def report(self) -> Report:
         """Who won, at which budget, and what did not work."""

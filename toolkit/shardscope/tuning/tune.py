@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from shardscope.spec import Job
 from shardscope.spec.space import Space
 from shardscope.tuning.driver import Pruner
 from shardscope.tuning.noise_probe import BatchesAround, set_after
+from shardscope.tuning.progress import StudyProgress, is_watched, measuring_text
 from shardscope.tuning.pruning.halving import Rungs
 from shardscope.tuning.session import Session
 from shardscope.tuning.values import Objective
@@ -41,6 +43,7 @@ def tune(
     root: str | Path | None = None,
     batch_range: BatchesAround = "noise",
     on_tick: Callable[[Session], None] | None = None,
+    progress: bool | None = None,
 ) -> optuna.Study:
     """Search the settings of a job; every trial is a real run on this machine's ranks.
 
@@ -51,8 +54,9 @@ def tune(
         job: What to train; None goes on with the study called `name` as it was begun.
         space: What may change, and between what; None takes what suits the job.
         trials: That the study is to have in all; None is what it was begun with, for a new one 40.
-        objectives: What to minimise: ``loss``, ``error``, ``seconds``, ``bytes``, ``memory``, or functions of yours, as
-            ``{"loss": None, "mine": f}`` with ``f(run)`` a number. By default loss, seconds and bytes.
+        objectives: What to minimise: ``loss``, ``error``, ``seconds``, ``bytes``, ``memory`` (what each is and in which
+            unit, says `tuning.objectives`), or functions of yours, as ``{"loss": None, "mine": f}`` with ``f(run)`` a
+            number. By default loss, seconds and bytes.
         name: Of the study; by default model and strategy.
         storage: An Optuna storage or its URL, for many machines; None keeps a journal beside the runs.
         sampler: ``auto`` draws by TPE, and by a Gaussian process once a trial takes half a minute and more, which each
@@ -76,6 +80,8 @@ def tune(
             steps measure in a run before the first trial, or the ``job``'s own batch, which always lies within them.
             A study keeps its range when it goes on; its report says what it is, and why.
         on_tick: Called many times a second with the session.
+        progress: Print a line for every trial that has ended, as ``shardscope tune`` does; False is silent. None
+            prints where somebody sees it: in a terminal and in a notebook.
 
     Raises:
         SpecError: The space or an objective is impossible.
@@ -88,12 +94,28 @@ def tune(
         >>> study = ss.tune(job, {"optimizer.lr": (1e-4, 1e-1, "log")}, trials=20)  # doctest: +SKIP
     """
     began = time.monotonic()
+    is_told = is_watched() if progress is None else progress
     with set_after(timeout_s) as stopping:
         session = Session.open(
             job, space, trials=trials, objectives=objectives, name=name, storage=storage, sampler=sampler,
             pruner=pruner, promote=promote, parallel=parallel, equal=equal, baselines=baselines,
             memory_limit=memory_limit, seed=seed, root=root, batch_range=batch_range, stopping=stopping,
+            on_probe=_say_measuring if is_told else None,
         )  # fmt: skip
+    told = StudyProgress(session, quiet=not is_told, stream=sys.stdout)
     left_s = None if timeout_s is None else timeout_s - (time.monotonic() - began)
-    session.run(timeout_s=left_s, on_tick=on_tick)
+
+    def tick(session: Session) -> None:
+        told.draw()
+        if on_tick is not None:
+            on_tick(session)
+
+    try:
+        session.run(timeout_s=left_s, on_tick=tick)
+    finally:
+        told.close()
     return session.study
+
+
+def _say_measuring(probe: Job) -> None:
+    print(measuring_text(probe), flush=True)

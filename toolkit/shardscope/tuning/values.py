@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from shardscope.runtime.run import Run
-from shardscope.tuning.definition import QUALITIES, Definition
+from shardscope.tuning.definition import Definition
 from shardscope.tuning.measured import Measured
+from shardscope.tuning.objectives import QUALITIES
 
 Objective = Callable[[Run], float]
 """A user's own: from a run that has ended to a number, the less the better."""

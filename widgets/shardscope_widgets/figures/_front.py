@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.tuning.front import QUICKER_BY, note_of
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._trials import ORDER, TrialInfo, objective_text, title_of
 from shardscope_widgets.words import listed, plural, safe
@@ -36,6 +37,7 @@ class Dot(NamedTuple):
     is_pinned: bool
     text: str
     best: float | None = None
+    is_by_noise: bool = False
 
 
 class FrontInfo(NamedTuple):
@@ -96,17 +98,19 @@ def _dot(trial: TrialInfo, x: str, y: str, colour: str) -> Dot:
         lines.append(f"step {trial.done} of {trial.steps}")
     if trial.reason:
         lines.append(safe(trial.reason))
+    if trial.is_by_noise:
+        lines.append(f"only by less than {QUICKER_BY:.0%} of time better than one on the front")
     best = trial.best if y in {"loss", "error"} else None
     across = float(trial.number) if x == ORDER else trial.values[x]
     return Dot(
         trial.number, across, trial.values[y], trial.values.get(colour) if colour else None, trial.is_front,
-        trial.is_pinned, "<br>".join(lines), best,
+        trial.is_pinned, "<br>".join(lines), best, trial.is_by_noise,
     )  # fmt: skip
 
 
 def _line_of(complete: Sequence[Dot], x: str) -> tuple[tuple[float, float], ...]:
     """The front of the two axes; over the order of trials, the best so far up to the last."""
-    steps = staircase([(dot.x, dot.y) for dot in complete])
+    steps = staircase([(dot.x, dot.y) for dot in complete if not dot.is_by_noise or x == ORDER])
     last = max((dot.x for dot in complete), default=0.0)
     return (*steps, (last, steps[-1][1])) if x == ORDER and steps and steps[-1][0] < last else steps
 
@@ -143,8 +147,14 @@ def front_text(info: FrontInfo) -> str:
     front = sum(dot.is_front for dot in info.complete)
     return (
         f"{told} line has {plural(len(steps), 'trial')} of {len(info.complete)} complete; its {places}: {listed(ends)}."
-        f" Ringed in green: {front} on the front of all that the study minimises." + _others(info)
+        f" Ringed in green: {front} on the front of all that the study minimises.{_noise_text(info)}"
+        + _others(info)
     )
+
+
+def _noise_text(info: FrontInfo) -> str:
+    note = note_of(tuple(dot.number for dot in info.complete if dot.is_by_noise))
+    return "" if note is None else f" {note}"
 
 
 def _others(info: FrontInfo) -> str:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardscope.spec.space import Value
-from shardscope.tuning.definition import OBJECTIVES, QUALITIES
+from shardscope.tuning.front import front_of
 from shardscope.tuning.measured import Measured
+from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
 from shardscope.tuning.pruning.curves import improvement
-from shardscope.tuning.records import TrialRecord, dominates
+from shardscope.tuning.records import TrialRecord
 from shardscope_widgets.words import bytes_text, seconds_text, three_digits
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class TrialInfo:
         curve: (step, loss, share of wrong answers) wherever it was evaluated.
         steps: It was to take; `done` it has taken.
         is_front: No other complete trial beats it.
+        is_by_noise: None does, but all that it has before another is a time within the noise of measured times.
         note: Why it is not where it would be, for example that its strategy cannot be projected.
     """
 
@@ -57,6 +59,7 @@ class TrialInfo:
     run: str | None = None
     best: float | None = None
     is_front: bool = False
+    is_by_noise: bool = False
     is_pinned: bool = False
     is_counted: bool = True
     note: str = ""
@@ -127,18 +130,18 @@ def trials_info(
 
 
 def with_front(trials: Sequence[TrialInfo], objectives: Collection[str]) -> list[TrialInfo]:
-    """The same trials, those marked that no other complete one beats in these objectives."""
+    """The same trials, those marked that no other complete one beats in these objectives, or by noise alone."""
     done = [t for t in trials if t.state == "complete" and all(name in t.values for name in objectives)]
-    asked = {trial.number: {name: trial.values[name] for name in objectives} for trial in done}
-    front = {
-        number
-        for number, values in asked.items()
-        if not any(dominates(other, values) for other in asked.values())
-    }
+    found = front_of({trial.number: {name: trial.values[name] for name in objectives} for trial in done})
     return [
-        trial if trial.is_front == (trial.number in front) else replace(trial, is_front=trial.number in front)
-        for trial in trials
+        _placed(t, is_front=t.number in found.clear, is_by_noise=t.number in found.by_noise) for t in trials
     ]
+
+
+def _placed(trial: TrialInfo, *, is_front: bool, is_by_noise: bool) -> TrialInfo:
+    if (trial.is_front, trial.is_by_noise) == (is_front, is_by_noise):
+        return trial
+    return replace(trial, is_front=is_front, is_by_noise=is_by_noise)
 
 
 def _trial(record: TrialRecord, live: Measured | None, steps_of: Callable[[TrialRecord], int]) -> TrialInfo:

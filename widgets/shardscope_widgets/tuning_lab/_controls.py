@@ -9,7 +9,7 @@ import ipywidgets as widgets
 import traitlets as t
 
 from shardscope.spec import Link
-from shardscope.tuning.definition import OBJECTIVES, QUALITIES
+from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
 from shardscope.tuning.samplers import SAMPLERS
 from shardscope_widgets.figures._trials import ORDER
 from shardscope_widgets.training_lab._choices import Choices

@@ -15,10 +15,12 @@ from shardscope.errors import ShardscopeError, StudyError
 from shardscope.spec import Job
 from shardscope.spec.space import Space
 from shardscope.spec.user_code import label_of
-from shardscope.tuning.definition import OBJECTIVES, Definition
+from shardscope.tuning.definition import Definition
+from shardscope.tuning.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from shardscope.tuning.priors import default_space, with_baselines
+from shardscope.tuning.records import NOT_BEGUN
 from shardscope.tuning.samplers import sampler_of
-from shardscope.tuning.session import DEFAULT_OBJECTIVES, Session
+from shardscope.tuning.session import Session
 from shardscope.tuning.storage import checked_name
 from shardscope_widgets.figures._trials import ORDER, TrialInfo
 from shardscope_widgets.training_lab._choices import Choices
@@ -133,7 +135,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         if session is None:
             return
         self._shown = Shown(session)
-        known = sum(record.counted and record.state != "waiting" for record in session.records())
+        known = sum(record.counted and record.state not in NOT_BEGUN for record in session.records())
         self.set_trait("trials", max(session.driver.trials if takes_trials else self.trials, known))
         if is_shown_as_begun:
             self._show_definition(session.definition)
@@ -420,7 +422,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
 
     def _say_state(self) -> None:
         if getattr(self, "_is_possible", False):
-            counted = sum(trial.is_counted and trial.state != "waiting" for trial in self._trials)
+            counted = sum(trial.is_counted and trial.state not in NOT_BEGUN for trial in self._trials)
             text = _words.plan_text(self._planned, self.trials, counted, is_running=self.is_running)
             why = self.session.definition.batches if self.session else None
             self.screen.say_plan(f"{text} {why}" if why else text, is_possible=True)

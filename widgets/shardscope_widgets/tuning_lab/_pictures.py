@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardscope.spec import Job, Link
-from shardscope.tuning.definition import QUALITIES
-from shardscope.tuning.records import TrialRecord
+from shardscope.tuning.objectives import QUALITIES
+from shardscope.tuning.records import NOT_BEGUN, TrialRecord
 from shardscope.tuning.session import Session
 from shardscope_widgets.figures._front import front_info
 from shardscope_widgets.figures._trial_curves import trial_curves_info
@@ -119,7 +119,7 @@ class Pictures:
         if has_run:
             self._watch(tuple(path for path in record.pieces if Path(path).is_dir()))
         panel.say_what_can_be_done(
-            run=has_run, prune=can_prune, finished=record.state != "waiting", pinned=record.pinned
+            run=has_run, prune=can_prune, finished=record.state not in NOT_BEGUN, pinned=record.pinned
         )
         changed = self._watched is not None and self._watched.poll()
         if changed or self._is_unseen:

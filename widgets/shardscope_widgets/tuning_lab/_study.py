@@ -12,7 +12,7 @@ from shardscope.errors import SpecError, StudyError
 from shardscope.runtime.run import Run
 from shardscope.tuning.apply import apply
 from shardscope.tuning.measured import Measured
-from shardscope.tuning.records import TrialRecord
+from shardscope.tuning.records import NOT_BEGUN, TrialRecord
 from shardscope.tuning.session import Session
 from shardscope.tuning.storage import answering, definition_of, journal_of, open_storage, place_of
 from shardscope_widgets.figures._trials import TrialInfo, trials_info
@@ -72,7 +72,7 @@ class Shown:
         return trials_info(found, objectives, steps_of=self._steps_of, live=live)
 
     def _steps_of(self, record: TrialRecord) -> int:
-        if record.number not in self._steps or record.state == "waiting":
+        if record.number not in self._steps or record.state in NOT_BEGUN:
             self._steps[record.number] = self._worked_out(record)
         return self._steps[record.number]
 

@@ -29,9 +29,11 @@ from optuna.trial import FrozenTrial, TrialState
 from shardscope.errors import SpecError
 from shardscope.spec import Job
 from shardscope.spec.units import seconds_text
-from shardscope.tuning.definition import QUALITIES, Definition
+from shardscope.tuning.definition import Definition
 from shardscope.tuning.driver import Live
+from shardscope.tuning.front import QUICKER_BY
 from shardscope.tuning.measured import Measured
+from shardscope.tuning.objectives import QUALITIES
 from shardscope.tuning.pruning.curves import Improvement, curve_of, improvement
 from shardscope.tuning.pruning.outlook import at_least
 from shardscope.tuning.records import MEASURED, measured_from
@@ -42,8 +44,6 @@ CAUTION = 1.5
 Beside one that also sends less or takes less time it is given as much: on the front it would be a near thing anyway."""
 _LATEST = 0.85
 """Share of the samples after which a trial is left to end: it then has values, and hardly costs more."""
-QUICKER_BY = 0.1
-"""A median step of a run differed by 3 to 10 % from that of a run alike, one after the other on a busy machine."""
 _SAME = 1e-3
 """Relative difference up to which bytes are the same, and memory: of those in a run's first step a share is counted to
 every step. Of quality there is none."""

@@ -20,8 +20,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from shardscope.errors import SpecError, StudyError
 from shardscope.spec import Job
-from shardscope.tuning.definition import QUALITIES, Definition
+from shardscope.tuning.definition import Definition
 from shardscope.tuning.measured import Measured
+from shardscope.tuning.objectives import QUALITIES
 from shardscope.tuning.population.exploit import ranked
 from shardscope.tuning.pruning.curves import at, curve_of
 from shardscope.tuning.pruning.outlook import expected

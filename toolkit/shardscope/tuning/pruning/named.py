@@ -16,9 +16,10 @@ from optuna.trial import FrozenTrial
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import Job
-from shardscope.tuning.definition import QUALITIES, Definition
+from shardscope.tuning.definition import Definition
 from shardscope.tuning.driver import Live, Pruner
 from shardscope.tuning.measured import evaluated
+from shardscope.tuning.objectives import QUALITIES
 from shardscope.tuning.pruning.dominance import Dominance
 
 _STARTUP = 4

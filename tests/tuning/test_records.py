@@ -1,0 +1,20 @@
+"""What is said of a study's trials."""
+
+from __future__ import annotations
+
+import shardscope as ss
+from shardscope.tuning.session import Session
+
+JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=2)
+
+
+def test_a_seed_waits_until_the_study_has_all_its_trials_and_again_when_more_are_asked_for() -> None:
+    session = Session.open(JOB, {"optimizer": ["adamw", "lamb"]}, trials=1, name="few")
+    assert {record.state for record in session.records()} == {"waiting"}
+    session.study.tell(session.study.ask(), [0.5, 2.0, 3.0])
+    first, *others = session.records()
+    assert first.state == "complete"
+    assert {(record.state, record.counted) for record in others} == {("unused", False)}
+    assert session.report().states == (("complete", 1),)
+    session.driver.trials = 2
+    assert {record.state for record in session.records()[1:]} == {"waiting"}
