@@ -81,6 +81,17 @@ class TestRunning:
         assert lab.run is None
         assert lab.status == "Ready. Choose a job and press Start."
 
+    def test_code_can_wait_for_the_run_in_focus(self, lab):
+        assert not lab.is_running
+        assert lab.wait()
+        run = lab.start()
+        assert lab.is_running
+        assert not lab.wait(0.05)
+        threading.Timer(0.1, run.stop).start()
+        assert lab.wait(10)
+        assert not lab.is_running
+        assert "was stopped" in lab.status
+
     def test_start_shows_the_run_as_it_goes(self, lab):
         lab.steps = 50
         lab.screen.start.click()

@@ -93,6 +93,21 @@ def test_the_code_of_a_job_makes_that_job(job):
     assert eval(job_code(job), {"ss": ss}) == job
 
 
+@pytest.mark.parametrize(
+    ("bandwidth", "latency", "code"),
+    [
+        ("1 Gbit/s", "1 ms", 'ss.Link(bandwidth="1 Gbit/s", latency_s="1 ms")'),
+        ("100 Mbit/s", 0, 'ss.Link(bandwidth="100 Mbit/s", latency_s=0.0)'),
+        ("25 GB/s", 2e-4, 'ss.Link(bandwidth="200 Gbit/s", latency_s="0.2 ms")'),
+        (123456789.125, "5 us", 'ss.Link(bandwidth=123456789.125, latency_s="5 us")'),
+    ],
+)
+def test_a_link_is_written_as_users_write_it_where_that_is_the_same_link(bandwidth, latency, code):
+    link = ss.Link(bandwidth=bandwidth, latency=latency)
+    assert f"link={code}," in job_code(JOB.replace(link=link))
+    assert eval(code) == link
+
+
 class TestChoosing:
     def test_constructing_starts_nothing_and_leaves_nothing(self, make_lab, runs_root):
         lab = make_lab(JOB, SPACE)
@@ -103,6 +118,10 @@ class TestChoosing:
 
     def test_what_is_impossible_is_said_before_anything_runs(self, make_lab):
         lab = make_lab(JOB, SPACE)
+        with pytest.raises(
+            TypeError, match=r"lab.choose\(2\) names no setting; .* lab.chosen = 2 to look at"
+        ):
+            lab.choose(2)
         lab.global_batch = 31
         assert lab.screen.start.disabled
         assert "batch.global_size=31 does not divide over world_size=2" in lab.screen.plan.value

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SHOWN_AT_FIRST = 4
 LOOK_FOR_RUNS_EVERY_S = 2.0
 DRAW_DETAILS_EVERY_S = 0.5
+WAIT_S = 0.02
 
 
 class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
@@ -106,6 +107,11 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         """All runs on disk, newest first."""
         return [entry.run for entry in reversed(self._book.entries.values())]
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the run in focus still runs."""
+        return self.run is not None and self.run.is_alive
+
     def start(self) -> Run:
         """Start the job that the controls describe, as the Start button does.
 
@@ -139,13 +145,19 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
             self.refresh()
 
     def stop(self) -> None:
-        """Stop the run in focus, as the Stop button does. Returns at once; ``lab.run.wait()`` waits for the
-        end.
-        """
+        """Stop the run in focus, as the Stop button does. Returns at once; `wait` waits for the end."""
         run = self.run
         if run is not None:
             act = self._guard.callback(run.stop, lock=False)
             threading.Thread(target=act, name="shardscope-stop", daemon=True).start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the run in focus has ended; False if it has not after so many seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.is_running and (deadline is None or time.monotonic() < deadline):
+            time.sleep(WAIT_S)
+        self.refresh()
+        return not self.is_running
 
     def refresh(self) -> None:
         """Look at the disk and draw everything now, instead of at the next beat."""

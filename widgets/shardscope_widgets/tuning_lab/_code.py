@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import shardscope as ss
-from shardscope.spec import Job
+from shardscope.spec import Job, Link
 from shardscope.spec._base import Spec
 from shardscope.spec.strategy import StrategySpec, parse_strategy
+from shardscope.spec.units import Kind, bit_rate_text, parse, seconds_text
 from shardscope.spec.user_code import UserCode, label_of
 
 _SHORT = {"Optimizer": "name", "Compression": "name", "Schedule": "name", "Batch": "global_size"}
 """Parts that a job also takes by this field alone."""
+_UNITS: Mapping[str, tuple[Kind, Callable[[float], str], tuple[str, ...]]] = {
+    "bandwidth": ("bytes/s", bit_rate_text, ("Mbit/s", "Gbit/s", "MB/s", "GB/s")),
+    "latency_s": ("s", seconds_text, ("ms", "us", "s")),
+}
+"""Of a link: what a figure measures, how it is written, and in which units besides, should that be another number."""
 
 
 def job_code(job: Job) -> str:
@@ -56,7 +63,16 @@ def _part(value: Spec) -> str:
     if [*given] == [_SHORT.get(name)]:
         return _code(next(iter(given.values())))
     home = "ss" if hasattr(ss, name) else "ss.spec"
-    return f"{home}.{name}({', '.join(f'{field}={_code(each)}' for field, each in given.items())})"
+    return f"{home}.{name}({', '.join(f'{field}={_field(value, field, each)}' for field, each in given.items())})"
+
+
+def _field(owner: Spec, name: str, value: Any) -> str:
+    """A link's figures as users write them, where that is the very same number."""
+    if not isinstance(owner, Link) or name not in _UNITS:
+        return _code(value)
+    kind, write, units = _UNITS[name]
+    texts = [write(value), *(f"{value / parse(f'1 {unit}', kind):.4g} {unit}" for unit in units)]
+    return next((_quoted(text) for text in texts if value and parse(text, kind) == value), _code(value))
 
 
 def _quoted(text: str) -> str:

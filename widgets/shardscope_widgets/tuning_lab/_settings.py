@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import traitlets as t
@@ -38,12 +39,17 @@ class StudyChoices(Choices):
     chosen = t.Int(-1, help="Number of the trial that is looked at; -1 for none.")
     applied = t.Instance(Job, allow_none=True, help="The job of the trial that was last applied.")
 
-    def choose(self, choices: dict[str, Any]) -> dict[str, Any]:
-        """Set the traits that are named; returns the rest, which is for `Session.open`.
+    def choose(self, choices: Mapping[str, Any]) -> dict[str, Any]:
+        """Set the traits that are named, as ``{"lr": 0.01}``; returns the rest, which is for `Session.open`.
 
         Raises:
             TypeError: Neither has one of these.
         """
+        if not isinstance(choices, Mapping):
+            raise TypeError(
+                f"lab.choose({choices!r}) names no setting; write lab.choose({{'lr': 0.01}}), or lab.chosen = 2 to "
+                "look at trial 2"
+            )
         traits = {*Choices.class_own_traits(), *StudyChoices.class_own_traits()} - {"applied"}
         passed = set(inspect.signature(Session.open).parameters) - {"job", "space", "name"}
         for field, value in choices.items():
