@@ -87,7 +87,7 @@ lab
 
 # %%
 study = ss.tune(name="notebook", trials=18)
-print(len(study.trials), "trials;", len(study.best_trials), "on the front")
+print(len(study.trials), "trials;", len(Session.open(name="notebook").front()), "on the front")
 
 # %% [markdown]
 # ## Settings that change while a model trains

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
 
 import shardscope as ss
@@ -139,13 +140,23 @@ class TestProgress:
         ss.tune(name="told", trials=2)  # into a file or a pipe nothing is told
         assert capsys.readouterr() == ("", "")
 
-    def test_where_lines_can_be_rewritten_the_last_says_what_runs(self) -> None:
+    def test_where_lines_can_be_rewritten_the_last_says_what_runs(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away() -> None:
+            raise StorageInternalError("away")
+
         class Terminal(io.StringIO):
             def isatty(self) -> bool:
                 return True
 
         session = Session.open(cli_job(), {"optimizer.lr": (1e-3, 1e-1)}, trials=4, name="progress")
         progress = StudyProgress(session, stream=Terminal())
+        records = session.records
+        monkeypatch.setattr(session, "records", away)
+        progress.draw()  # waits for the storage to come back, as the study does
+        monkeypatch.setattr(session, "records", records)
+        progress._looked_at = 0.0
         trial = session.study.ask()
         trial.suggest_float("optimizer.lr", 1e-3, 1e-1)
         session.study.tell(trial, [0.5, 2.0, 1500.0], TrialState.COMPLETE)

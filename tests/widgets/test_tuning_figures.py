@@ -61,7 +61,7 @@ def test_a_trial_that_is_only_a_little_quicker_is_neither_ringed_nor_on_the_line
     info = _front.front_info(found)
     assert info.line == ((0.4, 0.5),)
     assert "only by less than 10% of time better" in info.complete[1].text
-    assert "Left out is trial 1" in _front.front_text(info)
+    assert "Trial 1 is left out: all that it has" in _front.front_text(info)
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,13 @@ def note_of(by_noise: tuple[int, ...]) -> str | None:
     """Why trials are left out, as a sentence; None where none is."""
     if not by_noise:
         return None
-    is_one = len(by_noise) == 1
+    numbers = ", ".join(map(str, by_noise))
+    who, has = (
+        (f"Trial {numbers} is", "it has") if len(by_noise) == 1 else (f"Trials {numbers} are", "they have")
+    )
     return (
-        f"Left out {'is trial' if is_one else 'are trials'} {', '.join(map(str, by_noise))}: better than "
-        f"{'another' if is_one else 'others'} only by less than {QUICKER_BY:.0%} of time, by which runs alike differ."
+        f"{who} left out: all that {has} before what is on the front is less than {QUICKER_BY:.0%} of time, by which "
+        "runs alike differ."
     )
 
 

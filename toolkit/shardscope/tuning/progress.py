@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from shardscope.runtime.bar import bar
@@ -72,7 +73,14 @@ class StudyProgress:
         self._stream.flush()
 
     def _say_ended(self) -> None:
-        records = self._session.records()
+        """Say which trials have ended; while the storage is away that waits, as the study does."""
+        from shardscope.tuning.storage import outages  # only here, so that help and mistakes need no Optuna
+
+        records = []
+        with suppress(*outages()):
+            records = self._session.records()
+        if not records:
+            return
         self._done = sum(record.counted and record.state in _ENDED for record in records)
         start = "\r\x1b[K" if self._rewrite else ""
         for record in records:
