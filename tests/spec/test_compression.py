@@ -26,7 +26,11 @@ def test_a_truth_value_is_no_number(make: type, settings: dict, message: str) ->
 
 
 def test_what_is_one_stays_one() -> None:
-    assert Compression("powersgd", feedback=False).settings == {"rank": 4, "feedback": False}
+    assert Compression("powersgd", feedback=False).settings == {
+        "rank": 4,
+        "feedback": False,
+        "warmup_steps": 0,
+    }
     assert Optimizer("lamb", trust_clip=True).settings["trust_clip"] is True
 
 

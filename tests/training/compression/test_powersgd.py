@@ -16,9 +16,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_h
 from torch.nn.parallel import DistributedDataParallel
 
 import shardscope as ss
-from conformance.compressor import CompressorConformance, bucket_of, carrier_of
+from conformance.compressor import CompressorConformance, bucket_of, carrier_of, make
 from conformance.ranks import RankPool
-from shardscope.analytic.communication import compressed_bytes
+from shardscope.analytic.communication import compressed_bytes, ring_all_reduce_bytes, stepwise_bytes
+from shardscope.measure.break_even import gradient_buckets
 from shardscope.training.compression import Bucket
 from shardscope.training.compression.orthogonal import orthonormalize_, unit_rows_
 from shardscope.training.compression.powersgd import PowerSgd
@@ -221,6 +222,61 @@ def test_buckets_without_matrices_go_as_they_are_in_one_message(pool: RankPool, 
         assert torch.allclose(flat.float(), truth, atol=1e-6)
         assert calls == 1
         assert sent == [expected[rank]]
+
+
+@pytest.mark.parametrize("method", ["powersgd", "adaptive-rank"])
+def test_a_warmup_sends_gradients_as_they_are_and_leaves_nothing_behind(
+    method: str, pool: RankPool, tmp_path: Path
+) -> None:
+    """The mean itself at ring's bytes; the first compressed step is what it would be without steps before it."""
+    warm = ss.Compression(method, rank=2, warmup_steps=2)
+
+    def body(context: RankContext) -> tuple[list[torch.Tensor], list[int], torch.Tensor]:
+        compressor, alone = make(warm, context), make(ss.Compression(method, rank=2), context)
+        assert isinstance(compressor, PowerSgd)
+        assert isinstance(alone, PowerSgd)
+        means, sent = [], []
+        for step in (1, 2, 3):
+            context.meter.drain()
+            means.append(mean_of(compressor, context, noise(context.rank, step, MATRICES), step, MATRICES))
+            sent.append(sum(row["sent_bytes"] for row in context.meter.drain()[0].values()))
+        return means, sent, mean_of(alone, context, noise(context.rank, 3, MATRICES), 3, MATRICES)
+
+    world_size = pool.world_size
+    elements = sum(torch.Size(shape).numel() for shape in MATRICES)
+    for rank, (means, sent, alone) in enumerate(pool.run(body, tmp_path)):
+        for step in (1, 2):
+            truth = torch.stack([noise(other, step, MATRICES) for other in range(world_size)]).mean(dim=0)
+            assert torch.allclose(means[step - 1], truth, atol=1e-6)
+            assert sent[step - 1] == ring_all_reduce_bytes(elements, 4, world_size)[rank]
+        assert torch.equal(means[2], alone)
+        assert sent[2] == compressed_bytes(warm, MATRICES, world_size)[rank]
+
+
+def test_a_resumed_run_ends_its_warmup_at_the_same_step() -> None:
+    """And sends at every step what the formula says."""
+    whole = ss.Job(
+        model="mlp", data="digits", strategy="ring", world_size=2, batch=16, steps=5, optimizer="adamw",
+        compression=ss.Compression("powersgd", rank=2, warmup_steps=3),
+    )  # fmt: skip
+    first = ss.launch(whole.replace(until=2)).wait(60)
+    second = ss.launch(whole, resume=first).wait(60)
+    once = ss.launch(whole).wait(60)
+    assert second.metrics()["loss"].tolist() == once.metrics()["loss"].tolist()[2:]
+    buckets = gradient_buckets(whole)
+    for run in (first, second, once):
+        for event in run.events("step"):
+            sent = stepwise_bytes(run.job.compression, buckets, 2, step=event["step"], steps=5)
+            own = [row for name, row in event["traffic"].items() if name.startswith("ring")]
+            assert sum(row["sent_bytes"] for row in own) == sent[event["rank"]]
+
+
+def test_a_warmup_of_the_whole_run_is_refused() -> None:
+    with pytest.raises(
+        ss.SpecError, match=r"warmup_steps=5 of steps=5 leaves powersgd no step .* use 0 to 4"
+    ):
+        ss.Job(model="mlp", data="digits", world_size=2, steps=5,
+               compression=ss.Compression("powersgd", warmup_steps=5))  # fmt: skip
 
 
 def test_cutting_buckets_anew_changes_nothing(pool: RankPool, tmp_path: Path) -> None:

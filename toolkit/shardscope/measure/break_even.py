@@ -176,7 +176,7 @@ def refuse_unsteady(compression: Compression) -> None:
         )
     if compression.at_step(1) != compression:
         raise SpecError(
-            f"compression={compression.label!r} sends less from step to step while it warms up, so no one step can be "
+            f"compression={compression.label!r} sends something else while it warms up, so no one step can be "
             "predicted; take warmup_steps=0, which is what it sends afterwards"
         )
 

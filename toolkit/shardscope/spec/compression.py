@@ -47,12 +47,12 @@ DEFAULTS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "randomblock": {**_SPARSE, "block": 256},
         "topk": {**_SPARSE, "selection": "sampled", "exchange": "gather"},
         "dgc": {"ratio": 0.001, "momentum": 0.9, "clip": "off", "warmup_steps": 0, "exchange": "gather"},
-        "powersgd": {"rank": 4, "feedback": True},
+        "powersgd": {"rank": 4, "feedback": True, "warmup_steps": 0},
         "onebit-adam": {"warmup_steps": None, "block": 1024},
         "onebit-lamb": {"warmup_steps": None, "block": 1024},
         "local-sgd": {"every": 8},
         "adaptive-bits": {"budget": 4.0, "update_every": 20, "block": 256, "feedback": False},
-        "adaptive-rank": {"error": 0.3, "rank": 8, "update_every": 20, "feedback": True},
+        "adaptive-rank": {"error": 0.3, "rank": 8, "update_every": 20, "feedback": True, "warmup_steps": 0},
     }
 )
 """The settings that have an effect on each method, with their defaults."""
@@ -75,6 +75,7 @@ PROBES = 8
 """Random directions along which adaptive-rank looks for what its factors miss, in the steps in which it looks."""
 _ONEBIT = MappingProxyType({"onebit-adam": "adamw", "onebit-lamb": "lamb"})
 """With the optimizer that each needs."""
+_LOW_RANK = ("powersgd", "adaptive-rank")
 _CASTS = ("none", "fp16", "bf16")
 _WARM_RATIO = 0.25
 """The ratio that dgc starts its warm-up with (Lin et al. 2018, section 3.3)."""
@@ -114,8 +115,8 @@ class Compression(Choice):
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     """dgc: momentum kept on each rank, in place of the optimizer's. Default 0.9; 0 is plain error feedback."""
     warmup_steps: int | None = Field(default=None, ge=0)
-    """onebit-*: uncompressed steps at the start (default: 20 % of the job's, at least 5). dgc: steps in which the ratio
-    falls from 0.25 to its own (default 0)."""
+    """Uncompressed steps at the start: onebit-* (default: 20 % of the job's, at least 5), powersgd and adaptive-rank
+    (default 0). dgc: steps in which the ratio falls from 0.25 to its own (default 0)."""
     every: int | None = Field(default=None, ge=1)
     """local-sgd: steps between two averages of the parameters. Default 8."""
     budget: float | None = Field(default=None, gt=0, le=8)
@@ -165,20 +166,26 @@ class Compression(Choice):
         return " ".join([self.name, *given])
 
     def warmup(self, steps: int) -> int:
-        """Uncompressed steps at the start of a 1-bit job of so many: as given, or a fifth, at least 5."""
+        """Uncompressed steps at the start of a job of so many: as given, or of a 1-bit job a fifth, at least 5."""
         given = self.settings["warmup_steps"]
         return max(-(-steps // 5), USEFUL_WARMUP) if given is None else int(given)
 
     def at_step(self, step: int) -> Compression:
-        """The method as it is set at a step, from 1: dgc's ratio falls from 0.25 to its own while it warms up.
+        """The method as it is set at a step, from 1, where its warm-up goes by the step alone.
 
-        By equal factors, as in Lin et al. 2018, section 3.3, a step at a time instead of an epoch.
+        Low-rank methods are ``none`` while they warm up. The ratio of dgc falls from 0.25 to its own, by equal factors
+        as in Lin et al. 2018, section 3.3, a step at a time instead of an epoch. 1-bit methods, whose warm-up may have
+        ended in an earlier run, stay as they are.
 
         Example:
             >>> Compression("dgc", ratio=0.01, warmup_steps=2).at_step(2).ratio
             0.05
+            >>> [Compression("powersgd", warmup_steps=2).at_step(step).name for step in (2, 3)]
+            ['none', 'powersgd']
         """
         settings = self.settings
+        if self.name in _LOW_RANK:
+            return Compression() if step <= settings["warmup_steps"] else self
         if self.name != "dgc" or step > settings["warmup_steps"] or settings["ratio"] >= _WARM_RATIO:
             return self
         left = 1 - (step - 1) / settings["warmup_steps"]
@@ -254,6 +261,11 @@ class Compression(Choice):
             self._check_onebit(job)
         if self.name == "dgc" and self.settings["momentum"]:
             self._check_momentum(settings)
+        if self.at_step(job.steps).name != self.name:
+            raise SpecError(
+                f"compression.warmup_steps={self.warmup_steps} of steps={job.steps} leaves {self.name} no step to "
+                f"compress; use 0 to {job.steps - 1}"
+            )
 
     def _check_momentum(self, settings: dict[str, Any]) -> None:
         """Dgc keeps the momentum itself: a second one would be applied to what it sends."""

@@ -1,4 +1,4 @@
-"""Bytes of methods that work over several steps: 1-bit Adam and LAMB, and local SGD, at a step of a job on our ring."""
+"""Bytes of methods whose steps differ: with an uncompressed warm-up, or local SGD, at a step of a job on our ring."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ def stepwise_bytes(
     """Bytes that each rank sends in one step; shape `(W,)`, by rank.
 
     A 1-bit method sends 2 (W-1)/W S at each of its warm-up steps and about a 32nd of that afterwards (Tang et al. 2021,
-    section 5). Local SGD sends nothing but, at every `every`-th step, 2 (W-1)/W S of parameters as one tensor
-    (Stich 2019, Algorithm 1); evaluations and checkpoints between them cost as much once more.
+    section 5); PowerSGD as much while it warms up, and then its factors (Vogels et al. 2019). Local SGD sends nothing
+    but, at every `every`-th step, 2 (W-1)/W S of parameters as one tensor (Stich 2019, Algorithm 1); evaluations and
+    checkpoints between them cost as much once more.
 
     Args:
-        compression: ``onebit-adam``, ``onebit-lamb`` or ``local-sgd``, with its settings.
+        compression: ``onebit-adam``, ``onebit-lamb``, ``powersgd`` or ``local-sgd``, with its settings.
         buckets: Shapes of the tensors of each bucket.
         world_size: W, the ranks.
         step: From 1.
@@ -49,7 +50,7 @@ def stepwise_bytes(
     if compression.name == "local-sgd":
         whole = ring_all_reduce_bytes(sum(sizes), element_bytes, world_size, directions=directions)
         return whole if step % compression.settings["every"] == 0 else np.zeros_like(whole)
-    if compression.name not in ("onebit-adam", "onebit-lamb"):
+    if compression.name not in ("onebit-adam", "onebit-lamb", "powersgd"):
         raise SpecError(
             f"compression={compression.name!r} sends the same at every step; use compressed_bytes for it"
         )
@@ -58,6 +59,8 @@ def stepwise_bytes(
             ring_all_reduce_bytes(size, element_bytes, world_size, directions=directions) for size in sizes
         ]
     else:
-        each = [compressed_bytes(compression, shapes, world_size) for shapes in buckets]
+        each = [
+            compressed_bytes(compression, shapes, world_size, directions=directions) for shapes in buckets
+        ]
     sent: Ints = np.sum(each, axis=0)
     return sent

@@ -85,7 +85,10 @@ def _dgc(spec: Compression, job: Job) -> Compressor:
 
 
 def _powersgd(spec: Compression, job: Job) -> Compressor:
-    return PowerSgd(spec.settings["rank"], feedback=spec.settings["feedback"], seed=job.seed)
+    settings = spec.settings
+    return PowerSgd(
+        settings["rank"], feedback=settings["feedback"], seed=job.seed, warmup_steps=settings["warmup_steps"]
+    )
 
 
 def _adaptive_bits(spec: Compression, _: Job) -> Compressor:
@@ -98,7 +101,8 @@ def _adaptive_bits(spec: Compression, _: Job) -> Compressor:
 def _adaptive_rank(spec: Compression, job: Job) -> Compressor:
     settings = spec.settings
     return AdaptiveRank(
-        settings["rank"], settings["error"], settings["update_every"], feedback=settings["feedback"], seed=job.seed
+        settings["rank"], settings["error"], settings["update_every"], feedback=settings["feedback"], seed=job.seed,
+        warmup_steps=settings["warmup_steps"],
     )  # fmt: skip
 
 

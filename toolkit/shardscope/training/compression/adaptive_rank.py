@@ -29,15 +29,18 @@ class AdaptiveRank(PowerSgd):
     Args:
         rank: The largest.
         error: Norm of what a matrix's approximation may miss, over the matrix's own.
-        update_every: Steps from one look to the next; the first is in the first step.
+        update_every: Steps from one look to the next; the first is in the first compressed step.
         feedback: Add what a step leaves out of this rank's gradient to its next one.
         seed: The job's.
+        warmup_steps: Steps at the start whose gradients meet as they are.
     """
 
     name = "adaptive-rank"
 
-    def __init__(self, rank: int, error: float, update_every: int, *, feedback: bool, seed: int) -> None:
-        super().__init__(rank, feedback=feedback, seed=seed)
+    def __init__(
+        self, rank: int, error: float, update_every: int, *, feedback: bool, seed: int, warmup_steps: int = 0
+    ) -> None:
+        super().__init__(rank, feedback=feedback, seed=seed, warmup_steps=warmup_steps)
         self.error, self.update_every = error, update_every
         self._ranks: dict[str, int] = {}
 

@@ -64,12 +64,14 @@ class PowerSgd(Compressor):
         rank: Of every approximation.
         feedback: Add what a step leaves out of this rank's gradient to its next one.
         seed: The job's: all ranks draw the same first factors.
+        warmup_steps: Steps at the start whose gradients meet as they are. Early gradients turn faster than factors
+            follow, and adaptive optimizers remember what came of it in their second moments.
     """
 
     name = "powersgd"
 
-    def __init__(self, rank: int, *, feedback: bool, seed: int) -> None:
-        self.rank = rank
+    def __init__(self, rank: int, *, feedback: bool, seed: int, warmup_steps: int = 0) -> None:
+        self.rank, self.warmup_steps = rank, warmup_steps
         self.memory = ErrorFeedback() if feedback else Memory()
         self._seed = seed
         self._factors: dict[str, Tensor] = {}
@@ -80,6 +82,9 @@ class PowerSgd(Compressor):
 
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
         refuse_not_finite(bucket, self.name)
+        if bucket.step <= self.warmup_steps:
+            carrier.sum_(bucket.flat.div_(carrier.world_size))
+            return
         values = self.memory.before(bucket)
         out = bucket.flat if bucket.flat.dtype == torch.float32 else torch.empty_like(values)
         parts = self._parts(bucket, values, out)

@@ -9,6 +9,7 @@ what the formulas say of each step's bytes (`expected`).
 from __future__ import annotations
 
 from functools import lru_cache
+from math import isqrt
 from statistics import median
 
 import numpy as np
@@ -20,8 +21,8 @@ from shardscope.spec import Compression, Job
 from shardscope.spec.models import model_config
 from shardscope.tuning.measured import Measured
 
-_FORMULAS = ("onebit-adam", "onebit-lamb", "local-sgd", "dgc")
-"""Methods whose steps differ as a formula says. Adaptive ones move by what they measure, so there the pace is taken."""
+_FORMULAS = ("onebit-adam", "onebit-lamb", "local-sgd", "dgc", "powersgd")
+"""Methods whose steps may differ as a formula says. Adaptive ones move by what they measure; their pace is taken."""
 _ANY_SIZE = 1_000_000
 """Elements of a module of the user's, where only the proportion of one step's bytes to another's is asked for."""
 
@@ -33,7 +34,8 @@ def is_steady(compression: Compression) -> bool:
         >>> is_steady(Compression("topk")), is_steady(Compression("onebit-adam"))
         (True, False)
     """
-    return compression.kind != "steps" and "update_every" not in compression.settings
+    warms_up = compression.at_step(1) != compression
+    return compression.kind != "steps" and "update_every" not in compression.settings and not warms_up
 
 
 def at_least(name: str, measured: Measured, job: Job) -> float | None:
@@ -45,7 +47,7 @@ def at_least(name: str, measured: Measured, job: Job) -> float | None:
 def expected(name: str, measured: Measured, job: Job) -> float | None:
     """What ``seconds``, ``bytes`` or ``memory`` will most likely come to; None where nothing was measured yet."""
     is_told = name != "memory" and 0 < measured.steps < job.steps
-    if job.compression.name not in _FORMULAS or not is_told:
+    if is_steady(job.compression) or job.compression.name not in _FORMULAS or not is_told:
         return measured.objective(name, job.steps)
     by_formula = _sent(job.compression, _size(job), job.world_size, job.steps)
     taken = by_formula[: measured.steps].sum()
@@ -81,8 +83,9 @@ def _sent(compression: Compression, size: int, world_size: int, steps: int) -> n
     if compression.name == "dgc":
         found = [_dgc(compression.at_step(step), size, world_size) for step in range(1, steps + 1)]
     else:
+        shape = (isqrt(size), isqrt(size))  # as one matrix, which low-rank methods need
         found = [
-            int(stepwise_bytes(compression, [[(size,)]], world_size, step=step, steps=steps).sum())
+            int(stepwise_bytes(compression, [[shape]], world_size, step=step, steps=steps).sum())
             for step in range(1, steps + 1)
         ]
     return np.asarray(found, dtype=np.float64)
