@@ -14,7 +14,7 @@ import shardscope as ss
 from conformance.codec import needs_numba
 from conformance.ranks import RankPool
 from shardscope.errors import SpecError
-from shardscope.training.compression import route
+from shardscope.training.compression import ready, route
 from shardscope.training.context import RankContext
 
 
@@ -59,6 +59,20 @@ def test_where_nothing_can_be_kept_loops_are_compiled_at_every_start(monkeypatch
     for locator in caching.CacheImpl._locator_classes:
         monkeypatch.setattr(locator, "from_function", classmethod(lambda cls, *_: None))
     assert route.compiled(lambda x: x + 1)(2) == 3
+
+
+@needs_numba
+def test_numba_is_made_ready_where_it_can_be_and_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (route.choose_route() == "numba") == ready.IS_READY
+    with monkeypatch.context() as patch:
+        patch.setenv(route.VARIABLE, "torch")
+        assert not ready.load()
+    with monkeypatch.context() as patch:
+        patch.delenv(route.VARIABLE, raising=False)
+        assert ready.load()
+        patch.setattr(ready.importlib.util, "find_spec", lambda name: True)
+        patch.setitem(sys.modules, "numba", None)  # as one that does not go with this NumPy
+        assert not ready.load()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

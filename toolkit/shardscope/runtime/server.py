@@ -27,7 +27,11 @@ from pathlib import Path
 from typing import Any
 
 _NEEDED = ("numpy.ma", "torch._dynamo", "shardscope.runtime.agent", "shardscope.runtime.worker")
-_LATER = ("shardscope.training.checkpoint", "shardscope.training.pipeline.stage")
+_LATER = (
+    "shardscope.training.compression.ready",
+    "shardscope.training.checkpoint",
+    "shardscope.training.pipeline.stage",
+)
 """Imported when there is nothing else to do: most runs never need it, and the first launch does not wait for it."""
 
 

@@ -1,0 +1,30 @@
+"""Imported to have numba ready: by the launch server, once and while it waits, for the ranks that are forked from it.
+
+To import numba and have it learn what it knows of Python takes most of a second of a core, and would in every rank of
+every run that compresses. Nothing happens where there is no numba, or where codecs are to do without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+
+from shardscope.training.compression.route import VARIABLE
+
+
+def load() -> bool:
+    """Whether it is ready now."""
+    if not importlib.util.find_spec("numba") or os.environ.get(VARIABLE) == "torch":
+        return False
+    with contextlib.suppress(ImportError):  # the run that needs it says so
+        import numba
+
+        from shardscope.training.compression import loops  # noqa: F401
+
+        numba.njit("int64(int64)")(lambda number: number)  # the first one that it compiles loads its compiler
+        return True
+    return False
+
+
+IS_READY = load()
