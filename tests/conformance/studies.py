@@ -31,6 +31,7 @@ JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=6,
 LONG = JOB.replace(steps=100_000, eval_every=100_000)
 SPACE: dict[str, Any] = {"optimizer": ["adamw", "nesterov"], "optimizer.lr": (1e-3, 1e-1, "log")}
 TRIALS = 2
+LANES = 4
 
 
 def instant(recorded: Path) -> Callable[..., Run]:
@@ -126,8 +127,8 @@ def drive(root: Path, recorded: Path, write: int | None) -> None:
             raise TimeoutError(f"trials left: {[(r.number, r.state) for r in session.records()]}")
 
 
-def fork(work: Callable[[], None]) -> int:
-    """Do it in a process of its own; how that ended."""
+def begin(work: Callable[[], None]) -> int:
+    """Do it in a process of its own, whose pid this is."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -141,6 +142,11 @@ def fork(work: Callable[[], None]) -> int:
                 traceback.print_exc()
                 sys.stderr.flush()
             os._exit(code)
+    return pid
+
+
+def ended(pid: int) -> int:
+    """How it ended, once it has."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -188,17 +194,22 @@ def running(driver: subprocess.Popen[str]) -> tuple[int, ss.Run]:
     return int(number), ss.Run.attach(path)
 
 
-def main() -> None:
-    """Kill a driver at each of its writes, its successor at one of its own, and let a third finish."""
-    folder, recorded = Path(sys.argv[1]), Path(sys.argv[2])
-    write = 1
+def lane(write: int, folder: Path, recorded: Path) -> None:
+    """Kill a driver at every so many of its writes, its successor at one of its own, and let a third finish."""
     while True:
         root = folder / f"{write:03d}"
-        ends = [fork(partial(drive, root, recorded, kill)) for kill in (write, 1 + write % 7, None)]
+        ends = [ended(begin(partial(drive, root, recorded, kill))) for kill in (write, 1 + write % 7, None)]
         print(json.dumps({"write": write, "root": str(root), "ends": ends}), flush=True)
         if ends[0] == 0:
             return
-        write += 1
+        write += LANES
+
+
+def main() -> None:
+    """Between them, lanes kill a driver at each of its writes; side by side, for they mostly wait."""
+    folder, recorded = Path(sys.argv[1]), Path(sys.argv[2])
+    lanes = [begin(partial(lane, first, folder, recorded)) for first in range(1, 1 + LANES)]
+    sys.exit(max([ended(pid) for pid in lanes]))
 
 
 if __name__ == "__main__":
