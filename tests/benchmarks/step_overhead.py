@@ -8,13 +8,11 @@ data cut by hand, a fused AdamW, and the loss read after every step, as everybod
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import os
 import sys
-import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,11 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import shardscope as ss
-from benchmarks._report import compare
-from conformance.ranks import RankPool
+from benchmarks._ranks import Calls, by_toolkit, compare_on_ranks
 from shardscope.training.context import RankContext
 from shardscope.training.models import build_model
-from shardscope.training.trainer import Trainer
 
 ROUNDS = 40
 JOBS = (("gpt-nano", "python-source", 64), ("gpt-micro", "python-source", 32))
@@ -59,34 +55,19 @@ def by_hand(context: RankContext, job: ss.Job) -> Callable[[], float]:
     return step
 
 
-def by_toolkit(context: RankContext, job: ss.Job) -> Callable[[], float]:
-    """The toolkit's own step, events and all."""
-    trainer = Trainer(job, context, context.events.path.parent)
-    steps = itertools.count(1)
-    return lambda: trainer.take_step(next(steps))
-
-
-def measure(context: RankContext, model: str, data: str, batch: int) -> str:
+def calls(context: RankContext, model: str, data: str, batch: int) -> Calls:
     job = ss.Job(
         model=model, data=data, batch=batch, strategy="all-reduce", world_size=context.world_size, steps=10**6
     )
-    table = io.StringIO()
-    with contextlib.redirect_stdout(table):
-        calls = {"by hand": by_hand(context, job), "shardscope": by_toolkit(context, job)}
-        compare(calls, rounds=ROUNDS, baseline="by hand")
-    return table.getvalue()
+    return {"by hand": by_hand(context, job), "shardscope": by_toolkit(context, job)}
 
 
 def main() -> None:
-    world_size = int(sys.argv[1]) if len(sys.argv) > 1 else 2
-    pool = RankPool(world_size)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for job in JOBS:
-                tables = pool.run(lambda context, job=job: measure(context, *job), Path(folder))
-                print(f"\n{job[0]}, batch {job[2]}, {world_size} ranks\n{tables[0]}", end="", flush=True)
-    finally:
-        pool.close()
+    cases = {
+        f"{model}, batch {batch}": partial(calls, model=model, data=data, batch=batch)
+        for model, data, batch in JOBS
+    }
+    compare_on_ranks(cases, rounds=ROUNDS, baseline="by hand")
 
 
 if __name__ == "__main__":
