@@ -1,12 +1,13 @@
 """Real-browser tests: JupyterLab on loopback, Playwright, the system's Chromium.
 
-One server and one browser serve the session; each test gets a fresh page, notebook and kernel. A request that
-leaves loopback is aborted and fails the test, and so does an error in the browser's console or a process that
-stays behind.
+One server and one browser serve the session; each test, or a module's tests together, get a fresh page, notebook and
+kernel. A request that leaves loopback is aborted and fails the test, and so does an error in the browser's console or a
+process that stays behind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -56,17 +57,30 @@ def browser_context(tmp_path_factory):
         context.close()
 
 
-@pytest.fixture
-def notebook(server, browser_context, tmp_path, request):
+@contextlib.contextmanager
+def _page(server, browser_context, picture):
     opened = NotebookPage(browser_context.new_page(), server)
     try:
         yield opened
         assert opened.left_loopback == [], "the page asked for something outside loopback"
         assert opened.console_errors == []
     finally:
-        opened.page.screenshot(path=str(tmp_path / f"{request.node.name}.png"))
+        opened.page.screenshot(path=str(picture))
         opened.shut_down()
     assert _left_behind(server) == []
+
+
+@pytest.fixture
+def notebook(server, browser_context, tmp_path, request):
+    with _page(server, browser_context, tmp_path / f"{request.node.name}.png") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def shared_notebook(server, browser_context, tmp_path_factory):
+    """One page and one kernel for all tests of a module: what the one has done, the next one finds."""
+    with _page(server, browser_context, tmp_path_factory.mktemp("shared") / "last.png") as opened:
+        yield opened
 
 
 def _left_behind(server, timeout_s=20):

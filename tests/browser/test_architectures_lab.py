@@ -16,10 +16,11 @@ BARS = """(heading) => {
 }"""
 
 
-@pytest.fixture
-def lab(notebook):
+@pytest.fixture(scope="module")
+def lab(shared_notebook):
     """The tour's lab on four ranks, its own run stopped."""
-    notebook.open(TOUR).run_until("TrainingLab(")
+    notebook = shared_notebook.open(TOUR)
+    notebook.run_until("TrainingLab(")
     notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
     notebook.kernel("[lab.run.stop().id, lab.set_trait('world_size', 4), lab.set_trait('steps', 6)][0]")
     return notebook
