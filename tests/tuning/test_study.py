@@ -269,14 +269,17 @@ def test_a_storage_that_does_not_answer_is_said(storage: str) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["auto", "tpe", "gp", "qmc", "nsga", "cma-es", "random"])
-def test_every_sampler_goes_through_branches_and_impossible_trials(sampler: str) -> None:
+def test_every_sampler_goes_through_branches_and_impossible_trials(
+    sampler: str, recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardscope.tuning.driver.launch", instant(recorded))
     space = {
         "optimizer": ["adamw", "nesterov"],
         "optimizer.lr": (1e-3, 1e-1, "log"),
         "compression": ["onebit-adam", "none"],
     }
     objectives = ["loss"] if sampler == "cma-es" else ["loss", "bytes"]
-    ss.tune(JOB, space, trials=4, name=sampler, sampler=sampler, objectives=objectives)
+    ss.tune(COPIED, space, trials=4, name=sampler, sampler=sampler, objectives=objectives)
     assert sum(record.counted for record in Session.open(name=sampler).records()) == 4
 
 
