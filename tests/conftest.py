@@ -23,7 +23,7 @@ BOOKKEEPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--every-case", action="store_true", help="run the whole conformance matrix at 3 and 4 ranks too"
+        "--every-case", action="store_true", help="run the whole matrix, and notebooks as they are"
     )
 
 
