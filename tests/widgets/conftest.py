@@ -1,4 +1,4 @@
-"""A Training Lab over runs that never ran: `shardscope.runtime` answers from memory."""
+"""Labs that are closed after the test; a Training Lab over runs that never ran, which come from memory."""
 
 from __future__ import annotations
 
@@ -47,3 +47,20 @@ def make_lab(runtime):
 @pytest.fixture
 def lab(make_lab):
     return make_lab()
+
+
+@pytest.fixture
+def make_tuning_lab():
+    """Of real studies."""
+    from shardscope_widgets import TuningLab
+
+    labs = []
+
+    def make(*args, **choices):
+        labs.append(TuningLab(*args, **choices))
+        return labs[-1]
+
+    yield make
+    for lab in labs:
+        lab.close()
+        assert lab._engine.wait(20)

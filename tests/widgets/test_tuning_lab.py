@@ -9,27 +9,12 @@ from shardscope.errors import SpecError, StudyError
 from shardscope.spec.link import Link
 from shardscope.tuning.priors import default_space
 from shardscope.tuning.session import Session
-from shardscope_widgets import TuningLab
 from shardscope_widgets.tuning_lab import _search
 from shardscope_widgets.tuning_lab._code import job_code
 
 pytestmark = pytest.mark.timeout(120)
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=6)
 SPACE = ss.Space({"optimizer.lr": (1e-3, 1e-1, "log"), "compression": ["none", "int8"]})
-
-
-@pytest.fixture
-def make_lab():
-    labs = []
-
-    def make(*args, **choices):
-        labs.append(TuningLab(*args, **choices))
-        return labs[-1]
-
-    yield make
-    for lab in labs:
-        lab.close()
-        assert lab._engine.wait(20)
 
 
 def named(lab, name):
@@ -109,15 +94,15 @@ def test_a_link_is_written_as_users_write_it_where_that_is_the_same_link(bandwid
 
 
 class TestChoosing:
-    def test_constructing_starts_nothing_and_leaves_nothing(self, make_lab, runs_root):
-        lab = make_lab(JOB, SPACE)
+    def test_constructing_starts_nothing_and_leaves_nothing(self, make_tuning_lab, runs_root):
+        lab = make_tuning_lab(JOB, SPACE)
         assert (lab.name, lab.session, lab.is_running, lab.problem) == ("mlp-ring", None, False, "")
         assert not runs_root.exists()
         assert lab.definition().space == SPACE
         assert "2 settings of mlp on digits" in lab.screen.plan.value
 
-    def test_what_is_impossible_is_said_before_anything_runs(self, make_lab):
-        lab = make_lab(JOB, SPACE)
+    def test_what_is_impossible_is_said_before_anything_runs(self, make_tuning_lab):
+        lab = make_tuning_lab(JOB, SPACE)
         with pytest.raises(
             TypeError, match=r"lab.choose\(2\) names no setting; .* lab.chosen = 2 to look at"
         ):
@@ -134,28 +119,28 @@ class TestChoosing:
         lab.sampler = "tpe"
         assert not lab.screen.start.disabled
 
-    def test_what_the_controls_lack_stays_as_it_was_given(self, make_lab):
+    def test_what_the_controls_lack_stays_as_it_was_given(self, make_tuning_lab):
         link = ss.Link(bandwidth="1 Gbit/s", latency="15 ms")
         job = JOB.replace(schedule=ss.Schedule("cosine", warmup_steps=2), clip_norm=1.0, link=link)
-        lab = make_lab(job, SPACE)
+        lab = make_tuning_lab(job, SPACE)
         assert (lab.bandwidth, lab.latency) == ("1 Gbit/s", "15 ms")
         assert lab.job() == job
         lab.steps = 8
         assert lab.job() == job.replace(steps=8)
 
-    def test_an_unknown_choice_is_an_error(self, make_lab):
+    def test_an_unknown_choice_is_an_error(self, make_tuning_lab):
         with pytest.raises(TypeError, match="no choice 'trails'"):
-            make_lab(JOB, trails=3)
+            make_tuning_lab(JOB, trails=3)
 
-    def test_every_control_has_a_description_and_a_tooltip(self, make_lab):
-        lab = make_lab(JOB)
+    def test_every_control_has_a_description_and_a_tooltip(self, make_tuning_lab):
+        lab = make_tuning_lab(JOB)
         for group in lab.controls.values():
             assert all(control.description and control.tooltip for control in group.values())
         assert all(button.tooltip for button in lab.screen.chosen.buttons.values())
 
 
-def test_a_study_is_run_shown_applied_moved_and_found_again(make_lab, monkeypatch):
-    lab = make_lab(JOB, SPACE, name="seen", trials=3)
+def test_a_study_is_run_shown_applied_moved_and_found_again(make_tuning_lab, monkeypatch):
+    lab = make_tuning_lab(JOB, SPACE, name="seen", trials=3)
     lab.start()
     assert lab.is_running
     assert lab.wait(60)
@@ -192,18 +177,18 @@ def test_a_study_is_run_shown_applied_moved_and_found_again(make_lab, monkeypatc
     monkeypatch.setattr(
         "shardscope_widgets.tuning_lab._engine._KNOWN", {}
     )  # as after a restart of the kernel
-    again = make_lab(name="seen")
+    again = make_tuning_lab(name="seen")
     assert again.job() == JOB
     assert again.definition().space == SPACE
     assert [row["number"] for row in again.screen.table.rows] == [0, 1, 2]
-    other = make_lab(JOB.replace(steps=9), SPACE, name="seen")
+    other = make_tuning_lab(JOB.replace(steps=9), SPACE, name="seen")
     assert "the job has another steps" in other.screen.plan.value
     with pytest.raises(StudyError, match="begun otherwise"):
         other.start()
 
 
-def test_stop_answers_at_once_prune_counts_and_continue_goes_on(make_lab):
-    lab = make_lab(JOB.replace(steps=3000), SPACE, name="long", trials=2)
+def test_stop_answers_at_once_prune_counts_and_continue_goes_on(make_tuning_lab):
+    lab = make_tuning_lab(JOB.replace(steps=3000), SPACE, name="long", trials=2)
     lab.start()
     while not lab._engine.live():
         lab._engine.wait(0.05)
@@ -229,9 +214,9 @@ def test_links_of_the_slider_are_links():
     assert Link(bandwidth="100 Mbit/s", latency="1 ms") in LINKS
 
 
-def test_a_study_that_baselines_have_joined_goes_on(make_lab):
+def test_a_study_that_baselines_have_joined_goes_on(make_tuning_lab):
     space = ss.Space({"optimizer": ["lamb"], "optimizer[lamb].lr": (1e-3, 1e-1, "log")})
-    lab = make_lab(JOB, space, name="joined", trials=2)
+    lab = make_tuning_lab(JOB, space, name="joined", trials=2)
     lab.start()
     assert lab.wait(60)
     lab.trials = 3
@@ -240,13 +225,13 @@ def test_a_study_that_baselines_have_joined_goes_on(make_lab):
     assert lab.wait(60)
     assert lab.problem == ""
     assert len([record for record in lab.session.records() if record.counted]) == 3
-    again = make_lab(JOB, space, name="joined", trials=4)
+    again = make_tuning_lab(JOB, space, name="joined", trials=4)
     assert "begun otherwise" not in again.screen.plan.value
 
 
-def test_the_default_search_centres_its_batches_on_the_noise_scale_and_is_found_again(make_lab):
+def test_the_default_search_centres_its_batches_on_the_noise_scale_and_is_found_again(make_tuning_lab):
     job = JOB.replace(steps=40)
-    lab = make_lab(job, trials=1, name="noise")
+    lab = make_tuning_lab(job, trials=1, name="noise")
     lab.start()
     assert lab.wait(60)
     assert lab.problem == ""
@@ -254,7 +239,7 @@ def test_the_default_search_centres_its_batches_on_the_noise_scale_and_is_found_
     assert definition.batch_range.critical > 0
     assert definition.batches in lab.screen.plan.value
     assert lab.definition().space == definition.space
-    again = make_lab(job, name="noise")
+    again = make_tuning_lab(job, name="noise")
     again._engine.session = None
     again._find(is_shown_as_begun=False, takes_trials=False)
     again.refresh()
@@ -262,8 +247,8 @@ def test_the_default_search_centres_its_batches_on_the_noise_scale_and_is_found_
     assert definition.batches in again.screen.plan.value
 
 
-def test_a_stop_while_the_noise_scale_is_measured_is_no_problem(make_lab):
-    lab = make_lab(JOB.replace(steps=100_000), trials=1, name="early")
+def test_a_stop_while_the_noise_scale_is_measured_is_no_problem(make_tuning_lab):
+    lab = make_tuning_lab(JOB.replace(steps=100_000), trials=1, name="early")
     lab.start()
     lab.stop()
     assert lab.wait(30)

@@ -9,7 +9,6 @@ import pytest
 import shardscope as ss
 from shardscope.errors import SpecError, StudyError
 from shardscope.tuning.session import Session
-from shardscope_widgets import TuningLab
 from shardscope_widgets.tuning_lab import _study
 from shardscope_widgets.tuning_lab._chosen import Watched
 
@@ -22,21 +21,7 @@ def last_loss(run):
     return float(run.metrics()["loss"].iloc[-1])
 
 
-@pytest.fixture
-def make_lab():
-    labs = []
-
-    def make(*args, **choices):
-        labs.append(TuningLab(*args, **choices))
-        return labs[-1]
-
-    yield make
-    for lab in labs:
-        lab.close()
-        assert lab._engine.wait(20)
-
-
-def test_a_study_opened_by_name_shows_its_own_definition_and_asks_for_its_functions(make_lab):
+def test_a_study_opened_by_name_shows_its_own_definition_and_asks_for_its_functions(make_tuning_lab):
     begun = {
         "objectives": {"error": None, "mine": last_loss},
         "baselines": False,
@@ -44,7 +29,7 @@ def test_a_study_opened_by_name_shows_its_own_definition_and_asks_for_its_functi
         "trials": 1,
     }
     Session.open(JOB, SPACE, name="mine", **begun).run()
-    lab = make_lab(name="mine")
+    lab = make_tuning_lab(name="mine")
     assert lab.problem == ""
     assert (lab.trials, lab.objectives, lab.y, lab.x) == (1, ["error", "mine"], "error", "mine")
     assert "mine" in lab.minimise.rows[0]["options"]
@@ -56,7 +41,7 @@ def test_a_study_opened_by_name_shows_its_own_definition_and_asks_for_its_functi
     with pytest.raises(StudyError, match="minimises mine by a function of yours"):
         lab.start()
 
-    again = make_lab(name="mine", objectives={"error": None, "mine": last_loss}, trials=2)
+    again = make_tuning_lab(name="mine", objectives={"error": None, "mine": last_loss}, trials=2)
     found = again.definition()
     assert (found.space, found.equal, found.own) == (SPACE, "steps", ("mine",))
     again.start()
@@ -64,21 +49,21 @@ def test_a_study_opened_by_name_shows_its_own_definition_and_asks_for_its_functi
     assert (again.problem, again.session.definition.space) == ("", SPACE)
     assert [record.state for record in again.session.records()] == ["complete", "complete"]
 
-    other = make_lab(JOB.replace(steps=9))
+    other = make_tuning_lab(JOB.replace(steps=9))
     other.name = "mine"  # typed in: that study is asked for, whatever the controls say
     assert other.job() == JOB
     assert "needed to go on" in other.screen.plan.value
     assert "on the front" in other._summary.html
 
 
-def test_a_study_of_one_objective_shows_its_trials_in_order(make_lab):
-    lab = make_lab(JOB, SPACE, objectives="loss")
+def test_a_study_of_one_objective_shows_its_trials_in_order(make_tuning_lab):
+    lab = make_tuning_lab(JOB, SPACE, objectives="loss")
     assert (lab.x, lab.y) == ("trial", "loss")
     lab.objectives = ["loss", "bytes"]
     assert lab.x == "bytes"
 
 
-def test_a_trial_in_pieces_is_read_from_the_first_to_the_newest(make_lab):
+def test_a_trial_in_pieces_is_read_from_the_first_to_the_newest(make_tuning_lab):
     session = Session.open(JOB, SPACE, name="pieces", trials=2, promote=2, baselines=False)
     session.run()
     [record] = [record for record in session.records() if record.state == "complete"]
@@ -94,15 +79,15 @@ def test_a_trial_in_pieces_is_read_from_the_first_to_the_newest(make_lab):
     assert str(watched.run.path) == record.run
     assert not watched.go_on(("/elsewhere",))
 
-    lab = make_lab(name="pieces")
+    lab = make_tuning_lab(name="pieces")
     lab.chosen = record.number
     assert len(lab.screen.chosen.loss.figure["data"][0]["x"]) == JOB.steps
     assert lab.open_run().path == watched.run.path
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", " spaced", "x" * 300])
-def test_a_name_that_no_study_can_have_is_said_beside_the_button(make_lab, runs_root, name):
-    lab = make_lab(JOB, SPACE)
+def test_a_name_that_no_study_can_have_is_said_beside_the_button(make_tuning_lab, runs_root, name):
+    lab = make_tuning_lab(JOB, SPACE)
     lab.name = name
     assert "is no name for a study; use letters" in lab.screen.plan.value
     assert lab.screen.start.disabled
@@ -111,8 +96,8 @@ def test_a_name_that_no_study_can_have_is_said_beside_the_button(make_lab, runs_
     assert not runs_root.exists()
 
 
-def test_a_storage_that_is_gone_is_one_sentence_for_every_act(make_lab):
-    lab = make_lab(JOB, SPACE, name="gone", trials=1)
+def test_a_storage_that_is_gone_is_one_sentence_for_every_act(make_tuning_lab):
+    lab = make_tuning_lab(JOB, SPACE, name="gone", trials=1)
     lab.start()
     assert lab.wait(60)
     lab.chosen = 0
