@@ -19,6 +19,8 @@ _UNITS: Mapping[str, tuple[Kind, Callable[[float], str], tuple[str, ...]]] = {
     "latency_s": ("s", seconds_text, ("ms", "us", "s")),
 }
 """Of a link: what a figure measures, how it is written, and in which units besides, should that be another number."""
+_ASKED = {"latency_s": "latency"}
+"""What users give a figure as, with or without its unit."""
 
 
 def job_code(job: Job) -> str:
@@ -63,7 +65,8 @@ def _part(value: Spec) -> str:
     if [*given] == [_SHORT.get(name)]:
         return _code(next(iter(given.values())))
     home = "ss" if hasattr(ss, name) else "ss.spec"
-    return f"{home}.{name}({', '.join(f'{field}={_field(value, field, each)}' for field, each in given.items())})"
+    fields = [f"{_ASKED.get(field, field)}={_field(value, field, each)}" for field, each in given.items()]
+    return f"{home}.{name}({', '.join(fields)})"
 
 
 def _field(owner: Spec, name: str, value: Any) -> str:
