@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import shardscope as ss
+from conformance.codec import needs_numba
 from conformance.runs import all_gone, endless_job, family, rank_pids, small_job
 from shardscope import cli
 from shardscope.analytic.communication import (
@@ -23,6 +25,7 @@ from shardscope.analytic.communication import (
 )
 from shardscope.commands._job import build_job
 from shardscope.errors import SpecError
+from shardscope.runtime import shut_down
 from shardscope.runtime.check import both_jobs
 from shardscope.runtime.check_report import compare
 
@@ -42,6 +45,26 @@ def test_a_runs_events_and_summary_show_what_compression_saves_and_costs() -> No
     assert summary.bytes_ratio == pytest.approx(4 / (0.5 + 4 / 256), rel=0.02)
     assert summary.codec_s_per_step is not None
     assert json.loads((run.path / "summary.json").read_text())["compression"] == "int4 feedback=True"
+
+
+@needs_numba
+def test_numba_is_loaded_once_for_all_ranks_and_only_where_something_is_compressed(tmp_path: Path) -> None:
+    """By the launch server; a rank that finds it loaded before its model is built has it from there."""
+    seen = tmp_path / "seen"
+
+    def model() -> Any:
+        import sys
+
+        from torch import nn
+
+        with seen.open("a") as file:
+            file.write(f"{'numba' in sys.modules} ")
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    shut_down()  # a server that has not compressed anything yet
+    for compression in ("none", "int8"):
+        ss.launch(small_job(model=model, compression=compression, steps=1)).wait(60)
+    assert seen.read_text() == "False False True True "
 
 
 def test_an_uncompressed_summary_says_nothing_of_it() -> None:

@@ -52,3 +52,24 @@ def test_alarms_are_looked_for_ever_rarer_and_once_more_at_the_end(
     assert judged[-1] == 300
     meter.poll()
     assert judged.count(300) == 1, "nothing is new"
+
+
+def test_steps_before_and_after_a_warm_up_weigh_as_often_as_the_job_has_them(tmp_path: Path) -> None:
+    warm = ss.Compression("powersgd", warmup_steps=4)
+    job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=20, compression=warm)
+    run = RunDir.create(job, tmp_path)
+    meter = Meter(Run(run))
+
+    def take(step: int, seconds: float) -> float | None:
+        for rank in range(2):
+            event = {
+                "event": "step", "t": float(step), "step": step, "rank": rank, "step_time_s": seconds, "traffic": {},
+                "peak_memory_bytes": 1,
+            }  # fmt: skip
+            with run.rank_file(rank).open("ab") as file:
+                file.write(encode(event))
+        return meter.poll().step_s
+
+    first = [take(step, seconds) for step, seconds in enumerate((9.0, 9.0, 1.0, 1.0), 1)]
+    assert first == [None] * 4, "nothing is known of compressed steps"
+    assert take(5, 0.25) == take(6, 0.25) == pytest.approx((4 * 1.0 + 16 * 0.25) / 20)

@@ -43,6 +43,9 @@ def test_a_trial_of_another_batch_keeps_its_samples_and_its_share_of_warm_up() -
     assert (job.batch.global_size, job.steps, job.schedule.warmup_steps) == (256, 25, 8)
     assert job.optimizer.learning_rate == pytest.approx(2e-3 * 2)
     assert apply(JOB, {"batch": 256}, equal="steps").steps == 100
+    warm = JOB.replace(compression=ss.Compression("powersgd", warmup_steps=40))
+    assert apply(warm, {"batch": 256}).compression.warmup_steps == 10
+    assert apply(warm, {"batch": 256}, equal="steps").compression.warmup_steps == 40
 
 
 @pytest.mark.parametrize(

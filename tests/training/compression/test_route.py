@@ -62,7 +62,9 @@ def test_where_nothing_can_be_kept_loops_are_compiled_at_every_start(monkeypatch
 
 
 @needs_numba
-def test_numba_is_made_ready_where_it_can_be_and_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numba_is_made_ready_where_it_can_be_and_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert (route.choose_route() == "numba") == ready.IS_READY
     with monkeypatch.context() as patch:
         patch.setenv(route.VARIABLE, "torch")
@@ -73,6 +75,13 @@ def test_numba_is_made_ready_where_it_can_be_and_is_wanted(monkeypatch: pytest.M
         patch.setattr(ready.importlib.util, "find_spec", lambda name: True)
         patch.setitem(sys.modules, "numba", None)  # as one that does not go with this NumPy
         assert not ready.load()
+        patch.delitem(sys.modules, "numba")
+        (tmp_path / "numba").mkdir()
+        (tmp_path / "numba" / "__init__.py").write_text(
+            "raise SystemError('initialization of _internal failed')"
+        )
+        patch.syspath_prepend(tmp_path)
+        assert not ready.load(), "the server that imports this goes on serving"
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -398,7 +398,7 @@ def test_clipping_inside_lamb_is_refused() -> None:
 
 
 def test_the_formula_is_for_methods_whose_steps_differ() -> None:
-    with pytest.raises(SpecError, match="'int8' sends the same at every step"):
+    with pytest.raises(SpecError, match="'int8' is not told step by step"):
         stepwise_bytes(ss.Compression("int8"), [SHAPES], 2, step=1, steps=10)
 
 

@@ -53,7 +53,7 @@ def test_on_a_link_later_steps_take_as_much_less_as_they_send_less() -> None:
     rate = 1e6
     job = UNSTEADY[0].replace(link=ss.Link(bandwidth=rate, latency=0))
     dense = 2 * 4 * 100_000  # bytes of a step of two ranks
-    early = Measured(4, 1.0, None, 0.0, 4 * dense, 0, 0, (), plain_s=1.0)
+    early = Measured(4, None, None, 0.0, 4 * dense, 0, 0, (), plain_s=1.0)
     bytes_s = expected("bytes", early, job) / (2 * rate)
     assert expected("seconds", early, job) == pytest.approx(
         1.0 * STEPS - (STEPS * dense / (2 * rate) - bytes_s)
@@ -73,3 +73,11 @@ def test_steady_methods_go_on_at_their_pace() -> None:
     measured = Measured(4, 0.5, None, 0.0, 400, 0, 7, ())
     assert is_steady(job.compression)
     assert [expected(name, measured, job) for name in ("bytes", "seconds", "memory")] == [2000, 10.0, 7.0]
+
+
+def test_a_rank_that_moves_is_not_taken_for_the_warm_up_before_it() -> None:
+    job = JOB.replace(compression=ss.Compression("adaptive-rank", rank=4, warmup_steps=6))
+    early = Measured(3, None, None, 0.0, 3000, 0, 0, ())
+    told = expected("bytes", early, job)
+    assert told is not None
+    assert 6000 < told < 0.6 * 1000 * STEPS

@@ -119,7 +119,7 @@ def _refuse(run: Run) -> None:
             f"a run of strategy={strategy.label!r} cannot be projected step by step, for its ranks are not all in the "
             "same communications; run it on the link instead"
         )
-    if run.job.compression.period > 1:
+    if not run.job.compression.steps_are_alike:
         raise SpecError(
             f"a run with compression={run.job.compression.label!r} cannot be projected step by step, for its steps are "
             "not alike; run it on the link instead"

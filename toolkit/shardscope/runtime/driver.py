@@ -18,6 +18,8 @@ from shardscope.runtime.rundir import RunDir, find, runs_root
 from shardscope.spec import Job
 
 _PATIENCE_S = 3.0
+_CODECS = "shardscope.training.compression.ready"
+"""What compressed runs need and others do not: imported by the server before it forks the first of them."""
 _START_SERVER = "from shardscope.runtime.server import main; main()"
 
 
@@ -114,7 +116,7 @@ def launch(
         run.write_status(
             "starting", pid=server.pid, process_started=process_started(server.pid), detached=detach
         )
-        _driver.request(json.dumps(_request(run, earlier, detach=detach)).encode())
+        _driver.request(json.dumps(_request(run, job, earlier, detach=detach)).encode())
     except BaseException as error:  # an interrupt too: no run stays behind that nobody starts
         details = {"message": f"the launch was cut short ({type(error).__name__}: {error}); launch it again"}
         run.write_status("failed", pid=os.getpid(), process_started=process_started(), error=details)
@@ -122,12 +124,13 @@ def launch(
     return Run(run)
 
 
-def _request(run: RunDir, resume: str | None, *, detach: bool) -> dict[str, object]:
+def _request(run: RunDir, job: Job, resume: str | None, *, detach: bool) -> dict[str, object]:
     here = str(Path(__file__).parents[2])
     return {
         "run": str(run.path),
         "resume": resume,
         "detach": detach,
+        "imports": [_CODECS] if job.compression.is_on else [],
         "cwd": str(Path.cwd()),
         "env": dict(os.environ),
         "sys_path": [*(str(Path(entry or ".").absolute()) for entry in sys.path), here],

@@ -27,11 +27,7 @@ from pathlib import Path
 from typing import Any
 
 _NEEDED = ("numpy.ma", "torch._dynamo", "shardscope.runtime.agent", "shardscope.runtime.worker")
-_LATER = (
-    "shardscope.training.compression.ready",
-    "shardscope.training.checkpoint",
-    "shardscope.training.pipeline.stage",
-)
+_LATER = ("shardscope.training.checkpoint", "shardscope.training.pipeline.stage")
 """Imported when there is nothing else to do: most runs never need it, and the first launch does not wait for it."""
 
 
@@ -76,6 +72,7 @@ class Server:
             _import(self.later.pop())
 
     def _fork_agent(self, request: dict[str, Any]) -> None:
+        _import(*(module for module in request["imports"] if module not in sys.modules))
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -133,6 +130,8 @@ def _record_failure(path: str, error: BaseException) -> None:
 
 
 def _import(*modules: str) -> None:
+    if not modules:
+        return
     for module in modules:
         importlib.import_module(module)
     gc.collect()

@@ -170,6 +170,15 @@ class Compression(Choice):
         given = self.settings["warmup_steps"]
         return max(-(-steps // 5), USEFUL_WARMUP) if given is None else int(given)
 
+    def uncompressed(self, steps: int) -> int:
+        """Steps at the start of a job of so many that send gradients as they are; dgc begins gently, and has none."""
+        return self.warmup(steps) if self.name in (*_ONEBIT, *_LOW_RANK) else 0
+
+    @property
+    def steps_are_alike(self) -> bool:
+        """Whether each step exchanges as much as any other, as far as the settings say."""
+        return self.period == 1 and self.name not in _ONEBIT and self.at_step(1) == self
+
     def at_step(self, step: int) -> Compression:
         """The method as it is set at a step, from 1, where its warm-up goes by the step alone.
 

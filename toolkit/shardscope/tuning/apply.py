@@ -41,8 +41,9 @@ def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> J
         base = {"lr": optimizer.learning_rate, "base_batch": job.batch.global_size}
         optimizer = optimizer.replace(lr=float(scaled_lr(batch, rule=rule, **base)))  # type: ignore[arg-type]
     fields["optimizer"] = optimizer
-    fields["compression"] = _compression(job, params, parts)
-    fields["schedule"] = _schedule(job, params, fields.get("steps", job.steps))
+    steps = fields.get("steps", job.steps)
+    fields["compression"] = _compression(job, params, parts, steps)
+    fields["schedule"] = _schedule(job, params, steps)
     return job.replace(**fields)
 
 
@@ -74,9 +75,12 @@ def _optimizer(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any]) 
     return base.replace(**_settings("optimizer", name, params, parts))
 
 
-def _compression(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any]) -> Compression:
+def _compression(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any], steps: int) -> Compression:
+    """The job's own warm-up keeps its share of the steps where the trial has others."""
     name = str(params.get("compression", job.compression.name))
     base = job.compression if name == job.compression.name else Compression(name=name)
+    if base.warmup_steps and steps != job.steps:
+        base = base.replace(warmup_steps=min(steps, round(base.warmup_steps * steps / job.steps)))
     return base.replace(**_settings("compression", name, params, parts))
 
 

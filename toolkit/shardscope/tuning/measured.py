@@ -25,8 +25,9 @@ class Measured:
 
     Attributes:
         steps: Taken by all ranks.
-        step_s: Median over steps of the slowest rank, warm-up left out, over whole periods of steps that are unlike
-            (`runtime.steady`); None before the first period.
+        step_s: Median over steps of the slowest rank, the first ones left out. Of steps that are unlike (local SGD's,
+            and those before and after an uncompressed warm-up) each sort as often as the job has it (`runtime.steady`);
+            None before there are steps of both.
         compute_s: Of such a step, what the rank that computes most computed, if its spans were written.
         codec_s: Packing and unpacking in a step, of the rank that does most (mean, warm-up left out).
         bytes: Sent by all ranks so far.
@@ -100,18 +101,29 @@ class Meter:
             self._take(event)
         if self._looks.num_events > self._judged and self._is_due():
             self._judge()
-        period = self.run.job.compression.period
-        step_s = per_step(dict(enumerate(self._times, 1)), period, average=median) if self._times else None
         computed = self._computed[WARM_UP_STEPS:] or self._computed
         codec = self._codec[WARM_UP_STEPS:] or self._codec  # the first step compiles
         return Measured(
-            steps=len(self._times), step_s=step_s,
+            steps=len(self._times), step_s=self._step_s(),
             compute_s=median(computed) if computed else None,
             codec_s=sum(codec) / len(codec) if codec else 0.0,
             bytes=self._bytes, messages=self._messages, memory=self._memory, curve=tuple(self._curve),
             alarms=self._alarms,
             plain_s=median(self._times) if self._times else None,
         )  # fmt: skip
+
+    def _step_s(self) -> float | None:
+        """Steps before and after an uncompressed warm-up are weighted as often as the whole job has them."""
+        job, times = self.run.job, dict(enumerate(self._times, 1))
+        warm = min(job.compression.uncompressed(job.steps), job.steps)
+        if not warm:
+            return per_step(times, job.compression.period, average=median)
+        first = {step: time for step, time in times.items() if step <= warm}
+        rest = [time for step, time in times.items() if step > warm]
+        before = per_step(first, average=median)
+        if before is None or not rest:
+            return None
+        return (warm * before + (job.steps - warm) * median(rest)) / job.steps
 
     def _is_due(self) -> bool:
         return self._looks.num_looks >= self._judge_at or not self.run.is_alive

@@ -52,7 +52,7 @@ def stepwise_bytes(
         return whole if step % compression.settings["every"] == 0 else np.zeros_like(whole)
     if compression.name not in ("onebit-adam", "onebit-lamb", "powersgd"):
         raise SpecError(
-            f"compression={compression.name!r} sends the same at every step; use compressed_bytes for it"
+            f"compression={compression.name!r} is not told step by step; use compressed_bytes for it"
         )
     if step <= (compression.warmup(steps) if warmup_ended is None else warmup_ended):
         each = [

@@ -1,7 +1,8 @@
-"""Imported to have numba ready: by the launch server, once and while it waits, for the ranks that are forked from it.
+"""Imported to have numba ready: by the launch server before the first run that compresses, once for all ranks.
 
 To import numba and have it learn what it knows of Python takes most of a second of a core, and would in every rank of
-every run that compresses. Nothing happens where there is no numba, or where codecs are to do without.
+every run that compresses; the ranks are forked from the server. Nothing happens where there is no numba, or where
+codecs are to do without.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def load() -> bool:
     """Whether it is ready now."""
     if not importlib.util.find_spec("numba") or os.environ.get(VARIABLE) == "torch":
         return False
-    with contextlib.suppress(ImportError):  # the run that needs it says so
+    with contextlib.suppress(Exception):  # whatever ails it: the run says so, and the server serves others
         import numba
 
         from shardscope.training.compression import loops  # noqa: F401

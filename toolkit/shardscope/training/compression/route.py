@@ -2,8 +2,8 @@
 
 Packing is a few arithmetic operations a number. torch runs them as as many passes over memory; one loop that keeps a
 block in the cache is several times faster. numba (the extra ``fast``) compiles such loops to machine code on first
-use, one to three seconds of a core a method, and keeps them on disk; to load numba and them takes a second and 50 MB,
-which the launch server spends once for all ranks (`ready`). Compiled loops release the interpreter's lock, so that
+use, one to three seconds of a core a method, and keeps them on disk; to load numba and them takes a second and some 50
+MB, which the launch server spends once for all ranks (`ready`). Compiled loops release the interpreter's lock, so that
 packing on the thread that sends leaves the backward pass alone. A run's start event says which of the two ran.
 """
 

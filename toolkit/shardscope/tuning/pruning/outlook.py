@@ -21,8 +21,9 @@ from shardscope.spec import Compression, Job
 from shardscope.spec.models import model_config
 from shardscope.tuning.measured import Measured
 
-_FORMULAS = ("onebit-adam", "onebit-lamb", "local-sgd", "dgc", "powersgd")
-"""Methods whose steps may differ as a formula says. Adaptive ones move by what they measure; their pace is taken."""
+_FORMULAS = ("onebit-adam", "onebit-lamb", "local-sgd", "dgc", "powersgd", "adaptive-rank")
+"""Methods whose steps may differ as a formula says. What moves by what it measures goes on at its pace, but for
+adaptive-rank's warm-up, after which its largest rank counts."""
 _ANY_SIZE = 1_000_000
 """Elements of a module of the user's, where only the proportion of one step's bytes to another's is asked for."""
 
@@ -34,8 +35,8 @@ def is_steady(compression: Compression) -> bool:
         >>> is_steady(Compression("topk")), is_steady(Compression("onebit-adam"))
         (True, False)
     """
-    warms_up = compression.at_step(1) != compression
-    return compression.kind != "steps" and "update_every" not in compression.settings and not warms_up
+    is_told = compression.kind != "steps" and "update_every" not in compression.settings
+    return is_told and compression.steps_are_alike
 
 
 def at_least(name: str, measured: Measured, job: Job) -> float | None:
@@ -47,7 +48,8 @@ def at_least(name: str, measured: Measured, job: Job) -> float | None:
 def expected(name: str, measured: Measured, job: Job) -> float | None:
     """What ``seconds``, ``bytes`` or ``memory`` will most likely come to; None where nothing was measured yet."""
     is_told = name != "memory" and 0 < measured.steps < job.steps
-    if is_steady(job.compression) or job.compression.name not in _FORMULAS or not is_told:
+    is_formula = job.compression.name in _FORMULAS and not job.compression.steps_are_alike
+    if not is_formula or not is_told:
         return measured.objective(name, job.steps)
     by_formula = _sent(job.compression, _size(job), job.world_size, job.steps)
     taken = by_formula[: measured.steps].sum()
@@ -62,7 +64,9 @@ def _seconds(measured: Measured, job: Job, sent: npt.NDArray[np.float64]) -> flo
 
     Without a link nothing is known of what a byte costs, and the pace stands.
     """
-    if job.compression.period > 1 and measured.step_s is not None:  # over whole periods already
+    if (
+        job.compression.name != "dgc" and measured.step_s is not None
+    ):  # each sort of steps as often as it comes
         return measured.step_s * job.steps
     pace = measured.plain_s if measured.step_s is None else measured.step_s
     if pace is None or job.link is None:
@@ -83,7 +87,11 @@ def _sent(compression: Compression, size: int, world_size: int, steps: int) -> n
     if compression.name == "dgc":
         found = [_dgc(compression.at_step(step), size, world_size) for step in range(1, steps + 1)]
     else:
-        shape = (isqrt(size), isqrt(size))  # as one matrix, which low-rank methods need
+        shape: tuple[int, ...] = (size,)
+        if compression.name in ("powersgd", "adaptive-rank"):
+            shape = (isqrt(size), isqrt(size))  # as one matrix, for there are no factors of anything else
+            rank, warmup = (compression.settings[name] for name in ("rank", "warmup_steps"))
+            compression = Compression(name="powersgd", rank=rank, warmup_steps=warmup)
         found = [
             int(stepwise_bytes(compression, [[shape]], world_size, step=step, steps=steps).sum())
             for step in range(1, steps + 1)
