@@ -122,6 +122,7 @@ def test_help_says_what_every_objective_is_and_in_which_unit(capsys: pytest.Capt
         cli.main(["tune", "--help"])
     text = capsys.readouterr().out
     assert all(f"    {name:9} {about}\n" in text for name, about in OBJECTIVES.items())
+    assert "a real run.\nCtrl-C stops it" in text
 
 
 class TestProgress:

@@ -30,8 +30,8 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "tune",
         help="search the settings of a job by real runs",
-        description="Search the settings of a job; every trial is a real run. Ctrl-C stops it and loses nothing: "
-        "--resume NAME goes on.",
+        description="Search the settings of a job; every trial is a real run.\n"
+        "Ctrl-C stops it and loses nothing: --resume NAME goes on.",
         epilog=_objectives_text(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
