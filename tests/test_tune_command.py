@@ -21,8 +21,9 @@ import shardscope as ss
 from shardscope import PowersOfTwo, cli
 from shardscope.commands._space import read_space
 from shardscope.errors import SpecError
+from shardscope.runtime.bar import is_terminal
 from shardscope.tuning.objectives import OBJECTIVES
-from shardscope.tuning.progress import StudyProgress
+from shardscope.tuning.progress import StudyProgress, is_watched
 from shardscope.tuning.session import Session
 
 pytestmark = pytest.mark.timeout(120)
@@ -167,6 +168,48 @@ class TestProgress:
         assert written.endswith("\r\x1b[K██████░░░░░░░░░░░░░░░░░░ 1/4 trials")
         progress.close()
         assert progress._stream.getvalue().count("trial 0  complete") == 1
+
+    def test_a_storage_that_is_away_or_out_of_reach_ends_and_holds_up_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def away() -> None:
+            raise StorageInternalError("away")
+
+        session = Session.open(cli_job(), {"optimizer.lr": (1e-3, 1e-1)}, trials=4, name="reach")
+        session.study.tell(session.study.ask(), [0.5, 2.0, 1500.0])
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "records", away)
+            StudyProgress(session, quiet=True).close()
+            progress = StudyProgress(session, stream=io.StringIO())
+        progress.draw()  # the first look that is answered: what had ended before is known by now
+        session.study.tell(session.study.ask(), [0.4, 2.0, 1500.0])
+        with monkeypatch.context() as patch:
+            patch.setattr("shardscope.tuning.progress._LAST_LOOK_S", 0.1)
+            patch.setattr(session, "records", lambda: time.sleep(5))
+            began = time.monotonic()
+            with pytest.raises(KeyboardInterrupt), progress:
+                raise KeyboardInterrupt
+        assert time.monotonic() - began < 2
+        assert progress._stream.getvalue() == ""
+        progress.close()
+        [line] = progress._stream.getvalue().splitlines()
+        assert line.startswith("trial 1  complete  loss 0.4")
+
+    def test_streams_that_do_not_say_whether_they_are_terminals_are_none(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Tee:
+            def write(self, text: str) -> None: ...
+            def flush(self) -> None: ...
+
+        closed = io.StringIO()
+        closed.close()
+        for stream in (Tee(), None, closed):
+            assert not is_terminal(stream)
+            monkeypatch.setattr(sys, "stdout", stream)
+            assert not is_watched()
+        session = Session.open(cli_job(), {"optimizer.lr": (1e-3, 1e-1)}, trials=4, name="tee")
+        StudyProgress(session, stream=Tee()).close()  # type: ignore[arg-type]
 
 
 def cli_job() -> Any:

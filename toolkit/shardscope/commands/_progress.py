@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from shardscope.commands._table import aligned, human_bytes
-from shardscope.runtime.bar import bar
+from shardscope.runtime.bar import bar, is_terminal
 from shardscope.runtime.summary import mean_loss
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Progress:
         self.samples_per_s = math.nan
         self._steps, self._world_size, self._quiet = steps, world_size, quiet
         self._stream = stream or sys.stderr
-        self._rewrite = self._stream.isatty()
+        self._rewrite = is_terminal(self._stream)
         self._open: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
         self._printed_tenth = -1
 

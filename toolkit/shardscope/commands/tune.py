@@ -119,12 +119,9 @@ def _say_measuring(probe: Job) -> None:
 
 
 def _run(session: Session, arguments: argparse.Namespace, began: float) -> None:
-    progress = StudyProgress(session, quiet=arguments.json)
     left_s = None if arguments.timeout is None else arguments.timeout - (time.monotonic() - began)
-    try:
+    with StudyProgress(session, quiet=arguments.json) as progress:
         session.run(timeout_s=left_s, on_tick=lambda _: progress.draw())
-    finally:
-        progress.close()
 
 
 def _tell(session: Session, arguments: argparse.Namespace) -> int:

@@ -110,10 +110,8 @@ def tune(
         if on_tick is not None:
             on_tick(session)
 
-    try:
+    with told:
         session.run(timeout_s=left_s, on_tick=tick)
-    finally:
-        told.close()
     return session.study
 
 
