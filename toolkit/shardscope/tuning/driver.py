@@ -238,12 +238,13 @@ class Driver:
         return trials
 
     def _next(self, trials: list[FrozenTrial]) -> optuna.Trial | None:
-        """The trial that is to be run again, else a new one; None where all places are taken."""
-        for number in recovery.retries(trials):
+        """A trial to be run again, else one asked for by hand, else a new one; None where all places are taken."""
+        is_full = len(recovery.places(trials)) >= self.trials
+        for number in [*recovery.retries(trials), *([] if is_full else recovery.asked_again(trials))]:
             held = self.patience(self.ledger.take, number)
             if held is not None:
                 return self.patience(optuna.Trial, self.study, held)
-        if len(recovery.places(trials)) >= self.trials:
+        if is_full:
             return None
         if self.choose is not None:
             self.patience(self.choose.before_asking, self.study, trials)

@@ -17,6 +17,8 @@ from shardscope.tuning.measured import Measured
 ORIGIN, DRIVER, RUN, REASON, MEASURED, RETRY_OF, NOT_COUNTED, PINNED, PAUSED, SAMPLER, SEED = (
     "origin", "driver", "run", "reason", "measured", "retry_of", "not_counted", "pinned", "paused", "sampler", "seed",
 )  # fmt: skip
+AGAIN = "again"
+"""The origin of trials that somebody asks for by hand: they are taken before what else waits."""
 _LOG2 = "log2({})"
 
 
@@ -152,7 +154,9 @@ def records_of(
     ]
     if wanted is None or sum(record.counted and record.state in _ENDED for record in found) < wanted:
         return found
-    return [_unused(r) if r.state == "waiting" and r.retry_of is None else r for r in found]
+    return [
+        _unused(r) if r.state == "waiting" and r.retry_of is None and r.origin != AGAIN else r for r in found
+    ]
 
 
 def _unused(record: TrialRecord) -> TrialRecord:

@@ -28,6 +28,7 @@ from shardscope.runtime.processes import is_alive, process_started
 from shardscope.runtime.rundir import this_host
 from shardscope.tuning.ledger import Ledger
 from shardscope.tuning.records import (
+    AGAIN,
     DRIVER,
     MEASURED,
     NOT_COUNTED,
@@ -181,6 +182,17 @@ def ended(trials: list[FrozenTrial]) -> int:
 def retries(trials: list[FrozenTrial]) -> list[int]:
     """Trials that wait to take a lost one's place."""
     return [last.number for last in places(trials).values() if last.state == TrialState.WAITING]
+
+
+def asked_again(trials: list[FrozenTrial]) -> list[int]:
+    """Trials that somebody has asked for by hand, and that wait."""
+    return [
+        trial.number
+        for trial in trials
+        if trial.state == TrialState.WAITING
+        and trial.user_attrs.get(ORIGIN) == AGAIN
+        and RETRY_OF not in trial.user_attrs
+    ]
 
 
 def surplus(number: int, trials: list[FrozenTrial], wanted: int) -> tuple[str | None, bool]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shardscope.errors import StudyError
 from shardscope.runtime.run import Run
 from shardscope.spec import Job
-from shardscope.tuning.records import ORIGIN, to_study
+from shardscope.tuning.records import AGAIN, ORIGIN, to_study
 from shardscope.tuning.session import Session
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class TrialActs:
         """Run the settings of a trial once more, as one more trial."""
         session, which = self._study(), self._number(number)
         params = to_study(session.record(which).params, session.definition.space)
-        session.study.enqueue_trial(params, user_attrs={ORIGIN: "again"})
+        session.study.enqueue_trial(params, user_attrs={ORIGIN: AGAIN})
         self.trials += 1
         if not self.is_running:
             self.start()
