@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from shardscope.analytic.communication.compression import METHODS
 from shardscope.errors import _MEANT, unknown_name
 from shardscope.spec import optimizer
 from shardscope.spec.compression import Compression
@@ -57,3 +58,6 @@ def test_what_is_suggested_is_there_and_no_valid_name_is_taken_for_another() -> 
 
 def test_where_a_field_has_other_names_only_those_are_suggested() -> None:
     assert "did you mean 'adam'?" in str(unknown_name("optimizer", "Adam", ["adam", "sgd"]))
+    assert "did you mean 'fp16'?" in str(unknown_name("compression", "half", METHODS))
+    assert "did you mean 'int8' or 'int4'?" in str(unknown_name("compression", "quantize", METHODS))
+    assert "did you mean 'ring'?" in str(unknown_name("strategy", "ddp", ["ring", "single"]))

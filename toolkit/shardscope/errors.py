@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
+from re import findall
 
 
 class ShardscopeError(ValueError):
@@ -125,5 +126,8 @@ def _meant(field: str, value: str, valid: Collection[str]) -> str | None:
     """What to suggest for a name of another's; None where it is not known, or the field has other names here."""
     asked = value.lower().replace("_", "-").replace(" ", "-")
     hint = next((hint for hint, names in _MEANT.get(field, {}).items() if asked in names.split()), None)
-    is_name = hint is not None and hint.startswith("'")
-    return hint if hint is None or not is_name or hint.split("'")[1].partition(":")[0] in valid else None
+    if hint is None or not hint.startswith("'"):
+        return hint
+    names = findall(r"'([\w:-]+)'", hint)
+    there = [name for name in names if name.partition(":")[0] in valid]
+    return hint if there == names else " or ".join(map(repr, there)) or None
