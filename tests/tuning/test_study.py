@@ -8,6 +8,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
@@ -216,6 +217,10 @@ def test_two_studies_share_one_storage(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"trials": 0}, "trials=0 is no number of trials"),
+        ({"trials": True}, "trials=True is no number of trials"),
+        ({"parallel": 1.5}, "parallel=1.5 is no number of trials"),
+        ({"seed": True}, "seed=True is no seed"),
+        ({"seed": -1}, "seed=-1 is no seed of a sampler; use a whole number from 0 to 4294967295"),
         ({"objectives": ["seconds"]}, "say nothing of quality"),
         ({"objectives": ["lss"]}, "did you mean 'loss'"),
         ({"objectives": ["loss", "loss"]}, "name one twice"),
@@ -229,6 +234,14 @@ def test_a_study_that_cannot_be_is_refused_in_one_sentence(given: dict[str, obje
         ss.tune(JOB, RATES, **{"name": "refused", **given})  # type: ignore[arg-type]
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_whole_numbers_of_numpy_are_taken() -> None:
+    session = Session.open(
+        JOB, RATES, trials=np.int64(3), parallel=np.int32(2), seed=np.int64(3), name="numpy"
+    )
+    assert (session.driver.trials, session.driver.parallel) == (3, 2)
+    assert Session.open(name="numpy").driver.trials == 3
 
 
 @pytest.mark.parametrize("sampler", ["cma-es", optuna.samplers.CmaEsSampler(warn_independent_sampling=False)])

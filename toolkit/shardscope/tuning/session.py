@@ -8,6 +8,7 @@ session.records(), session.front()                 what there is, at any moment,
 from __future__ import annotations
 
 import logging
+import operator
 import shlex
 import threading
 import time
@@ -61,6 +62,7 @@ _TICK_S = 0.02
 DEFAULT_TRIALS = 40
 _TRIALS = "trials"
 """The study's attribute that says how many it is to have."""
+_MOST_SEED = 2**32 - 1
 
 
 @dataclass
@@ -106,7 +108,8 @@ class Session:
             SpecError: The space or an objective is impossible.
             StudyError: The storage does not answer, or holds another study of this name.
         """
-        _check_counts(trials, parallel, seed)
+        trials = None if trials is None else _whole("trials", trials, 1)
+        parallel, seed = _whole("parallel", parallel, 1), _whole("seed", seed, 0)
         check_storage(sampler, storage)
         own = (
             {n: f for n, f in objectives.items() if f is not None} if isinstance(objectives, Mapping) else {}
@@ -281,12 +284,21 @@ def _agreed_trials(study: optuna.Study, trials: int | None) -> int:
     return trials or int(held or DEFAULT_TRIALS)
 
 
-def _check_counts(trials: int | None, parallel: int, seed: int) -> None:
-    for field, value in (("trials", 1 if trials is None else trials), ("parallel", parallel)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise SpecError(f"{field}={value!r} is no number of trials; use a whole number of at least 1")
-    if not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise SpecError(f"seed={seed!r} is no seed of a sampler; use a whole number from 0 to {2**32 - 1}")
+def _whole(field: str, value: object, least: int) -> int:
+    """The whole number that is meant, NumPy's among them.
+
+    Raises:
+        SpecError: It is none, or out of its range.
+    """
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if field == "seed" and not 0 <= number <= _MOST_SEED:
+        raise SpecError(f"seed={value!r} is no seed of a sampler; use a whole number from 0 to {_MOST_SEED}")
+    if number < least:
+        raise SpecError(f"{field}={value!r} is no number of trials; use a whole number of at least {least}")
+    return number
 
 
 def _define(
