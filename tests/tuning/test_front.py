@@ -29,6 +29,10 @@ def test_less_than_a_tenth_of_time_puts_no_trial_on_the_front() -> None:
     )
 
 
+def test_exactly_a_tenth_of_time_is_a_lead() -> None:
+    assert front_of(trials((0.5, 1.0, 9.0), (0.6, 0.9, 9.0))).clear == (0, 1)
+
+
 def test_small_steps_do_not_add_up_to_a_lead_that_nobody_shows() -> None:
     found = front_of(trials((0.5, 1.0, 1.0), (0.6, 0.95, 1.0), (0.7, 0.88, 1.0)))
     assert found.clear == (
@@ -43,13 +47,13 @@ def test_without_time_all_counts_and_of_nothing_there_is_no_front() -> None:
     assert front_of({}).note is None
 
 
-def covers(one: dict[str, float], other: dict[str, float], slack: float = 1.0) -> bool:
+def covers(one: dict[str, float], other: dict[str, float], slack: float) -> bool:
     """Whether one is nowhere worse, its time with some slack, and somewhere better but in time."""
     rest = ("loss", "bytes")
     return (
         all(one[k] <= other[k] for k in rest)
         and any(one[k] < other[k] for k in rest)
-        and one["seconds"] * slack <= other["seconds"]
+        and one["seconds"] * slack < other["seconds"]
     )
 
 

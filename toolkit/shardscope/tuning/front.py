@@ -2,8 +2,8 @@
 
 Of two runs alike one is the quicker. Where several objectives are minimised, that would put it on the front beside a
 trial that is better in something else and worse in nothing but a time that the next run would turn round. Such trials
-are left out, and `Front.by_noise` names them. Every front that is printed, drawn or asked for is this one; Optuna's
-`study.best_trials` holds both kinds.
+are left out, and `Front.by_noise` names them. Every front of a study that is printed, drawn or asked for is this one;
+Optuna's `study.best_trials` holds both kinds. A population's front leaves none out.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def note_of(by_noise: tuple[int, ...]) -> str | None:
 
 def _beats_but_for_noise(a: Values, b: Values) -> bool:
     """Whether `b` has nothing before `a` but a time that is not shorter beyond noise."""
-    if _TIME not in b or a[_TIME] * (1 - QUICKER_BY) > b[_TIME]:
+    if _TIME not in b or a[_TIME] * (1 - QUICKER_BY) >= b[_TIME]:
         return False
     return dominates(*({name: value for name, value in each.items() if name != _TIME} for each in (a, b)))
 
