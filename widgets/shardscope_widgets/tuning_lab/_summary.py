@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from IPython.display import HTML, display, update_display
 
+from shardscope.tuning.front import note_of
 from shardscope.tuning.report import Report, report_of
 from shardscope_widgets.figures._trials import TrialInfo, objective_text, settings_of
 from shardscope_widgets.tuning_lab import _words
@@ -61,6 +62,9 @@ def summary_html(trials: Sequence[TrialInfo], objectives: Sequence[str], report:
     words = [report.verdict] if front else []
     if len(front) > _ROWS:
         words.append(f"{len(front) - _ROWS} more are on the front.")
+    note = note_of(report.by_noise)
+    if note is not None:
+        words.append(note)
     words.append(f'TuningLab(name="{report.name}") opens the study.')
     table = _table(front[:_ROWS], objectives) if front else ""
     return f'<div class="ss-words">{safe(status)}</div>{table}<div class="ss-words">{safe(" ".join(words))}</div>'
