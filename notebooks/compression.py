@@ -190,12 +190,13 @@ for compression in (
 #
 # (Where nothing stands, the method does not go with the optimizer.) Runs that differ in a rounding only end up to 9 %
 # apart under AdamW and LAMB, so a small bold number there may be luck, and was: over nine seeds fp8 is at -0.9 and
-# 0.2 %, qsgd with AdamW at -0.5 %, and natural with LAMB at 1.3 %, give or take 2.
+# 0.2 %, and qsgd with AdamW at -0.5 %; natural with LAMB is at 1.3 %, give or take 2, which settles nothing.
 #
-# Under SGD and LARS a tenth or even a hundredth of the elements is enough, and momentum takes most of it; chance and
-# signs with feedback go with nothing. AdamW and LAMB set the length of every step themselves, and so take what forgets:
-# integers, three levels, even a majority of bare signs. What they do not take so soon is what remembers: all that hands
-# on what it left out is over its tolerance here but for 1-bit LAMB.
+# Under SGD and LARS a tenth or even a hundredth of the elements is enough, if it is the largest of them (top-k), and
+# momentum takes most of it; chance and signs with feedback go with nothing. AdamW and LAMB set the length of every step
+# themselves, and so take most of what forgets: integers, three levels, even a majority of bare signs, though not signs
+# that each block of elements gives its own length. What they do not take so soon is what remembers: all that hands on
+# what it left out is over its tolerance here but for 1-bit LAMB.
 #
 # Much of that is lost in the first steps, in which gradients turn quickly and second moments are young. A fifth of the
 # steps uncompressed brings AdamW with PowerSGD from 2.8 to 1.1 % and with adaptive rank from 7.2 to 1.0 %

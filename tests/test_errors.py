@@ -28,6 +28,7 @@ VALID = {
         ("sampler", "bayes", "did you mean 'tpe', or 'gp' where trials are dear?"),
         ("sampler", "Bayesian", "did you mean 'tpe', or 'gp'"),
         ("sampler", "tpp", "did you mean 'tpe'?"),
+        ("precision", "BF16", "did you mean 'bf16'?"),
         ("sampler", "pbt", "are ss.train_population; valid are"),
         ("pruner", "ASHA", "did you mean 'successive-halving', or promote=3"),
         ("optimizer", "Adam", "did you mean 'adamw'?"),

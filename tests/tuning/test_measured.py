@@ -73,3 +73,5 @@ def test_steps_before_and_after_a_warm_up_weigh_as_often_as_the_job_has_them(tmp
     first = [take(step, seconds) for step, seconds in enumerate((9.0, 9.0, 1.0, 1.0), 1)]
     assert first == [None] * 4, "nothing is known of compressed steps"
     assert take(5, 0.25) == take(6, 0.25) == pytest.approx((4 * 1.0 + 16 * 0.25) / 20)
+    assert meter.poll().spent_s == pytest.approx(20.5)
+    assert Meter(Run(run), is_piece=True).poll().step_s == pytest.approx(0.625), "the median of what it has"

@@ -46,6 +46,8 @@ def test_a_trial_of_another_batch_keeps_its_samples_and_its_share_of_warm_up() -
     warm = JOB.replace(compression=ss.Compression("powersgd", warmup_steps=40))
     assert apply(warm, {"batch": 256}).compression.warmup_steps == 10
     assert apply(warm, {"batch": 256}, equal="steps").compression.warmup_steps == 40
+    onebit = JOB.replace(optimizer="adamw", compression=ss.Compression("onebit-adam", warmup_steps=10))
+    assert apply(onebit, {"batch": 256}).compression.warmup_steps == 5, "the least that it can do with"
 
 
 @pytest.mark.parametrize(

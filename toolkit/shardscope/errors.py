@@ -116,10 +116,10 @@ def unknown_name(field: str, value: object, valid: Iterable[str]) -> SpecError:
     names = sorted(valid)
     hint = _meant(field.rpartition(" ")[2], str(value), names)
     if hint is None:
-        spelt = (str(value), str(value).lower())
-        near = next(
-            (found for text in spelt if (found := get_close_matches(text, names, n=1, cutoff=0.4))), []
-        )
+        text = str(value)
+        near = [name for name in names if name.lower() == text.lower()]
+        for spelt in (text, text.lower()):  # Gb is near Gbit/s, and not GB/s
+            near = near or get_close_matches(spelt, names, n=1, cutoff=0.4)
         hint = repr(near[0]) if near else ""
     told = f"did you mean {hint}? " if hint.startswith(("'", "compression=")) else f"{hint}; " * bool(hint)
     return SpecError(f"{field}={value!r} is not known; {told}valid are {', '.join(names)}")

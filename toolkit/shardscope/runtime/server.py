@@ -72,7 +72,7 @@ class Server:
             _import(self.later.pop())
 
     def _fork_agent(self, request: dict[str, Any]) -> None:
-        _import(*(module for module in request["imports"] if module not in sys.modules))
+        _import(*(module for module in request.get("imports", ()) if module not in sys.modules))
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:

@@ -36,6 +36,7 @@ class Measured:
         curve: Held-back quality by step: (step, loss, share of wrong answers).
         alarms: What is wrong with its layers as last looked for, in sentences (`runtime.alarms`).
         plain_s: Median over all steps so far, alike or not; None before the first.
+        spent_s: All that the steps so far have taken; None of what an older version has noted.
     """
 
     steps: int
@@ -48,6 +49,7 @@ class Measured:
     curve: tuple[tuple[int, float, float], ...]
     alarms: tuple[str, ...] = ()
     plain_s: float | None = None
+    spent_s: float | None = None
 
     def objective(self, name: str, steps: int) -> float | None:
         """The value of a named objective for the whole of `steps`, as far as is known; None where nothing is.
@@ -68,9 +70,14 @@ class Measured:
 
 @dataclass
 class Meter:
-    """Follows one run; `poll` reads what is new and says what it has come to."""
+    """Follows one run; `poll` reads what is new and says what it has come to.
+
+    Attributes:
+        is_piece: Whether the run takes its job only a part of the way, and its steps stand for nothing but themselves.
+    """
 
     run: Run
+    is_piece: bool = False
     _tail: Tail = field(init=False)
     _ranks: int = field(init=False)
     _open: dict[int, dict[int, Event]] = field(default_factory=dict)
@@ -109,13 +116,13 @@ class Meter:
             codec_s=sum(codec) / len(codec) if codec else 0.0,
             bytes=self._bytes, messages=self._messages, memory=self._memory, curve=tuple(self._curve),
             alarms=self._alarms,
-            plain_s=median(self._times) if self._times else None,
+            plain_s=median(self._times) if self._times else None, spent_s=sum(self._times),
         )  # fmt: skip
 
     def _step_s(self) -> float | None:
         """Steps before and after an uncompressed warm-up are weighted as often as the whole job has them."""
         job, times = self.run.job, dict(enumerate(self._times, 1))
-        warm = min(job.compression.uncompressed(job.steps), job.steps)
+        warm = 0 if self.is_piece else job.compression.uncompressed(job.steps)
         if not warm:
             return per_step(times, job.compression.period, average=median)
         first = {step: time for step, time in times.items() if step <= warm}
@@ -123,7 +130,8 @@ class Meter:
         before = per_step(first, average=median)
         if before is None or not rest:
             return None
-        return (warm * before + (job.steps - warm) * median(rest)) / job.steps
+        after = median(rest[WARM_UP_STEPS:] or rest)
+        return (warm * before + (job.steps - warm) * after) / job.steps
 
     def _is_due(self) -> bool:
         return self._looks.num_looks >= self._judge_at or not self.run.is_alive

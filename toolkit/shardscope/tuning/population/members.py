@@ -83,7 +83,7 @@ class Trainee:
         path = str(run.path.relative_to(self.folder))
         if run.state != "completed":
             return self._failed(path, self._reason(run))
-        scores, problem = interval_values(self.objectives, run, Meter(run).poll(), self.own)
+        scores, problem = interval_values(self.objectives, run, Meter(run, is_piece=True).poll(), self.own)
         if problem is not None:
             return self._failed(path, problem)
         went_on = [event for event in run.events("resume") if event["rank"] == 0]

@@ -41,8 +41,11 @@ def is_steady(compression: Compression) -> bool:
 
 def at_least(name: str, measured: Measured, job: Job) -> float | None:
     """The least that ``seconds``, ``bytes`` or ``memory`` may come to; None where nothing can be said yet."""
-    steps = job.steps if is_steady(job.compression) else min(measured.steps, job.steps)
-    return measured.objective(name, steps)
+    if is_steady(job.compression):
+        return measured.objective(name, job.steps)
+    if name == "seconds" and measured.spent_s is not None:
+        return measured.spent_s if measured.steps else None
+    return measured.objective(name, min(measured.steps, job.steps))
 
 
 def expected(name: str, measured: Measured, job: Job) -> float | None:
