@@ -202,8 +202,9 @@ for compression in (
 # steps uncompressed brings AdamW with PowerSGD from 2.8 to 1.1 % and with adaptive rank from 7.2 to 1.0 %
 # (`warmup_steps=40`); 1-bit Adam, which always has a warm-up, comes from 2.8 to 1.4 % with one twice as long. All of
 # them are within the tolerance then, and in a longer training such a warm-up costs little. LAMB with PowerSGD stays
-# where it was, at 2.2 %, and is at 1.4 % with rank 8. Learning rates of their own (a third, three times) helped none of
-# them. Which optimizer takes which method is a question for a study.
+# where it was, at 2.2 %, and is at 1.4 % with rank 8. Of learning rates of their own (a third, three times; one seed),
+# none helped AdamW with PowerSGD, and one brought AdamW with signs or top-k up to 5 % nearer. Which optimizer takes
+# which method is a question for a study.
 
 # %% [markdown]
 # ## Under ZeRO
