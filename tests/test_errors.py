@@ -7,7 +7,8 @@ import re
 import pytest
 
 from shardscope.analytic.communication.compression import METHODS
-from shardscope.errors import _MEANT, unknown_name
+from shardscope.elsewhere import MEANT
+from shardscope.errors import unknown_name
 from shardscope.spec import optimizer
 from shardscope.spec.compression import Compression
 from shardscope.spec.strategy import STRATEGIES
@@ -49,7 +50,7 @@ def test_a_name_from_elsewhere_is_answered_with_what_is_meant(field: str, value:
 
 
 def test_what_is_suggested_is_there_and_no_valid_name_is_taken_for_another() -> None:
-    for field, hints in _MEANT.items():
+    for field, hints in MEANT.items():
         for hint, names in hints.items():
             own = "compression" if hint.startswith("compression=") else field
             suggested = re.findall(r"'([^']+)'", hint.replace("torch's", ""))

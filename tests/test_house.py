@@ -24,7 +24,8 @@ FIRST = GROUND | {"spec"}
 SECOND = FIRST | {"training", "analytic", "export"}
 THIRD = SECOND | {"runtime", "simulate"}
 MAY_IMPORT = {
-    "errors": set(),
+    "elsewhere": set(),
+    "errors": {"elsewhere"},
     "_compat": set(),
     "spec": GROUND,
     "training": FIRST,
@@ -37,7 +38,7 @@ MAY_IMPORT = {
     "commands": THIRD | {"tuning", "measure"},
     "cli": THIRD | {"tuning", "measure", "commands"},
 }
-WITHOUT_TORCH = ("errors", "_compat", "spec", "analytic", "simulate", "export")
+WITHOUT_TORCH = ("elsewhere", "errors", "_compat", "spec", "analytic", "simulate", "export")
 TOP_FOLDERS = {"toolkit", "notebooks", "widgets", "tests", "binder"}
 LONGEST_FILE = 500
 

@@ -6,9 +6,10 @@ Broken invariants of Shardscope itself are `assert`s, never one of these.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
-from re import findall
+
+from shardscope.elsewhere import meant
 
 
 class ShardscopeError(ValueError):
@@ -63,58 +64,10 @@ class RunFailed(ShardscopeError):
         return f"{message}\n\n{self.traceback.rstrip()}" if self.traceback else message
 
 
-_ELSEWHERE = "members that change their settings while they train are ss.train_population"
-_MEANT: Mapping[str, Mapping[str, str]] = {
-    "sampler": {
-        "'tpe', or 'gp' where trials are dear": "bayes bayesian bo bayesopt bayesian-optimization",
-        "'tpe'": "parzen hyperopt", "'gp'": "gaussian gaussian-process gpr kriging",
-        "'nsga'": "genetic evolution evolutionary ga nsga2 nsgaii nsga-ii nsga-2",
-        "'qmc'": "sobol halton quasi-random grid lhs latin-hypercube", "'random'": "uniform",
-        _ELSEWHERE: "pbt population",
-    },
-    "pruner": {
-        "'successive-halving', or promote=3, which goes on from checkpoints": "asha sha halving",
-        "'dominance'": "pareto", "'none'": "off no nop false", _ELSEWHERE: "pbt population",
-    },
-    "optimizer": {
-        "'adamw'": "adam", "'sgd', which has momentum": "momentum sgdm sgd-momentum msgd", "'nesterov'": "nag",
-        "": "rmsprop adagrad adadelta adafactor lion muon shampoo sophia",
-    },
-    "strategy": {
-        "'all-reduce', which is torch's DistributedDataParallel, or 'ring', which is ours":
-            "ddp dp data-parallel distributed-data-parallel horovod nccl",
-        "'zero-3'": "fsdp fsdp2 fully-sharded", "'zero-1', 'zero-2' or 'zero-3'": "zero deepspeed sharded hsdp",
-        "'parameter-server'": "ps server param-server", "'parameter-server:async'": "async asynchronous hogwild",
-        "'pipeline', such as 'pipeline:1f1b'": "pp gpipe 1f1b pipedream zbv dualpipe dualpipev model-parallel",
-        "compression='local-sgd'": "local-sgd localsgd diloco fedavg", "'gossip'": "decentralized d-psgd dpsgd",
-        "'single'": "none serial local",
-        "ss.plan and ss.predict have tensor parallelism, which is not run": "tp tensor-parallel megatron",
-        _ELSEWHERE: "pbt population",
-    },
-    "compression": {
-        "'fp16' or 'bf16'": "half float16", "'int8'": "8bit 8-bit", "'int4'": "4bit 4-bit",
-        "'sign', 'onebit-adam' or 'onebit-lamb'": "1bit 1-bit onebit one-bit", "'onebit-lamb'": "1bit-lamb 1-bit-lamb",
-        "'sign', which keeps what it leaves out": "signsgd ef-signsgd efsgd ef-sgd", "'sign-vote'": "majority-vote",
-        "'int8', 'int4' or 'qsgd'": "quantize quantization quantized",
-        "'topk' or 'randomk'": "sparse sparsify sparsification",
-        "'powersgd'": "low-rank lowrank", "'dgc'": "deep-gradient-compression", "'none'": "off no false",
-    },
-    "precision": {
-        "'bf16' or 'fp16'": "half amp mixed mixed-precision", "'fp16'": "float16", "'bf16'": "bfloat16",
-        "'fp32'": "float32 full single", "'fp64'": "float64 double",
-    },
-    "objective": {
-        "'error', the share of wrong answers": "accuracy acc", "'seconds'": "time speed duration latency throughput",
-        "'bytes'": "traffic communication network bandwidth", "'memory'": "ram vram", "": "energy power joules",
-    },
-}  # fmt: skip
-"""By field: what to say to names that users know from elsewhere; nothing where no valid one is near."""
-
-
 def unknown_name(field: str, value: object, valid: Iterable[str]) -> SpecError:
     """The error for a name that is not in a catalogue; names the one that is meant, or nearest, and lists the rest."""
     names = sorted(valid)
-    hint = _meant(field.rpartition(" ")[2], str(value), names)
+    hint = meant(field.rpartition(" ")[2], str(value), names)
     if hint is None:
         text = str(value)
         near = [name for name in names if name.lower() == text.lower()]
@@ -123,14 +76,3 @@ def unknown_name(field: str, value: object, valid: Iterable[str]) -> SpecError:
         hint = repr(near[0]) if near else ""
     told = f"did you mean {hint}? " if hint.startswith(("'", "compression=")) else f"{hint}; " * bool(hint)
     return SpecError(f"{field}={value!r} is not known; {told}valid are {', '.join(names)}")
-
-
-def _meant(field: str, value: str, valid: Collection[str]) -> str | None:
-    """What to suggest for a name of another's; None where it is not known, or the field has other names here."""
-    asked = value.lower().replace("_", "-").replace(" ", "-")
-    hint = next((hint for hint, names in _MEANT.get(field, {}).items() if asked in names.split()), None)
-    if hint is None or not hint.startswith("'"):
-        return hint
-    names = findall(r"'([\w:-]+)'", hint)
-    there = [name for name in names if name.partition(":")[0] in valid]
-    return hint if there == names else " or ".join(map(repr, there)) or None
