@@ -170,6 +170,21 @@ class Compression(Choice):
         given = self.settings["warmup_steps"]
         return max(-(-steps // 5), USEFUL_WARMUP) if given is None else int(given)
 
+    def stretched(self, steps: int, to: int) -> Compression:
+        """For a job of `to` steps instead of `steps`: a given warm-up keeps its share, and a 1-bit one its least.
+
+        Example:
+            >>> Compression("onebit-adam", warmup_steps=20).stretched(100, to=10).warmup_steps
+            5
+            >>> Compression("powersgd", warmup_steps=20).stretched(100, to=10).warmup_steps
+            2
+        """
+        if not self.warmup_steps or to == steps:
+            return self
+        least = min(self.warmup_steps, USEFUL_WARMUP) if self.name in _ONEBIT else 0
+        share = round(self.warmup_steps * to / steps)
+        return self.model_copy(update={"warmup_steps": min(to, max(least, share))})
+
     def uncompressed(self, steps: int) -> int:
         """Steps at the start of a job of so many that send gradients as they are; dgc begins gently, and has none."""
         return self.warmup(steps) if self.name in (*_ONEBIT, *_LOW_RANK) else 0

@@ -8,7 +8,6 @@ from typing import Any
 from shardscope.analytic.large_batch import scaled_lr
 from shardscope.errors import SpecError
 from shardscope.spec import Batch, Compression, Job, Optimizer, Schedule
-from shardscope.spec.compression import USEFUL_WARMUP
 from shardscope.spec.space import Choices, Space, Value, parse_name
 
 _AS_THEY_ARE = ("strategy", "precision", "recompute", "clip_norm", "world_size", "seed")
@@ -77,13 +76,9 @@ def _optimizer(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any]) 
 
 
 def _compression(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any], steps: int) -> Compression:
-    """The job's own warm-up keeps its share of the steps where the trial has others."""
     name = str(params.get("compression", job.compression.name))
     base = job.compression if name == job.compression.name else Compression(name=name)
-    if base.warmup_steps and steps != job.steps:
-        least = min(base.warmup_steps, USEFUL_WARMUP) if base.name.startswith("onebit-") else 0
-        share = round(base.warmup_steps * steps / job.steps)
-        base = base.replace(warmup_steps=min(steps, max(least, share)))
+    base = base.stretched(job.steps, steps)
     return base.replace(**_settings("compression", name, params, parts))
 
 
