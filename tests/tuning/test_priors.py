@@ -103,6 +103,7 @@ def test_compressors_tried_first_reach_from_the_gentlest_to_the_strongest_that_p
         alone[-1]["compression[topk].ratio"] == 0.003
     )  # the low end of its range: the fewest bytes there are
     assert [params["optimizer"] for params in alone] == ["nesterov", JOB.optimizer.name, "nesterov"]
+    assert found[: len(alone)] == alone  # before LAMB's line, whose smallest batch takes the most steps
     on_the_line = [params["compression"] for params in found if params["optimizer"] == "lamb"]
     assert on_the_line == ["none", "int4", "int4"]
 

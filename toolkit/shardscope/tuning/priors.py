@@ -1,9 +1,10 @@
 """What a study knows before its first trial: a space that suits the job, settings worth trying first, fair shares.
 
-Seeds are settings that are run before any is drawn: the job as it is, the baselines at usual rates, LAMB's line of
-rate and warm-up over the batch (You et al. 2020, section 4: the rate grows with the root of the batch, the share of
-warm-up in proportion to it), and compressors that could pay, from the gentlest to the strongest, so that the front is
-begun at both ends. Whatever they come to is measured; predictions are never told to the study as results.
+Seeds are settings that are run before any is drawn: the job as it is, the baselines at usual rates, compressors that
+could pay, from the gentlest to the strongest, so that the front is begun at both ends, and LAMB's line of rate and
+warm-up over the batch (You et al. 2020, section 4: the rate grows with the root of the batch, the share of warm-up in
+proportion to it). That comes last, for by then a pruner has trials to judge by, and the smallest batch takes the most
+steps. Whatever they come to is measured; predictions are never told to the study as results.
 """
 
 from __future__ import annotations
@@ -130,8 +131,8 @@ def seeds(job: Job, space: Space, objectives: Sequence[str] = ()) -> list[Seed]:
     for seed in (
         *_own(job, space),
         *_baselines(job, space),
-        *_lamb_line(job, space, paying),
         *_compressors(job, space, paying),
+        *_lamb_line(job, space, paying),
     ):
         inside = {name: value for name, value in seed.params.items() if _contains(space, name, value)}
         known = any(dict(other.params) == inside for other in found)
