@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 import pytest
-from optuna.trial import TrialState
+import torch
+from optuna.trial import FrozenTrial, TrialState
+from torch import nn
 
 import shardscope as ss
 from conformance.studies import JOB as COPIED
 from conformance.studies import instant
 from shardscope.errors import ShardscopeError, SpecError, StudyError
 from shardscope.tuning.drawing import suggest
+from shardscope.tuning.driver import Live
 from shardscope.tuning.session import Session
 
 pytestmark = pytest.mark.timeout(120)
@@ -62,6 +66,30 @@ def test_what_does_not_go_together_costs_no_run_and_is_not_counted() -> None:
     assert impossible
     assert {record.state for record in impossible} == {"impossible"}
     assert all(record.run is None and "does not go with" in str(record.reason) for record in impossible)
+
+
+class AfterTwo:
+    """Gives a trial up once it was evaluated twice."""
+
+    def reason(self, live: Live, trials: list[FrozenTrial]) -> str | None:
+        return "twice is enough" if live.judged_at == 2 else None
+
+
+def test_a_trial_that_is_given_up_takes_no_step_after_the_evaluation_that_it_was_judged_by() -> None:
+    def model() -> nn.Module:
+        class Slow(nn.Linear):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                if self.training:
+                    time.sleep(0.5)  # a step that is long enough for a verdict on a busy machine
+                return super().forward(x.flatten(1))
+
+        return Slow(64, 10)
+
+    job = JOB.replace(model=model, eval_every=1)
+    ss.tune(job, RATES, trials=1, name="given-up", objectives=["loss"], pruner=AfterTwo())
+    (record,) = Session.open(name="given-up").records()
+    assert record.measured is not None
+    assert (record.state, record.reason, record.measured.steps) == ("pruned", "twice is enough", 2)
 
 
 def test_a_study_that_was_stopped_goes_on_and_loses_nothing() -> None:

@@ -86,7 +86,12 @@ def shut_down() -> None:
 
 
 def launch(
-    job: Job, *, root: str | Path | None = None, resume: Run | str | Path | None = None, detach: bool = False
+    job: Job,
+    *,
+    root: str | Path | None = None,
+    resume: Run | str | Path | None = None,
+    detach: bool = False,
+    judged: bool = False,
 ) -> Run:
     """Start a job on real ranks of this machine. Returns at once.
 
@@ -95,6 +100,8 @@ def launch(
         root: Folder for the run directory; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
         resume: A run, or its name or path, whose newest checkpoint to go on from.
         detach: Let the run outlive this process. Otherwise it is stopped when this process ends.
+        judged: Whether you decide after each of its evaluations (`Job.eval_every`) whether it goes on, by `Run.stop` or
+            `Run.go_on`. Ranks in step wait for that, though never longer than a step takes.
 
     Raises:
         LaunchError: The run directory cannot be written, or the user's code cannot be sent to the ranks.
@@ -112,6 +119,8 @@ def launch(
     )
     run = RunDir.create(job, runs_root(root))
     try:
+        if judged:
+            run.judge(0)
         server = _driver.server(run.path / "logs" / "server.log")
         run.write_status(
             "starting", pid=server.pid, process_started=process_started(server.pid), detached=detach

@@ -189,6 +189,10 @@ class Run:
             self._kill()
         return self
 
+    def go_on(self, step: int) -> None:
+        """Let a run that was launched with ``judged=True`` go on after the evaluation that followed `step`."""
+        self._dir.judge(step)
+
     def _kill(self) -> None:
         """The last rung: the agent itself does not answer."""
         status = self._dir.read_status()

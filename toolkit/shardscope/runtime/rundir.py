@@ -4,7 +4,7 @@
     user_code.pkl   the user's own functions, if the job has any (cloudpickle; opened only if this user wrote it)
     status.json     state, the agent's process, the error; replaced whole, never half written
     rank-N.jsonl    events, appended by rank N
-    control/        requests to the ranks: `stop`, and the answer `stop_at`
+    control/        requests to the ranks: `stop`, and the answer `stop_at`; verdicts: `judged`, and the answer `go_on`
     parameters.npz  all parameters after the last step, where `Record(parameters=True)` asks for them
     checkpoints/    written by `shardscope.training.checkpoint`
     logs/           what the ranks and the agent printed
@@ -167,9 +167,23 @@ class RunDir:
         """Written by rank 0 in answer: the number of the last step."""
         return self.path / "control" / "stop_at"
 
+    @property
+    def judged(self) -> Path:
+        """There from the start if somebody judges the run at its evaluations: the step of the last that may go on."""
+        return self.path / "control" / "judged"
+
+    @property
+    def go_on(self) -> Path:
+        """Written by rank 0 once it knows, or has waited long enough: the step after which no rank need wait."""
+        return self.path / "control" / "go_on"
+
     def request_stop(self, grace_s: float) -> None:
         """Ask the ranks to stop at the next step boundary."""
         self.write_whole(self.stop_request, json.dumps(grace_s).encode())
+
+    def judge(self, step: int) -> None:
+        """Tell the ranks that they may go on after the evaluation that followed this step; 0 before any."""
+        self.write_whole(self.judged, str(step).encode())
 
     def rank_file(self, rank: int) -> Path:
         """The event log of a rank."""

@@ -66,7 +66,8 @@ def _train(run: RunDir, resume: str | None, events: EventWriter) -> str:
             if resume:
                 trainer.resume(Path(resume) / "checkpoints")
             drift = job.strategy.drift(context.world_size)
-            return trainer.train(StopControl(run, context.rank, context.world_size, drift))
+            control = StopControl(run, context.rank, context.world_size, drift)
+            return trainer.train(control, evaluated=control.evaluated)
     except BaseException as error:
         if _is_disk_full(error):
             run.release_reserve()

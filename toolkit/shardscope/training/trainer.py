@@ -13,6 +13,7 @@ import os
 import random
 import socket
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,10 @@ class Control(Protocol):
     def should_stop(self, step: int) -> bool:
         """Whether to stop before taking `step`."""
         ...
+
+
+Evaluated = Callable[[int, float], None]
+"""Told on every rank, after an evaluation on the way, of the step that it followed and the seconds that step took."""
 
 
 def resolve(value: Named) -> Any:
@@ -163,7 +168,7 @@ class Trainer:
         ends = None if compressor is None else compressor.warmup_ends(done)
         return {} if ends is None else {"warmup_ended": ends}
 
-    def train(self, control: Control) -> str:
+    def train(self, control: Control, *, evaluated: Evaluated | None = None) -> str:
         """Train to the end. Returns ``"completed"`` or ``"stopped"``."""
         self.context.meter.drain()
         step = self.first_step - 1
@@ -172,8 +177,9 @@ class Trainer:
                 if self.strategy.stops_before(step, asked=control.should_stop(step)):
                     step -= 1  # noqa: PLW2901 - the last step taken
                     break
+                started = time.perf_counter()
                 self.take_step(step)
-                self._after_step(step)
+                self._after_step(step, time.perf_counter() - started, evaluated)
         return self._finish(step)
 
     def take_step(self, step: int) -> float | None:
@@ -286,9 +292,11 @@ class Trainer:
         inputs, targets = micro_batches[0]
         return not inputs.is_floating_point() and inputs.shape == targets.shape
 
-    def _after_step(self, step: int) -> None:
+    def _after_step(self, step: int, took_s: float, evaluated: Evaluated | None) -> None:
         if self.job.eval_every and step % self.job.eval_every == 0 and step < self.job.last_step:
             self._evaluate(step)
+            if evaluated is not None:
+                evaluated(step, took_s)
         every = self.job.checkpoint.every
         if every and step % every == 0:
             self._save(step)

@@ -316,7 +316,7 @@ class Driver:
     def _launch(self, trial: optuna.Trial, params: Mapping[str, Value], job: Job) -> None:
         self.patience(constrain, trial, 0.0)
         try:
-            run = launch(job, root=self.folder)
+            run = launch(job, root=self.folder, judged=self.pruner is not None)
         except BrokenPipeError:  # its launch server was killed this moment; the next launch starts another
             if not self._may_retry(trial.number):
                 raise
@@ -343,7 +343,9 @@ class Driver:
             live.judged_at = len(live.measured.curve)
             trials = self.patience(self.study.get_trials, deepcopy=False)
             reason = self.patience(self.pruner.reason, live, trials)
-            if reason is not None:
+            if reason is None:
+                live.run.go_on(live.measured.curve[-1][0])
+            else:
                 self._cut(live, reason)
 
     def _write(self, live: Live, name: str, value: Any) -> None:

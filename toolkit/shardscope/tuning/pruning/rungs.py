@@ -137,7 +137,8 @@ class HalvingDriver(Driver):
         held = self.held[number]
         job = self._until(held.job, held.paused.rung + 1)
         try:
-            run = launch(job, root=self.folder, resume=Path(held.paused.runs[-1]))
+            resume = Path(held.paused.runs[-1])
+            run = launch(job, root=self.folder, resume=resume, judged=self.pruner is not None)
         except BrokenPipeError:
             return  # its launch server was killed this moment; the next look starts another
         except LaunchError as error:

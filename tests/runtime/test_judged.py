@@ -1,0 +1,139 @@
+"""Runs that somebody judges by their evaluations: ranks wait for the verdict, and never for long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import shardscope as ss
+from conformance.runs import small_job
+from shardscope.runtime.control import StopControl
+from shardscope.runtime.rundir import RunDir
+
+STEP_S = 0.7
+
+
+def slow() -> Callable[[], nn.Module]:
+    """A model whose training steps are long beside what it takes to judge, and whose evaluations are not."""
+
+    def build() -> nn.Module:  # inside, so that ranks get it whole and need not find this file
+        class Slow(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(64, 10)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                if self.training:
+                    time.sleep(STEP_S)
+                return self.layer(x.flatten(1))
+
+        return Slow()
+
+    return build
+
+
+def judge(run: ss.Run, decide: Callable[[int], bool]) -> None:
+    """Let it go on after each evaluation of which that is decided, and stop it after the first other one."""
+    judged = 0
+    while run.is_alive:
+        evals = [event["step"] for event in run.events("eval", rank=0)]
+        if evals and evals[-1] > judged:
+            judged = evals[-1]
+            if not decide(judged):
+                run.stop()
+                return
+            run.go_on(judged)
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_a_stop_after_an_evaluation_costs_no_further_step(world_size: int) -> None:
+    strategy = "single" if world_size == 1 else "ring"
+    job = small_job(model=slow(), strategy=strategy, world_size=world_size, batch=12, steps=6, eval_every=1)
+    run = ss.launch(job, judged=True)
+    judge(run, lambda step: step < 2)
+    assert run.error is None
+    assert run.state == "stopped"
+    assert {end["steps"] for end in run.events("end")} == {2}
+    assert {event["step"] for event in run.events("step")} == {1, 2}
+
+
+@pytest.mark.parametrize("strategy", ["ring", "parameter-server", "pipeline", "zero-3"])
+def test_what_may_go_on_is_trained_as_if_nobody_judged(strategy: str) -> None:
+    job = small_job(strategy=strategy, steps=12, eval_every=3)
+    alone, judged, unanswered = ss.launch(job), ss.launch(job, judged=True), ss.launch(job, judged=True)
+    judge(judged, lambda step: True)
+    runs = [run.wait(60) for run in (alone, judged, unanswered)]
+    assert [run.state for run in runs] == ["completed"] * 3
+    curves = [[event["loss"] for event in run.events("eval", rank=0)] for run in runs]
+    assert curves[0] == curves[1] == curves[2]
+
+
+@pytest.mark.parametrize("strategy", ["gossip", "parameter-server:async"])
+def test_ranks_that_are_not_in_step_do_not_wait(strategy: str) -> None:
+    job = small_job(strategy=strategy, world_size=3, batch=12, steps=8, eval_every=2)
+    assert ss.launch(job, judged=True).wait(60).state == "completed"
+
+
+# The waiting itself.
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    (tmp_path / "control").mkdir()
+    directory = RunDir(tmp_path)
+    directory.judge(0)
+    return directory
+
+
+def waits(control: StopControl, step: int, patience_s: float) -> float:
+    since = time.monotonic()
+    control.evaluated(step, patience_s)
+    return time.monotonic() - since
+
+
+def test_nobody_waits_where_nobody_judges(run: RunDir) -> None:
+    run.judged.unlink()
+    for rank in (0, 1):
+        StopControl(run, rank, 2).evaluated(1, 1e9)
+
+
+def test_a_verdict_that_is_there_is_not_waited_for(run: RunDir) -> None:
+    first, second = StopControl(run, 0, 2), StopControl(run, 1, 2)
+    run.judge(4)
+    for step in (2, 4):
+        first.evaluated(step, 1e9)
+        second.evaluated(step, 1e9)
+        assert not first.should_stop(step + 1)
+        assert not second.should_stop(step + 1)
+
+
+def test_a_late_verdict_is_waited_for_twice_and_no_more(run: RunDir) -> None:
+    control = StopControl(run, 0, 2)
+    assert [waits(control, step, 0.2) >= 0.2 for step in (1, 2, 3)] == [True, True, False]
+    assert run.go_on.read_text() == "3"
+    run.judge(4)  # and once one is in time again, so are the next
+    control.evaluated(4, 0.2)
+    assert [waits(control, step, 0.2) >= 0.2 for step in (5, 6, 7)] == [True, True, False]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_all_stop_after_the_evaluation_if_the_request_comes_while_they_wait(
+    run: RunDir, world_size: int
+) -> None:
+    controls = [StopControl(run, rank, world_size) for rank in range(world_size)]
+    threads = [threading.Thread(target=control.evaluated, args=(5, 60.0)) for control in controls]
+    for thread in threads:
+        thread.start()
+    run.request_stop(1.0)
+    for thread in threads:
+        thread.join(30.0)
+    assert not any(thread.is_alive() for thread in threads)
+    assert all(control.should_stop(6) for control in controls)
+    assert run.stop_at.read_text() == "5"
