@@ -304,7 +304,7 @@ class TestRealRuns:
         process = start(*TINY[:-1], "100000")
         self.wait_for_steps(runs_root)
         os.kill(process.pid, sent)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=90)
         assert process.returncode == status, err
         assert "stopped; what it recorded is in" in err
         (directory,) = runs_root.iterdir()
@@ -318,7 +318,7 @@ class TestRealRuns:
         (directory,) = runs_root.iterdir()
         assert cli.main(["stop", directory.name]) == 0
         assert capsys.readouterr().out == f"{directory.name}: stopped\n"
-        process.communicate(timeout=30)
+        process.communicate(timeout=90)
 
     def wait_for_steps(self, runs_root: Path) -> None:
         deadline = time.monotonic() + 60

@@ -10,6 +10,7 @@ from typing import Any
 
 from browser.lab_server import Server
 
+_PATIENCE_MS = 90_000
 KERNEL_IDLE = "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
 CELL_ERRORS = """() => jupyterapp.shell.currentWidget.content.widgets.flatMap(
     (c, i) => c.model.type !== 'code' ? [] : c.model.sharedModel.outputs
@@ -46,6 +47,8 @@ SHUT_DOWN = (
 class NotebookPage:
     def __init__(self, page: Any, server: Server) -> None:
         self.page, self._server = page, server
+        page.set_default_timeout(_PATIENCE_MS)
+        page.set_default_navigation_timeout(_PATIENCE_MS)
         self.left_loopback: list[str] = []
         self.console_errors: list[str] = []
         page.route(lambda url: not url.startswith((server.base, "data:", "blob:")), self._abort)

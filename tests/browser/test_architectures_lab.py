@@ -32,7 +32,6 @@ def wait_for_bars(notebook, heading, at_least):
     )
 
 
-@pytest.mark.timeout(180)
 def test_a_pipelines_chart_and_zeros_memory_appear_with_their_runs(lab):
     assert lab.page.evaluate(BARS, "Pipeline") == 0
     choose(lab, "Strategy", "pipeline")
@@ -54,13 +53,12 @@ def test_a_pipelines_chart_and_zeros_memory_appear_with_their_runs(lab):
         assert min(ratios) >= 4.5, f"{theme}: {min(ratios):.2f}"
 
 
-@pytest.mark.timeout(180)
 def test_the_check_button_shows_its_verdict_in_place(lab):
     choose(lab, "Strategy", "ring")
     press(lab, "Check")
-    lab.page.locator(f"{LAB} .ss-buttons button", has_text="Give up").wait_for(timeout=10_000)
+    lab.page.locator(f"{LAB} .ss-buttons button", has_text="Give up").wait_for(timeout=60_000)
     verdict = lab.page.locator(f"{LAB} .ss-verdict")
     verdict.wait_for(timeout=60_000)
     assert "ring on 4 ranks agrees with one process" in verdict.inner_text()
     assert verdict.locator("tbody tr").count() > 3
-    lab.page.locator(f"{LAB} .ss-buttons button", has_text="Check").wait_for(timeout=10_000)
+    lab.page.locator(f"{LAB} .ss-buttons button", has_text="Check").wait_for(timeout=60_000)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import nbformat
-import pytest
 
 PLANNER = ".jp-OutputArea-output .ss-planner"
 CELL = """
@@ -20,7 +19,6 @@ DOT = f"""() => {{
 }}"""
 
 
-@pytest.mark.timeout(120)
 def test_a_point_a_row_and_a_slider_change_what_is_shown(notebook, tmp_path):
     written = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     written.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -46,7 +44,7 @@ def test_a_point_a_row_and_a_slider_change_what_is_shown(notebook, tmp_path):
     for _ in range(20):
         page.keyboard.press("ArrowRight")
     page.wait_for_function(f"() => document.querySelector('{PLANNER} tr[aria-selected=true]:nth-child(1)')")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while notebook.kernel("planner.weights['headroom']") < 1.0 and time.monotonic() < deadline:
         page.wait_for_timeout(50)  # twenty strokes are on their way
     assert notebook.kernel("[planner.weights['headroom'], planner.plans.best.time_s, planner.problem]")[

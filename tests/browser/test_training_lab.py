@@ -4,9 +4,8 @@ reloads.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-
-import pytest
 
 TOUR = Path(__file__).parents[2] / "notebooks" / "tour.ipynb"
 LAB = ".jp-OutputArea-output .ss-lab"
@@ -51,7 +50,6 @@ def status(notebook, text, timeout_ms=30_000):
     notebook.page.locator(f"{LAB} .ss-status", has_text=text).wait_for(timeout=timeout_ms)
 
 
-@pytest.mark.timeout(180)
 def test_start_watch_stop_start_again_and_reload(notebook):
     notebook.open(TOUR).run_until("TrainingLab(")
     notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
@@ -61,7 +59,7 @@ def test_start_watch_stop_start_again_and_reload(notebook):
     press(notebook, "Start")
     first = notebook.kernel("lab.run.id")
     label = notebook.kernel("lab._focus_trace().label")
-    wait_for_points(notebook, label, 5, 20_000)
+    wait_for_points(notebook, label, 5, 60_000)
     wait_for_points(notebook, label, notebook.page.evaluate(POINTS, label) + 3)  # the curve moves
     press(notebook, "Stop")
     status(notebook, "was stopped")
@@ -85,7 +83,6 @@ def test_start_watch_stop_start_again_and_reload(notebook):
     assert notebook.kernel("[lab.problem, any(run.is_alive for run in lab.runs)]") == ["", False]
 
 
-@pytest.mark.timeout(180)
 def test_it_can_be_read_in_both_themes_and_follows_the_ring(notebook):
     notebook.open(TOUR).run_until("TrainingLab(")
     notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
@@ -100,16 +97,18 @@ def test_it_can_be_read_in_both_themes_and_follows_the_ring(notebook):
     notebook.page.locator(LAB).get_by_role("tab", name="Ring").click()
     notebook.page.locator(LAB).get_by_role("button", name="Next round").click()
     notebook.page.locator(f"{LAB} .shardscope-ring h4", has_text="All-gather, round 1 of 1").wait_for(
-        timeout=10_000
+        timeout=60_000
     )
     notebook.page.locator(LAB).get_by_role("button", name="Play").click()
     notebook.page.locator(LAB).get_by_role("button", name="Play").wait_for(
-        timeout=15_000
+        timeout=60_000
     )  # it came to its end
-    assert notebook.kernel("lab.screen.ring.position") == 2.0
+    deadline = time.monotonic() + 60
+    while notebook.kernel("lab.screen.ring.position") != 2.0:  # it is on its way
+        assert time.monotonic() < deadline
+        notebook.page.wait_for_timeout(50)
 
 
-@pytest.mark.timeout(120)
 def test_an_error_shows_in_place_and_names_the_rank(notebook):
     notebook.open(TOUR).run_until("TrainingLab(")
     notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
@@ -117,6 +116,6 @@ def test_an_error_shows_in_place_and_names_the_rank(notebook):
     notebook.kernel("[setattr(lab, 'model', broken), setattr(lab, 'data', 'digits')][0]")
     press(notebook, "Start")
     problem = notebook.page.locator(f"{LAB} .ss-problem")
-    problem.wait_for(timeout=30_000)
+    problem.wait_for(timeout=60_000)
     assert "failed" in problem.inner_text()
     assert "no such layer" in problem.inner_text()

@@ -77,29 +77,28 @@ def click(notebook, names, number):
 def prune_by_click(notebook):
     """Prune a running trial; one that ends first makes way for the next. Returns its number."""
     page = notebook.page
-    for _ in range(4):
+    for _ in range(8):
         page.wait_for_function(f"() => ({SHOWN})('running').length > 0", timeout=60_000)
         number = page.evaluate(f"() => ({SHOWN})('running')[0]")
         prune = page.locator(f"{LAB} .ss-chosen button:not([disabled])", has_text="Prune")
         if number is not None and click(notebook, ["running"], number):
             with contextlib.suppress(PlaywrightTimeout):
-                prune.click(timeout=3_000)
+                prune.click(timeout=6_000)
                 page.locator(f"{LAB} tr[data-number='{number}'].pruned").wait_for(timeout=20_000)
                 return number
     raise AssertionError("no running trial could be pruned")
 
 
-@pytest.mark.timeout(300)
 def test_start_watch_prune_open_stop_reload_and_go_on(opened):
     page = opened.page
     press(opened, "Start")
     complete(opened, 2)  # the front grows
     running = prune_by_click(opened)
-    page.wait_for_function(f"(n) => ({SHOWN})('pruned').includes(n)", arg=running, timeout=30_000)
+    page.wait_for_function(f"(n) => ({SHOWN})('pruned').includes(n)", arg=running, timeout=60_000)
 
     assert click(opened, ["on the front", "beaten"], 0)
     press(opened, "Open run")
-    page.locator(f"{LAB} .ss-words", has_text="In each row computing is above").wait_for(timeout=30_000)
+    page.locator(f"{LAB} .ss-words", has_text="In each row computing is above").wait_for(timeout=60_000)
     press(opened, "Stop")
     status(opened, "is stopped")
     left = opened.kernel("[[lab.problem, lab.is_running], [r.state for r in lab.session.records()]]")
@@ -120,8 +119,10 @@ def test_start_watch_prune_open_stop_reload_and_go_on(opened):
     opened.run_all()
     status(opened, "is stopped")
     complete(opened, before + 1)
-    page.locator(".jp-OutputArea-output .ss-table", has_text="on the front").wait_for(timeout=30_000)
-    filtered(opened, "state=pruned", running)
+    page.locator(".jp-OutputArea-output .ss-table", has_text="on the front").wait_for(timeout=60_000)
+    pruned = opened.kernel("sorted(r.number for r in lab.session.records() if r.state == 'pruned')")
+    assert running in pruned  # and whatever the pruner has stopped meanwhile
+    filtered(opened, "state=pruned", pruned)
     press(opened, "Continue")
     complete(opened, before + 2)
     opened.kernel("[lab.stop(), lab.wait(30)]")
@@ -134,15 +135,17 @@ def test_start_watch_prune_open_stop_reload_and_go_on(opened):
     assert opened.kernel("[lab.problem, lab.is_running]") == ["", False]
 
 
-def filtered(notebook, query, number):
-    """Type into the filter of the table; one trial is left, and the rest come back without it."""
+def filtered(notebook, query, numbers):
+    """Type into the filter of the table; these trials are left, and the rest come back without it."""
     table = notebook.page.locator(f"{LAB} .ss-trial-table tbody tr")
     whole = table.count()
+    assert len(numbers) < whole
     box = notebook.page.locator(f"{LAB} .ss-filter input")
     box.fill(query)
     notebook.page.wait_for_function(
         f'(n) => [...document.querySelectorAll("{LAB} .ss-trial-table tbody tr")]'
-        ".map(row => Number(row.dataset.number)).join() === String(n)", arg=number, timeout=10_000,
+        ".map(row => Number(row.dataset.number)).sort((a, b) => a - b).join() === n.join()",
+        arg=numbers, timeout=60_000,
     )  # fmt: skip
     assert notebook.kernel("lab.screen.table.query") == query
     box.fill("")

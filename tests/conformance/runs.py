@@ -52,7 +52,7 @@ def agent_pid(run: ss.Run) -> int:
     return status.pid
 
 
-def all_gone(pids: list[int], timeout: float = 10.0) -> bool:
+def all_gone(pids: list[int], timeout: float = 60.0) -> bool:
     """Whether none of these processes runs any more."""
     deadline = time.monotonic() + timeout
     while any(_runs(pid) for pid in pids):

@@ -77,9 +77,8 @@ def make_model() -> nn.Module:
 @pytest.mark.parametrize("strategy", ["ring", "parameter-server", "zero-3"])
 def test_a_run_on_the_machines_own_link_tells_the_step_time_on_another(strategy: Any) -> None:
     job = small_job(strategy=strategy, model=make_model)
-    plain, slowed = ss.launch(job).wait(60), ss.launch(job.replace(link=SLOW, steps=4)).wait(60)
-    measured = slowed.summary().step_time_s
-    assert measured is not None
+    plain, slowed = ss.launch(job).wait(60), ss.launch(job.replace(link=SLOW, steps=8)).wait(60)
+    measured = float(slowed.metrics()["step_time_s"].iloc[2:].min())  # the least disturbed: noise only adds
     told = project(plain, SLOW)
     assert told.step_s == pytest.approx(measured, rel=0.3)  # 0.15 on a quiet machine: see the benchmark
     assert told.wire_s <= measured

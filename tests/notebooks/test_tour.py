@@ -51,7 +51,6 @@ def test_it_is_paired_with_its_text(path):
     )
 
 
-@pytest.mark.timeout(300)
 def test_it_runs_from_start_to_end(path, tmp_path, monkeypatch, request):
     monkeypatch.setenv("SHARDSCOPE_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))

@@ -151,7 +151,7 @@ def test_a_killed_rank_of_a_compressed_run_is_named(strategy: str, compression: 
     processes = family(run)
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(ss.RunFailed, match=r"rank 1 .*was killed by SIGKILL"):
-        run.wait(30)
+        run.wait(60)
     assert all_gone(processes)
 
 

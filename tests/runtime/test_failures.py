@@ -124,9 +124,7 @@ def test_a_rank_that_calls_exit_is_named() -> None:
             os._exit(7)
         return nn.Linear(64, 10)
 
-    assert "rank 1 of strategy 'ring' ended with exit code 7" in str(
-        failed(small_job(model=make_model, timeout_s=5))
-    )
+    assert "rank 1 of strategy 'ring' ended with exit code 7" in str(failed(small_job(model=make_model)))
 
 
 def test_code_that_cannot_be_sent_is_refused_at_once() -> None:

@@ -21,7 +21,7 @@ def test_a_killed_rank_is_named(strategy: str, victim: int) -> None:
     with pytest.raises(
         ss.RunFailed, match=f"rank {victim} of strategy '{strategy}' was killed by SIGKILL"
     ) as failed:
-        run.wait(30)
+        run.wait(60)
     assert failed.value.rank == victim
     assert failed.value.step >= 1
     assert run.summary().steps >= 1

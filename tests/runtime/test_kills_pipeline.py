@@ -27,7 +27,7 @@ def test_a_killed_stage_is_named(strategy: str, victim: int, role: str) -> None:
     processes = family(run)
     os.kill(pids[victim], signal.SIGKILL)
     with pytest.raises(ss.RunFailed) as failed:
-        run.wait(30)
+        run.wait(60)
     sentence = str(failed.value).splitlines()[0]
     assert f"rank {victim} ({role}) of strategy 'pipeline:" in sentence
     assert "was killed by SIGKILL" in sentence

@@ -47,7 +47,7 @@ def test_the_dead_rank_is_named_with_its_role(strategy: Any, victim: int, senten
     processes = family(run)
     os.kill(pids[victim], signal.SIGKILL)
     with pytest.raises(ss.RunFailed, match=sentence) as failed:
-        run.wait(30)
+        run.wait(60)
     assert failed.value.rank == victim
     assert "\n" not in str(failed.value)
     assert run.summary().steps >= 1
@@ -88,9 +88,9 @@ def test_stopping_ends_all_ranks_cleanly_wherever_each_is(strategy: Any) -> None
         rank_pids(run)
         time.sleep(pause)
         started = time.monotonic()
-        assert run.stop(grace_s=20.0).state == "stopped", run.error
+        assert run.stop(grace_s=60.0).state == "stopped", run.error
         assert run.reason == "asked to stop"
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 40  # the grace does not run out
         ends = run.events("end")
         assert len(ends) == 4
         assert len({end["steps"] for end in ends}) == 1
@@ -110,9 +110,9 @@ def test_what_goes_wrong_in_a_servers_thread_ends_the_run_and_is_told() -> None:
             time.sleep(0.3)  # so that the last gradient comes from elsewhere, and a thread takes it
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
-    run = ss.launch(small_job(strategy=ss.ParameterServer(servers=2), model=make_model, timeout_s=20))
+    run = ss.launch(small_job(strategy=ss.ParameterServer(servers=2), model=make_model, timeout_s=100))
     with pytest.raises(ss.RunFailed, match=r"rank 0 \(server and worker\).*KeyError: 'no such shard'"):
-        run.wait(10)
+        run.wait(60)  # and not for the time-out
 
 
 def test_a_worker_that_raises_is_the_cause_and_not_its_server() -> None:
@@ -134,7 +134,7 @@ def test_a_worker_that_raises_is_the_cause_and_not_its_server() -> None:
         small_job(strategy=ss.ParameterServer(dedicated=True), world_size=3, model=make_model, batch=48)
     )
     with pytest.raises(ss.RunFailed, match=r"rank 2 \(worker\).* failed at step 3: ValueError: a bad batch"):
-        run.wait(30)
+        run.wait(60)
 
 
 @pytest.mark.parametrize("strategy", [ss.ParameterServer(mode="ssp"), ss.ParameterServer(dedicated=True)])
@@ -153,11 +153,11 @@ def test_a_worker_that_falls_silent_is_named_by_the_server_that_waits_for_it(str
 
         return Hangs()
 
-    run = ss.launch(endless_job(strategy=strategy, world_size=3, batch=48, model=make_model, timeout_s=1))
+    run = ss.launch(endless_job(strategy=strategy, world_size=3, batch=48, model=make_model, timeout_s=5))
     with pytest.raises(
-        ss.RunFailed, match=r"rank 0 \(server.*worker rank 2 sent nothing for 1 s; .*raise timeout_s=1"
+        ss.RunFailed, match=r"rank 0 \(server.*worker rank 2 sent nothing for 5 s; .*raise timeout_s=5"
     ):
-        run.wait(20)
+        run.wait(90)
 
 
 @pytest.mark.parametrize(
@@ -196,5 +196,5 @@ def test_impossible_jobs_are_refused_before_anything_starts(fields: dict[str, An
 def test_a_loss_that_is_no_number_ends_the_run(strategy: str) -> None:
     run = ss.launch(small_job(strategy=strategy, loss=lambda o, t: o.sum() * float("nan")))
     with pytest.raises(ss.RunFailed, match="the loss became nan"):
-        run.wait(30)
+        run.wait(60)
     wait_for(lambda: not run.is_alive)

@@ -24,7 +24,7 @@ def test_a_killed_rank_is_named(strategy: str) -> None:
     with pytest.raises(
         ss.RunFailed, match=f"rank 1 of strategy '{strategy}' was killed by SIGKILL"
     ) as failed:
-        run.wait(30)
+        run.wait(60)
     assert failed.value.rank == 1
     assert run.state == "failed"
     assert all_gone(processes)

@@ -86,7 +86,7 @@ def test_stops_at_the_end_of_a_step_on_every_rank() -> None:
     run = ss.launch(endless_job(world_size=4))
     rank_pids(run)
     processes = family(run)
-    run.stop()
+    run.stop(grace_s=60.0)
     assert run.state == "stopped"
     assert run.error is None
     ends = run.events("end")

@@ -39,7 +39,7 @@ def test_two_agents_train_one_job(tmp_path: Path, *, shared: bool) -> None:
     folders = [tmp_path / "run"] * 2 if shared else [tmp_path / "run-0", tmp_path / "run-1"]
     port = free_port()
     agents = [start_agent(node, port, tmp_path / "job.json", folder) for node, folder in enumerate(folders)]
-    outputs = [agent.communicate(timeout=100)[0] for agent in agents]
+    outputs = [agent.communicate(timeout=240)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
     here = ss.launch(job).wait(60)
     run = ss.Run.attach(folders[0])
@@ -57,7 +57,7 @@ def test_a_rank_that_fails_under_torchrun_leaves_its_reason(tmp_path: Path) -> N
     port = free_port()
     agents = [start_agent(node, port, tmp_path / "job.json", tmp_path / "run") for node in range(2)]
     for agent in agents:
-        agent.communicate(timeout=100)
+        agent.communicate(timeout=240)
     assert all(agent.returncode for agent in agents)
     run = ss.Run.attach(tmp_path / "run")
     assert run.state == "failed"
@@ -70,7 +70,7 @@ def test_a_run_directory_that_is_taken_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(small_job(world_size=4).to_json())
     port = free_port()
     agents = [start_agent(node, port, tmp_path / "job.json", done.path) for node in range(2)]
-    outputs = [agent.communicate(timeout=100)[0] for agent in agents]
+    outputs = [agent.communicate(timeout=240)[0] for agent in agents]
     assert "already holds a run" in "".join(outputs)
     assert all(agent.returncode for agent in agents)
     assert ss.Run.attach(done.path).state == "completed"

@@ -28,7 +28,6 @@ from shardscope.tuning.priors import default_space
 from shardscope.tuning.session import Session
 from shardscope.tuning.storage import begun_as, create_or_load, folder_of, open_storage
 
-pytestmark = pytest.mark.timeout(120)
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=64)
 
 

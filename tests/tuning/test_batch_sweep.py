@@ -56,7 +56,6 @@ def test_the_chart_and_its_words() -> None:
     assert len(figures.batch_sweep(SWEEP).data) == 3
 
 
-@pytest.mark.timeout(120)
 def test_a_sweep_runs_every_optimizer_alike_and_goes_on_where_it_was(runs_root: Path) -> None:
     cells: list[Cell] = []
     asked = {
@@ -86,7 +85,6 @@ def test_a_sweep_runs_every_optimizer_alike_and_goes_on_where_it_was(runs_root: 
         ss.batch_sweep(JOB.replace(steps=8), name="sweep", **asked)  # type: ignore[arg-type]
 
 
-@pytest.mark.timeout(60)
 def test_a_run_of_a_sweep_that_is_stopped_or_interrupted_is_no_result(
     runs_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,6 @@ from shardscope.tuning.pruning.named import ByOptuna
 from shardscope.tuning.session import Session
 from shardscope.tuning.storage import DEFINITION
 
-pytestmark = pytest.mark.timeout(120)
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=16)
 SPACE = {
     "optimizer": ["adamw", "nesterov"],

@@ -25,8 +25,6 @@ from shardscope.errors import StudyError
 from shardscope.tuning import recovery
 from shardscope.tuning.session import Session
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @dataclass
 class Server:

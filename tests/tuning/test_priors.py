@@ -19,7 +19,6 @@ from shardscope.tuning.report import report_of
 from shardscope.tuning.session import Session
 from shardscope.tuning.traced import traced
 
-pytestmark = pytest.mark.timeout(120)
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=64)
 
 

@@ -17,7 +17,6 @@ from shardscope.tuning.records import IMPOSSIBLE, NOT_COUNTED
 from shardscope.tuning.samplers import drawn_by, sampler_of
 from shardscope.tuning.session import Session
 
-pytestmark = pytest.mark.timeout(120)
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=2)
 OPTIMIZER = optuna.distributions.CategoricalDistribution(("adamw", "lamb"))
 RATE = optuna.distributions.FloatDistribution(1e-4, 1e-1, log=True)

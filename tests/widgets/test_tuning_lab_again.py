@@ -12,7 +12,6 @@ from shardscope.tuning.session import Session
 from shardscope_widgets.tuning_lab import _study
 from shardscope_widgets.tuning_lab._chosen import Watched
 
-pytestmark = pytest.mark.timeout(120)
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=6)
 SPACE = ss.Space({"optimizer": ["lamb"], "optimizer[lamb].lr": (1e-3, 1e-1, "log")})
 

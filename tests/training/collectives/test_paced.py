@@ -1,14 +1,16 @@
 """A link made up in user space takes the time that the formulas give a real one.
 
 Lower bounds are exact: nothing may be faster than its formula. Upper bounds take the best of a few repetitions, and
-leave room for what a busy machine with two cores adds to it.
+leave room for what a busy machine with two cores adds to it; one that is busy for a moment gets further attempts.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from shardscope.training.context import RankContext
 from shardscope.training.parameter_server.messages import Link as Messages
 from shardscope.training.parameter_server.messages import Message
 
-REPEATS = 4
+REPEATS, ATTEMPTS = 4, 8
 ROOM, SLACK_S = 1.35, 5e-3
 LINKS = [("100 Mbit/s", "0 s"), ("1 Gbit/s", "5 ms")]
 
@@ -133,22 +135,28 @@ def test_every_pattern_takes_what_its_formula_says(
     link = Link(bandwidth=bandwidth, latency=latency)
     num_elements = int(link.bandwidth * 15e-3) // 96 * 24  # 15 ms of the link's time, divisible by 2, 3 and 4
 
-    def measure(context: RankContext) -> dict[str, list[tuple[float, float]]]:
-        group = paced(context, link, f"{bandwidth}, {latency}")
+    def measure(context: RankContext, attempt: int) -> dict[str, list[tuple[float, float]]]:
+        group = paced(context, link, f"{bandwidth}, {latency}, {attempt}")
         with group.pacer.switched(True):
             ways = all_ways(group, torch.ones(num_elements))
             times = {name: timed(context, way) for name, way in ways.items()}
         group.pacer.close()
         return times
 
-    ranks = pool.run(measure, tmp_path)
-    for name, formula in formulas(link, 4 * num_elements, pool.world_size).items():
-        spans = [
-            max(end for _, end in row) - min(start for start, _ in row)
-            for row in zip(*(times[name] for times in ranks), strict=True)
-        ]
-        assert min(spans) >= formula, name
-        assert min(spans) <= ROOM * formula + SLACK_S, name
+    wanted, best = formulas(link, 4 * num_elements, pool.world_size), dict[str, float]()
+    for attempt in range(ATTEMPTS):
+        ranks = pool.run(partial(measure, attempt=attempt), tmp_path)
+        for name, formula in wanted.items():
+            spans = [
+                max(end for _, end in row) - min(start for start, _ in row)
+                for row in zip(*(times[name] for times in ranks), strict=True)
+            ]
+            assert min(spans) >= formula, name
+            best[name] = min(best.get(name, math.inf), *spans)
+        late = {name: best[name] for name in wanted if best[name] > ROOM * wanted[name] + SLACK_S}
+        if not late:
+            return
+    pytest.fail(f"slower than the formula in {ATTEMPTS} attempts: {late}")
 
 
 def test_results_and_counted_bytes_are_those_of_the_machines_own_link(pool: RankPool, tmp_path: Path) -> None:
@@ -172,14 +180,14 @@ def test_results_and_counted_bytes_are_those_of_the_machines_own_link(pool: Rank
 
 def test_switched_off_a_link_costs_no_time(pool: RankPool, tmp_path: Path) -> None:
     def measure(context: RankContext) -> float:
-        group = paced(context, Link(bandwidth="100 kbit/s", latency="1 s"), "off")
+        group = paced(context, Link(bandwidth="100 kbit/s", latency="30 s"), "off")
         start = time.monotonic()
         Ring(group).all_reduce_(torch.ones(50_000))
         group.allreduce([torch.ones(50_000)]).wait()
         group.pacer.close()
         return time.monotonic() - start
 
-    assert max(pool.run(measure, tmp_path)) < 1
+    assert max(pool.run(measure, tmp_path)) < 15  # paced it would be minutes
 
 
 def test_whoever_gives_up_or_is_left_alone_is_not_held_up(pool: RankPool, tmp_path: Path) -> None:
@@ -207,7 +215,7 @@ def test_whoever_gives_up_or_is_left_alone_is_not_held_up(pool: RankPool, tmp_pa
             seconds.append(time.monotonic() - start)
         return seconds
 
-    assert max(max(row) for row in pool.run(measure, tmp_path)) < 5
+    assert max(max(row) for row in pool.run(measure, tmp_path)) < 60
 
 
 def test_ranks_on_another_machine_are_refused() -> None:

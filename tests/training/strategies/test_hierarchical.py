@@ -93,7 +93,7 @@ def test_two_machines_of_torchrun_are_two_nodes(tmp_path: Path) -> None:
         for node in (0, 1)
     ]
     try:
-        assert [machine.wait(60) for machine in machines] == [0, 0]
+        assert [machine.wait(200) for machine in machines] == [0, 0]
     finally:
         for machine in machines:
             machine.kill()

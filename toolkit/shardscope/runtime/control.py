@@ -19,7 +19,8 @@ from pathlib import Path
 
 from shardscope.runtime.rundir import RunDir
 
-_LOOK_EVERY_S = 1e-3
+_LOOK_EVERY_S = 3e-4
+"""Ranks go on as far apart, which those that are early then wait in the next step."""
 _MOST_LATE = 2
 """Verdicts running that may come too late before none is waited for."""
 

@@ -117,10 +117,8 @@ def launch(
     earlier = (
         None if resume is None else str(resume.path if isinstance(resume, Run) else find(resume, root).path)
     )
-    run = RunDir.create(job, runs_root(root))
+    run = RunDir.create(job, runs_root(root), judged=judged)
     try:
-        if judged:
-            run.judge(0)
         server = _driver.server(run.path / "logs" / "server.log")
         run.write_status(
             "starting", pid=server.pid, process_started=process_started(server.pid), detached=detach

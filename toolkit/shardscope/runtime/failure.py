@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.tail import read_events
 from shardscope.spec import Job
-
-_CONSEQUENCES = (
-    "closed by peer",
-    "reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "timed out",
-    "recv",
-    "Connection",
-)
 
 
 def describe_failure(
@@ -56,13 +46,6 @@ def describe_failure(
 def _who(rank: int, job: Job) -> str:
     role = job.strategy.role(rank, job.world_size)
     return f"rank {rank}{f' ({role})' if role else ''} of strategy {job.strategy.label!r}"
-
-
-def is_consequence(event: Mapping[str, Any]) -> bool:
-    """Whether an error only tells that another rank has gone."""
-    return event["type"] in {"RuntimeError", "DistBackendError", "DistNetworkError"} and any(
-        sign in event["message"] for sign in _CONSEQUENCES
-    )
 
 
 def _from_event(event: dict[str, Any], job: Job) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from shardscope.errors import RunFailed
+from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.processes import is_alive, kill_descendants
 from shardscope.runtime.rundir import FINAL_STATES, RunDir, Status, find, this_host
 from shardscope.runtime.summary import Summary, summarise
@@ -118,11 +119,12 @@ class Run:
         ends = {event["state"] for event in self.events("end")}
         return Status(ends.pop() if len(ends) == 1 else "running", 0, 0.0, t=time.time())
 
-    def _first_error(self) -> dict[str, Any] | None:
-        errors = self.events("error")
+    def _first_error(self, *, among: Callable[[Event], bool] = lambda _: True) -> dict[str, Any] | None:
+        """What a rank wrote first, of its own rather than that others had gone; None if none wrote any."""
+        errors = [event for event in self.events("error") if among(event)]
         if not errors:
             return None
-        first = errors[0]
+        first = min(errors, key=is_consequence)
         return {**first, "message": f"rank {first['rank']} failed: {first['type']}: {first['message']}"}
 
     def _record_lost_agent(self, status: Status) -> Status:
@@ -132,7 +134,7 @@ class Run:
         )
         if status.state == "starting":
             message = f"run {self.id} could not be started: the launch server (process {status.pid}) ended"
-        error = self._first_error() or {
+        error = self._first_error(among=lambda event: not is_consequence(event)) or {
             "message": message, "rank": None, "step": self._last_step(), "strategy": self.job.strategy.label,
             "traceback": self._server_log(),
         }  # fmt: skip

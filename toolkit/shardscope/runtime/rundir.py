@@ -71,8 +71,8 @@ class RunDir:
     path: Path
 
     @classmethod
-    def create(cls, job: Job, root: Path) -> Self:
-        """Make the directory of a new run and write the job into it.
+    def create(cls, job: Job, root: Path, *, judged: bool = False) -> Self:
+        """Make the directory of a new run and write the job into it, and whether somebody judges it.
 
         Raises:
             LaunchError: The disk does not take it, or the user's code cannot be pickled.
@@ -84,6 +84,8 @@ class RunDir:
             run = cls(_make_unique(root, f"{stamp}-{name}"))
             try:
                 run.write_job(job)
+                if judged:
+                    run.judge(0)
             except BaseException:
                 shutil.rmtree(run.path, ignore_errors=True)
                 raise

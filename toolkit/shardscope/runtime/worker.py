@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 from shardscope.errors import ShardscopeError
+from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.control import StopControl
-from shardscope.runtime.failure import is_consequence
 from shardscope.runtime.processes import die_with_parent, exit_with_agent, ignore_interrupts, process_started
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.summary import write_summary

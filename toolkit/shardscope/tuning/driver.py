@@ -344,7 +344,8 @@ class Driver:
             trials = self.patience(self.study.get_trials, deepcopy=False)
             reason = self.patience(self.pruner.reason, live, trials)
             if reason is None:
-                live.run.go_on(live.measured.curve[-1][0])
+                with suppress(OSError):  # a full disk or no folder: it waits no longer than a step takes
+                    live.run.go_on(live.measured.curve[-1][0])
             else:
                 self._cut(live, reason)
 
