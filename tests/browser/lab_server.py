@@ -93,7 +93,7 @@ def _command(port: int, token: str, root: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _wait_until_up(server: Server, log: Path, timeout_s: float = 60) -> None:
+def _wait_until_up(server: Server, log: Path, timeout_s: float = 120) -> None:
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         if server.process.poll() is not None:

@@ -74,10 +74,11 @@ def test_looking_at_a_study_whose_maker_was_killed_neither_waits_nor_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     storage, _ = unseeded("killed")
+    monkeypatch.setattr(storage_module, "STATED_WITHIN_S", 60.0)
     before, began = held(storage), time.monotonic()
     session = Session.open(name="killed")
     assert (session.records(), held(storage)) == ([], before)
-    assert time.monotonic() - began < storage_module.STATED_WITHIN_S
+    assert time.monotonic() - began < 30
     monkeypatch.setattr(storage_module, "STATED_WITHIN_S", 0.1)
     session.driver.trials = 0
     session.driver.tick()

@@ -187,7 +187,7 @@ def test_a_study_is_run_shown_applied_moved_and_found_again(make_tuning_lab, mon
 
 
 def test_stop_answers_at_once_prune_counts_and_continue_goes_on(make_tuning_lab):
-    lab = make_tuning_lab(JOB.replace(steps=3000), SPACE, name="long", trials=2)
+    lab = make_tuning_lab(JOB.replace(steps=30_000), SPACE, name="long", trials=2)
     lab.start()
     while not lab._engine.live():
         lab._engine.wait(0.05)
