@@ -52,9 +52,9 @@ except ss.SpecError as error:
 # ## A study
 #
 # AdamW and Nesterov's SGD are in every study that chooses optimizers, with as many trials as the others. The first
-# trials are the job as it is, the baselines at usual rates, compressors that could pay on the link, and LAMB's line of
-# rate and warm-up over the batch; the others are drawn by Optuna's sampler. Trials that a finished one would beat in
-# everything, even if they improved more than the best so far did, are stopped.
+# trials are the job as it is, the baselines at usual rates, compressors that save time on the link or, as here, bytes,
+# and LAMB's line of rate and warm-up over the batch; the others are drawn by Optuna's sampler. Trials that a finished
+# one would beat in everything, even if they improved more than the best so far did, are stopped.
 
 # %%
 study = ss.tune(job, space, trials=16, name="notebook")

@@ -24,8 +24,8 @@ Pruning is judged twice. Replayed: the trials of an unpruned study are shown to 
 evaluation, with the figures that they had then. That compares the same trials, so what the front loses is the pruner's
 doing alone. Live, tuned against pruned: other trials are drawn, so fronts differ by the search's luck, and lengths as
 well, as large batches take fewer steps; told is what of its own trials' steps the pruned study did not take, and how
-many fewer it took than the unpruned study. Only a verdict that comes later than a step takes costs further steps, two
-at most, so that this figure alone may differ a little from one machine to another.
+many fewer it took than the unpruned study. A verdict that comes later than a step takes costs as many as fit into the
+time until it does, so that this figure alone may differ a little from one machine to another.
 """
 
 from __future__ import annotations

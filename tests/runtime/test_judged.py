@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +13,11 @@ from torch import nn
 
 import shardscope as ss
 from conformance.runs import small_job
-from shardscope.runtime.control import StopControl
+from shardscope.runtime.control import NoVerdictError, StopControl
 from shardscope.runtime.rundir import RunDir
+from shardscope.training.context import open_rank
+from shardscope.training.events import EventWriter
+from shardscope.training.trainer import Trainer
 
 
 def patient() -> Callable[[], nn.Module]:
@@ -71,7 +75,17 @@ def test_what_may_go_on_is_trained_as_if_nobody_judged(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["gossip", "parameter-server:async"])
 def test_ranks_that_are_not_in_step_do_not_wait(strategy: str) -> None:
     job = small_job(strategy=strategy, world_size=3, batch=12, steps=8, eval_every=2)
-    assert ss.launch(job, judged=True).wait(60).state == "completed"
+    run = ss.launch(job, judged=True).wait(60)
+    assert run.state == "completed"
+    assert not RunDir(run.path).heard.exists()
+
+
+def test_what_nobody_can_judge_is_refused() -> None:
+    with pytest.raises(ss.SpecError, match="judged=True has no effect on a job with eval_every=None"):
+        ss.launch(small_job(), judged=True)
+    assert not ss.runs()
+    with pytest.raises(ss.SpecError, match="waits for no verdict; launch it with judged=True"):
+        ss.launch(small_job(steps=1)).go_on(1)
 
 
 # The waiting itself.
@@ -115,7 +129,7 @@ def test_a_late_verdict_is_waited_for_twice_and_no_more(run: RunDir) -> None:
     assert waits(control, 3, 0.2) >= 0.2
     assert waits(control, 4, 0.2) >= 0.2
     control.evaluated(5, 1e9)
-    assert run.go_on.read_text() == "5"
+    assert run.heard.read_text() == "5"
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -132,3 +146,27 @@ def test_all_stop_after_the_evaluation_if_the_request_comes_while_they_wait(
     assert not any(thread.is_alive() for thread in threads)
     assert all(control.should_stop(6) for control in controls)
     assert run.stop_at.read_text() == "5"
+
+
+def test_a_rank_that_rank_0_does_not_answer_says_so(run: RunDir) -> None:
+    with pytest.raises(
+        NoVerdictError, match="rank 0 has said nothing for 0 s after the evaluation at step 5; raise"
+    ):
+        StopControl(run, 1, 2, timeout_s=0.1).evaluated(5, 0.1)
+
+
+def test_whoever_watches_is_told_of_every_evaluation_on_the_way_and_how_long_its_step_took(
+    tmp_path: Path,
+) -> None:
+    seen: list[tuple[int, float]] = []
+    job = small_job(strategy="single", world_size=1, steps=7, eval_every=2)
+    with (
+        EventWriter(tmp_path / "rank-0.jsonl", 0) as events,
+        open_rank(job, events, {"RANK": "0", "WORLD_SIZE": "1"}) as context,
+    ):
+        trainer = Trainer(job, context, tmp_path)
+        trainer.train(StopControl(RunDir(tmp_path), 0, 1), evaluated=lambda *told: seen.append(told))
+    lines = map(json.loads, (tmp_path / "rank-0.jsonl").read_text().splitlines())
+    took = {line["step"]: line["step_time_s"] for line in lines if line["event"] == "step"}
+    assert [step for step, _ in seen] == [2, 4, 6]
+    assert all(took[step] <= seconds + 1e-6 for step, seconds in seen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,6 +27,8 @@ from conformance.runs import (
     small_job,
     wait_for,
 )
+from shardscope.runtime.rundir import RunDir
+from shardscope.training.events import EventWriter
 
 STRATEGIES = ["all-reduce", "ring"]
 
@@ -57,6 +60,28 @@ def test_a_killed_agent_takes_its_ranks_along() -> None:
         run.wait(60)
     assert all_gone(processes)
     assert len(ss.Run.attach(run.path).metrics()) >= 1
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (["Connection closed by peer [127.0.0.1]:4242"], "the agent of run .* was killed before the run ended"),
+        (["Connection closed by peer [127.0.0.1]:4242", "no such layer"], "rank 1 failed: RuntimeError: no such layer"),
+    ],
+)  # fmt: skip
+def test_that_others_have_gone_is_no_cause_beside_a_killed_agent(
+    said: list[str], told: str, tmp_path: Path
+) -> None:
+    run = RunDir.create(small_job(), tmp_path)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    run.write_status("running", pid=gone.pid, process_started=0.0)
+    for rank, message in enumerate(said):
+        with EventWriter(run.rank_file(rank), rank) as events:
+            events.emit("error", step=3, strategy="ring", type="RuntimeError", message=message, traceback="")
+    attached = ss.Run.attach(run.path)
+    assert attached.state == "failed"
+    assert re.search(told, str(attached.error))
 
 
 def test_a_killed_server_ends_its_runs_and_the_next_launch_starts_another() -> None:
@@ -178,7 +203,10 @@ def test_start_and_stop_leak_neither_process_nor_file() -> None:
         if cycle == 9:
             before = _resources()
     gc.collect()
-    wait_for(lambda: _resources() == before)
+    deadline = time.monotonic() + 30
+    while _resources() != before and time.monotonic() < deadline:
+        pass  # each look takes its time
+    assert _resources() == before
 
 
 def _resources() -> dict[str, object]:

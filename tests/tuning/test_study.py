@@ -18,6 +18,7 @@ import shardscope as ss
 from conformance.studies import JOB as COPIED
 from conformance.studies import instant
 from shardscope.errors import ShardscopeError, SpecError, StudyError
+from shardscope.runtime.rundir import RunDir
 from shardscope.tuning.drawing import suggest
 from shardscope.tuning.driver import Live
 from shardscope.tuning.session import Session
@@ -85,11 +86,20 @@ def test_a_trial_that_is_given_up_takes_no_step_after_the_evaluation_that_it_was
     (record,) = Session.open(name="given-up").records()
     assert record.measured is not None
     assert (record.state, record.reason, record.measured.steps) == ("pruned", "twice is enough", 2)
+    assert record.run is not None
+    assert RunDir(Path(record.run)).judged.read_text() == "1"
 
 
 def test_a_study_that_was_stopped_goes_on_and_loses_nothing() -> None:
-    session = Session.open(JOB.replace(steps=400), RATES, trials=3, name="stopped")
-    session.run(timeout_s=0.0)  # the first trial has been begun by then
+    far = ss.Link(bandwidth="1 Gbit/s", latency="10 ms")  # half a second a trial, and more on a busy machine
+    session = Session.open(JOB.replace(steps=25, link=far), RATES, trials=3, name="stopped")
+
+    def stop(session: Session) -> None:
+        if session.trial_run(0).events("step"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.run(on_tick=stop)
     before = session.records()
     assert [record.state for record in before] == ["failed", "waiting"]
     ss.tune(None, name="stopped", trials=3)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from re import findall
 
-_ELSEWHERE = "members that change their settings while they train are ss.train_population"
+_POPULATION = "members that change their settings while they train are ss.train_population"
 MEANT: Mapping[str, Mapping[str, str]] = {
     "sampler": {
         "'tpe', or 'gp' where trials are dear": "bayes bayesian bo bayesopt bayesian-optimization",
         "'tpe'": "parzen hyperopt", "'gp'": "gaussian gaussian-process gpr kriging",
         "'nsga'": "genetic evolution evolutionary ga nsga2 nsgaii nsga-ii nsga-2",
         "'qmc'": "sobol halton quasi-random grid lhs latin-hypercube", "'random'": "uniform",
-        _ELSEWHERE: "pbt population",
+        _POPULATION: "pbt population",
     },
     "pruner": {
         "'successive-halving', or promote=3, which goes on from checkpoints": "asha sha halving",
-        "'dominance'": "pareto", "'none'": "off no nop false", _ELSEWHERE: "pbt population",
+        "'dominance'": "pareto", "'none'": "off no nop false", _POPULATION: "pbt population",
     },
     "optimizer": {
         "'adamw'": "adam", "'sgd', which has momentum": "momentum sgdm sgd-momentum msgd", "'nesterov'": "nag",
@@ -31,7 +31,7 @@ MEANT: Mapping[str, Mapping[str, str]] = {
         "compression='local-sgd'": "local-sgd localsgd diloco fedavg", "'gossip'": "decentralized d-psgd dpsgd",
         "'single'": "none serial local",
         "ss.plan and ss.predict have tensor parallelism, which is not run": "tp tensor-parallel megatron",
-        _ELSEWHERE: "pbt population",
+        _POPULATION: "pbt population",
     },
     "compression": {
         "'fp16' or 'bf16'": "half float16", "'int8'": "8bit 8-bit", "'int4'": "4bit 4-bit",

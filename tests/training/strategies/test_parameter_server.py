@@ -152,14 +152,15 @@ def at_meetings(strategy: ParameterServer, name: str, world: int) -> list[int]:
 
 
 class Slow(nn.Module):
-    """A classifier whose every pass takes a while."""
+    """A classifier whose every training pass takes a while."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.layer, self.seconds = nn.Linear(64, 10), seconds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(self.seconds)
+        if self.training:
+            time.sleep(self.seconds)
         return self.layer(x.flatten(1))
 
 

@@ -6,37 +6,47 @@ so every other rank, when it looks before the next step, finds the note. Where o
 last step is as many steps later. Where they can be any number ahead, each stops as soon as it sees the request; such a
 strategy brings its ranks together afterwards.
 
-A run that somebody judges by its evaluations would take a step or two in vain before a verdict reaches it that way. So
-after an evaluation its ranks wait for the verdict, but no longer than a step takes, and no more once it has been late
-twice running: a judge that is slow, or gone, costs next to nothing. Rank 0 waits for the judge, the others for rank 0.
+A run that somebody judges by its evaluations would take a step or more in vain before a verdict reaches it that way. So
+after an evaluation ranks that are in step wait for the verdict: rank 0 for the judge, the others for rank 0. They wait
+no longer than a step takes, and no more at all once a verdict has been late twice running. At worst a judge that is
+just in time makes every evaluation a step longer; one that is gone costs two steps.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shardscope.errors import ShardscopeError
 from shardscope.runtime.rundir import RunDir
 
-_LOOK_EVERY_S = 3e-4
-"""Ranks go on as far apart, which those that are early then wait in the next step."""
 _MOST_LATE = 2
 """Verdicts running that may come too late before none is waited for."""
+_SOON_S, _SOON_EVERY_S, _LATER_EVERY_S = 20e-3, 3e-4, 2e-3
+"""How often to look, at first and later on. Ranks go on up to so far apart, for which the early ones wait in the next
+step."""
+
+
+class NoVerdictError(ShardscopeError):
+    """Rank 0 has not told the others whether to go on."""
 
 
 @dataclass
 class StopControl:
-    """One rank's view of the stop request.
+    """One rank's view of what is asked of the run from outside: to stop, or to go on after an evaluation.
 
     Attributes:
         drift: Steps that another rank can be ahead of rank 0; None for any number.
+        timeout_s: Seconds that the others wait for rank 0 beyond its own patience.
     """
 
     run: RunDir
     rank: int
     world_size: int
     drift: int | None = 0
+    timeout_s: float = 60.0
     _is_judged: bool = field(init=False)
     _late: int = field(default=0, init=False)
 
@@ -61,27 +71,44 @@ class StopControl:
 
         Args:
             step: That it followed.
-            patience_s: Seconds to wait at most.
+            patience_s: Seconds to wait for the judge at most.
+
+        Raises:
+            NoVerdictError: Rank 0 does not answer.
         """
         if not self._is_judged:
             return
         if self.rank == 0:
             self._hear(step, patience_s if self._late < _MOST_LATE else 0.0)
-        else:
-            while (_step_in(self.run.go_on) or 0) < step and _step_in(self.run.stop_at) is None:
-                time.sleep(_LOOK_EVERY_S)
+        elif not _wait(lambda: self._is_answered(step), patience_s + self.timeout_s):
+            raise NoVerdictError(
+                f"rank 0 has said nothing for {patience_s + self.timeout_s:.0f} s after the evaluation at step {step}; "
+                f"raise timeout_s={self.timeout_s:g} if it may take that long"
+            )
 
     def _hear(self, step: int, patience_s: float) -> None:
         """Rank 0's part: wait for the judge, and tell the others."""
-        deadline = time.monotonic() + patience_s
-        while not (is_told := self._is_told(step)) and time.monotonic() < deadline:
-            time.sleep(_LOOK_EVERY_S)
+        is_told = _wait(lambda: self._is_told(step), patience_s)
         self._late = 0 if is_told else self._late + 1
-        answer = self.run.stop_at if self.run.stop_request.exists() else self.run.go_on
+        answer = self.run.stop_at if self.run.stop_request.exists() else self.run.heard
         self.run.write_whole(answer, str(step).encode())
 
     def _is_told(self, step: int) -> bool:
         return self.run.stop_request.exists() or (_step_in(self.run.judged) or 0) >= step
+
+    def _is_answered(self, step: int) -> bool:
+        return (_step_in(self.run.heard) or 0) >= step or _step_in(self.run.stop_at) is not None
+
+
+def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
+    """Wait until it holds; whether it does."""
+    began = time.monotonic()
+    while not condition():
+        waited = time.monotonic() - began
+        if waited > patience_s:
+            return False
+        time.sleep(_SOON_EVERY_S if waited < _SOON_S else _LATER_EVERY_S)
+    return True
 
 
 def _step_in(path: Path) -> int | None:

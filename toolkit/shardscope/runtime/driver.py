@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from shardscope.errors import LaunchError
+from shardscope.errors import LaunchError, SpecError
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir, find, runs_root
@@ -100,12 +100,14 @@ def launch(
         root: Folder for the run directory; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
         resume: A run, or its name or path, whose newest checkpoint to go on from.
         detach: Let the run outlive this process. Otherwise it is stopped when this process ends.
-        judged: Whether you decide after each of its evaluations (`Job.eval_every`) whether it goes on, by `Run.stop` or
-            `Run.go_on`. Ranks in step wait for that, though never longer than a step takes.
+        judged: Whether you decide after each of its evaluations whether it goes on, by `Run.stop` or `Run.go_on`. Ranks
+            wait for that, but no longer than a step takes, and no more once you have been late twice running; those
+            that are not in step (asynchronous parameter servers, gossip) never wait.
 
     Raises:
         LaunchError: The run directory cannot be written, or the user's code cannot be sent to the ranks.
         RunNotFound: There is no run to resume.
+        SpecError: `judged`, and the job has no evaluation on its way.
 
     Example:
         >>> import shardscope as ss
@@ -114,6 +116,10 @@ def launch(
     """
     if not isinstance(job, Job):
         raise LaunchError(f"launch takes a Job, got {type(job).__name__}; write ss.launch(ss.Job(...))")
+    if judged and job.eval_every is None:
+        raise SpecError(
+            "judged=True has no effect on a job with eval_every=None; give it for example eval_every=10"
+        )
     earlier = (
         None if resume is None else str(resume.path if isinstance(resume, Run) else find(resume, root).path)
     )

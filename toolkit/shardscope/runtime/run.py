@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from shardscope.errors import RunFailed
+from shardscope.errors import RunFailed, SpecError
 from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.processes import is_alive, kill_descendants
 from shardscope.runtime.rundir import FINAL_STATES, RunDir, Status, find, this_host
@@ -119,9 +120,9 @@ class Run:
         ends = {event["state"] for event in self.events("end")}
         return Status(ends.pop() if len(ends) == 1 else "running", 0, 0.0, t=time.time())
 
-    def _first_error(self, *, among: Callable[[Event], bool] = lambda _: True) -> dict[str, Any] | None:
-        """What a rank wrote first, of its own rather than that others had gone; None if none wrote any."""
-        errors = [event for event in self.events("error") if among(event)]
+    def _first_error(self, *, causes_only: bool = False) -> dict[str, Any] | None:
+        """What a rank wrote first: an error of its own, else, unless only those count, that others had gone."""
+        errors = [event for event in self.events("error") if not (causes_only and is_consequence(event))]
         if not errors:
             return None
         first = min(errors, key=is_consequence)
@@ -134,7 +135,7 @@ class Run:
         )
         if status.state == "starting":
             message = f"run {self.id} could not be started: the launch server (process {status.pid}) ended"
-        error = self._first_error(among=lambda event: not is_consequence(event)) or {
+        error = self._first_error(causes_only=True) or {
             "message": message, "rank": None, "step": self._last_step(), "strategy": self.job.strategy.label,
             "traceback": self._server_log(),
         }  # fmt: skip
@@ -192,8 +193,14 @@ class Run:
         return self
 
     def go_on(self, step: int) -> None:
-        """Let a run that was launched with ``judged=True`` go on after the evaluation that followed `step`."""
-        self._dir.judge(step)
+        """Let a run that was launched with ``judged=True`` go on after the evaluation that followed `step`.
+
+        Raises:
+            SpecError: Nobody was to judge it.
+        """
+        if not self._dir.judged.exists():
+            raise SpecError(f"run {self.id} waits for no verdict; launch it with judged=True")
+        self._dir.judge(index(step))
 
     def _kill(self) -> None:
         """The last rung: the agent itself does not answer."""

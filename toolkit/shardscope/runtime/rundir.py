@@ -4,7 +4,7 @@
     user_code.pkl   the user's own functions, if the job has any (cloudpickle; opened only if this user wrote it)
     status.json     state, the agent's process, the error; replaced whole, never half written
     rank-N.jsonl    events, appended by rank N
-    control/        requests to the ranks: `stop`, and the answer `stop_at`; verdicts: `judged`, and the answer `go_on`
+    control/        requests to the ranks: `stop`, and the answer `stop_at`; verdicts: `judged`, and the answer `heard`
     parameters.npz  all parameters after the last step, where `Record(parameters=True)` asks for them
     checkpoints/    written by `shardscope.training.checkpoint`
     logs/           what the ranks and the agent printed
@@ -175,9 +175,9 @@ class RunDir:
         return self.path / "control" / "judged"
 
     @property
-    def go_on(self) -> Path:
-        """Written by rank 0 once it knows, or has waited long enough: the step after which no rank need wait."""
-        return self.path / "control" / "go_on"
+    def heard(self) -> Path:
+        """Written by rank 0 once it knows, or has waited long enough: the step up to which no rank need wait."""
+        return self.path / "control" / "heard"
 
     def request_stop(self, grace_s: float) -> None:
         """Ask the ranks to stop at the next step boundary."""

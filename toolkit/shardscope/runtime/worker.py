@@ -66,7 +66,7 @@ def _train(run: RunDir, resume: str | None, events: EventWriter) -> str:
             if resume:
                 trainer.resume(Path(resume) / "checkpoints")
             drift = job.strategy.drift(context.world_size)
-            control = StopControl(run, context.rank, context.world_size, drift)
+            control = StopControl(run, context.rank, context.world_size, drift, job.timeout_s)
             return trainer.train(control, evaluated=control.evaluated)
     except BaseException as error:
         if _is_disk_full(error):

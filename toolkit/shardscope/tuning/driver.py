@@ -63,7 +63,10 @@ class Pruner(Protocol):
     """Decides whether a running trial is worth its remaining steps."""
 
     def reason(self, live: Live, trials: list[FrozenTrial], /) -> str | None:
-        """Why to stop it, as a sentence; None to let it go on. Called whenever it was evaluated once more."""
+        """Why to stop it, as a sentence; None to let it go on. Called whenever it was evaluated once more.
+
+        The trial waits for the answer, but no longer than one of its steps takes.
+        """
         ...
 
 

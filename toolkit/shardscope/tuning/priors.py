@@ -3,8 +3,8 @@
 Seeds are settings that are run before any is drawn: the job as it is, the baselines at usual rates, compressors that
 could pay, from the gentlest to the strongest, so that the front is begun at both ends, and LAMB's line of rate and
 warm-up over the batch (You et al. 2020, section 4: the rate grows with the root of the batch, the share of warm-up in
-proportion to it). That comes last, for by then a pruner has trials to judge by, and the smallest batch takes the most
-steps. Whatever they come to is measured; predictions are never told to the study as results.
+proportion to it). That comes last, and its smallest batch, which takes the most steps, last of all: by then a pruner
+has trials to judge by. Whatever they come to is measured; predictions are never told to the study as results.
 """
 
 from __future__ import annotations
@@ -191,9 +191,9 @@ def _baselines(job: Job, space: Space) -> Iterator[Seed]:
 
 
 def _lamb_line(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) -> Iterator[Seed]:
-    """At the smallest, the middle and the largest batch.
+    """At the largest, the middle and the smallest batch.
 
-    All but the first send what the strongest method of those without a strength to choose sends: quantizers hardly
+    All but the last send what the strongest method of those without a strength to choose sends: quantizers hardly
     change where a training ends, so that one trial tells of the batch and of the bytes.
     """
     batches = space.parameters.get("batch")
@@ -202,7 +202,7 @@ def _lamb_line(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) ->
     low, high = batches.exponents
     base = job.batch.global_size
     dense = [method for method in paying if len(method) == 1]
-    for exponent in sorted({low, (low + high) // 2, high}):
+    for exponent in sorted({low, (low + high) // 2, high}, reverse=True):
         batch = 2**exponent
         rate = scaled_lr(batch, lr=_usual("lamb"), base_batch=base, rule="sqrt")
         yield Seed(
