@@ -38,7 +38,7 @@ def instant(recorded: Path) -> Callable[..., Run]:
     """A `launch` whose runs end at once, with the figures of a recorded one; till then they are this process's."""
 
     def launch(job: ss.Job, *, root: Path, judged: bool = False) -> Run:
-        run = RunDir.create(job, root)
+        run = RunDir.create(job, root, judged=judged)
         me = {"pid": os.getpid(), "process_started": process_started()}
         run.write_status("running", **me)
 
