@@ -16,9 +16,8 @@ from hypothesis import settings
 from conformance.ranks import RankPool
 from conformance.thinning import thin
 
-settings.register_profile(
-    "unhurried", settings(), deadline=None
-)  # by the clock of a machine that others use too
+# No deadlines for examples: they would be by the clock of a machine that others use too.
+settings.register_profile("unhurried", settings(), deadline=None)
 settings.load_profile("unhurried")
 
 MARK = "SHARDSCOPE_TEST_SESSION"

@@ -246,13 +246,8 @@ class TestRealStudies:
     def test_an_interrupt_loses_nothing_and_says_how_to_go_on(
         self, runs_root: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        slow = [
-            "100",
-            "--link-bandwidth",
-            "1 Gbit/s",
-            "--link-latency",
-            "25 ms",
-        ]  # 5 s a trial: it is not over before
+        # 5 s a trial, so that it is not over before
+        slow = ["100", "--link-bandwidth", "1 Gbit/s", "--link-latency", "25 ms"]
         options = [*JOB[:-1], *slow, *RATES, "--trials", "2", "--name", "stopped", "--root", str(runs_root)]
         process = subprocess.Popen(
             [sys.executable, "-m", "shardscope.cli", "tune", *options], stdout=subprocess.PIPE,

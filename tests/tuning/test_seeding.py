@@ -59,9 +59,8 @@ def begin(root: Path, gate: int, dies_after: int | None, stated_within_s: float)
 def together(root: Path, dies_after: int | None) -> list[int]:
     """Have drivers begin a study at one moment, all but two of them mortal; how each ended."""
     gate, end = os.pipe()
-    stated_within_s = (
-        60.0 if dies_after is None else 0.3
-    )  # whoever lives may be slow, and is not taken for dead
+    # Where all live they may be slow, and are not taken for dead.
+    stated_within_s = 60.0 if dies_after is None else 0.3
     children = []
     for number in range(DRIVERS):
         children.append(os.fork())

@@ -91,8 +91,8 @@ def test_a_trial_that_is_given_up_takes_no_step_after_the_evaluation_that_it_was
 
 
 def test_a_study_that_was_stopped_goes_on_and_loses_nothing() -> None:
-    far = ss.Link(bandwidth="1 Gbit/s", latency="10 ms")  # half a second a trial, and more on a busy machine
-    session = Session.open(JOB.replace(steps=25, link=far), RATES, trials=3, name="stopped")
+    far = ss.Link(bandwidth="1 Gbit/s", latency="10 ms")  # two seconds a trial
+    session = Session.open(JOB.replace(steps=100, link=far), RATES, trials=3, name="stopped")
 
     def stop(session: Session) -> None:
         if session.trial_run(0).events("step"):

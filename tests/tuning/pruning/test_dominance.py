@@ -166,9 +166,8 @@ def test_a_real_trial_that_learns_nothing_is_stopped_early_and_says_why(
 ) -> None:
     far, real = ss.Link(bandwidth="1 Gbit/s", latency="200 ms"), driver.launch
 
-    def launch(
-        job: ss.Job, **rest: Any
-    ) -> ss.Run:  # the hopeless one takes its time, so that it can be stopped
+    def launch(job: ss.Job, **rest: Any) -> ss.Run:
+        """The hopeless one takes its time, so that it can be stopped."""
         return real(job.replace(link=far) if job.optimizer.learning_rate < 1e-5 else job, **rest)
 
     monkeypatch.setattr(driver, "launch", launch)

@@ -347,7 +347,8 @@ class Driver:
             trials = self.patience(self.study.get_trials, deepcopy=False)
             reason = self.patience(self.pruner.reason, live, trials)
             if reason is None:
-                with suppress(OSError):  # a full disk or no folder: it waits no longer than a step takes
+                # It waits no longer than a step takes: on a full disk, or without its folder, that does.
+                with suppress(OSError, SpecError):
                     live.run.go_on(live.measured.curve[-1][0])
             else:
                 self._cut(live, reason)
