@@ -12,7 +12,7 @@ from shardscope.errors import DataError, SpecError
 from shardscope.spec.models import MODELS, CNNConfig, GPTConfig, MLPConfig, ResNetConfig
 from shardscope.training.data import GlobalSampler, load_data
 from shardscope.training.loss import accuracy, cross_entropy
-from shardscope.training.models import blocks, build_model
+from shardscope.training.models import blocks, build_model, units_of
 
 ODD_CONFIGS = [
     MLPConfig(inputs=12, hidden=7, layers=1, classes=3),
@@ -143,6 +143,14 @@ class Towers(nn.Module):
         self.left, self.act, self.right = nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)
 
 
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        inner = nn.ModuleList([nn.Linear(2, 2), nn.Tanh()])
+        self.parts = nn.ModuleDict({"inner": inner, "plain": nn.Linear(2, 2)})
+        self.loose = nn.ParameterList([nn.Parameter(torch.ones(2))])
+
+
 @pytest.mark.parametrize(
     ("model", "count"),
     [
@@ -150,9 +158,14 @@ class Towers(nn.Module):
         (build_model("gpt-nano"), 4),
         (build_model("mlp"), 3),
         (Towers(), 2),
+        (Nested(), 3),
         (nn.Linear(2, 2), 1),
     ],
-    ids=["sequential", "gpt", "mlp", "children", "leaf"],
+    ids=["sequential", "gpt", "mlp", "children", "nested containers", "leaf"],
 )
 def test_blocks_are_the_repeated_parts(model, count):
     assert len(blocks(model)) == count
+
+
+def test_a_container_without_a_forward_pass_is_not_a_unit_of_communication():
+    assert [type(unit) for unit in units_of(Nested())] == [nn.Linear, nn.Linear]

@@ -35,18 +35,19 @@ class Part(nn.Module):
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated parts of `model`, in order.
 
-    These are the items of its own `nn.ModuleList`s and `nn.Sequential`s; for a model without any, its direct
-    children that have parameters; for a model without those either, the model itself.
+    These are the items of its own `nn.ModuleList`s, `nn.ModuleDict`s and `nn.Sequential`s; for a model without any, its
+    direct children that have parameters; for a model without those either, the model itself. Containers that have no
+    forward pass of their own stand for what they contain.
 
     Example:
         >>> len(blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
         2
     """
     if isinstance(model, nn.Sequential):
-        return list(model)
-    lists = [child for child in model.children() if isinstance(child, nn.ModuleList | nn.Sequential)]
-    found = [block for items in lists for block in items.children()] or _with_parameters(model.children())
-    return found or [model]
+        return _that_run(model)
+    lists = [child for child in model.children() if isinstance(child, nn.Sequential) or not _runs(child)]
+    found = [block for items in lists for block in _that_run(items.children())]
+    return found or _with_parameters(_that_run(model.children())) or [model]
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
@@ -61,6 +62,18 @@ def units_of(model: nn.Module) -> list[nn.Module]:
             owners.setdefault(id(parameter), set()).add(id(module))
     found = dict.fromkeys(blocks(model))  # a block that runs twice is listed twice, and one unit
     return [block for block in found if block is not model and _holds_alone(block, owners)]
+
+
+def _runs(module: nn.Module) -> bool:
+    """Whether it has a forward pass; `nn.ModuleList` and `nn.ModuleDict` have none."""
+    return type(module).forward is not nn.Module.forward
+
+
+def _that_run(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """The modules in order, and in the place of each container without a forward pass, what it contains."""
+    return [
+        runs for module in modules for runs in ([module] if _runs(module) else _that_run(module.children()))
+    ]
 
 
 def _with_parameters(modules: Iterable[nn.Module]) -> list[nn.Module]:
