@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 from hypothesis import given
@@ -12,13 +13,14 @@ from shardscope_widgets import figures
 from shardscope_widgets.figures import Bar, Curve, Shares, theme
 from shardscope_widgets.figures._curves import moving_average
 from shardscope_widgets.figures._timeline import union
-from shardscope_widgets.trace import Step, Trace
+from shardscope_widgets.steps import Step, Steps
+from shardscope_widgets.trace import Trace
 from widgets.fake_runs import fake_run, step_events
 
 
 def trace_of(*losses: float, strategy: str = "ring") -> Trace:
     steps = [Step(n, loss, 0.5, 32.0, 2048.0, 1000 * n) for n, loss in enumerate(losses, start=1)]
-    return Trace("id", "run", strategy, 2, "mlp on digits", steps=steps)
+    return Trace("id", "run", strategy, 2, "mlp on digits", steps=Steps(steps))
 
 
 class TestCurves:
@@ -31,7 +33,7 @@ class TestCurves:
         assert curve.values == (3.0, None, 1.0)
 
     def test_throughput_counts_tokens_only_if_every_run_does(self):
-        images = Trace("id", "images", "ring", 1, steps=[Step(1, 1.0, 0.5, 32.0, None, 0)])
+        images = Trace("id", "images", "ring", 1, steps=Steps([Step(1, 1.0, 0.5, 32.0, None, 0)]))
         assert figures.throughput_info([trace_of(1.0)]).unit == "tokens/s"
         assert figures.throughput_info([trace_of(1.0), images]).unit == "samples/s"
 
@@ -46,7 +48,24 @@ class TestCurves:
     @given(st.lists(st.floats(-1e6, 1e6), min_size=1))
     def test_an_average_stays_within_what_it_averages(self, values):
         slack = 1e-6 + 1e-9 * max(map(abs, values))
-        assert all(min(values) - slack <= mean <= max(values) + slack for mean in moving_average(values))
+        means = moving_average(values, count=len(values))
+        assert len(means) == len(values)
+        assert all(min(values) - slack <= mean <= max(values) + slack for mean in means)
+
+
+class TestSteps:
+    steps = (Step(1, 2.5, 0.5, 32.0, None, 7), Step(2, math.inf, 0.25, 64.0, 2048.0, 2**40))
+
+    def test_they_come_back_as_they_were_put_in(self):
+        assert tuple(Steps(self.steps)) == self.steps
+        assert Steps(self.steps)[-1] == self.steps[-1]
+        assert Steps(self.steps)[::-1] == [*reversed(self.steps)]
+        assert Steps(self.steps) == [*self.steps] != Steps()
+
+    def test_a_step_takes_48_bytes(self):
+        steps = Steps(Step(n, 1.0 / n, 0.1 * n, 1.5 * n, None, 10**6 + n) for n in range(1, 10_001))
+        held = sum(sys.getsizeof(column) for column in steps._columns)
+        assert 48 <= held / len(steps) < 60  # arrays grow ahead by an eighth
 
 
 class TestTimeline:

@@ -17,23 +17,13 @@ from shardscope.runtime.noise import Squares, batches_compared, squares_of
 from shardscope.runtime.steady import Average, per_step
 from shardscope.runtime.summary import mean_loss
 from shardscope.spec.user_code import label_of
+from shardscope_widgets.steps import Step, Steps
 
 Event = Mapping[str, Any]
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "gathered", "buffers")
 """What a rank's memory is told apart by; `gathered` are parameters borrowed from other ranks for a moment."""
 SPANS_KEPT = 200
 """Steps whose spans are kept for the timeline; older ones are dropped, so that long runs stay small."""
-
-
-class Step(NamedTuple):
-    """One finished step: the mean loss over ranks, the slowest rank's time, the sum of samples and bytes."""
-
-    number: int
-    loss: float
-    step_time_s: float
-    samples_per_s: float
-    tokens_per_s: float | None
-    bytes_sent: int
 
 
 class Span(NamedTuple):
@@ -117,7 +107,7 @@ class Trace:
     schedule: str = ""
     passes: int = 1
     bound: float | None = None
-    steps: list[Step] = field(default_factory=list)
+    steps: Steps = field(default_factory=Steps)
     peak_memory: dict[int, int] = field(default_factory=dict)
     spans: dict[int, list[Span]] = field(default_factory=dict)
     chunks: dict[int, list[Event]] = field(default_factory=dict)

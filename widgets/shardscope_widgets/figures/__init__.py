@@ -126,7 +126,8 @@ from shardscope_widgets.figures._trial_curves import (
     trial_curves_text,
 )
 from shardscope_widgets.figures._trials import TrialInfo, trials_info
-from shardscope_widgets.trace import Step, Trace
+from shardscope_widgets.steps import Step
+from shardscope_widgets.trace import Trace
 
 __all__ = [
     "SweepInfo",

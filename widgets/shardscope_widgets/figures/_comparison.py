@@ -9,7 +9,8 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
-from shardscope_widgets.trace import Step, Trace
+from shardscope_widgets.steps import Step
+from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import bytes_text, plural, rate_text, seconds_text, three_digits
 
 LAST = 5

@@ -106,7 +106,7 @@ def step_parts(trace: Trace) -> tuple[float, float, float] | None:
     """Seconds a step of computing, of packing that it does not hide, and of the rest; means over the steps whose spans
     were written, None where there are none.
     """
-    times = {step.number: step.step_time_s for step in trace.steps}
+    times = {step.number: step.step_time_s for step in trace.steps if step.number in trace.spans}
     rows = {
         number: _parts_of(trace.spans[number], times[number], trace.world_size)
         for number in trace.complete_span_steps()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import Look
-from shardscope_widgets.trace import Step, Trace
+from shardscope_widgets.steps import Step
+from shardscope_widgets.trace import Trace
 
 MOST_POINTS = 600
 """Points drawn a curve; a longer run shows every second, third, ... step."""
@@ -35,35 +37,43 @@ class CurvesInfo(NamedTuple):
     curves: tuple[Curve, ...]
 
 
-def moving_average(values: Sequence[float | None]) -> tuple[float | None, ...]:
-    """Exponential moving average, free of start-up bias; its span grows with the number of values, from 3 to
-    50.
+def moving_average(values: Iterable[float], *, count: int) -> array[float]:
+    """Exponential moving average of `count` values, free of start-up bias; its span grows with their number, from 3
+    to 50.
 
-    Values that are missing or not finite are skipped and leave a gap.
+    Values that are not finite are skipped and leave NaN.
     """
-    span = min(50.0, max(3.0, len(values) / 15))
+    span = min(50.0, max(3.0, count / 15))
     keep = 1 - 2 / (span + 1)
     total = weight = 0.0
-    smooth: list[float | None] = []
+    smooth = array("d")
     for value in values:
-        if value is None:
-            smooth.append(None)
-            continue
-        total, weight = keep * total + value, keep * weight + 1
-        smooth.append(total / weight)
-    return tuple(smooth)
+        if math.isfinite(value):
+            total, weight = keep * total + value, keep * weight + 1
+            smooth.append(total / weight)
+        else:
+            smooth.append(math.nan)
+    return smooth
 
 
 def _curve(trace: Trace, value: Callable[[Step], float | None]) -> Curve:
-    values = [_finite(value(step)) for step in trace.steps]
-    smooth = moving_average(values) if len(values) >= FEWEST_TO_SMOOTH else tuple(values)
-    every = slice(None, None, max(1, math.ceil(len(values) / MOST_POINTS)))
-    steps = tuple(step.number for step in trace.steps)
-    return Curve(trace.label, trace.strategy, steps[every], tuple(values)[every], smooth[every])
+    """The points that are drawn. Values of all steps are held in arrays: a list of them at each redraw would cost a
+    long run 32 bytes a value.
+    """
+    found = (value(step) for step in trace.steps)
+    values = array("d", (math.nan if number is None else number for number in found))
+    count = len(values)
+    smooth = moving_average(values, count=count) if count >= FEWEST_TO_SMOOTH else values
+    every = slice(None, None, max(1, math.ceil(count / MOST_POINTS)))
+    steps = tuple(step.number for step in trace.steps[every])
+    return Curve(
+        trace.label, trace.strategy, steps, finite_or_none(values[every]), finite_or_none(smooth[every])
+    )
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def finite_or_none(values: Iterable[float]) -> tuple[float | None, ...]:
+    """The values, with None for those that are not finite."""
+    return tuple(value if math.isfinite(value) else None for value in values)
 
 
 def loss_info(traces: Sequence[Trace]) -> CurvesInfo:

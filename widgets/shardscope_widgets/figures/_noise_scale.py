@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from shardscope.runtime.noise import noise_scale_from
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._curves import MOST_POINTS, moving_average
+from shardscope_widgets.figures._curves import MOST_POINTS, finite_or_none, moving_average
 from shardscope_widgets.trace import Trace
 
 NOISE = "#2a86d1"
@@ -81,8 +81,8 @@ def noise_scale_info(
         loss: Theirs.
         label: What to call the run.
     """
-    values = [float(value) if math.isfinite(value) else None for value in loss]
-    every = slice(None, None, max(1, math.ceil(len(values) / MOST_POINTS)))
+    smooth = moving_average(loss, count=len(loss))
+    every = slice(None, None, max(1, math.ceil(len(loss) / MOST_POINTS)))
     each = slice(None, None, max(1, math.ceil(len(noise.steps) / MOST_POINTS)))
     return NoiseScaleInfo(
         label=label,
@@ -92,8 +92,8 @@ def noise_scale_info(
         low=_finite(noise.low)[each],
         high=_finite(noise.high)[each],
         loss_steps=tuple(int(step) for step in loss_steps)[every],
-        loss=tuple(values)[every],
-        smooth_loss=moving_average(values)[every],
+        loss=finite_or_none(loss[every]),
+        smooth_loss=finite_or_none(smooth[every]),
     )
 
 

@@ -75,7 +75,7 @@ def ring_info(trace: Trace, *, step: int | None = None, bucket: int | None = Non
 def newest_ring_step(trace: Trace) -> int | None:
     """The newest step whose chunks every rank has written."""
     whole = [s for s, events in trace.chunks.items() if len({e["rank"] for e in events}) == trace.world_size]
-    finished = {step.number for step in trace.steps}
+    finished = {step.number for step in trace.steps if step.number in trace.chunks}
     return max((s for s in whole if s in finished), default=None)
 
 
