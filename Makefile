@@ -15,7 +15,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python3
 help:
 	@echo "make demo    train a small GPT and a classifier on 1 and 4 ranks by every strategy; table and HTML report"
 	@echo "make lab     open JupyterLab on the tour"
-	@echo "make test    run every test, then make check"
+	@echo "make test    run the quick tests (minutes), then make check; all of them: make test ARGS=--full"
 	@echo "make check   ruff (lint, format) and mypy"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make bench   print the measured ratios"

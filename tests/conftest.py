@@ -28,14 +28,25 @@ BOOKKEEPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--full",
+        action="store_true",
+        help="also what takes minutes, at all world sizes, as each change must pass",
+    )
+    parser.addoption(
         "--every-case", action="store_true", help="run the whole matrix, and notebooks as they are"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--every-case"):
-        items[:], left_out = thin(items)
-        config.hook.pytest_deselected(items=left_out)
+    if config.getoption("--every-case") or _names_a_test(config):
+        return
+    items[:], left_out = thin(items, quick=not config.getoption("--full"))
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _names_a_test(config: pytest.Config) -> bool:
+    """Whether somebody asks for single tests, who then gets them."""
+    return any("::" in argument for argument in config.args)
 
 
 @pytest.fixture(scope="session", autouse=True)

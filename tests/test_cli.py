@@ -240,7 +240,7 @@ class TestLab:
 
     def test_the_server_listens_on_this_machine_only(self, tmp_path: Path) -> None:
         command = lab.lab_command(tmp_path, port=8899, browser=False)
-        assert command[:3] == [sys.executable, "-m", "jupyterlab"]
+        assert command[:4] == [sys.executable, "-P", "-m", "jupyterlab"]
         assert {"--ServerApp.ip=127.0.0.1", "--ServerApp.port=8899", "--no-browser"} <= set(command)
 
 

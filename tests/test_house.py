@@ -116,17 +116,6 @@ def test_importing_loads_nothing_heavy(code: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_importing_shardscope_takes_less_than_three_tenths_of_a_second() -> None:
-    clock = "import time; t = time.perf_counter(); import shardscope; print(time.perf_counter() - t)"
-    times = [
-        float(
-            subprocess.run([sys.executable, "-c", clock], capture_output=True, check=True, timeout=60).stdout
-        )
-        for _ in range(3)
-    ]
-    assert min(times) < 0.3
-
-
 def test_every_public_name_is_listed_once_and_found() -> None:
     promised = {*shardscope._HOME_OF, "__version__"}
     assert promised == set(shardscope.__all__)

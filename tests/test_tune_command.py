@@ -66,11 +66,11 @@ class TestMistakes:
         [
             (["--space", "optimizer.lr=0.1"], "leaves nothing to search; write optimizer.lr=LOW:HIGH"),
             (["--space", "optimizr=adamw,lamb"], "optimizer"),
-            (["--space", "batch=30:60"], "no power of two"),
+            (["--space", "batch=30:60"], "not a power of two"),
             ([*RATES, "--objective", "lss"], "did you mean 'loss'"),
             ([*RATES, "--sampler", "tpp"], "did you mean 'tpe'"),
             ([*RATES, "--trials", "0"], "trials=0"),
-            ([*RATES, "--timeout", "-1"], "timeout_s=-1 is no time to work in; give seconds above 0"),
+            ([*RATES, "--timeout", "-1"], "timeout_s=-1.0 is no time to work in; give seconds above 0"),
             ([*RATES, "--timeout", "nan"], "timeout_s=nan is no time"),
             ([*RATES, "--promote", "1"], "use a whole number of at least 2"),
             ([*RATES, "--seed", "-1"], "seed=-1 is not valid"),

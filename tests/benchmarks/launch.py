@@ -34,12 +34,20 @@ def to_first_step(job: ss.Job) -> tuple[float, ss.Run]:
 
 
 def total_pss(run: ss.Run) -> float:
-    """Proportional set size in MB of the launch server, the agent and all ranks."""
+    """Proportional set size in MB of the launch server, the agent and all ranks, without what ends meanwhile."""
     status = run._dir.read_status()
     assert status is not None
     server = psutil.Process(status.pid).parent()
     assert server is not None
-    return sum(p.memory_full_info().pss for p in (server, *server.children(recursive=True))) / 1e6
+    return sum(map(pss, (server, *server.children(recursive=True)))) / 1e6
+
+
+def pss(process: psutil.Process) -> int:
+    """Bytes; none of a process that has just ended."""
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def main() -> None:

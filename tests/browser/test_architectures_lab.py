@@ -8,6 +8,8 @@ import pytest
 
 from browser.test_training_lab import CONTRAST, LAB, choose, press, status
 
+pytestmark = pytest.mark.weekly
+
 TOUR = Path(__file__).parents[2] / "notebooks" / "tour.ipynb"
 BARS = """(heading) => {
     const heads = [...document.querySelectorAll('.jp-OutputArea-output .ss-lab .ss-heading')];

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from browser.test_architectures_lab import lab, wait_for_bars  # noqa: F401 - a fixture
 from browser.test_training_lab import CONTRAST, LAB, choose, press, status
+
+pytestmark = pytest.mark.weekly
 
 UNNAMED = f"""() => [...document.querySelectorAll('{LAB} .ss-controls :is(select, input)')]
     .filter(node => !node.getAttribute('aria-label') && ![...node.labels].some(label => label.textContent.trim()))

@@ -27,19 +27,20 @@ import torch.distributed as dist
 from shardscope.training.collectives import process_group
 from shardscope.training.context import RankContext
 from shardscope.training.events import EventWriter
-from shardscope.training.meter import Meter
+from shardscope.training.meter import OBSERVING, Meter
 
 TIMEOUT_S = 100.0
 
 
-def _serve(rank: int, world_size: int, port: int, requests: Connection) -> None:
+def _serve(rank: int, world_size: int, port: int, timeout_s: float, requests: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
     meter = Meter()
     group = process_group.init(
-        meter, backend="gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30), store=store
-    )
+        meter, backend="gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s),
+        store=store,
+    )  # fmt: skip
     while True:
         try:
             message = requests.recv_bytes()
@@ -48,7 +49,8 @@ def _serve(rank: int, world_size: int, port: int, requests: Connection) -> None:
         function, folder = cloudpickle.loads(message)
         events = EventWriter(Path(folder) / f"rank-{rank}.jsonl", rank)
         context = RankContext(rank, world_size, torch.device("cpu"), meter, events, group, "gloo")
-        meter.drain()
+        meter.step = OBSERVING
+        meter.drain(), meter.drain_late()  # what the group has sent in earlier tests
         try:
             reply = (True, function(context))
         except BaseException:
@@ -59,9 +61,10 @@ def _serve(rank: int, world_size: int, port: int, requests: Connection) -> None:
 
 @dataclass
 class RankPool:
-    """`world_size` processes in one group."""
+    """`world_size` processes in one group; a message that waits for `timeout_s` raises."""
 
     world_size: int
+    timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         processes = multiprocessing.get_context("forkserver")
@@ -77,7 +80,7 @@ class RankPool:
         for rank in range(self.world_size):
             ours, theirs = processes.Pipe()
             process = processes.Process(
-                target=_serve, args=(rank, self.world_size, port, theirs), daemon=True
+                target=_serve, args=(rank, self.world_size, port, self.timeout_s, theirs), daemon=True
             )
             process.start()
             theirs.close()

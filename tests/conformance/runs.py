@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -73,6 +74,12 @@ def family(run: ss.Run) -> list[int]:
     """The agent and everything below it."""
     agent = agent_pid(run)
     return [agent, *(child.pid for child in psutil.Process(agent).children(recursive=True))]
+
+
+def semaphores(pid: int) -> set[Path]:
+    """The named semaphores that a process holds, as files; they outlive it unless somebody removes them."""
+    mapped = {line.split()[4] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
+    return {path for path in Path("/dev/shm").glob("sem.*") if str(path.stat().st_ino) in mapped}
 
 
 def open_files(pid: int | None = None) -> int:

@@ -1,15 +1,23 @@
-"""Which cases of the conformance matrix run by default: at 2 ranks a third of the strategies', at 3 and 4 a sixth.
+"""Which tests run: three tiers, each a part of the next.
 
-So an optimizer meets a third of a strategy's cases (precision, accumulation, recomputation, clip) at 2 ranks, another
-third than the next optimizer and than under the next strategy, and other sixths at 3 and at 4 ranks. For one strategy
-with three cases an optimizer may stay without some case or world size; over the strategies each optimizer meets every
-case and every world size. Where only precision or nothing varies (bf16, clipping), each optimizer runs at one of the
-world sizes, at another under the next strategy. Of compression methods all that they must pass runs at 2 ranks, and a
-sixth of it at 3 and 4, each of that on a sixth of the methods. `pytest --every-case` runs the whole product.
+``make test`` is quick: it leaves out what is marked ``slow`` (notebooks, browsers, studies with kills) and runs tests
+on real ranks at 2 ranks, and a sixth of them at 3 and 4. ``pytest --full``, which every change must pass, runs all of
+these at 2 ranks and at one of 3 and 4, at all where a test skips some by itself; and a sixth of the matrix that holds
+every strategy against one process, with every optimizer. ``pytest --every-case``
+runs the whole matrix, everything at 2, 3 and 4 ranks, and what is marked ``weekly``.
+
+In the full tier an optimizer meets a sixth of a strategy's cases (precision, accumulation, recomputation, clip) at 2
+ranks, another sixth than the next optimizer and than under the next strategy, and other sixths at 3 and at 4 ranks. For
+one strategy with three cases an optimizer may stay without some case or world size; over the strategies each optimizer
+meets every case and every world size. Where only precision or nothing varies (bf16, clipping), each optimizer runs at
+one of the world sizes, at another under the next strategy. Of compression methods all that they must pass runs at 2
+ranks, and a sixth of it at 3 and 4, each of that on a sixth of the methods. The quick tier runs a third of that.
 """
 
 from __future__ import annotations
 
+import inspect
+import zlib
 from typing import Any
 
 import pytest
@@ -24,19 +32,55 @@ FEWEST, SIZES = 2, 3
 SHARE = 6
 
 
-def thin(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Those that run and those left out."""
-    kept = [item for item in items if _runs(item)]
-    return kept, [item for item in items if not _runs(item)]
+def thin(items: list[pytest.Item], *, quick: bool) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Those that run and those left out, in the quick tier or the full one."""
+    kept = [item for item in items if _runs(item) and not (quick and _is_long(item))]
+    chosen = set(kept)
+    return kept, [item for item in items if item not in chosen]
+
+
+def _is_long(item: pytest.Item) -> bool:
+    """Whether a test of the full tier is left out of the quick one."""
+    if item.get_closest_marker("slow"):
+        return True
+    ranks = _ranks_of(item)
+    if ranks is None:
+        return False
+    share = SIZES if _is_of_the_matrix(item) else 1
+    return zlib.crc32(item.nodeid.encode()) % (share if ranks == FEWEST else SHARE * share) != 0
+
+
+def _is_of_the_matrix(item: pytest.Item) -> bool:
+    matrix = (CompressorConformance, StrategyConformance)
+    return isinstance(item, pytest.Function) and item.cls is not None and issubclass(item.cls, matrix)
 
 
 def _runs(item: pytest.Item) -> bool:
-    if not (isinstance(item, pytest.Function) and item.cls):
-        return True
+    """Whether a test belongs to the full tier."""
+    if item.get_closest_marker("weekly"):
+        return False
+    if not _is_of_the_matrix(item):
+        return _meets_ranks(item)
+    assert isinstance(item, pytest.Function)
     given = item.callspec.params if hasattr(item, "callspec") else {}
     if issubclass(item.cls, CompressorConformance):
         return _meets_method(item, given)
-    return not issubclass(item.cls, StrategyConformance) or _meets_optimizer(item, given)
+    return _meets_optimizer(item, given)
+
+
+def _ranks_of(item: pytest.Item) -> int | None:
+    """The size of the group that a test runs on, where it runs on real ranks."""
+    return item.callspec.params.get("pools") if hasattr(item, "callspec") else None
+
+
+def _meets_ranks(item: pytest.Item) -> bool:
+    """Whether a test runs at its number of ranks: at the fewest, and at one of the others, by its name."""
+    ranks = _ranks_of(item)
+    if ranks is None or ranks == FEWEST:
+        return True
+    assert isinstance(item, pytest.Function)
+    name = item.nodeid.replace(f"{ranks} ranks", "")
+    return zlib.crc32(name.encode()) % 2 == ranks % 2 or "pytest.skip(" in inspect.getsource(item.function)
 
 
 def _meets_method(item: pytest.Function, given: dict[str, Any]) -> bool:
@@ -55,5 +99,4 @@ def _meets_optimizer(item: pytest.Function, given: dict[str, Any]) -> bool:
     if "recompute" not in given:
         return (place + (given.get("precision") == "fp32")) % SIZES == 0
     case = tuple(given[name] for name in ("precision", "accumulation", "recompute", "clip_norm"))
-    share = SIZES if given["pools"] == FEWEST else SHARE
-    return (place + item.cls.cases.index(case)) % share == 0
+    return (place + item.cls.cases.index(case)) % SHARE == 0

@@ -13,6 +13,7 @@ from conformance.runs import small_job
 from shardscope import cli
 from shardscope.runtime.check import both_jobs, check, read_parameters
 from shardscope.runtime.check_report import compare
+from shardscope.runtime.driver import _driver
 from shardscope.spec import STRATEGIES, Record
 
 
@@ -184,6 +185,29 @@ class TestRealRuns:
             check(small_job(), 1_000_000, on_step=enough)
         (run,) = ss.runs()
         assert not run.is_alive
+
+    @pytest.mark.parametrize("of_the_two", [1, 2])
+    def test_a_run_that_somebody_stops_ends_the_check_in_a_sentence(self, of_the_two):
+        seen = []
+
+        def stop(run, steps):
+            seen.append(run) if run not in seen else None
+            if len(seen) == of_the_two and steps:
+                ss.Run.attach(run.path).stop()
+
+        with pytest.raises(
+            ss.RunFailed, match="was stopped before its last step .*asked to stop.* check again"
+        ):
+            check(small_job(), 2000, on_step=stop)
+
+    def test_a_killed_server_is_named(self):
+        def kill(run, steps):
+            if steps:
+                _driver.server().kill()
+
+        with pytest.raises(ss.RunFailed, match="the launch server .* was killed"):
+            check(small_job(), 2000, on_step=kill)
+        assert check(small_job(), 2).passed
 
     def test_parameters_are_written_only_where_asked_for(self):
         plain = ss.launch(small_job(steps=2)).wait(60)

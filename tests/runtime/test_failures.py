@@ -17,6 +17,9 @@ from torch import nn
 
 import shardscope as ss
 from conformance.runs import small_job
+from shardscope.runtime import worker
+from shardscope.runtime.rundir import RunDir
+from shardscope.training.events import EventWriter
 
 
 @pytest.mark.parametrize(
@@ -39,8 +42,8 @@ from conformance.runs import small_job
             {"strategy": ss.ParameterServer(dedicated=True), "world_size": 4},
             "global_size=64 does not divide over the 3 workers of world_size=4; use 63 or 66",
         ),
-        ({"strategy": None}, "strategy=None is no strategy; give a name such as 'ring'"),
-        ({"strategy": ss.Zero3}, "is no strategy; give a name such as 'ring', or one with settings"),
+        ({"strategy": None}, "strategy=None is not a strategy; give a name such as 'ring'"),
+        ({"strategy": ss.Zero3}, "is not a strategy; give a name such as 'ring', or one with settings"),
         (
             {"strategy": {"kind": "parameter-server", "staleness": 4}},
             "staleness=4 has no effect with mode='sync'; leave it out, or use mode='ssp'",
@@ -190,3 +193,38 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
     first, last = done.stdout.strip().splitlines()
     assert "No space left on device" in first, done.stderr
     assert last == "failed True"
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "Permission denied", "/data/train.bin"), OSError(28, "full")]
+)
+def test_a_file_of_the_users_own_is_not_taken_for_the_run_directory(error: OSError, tmp_path: Path) -> None:
+    try:
+        raise error
+    except OSError as raised:
+        told = worker._describe(raised, None, RunDir(tmp_path))
+    assert "SHARDSCOPE_RUNS" not in str(told["message"])
+    assert "Traceback" in str(told["traceback"])
+
+
+def test_what_the_run_directory_refuses_comes_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    def described() -> dict[str, object]:
+        with EventWriter(tmp_path / "rank-0.jsonl", 0) as events, monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            try:
+                events.emit("end", state="completed")
+            except OSError as error:
+                return worker._describe(error, None, RunDir(tmp_path))
+        raise AssertionError("it was written")
+
+    for told in (
+        described(),
+        worker._describe(PermissionError(13, "no", str(tmp_path / "x")), None, RunDir(tmp_path)),
+    ):
+        assert "SHARDSCOPE_RUNS" in str(told["message"])
+        assert told["traceback"] == ""

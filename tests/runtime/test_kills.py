@@ -24,11 +24,15 @@ from conformance.runs import (
     family,
     open_files,
     rank_pids,
+    semaphores,
     small_job,
     wait_for,
 )
+from shardscope.runtime.driver import _driver
 from shardscope.runtime.rundir import RunDir
 from shardscope.training.events import EventWriter
+
+pytestmark = pytest.mark.slow
 
 STRATEGIES = ["all-reduce", "ring"]
 
@@ -91,9 +95,39 @@ def test_a_killed_server_ends_its_runs_and_the_next_launch_starts_another() -> N
     server = psutil.Process(agent_pid(run)).parent()
     assert server is not None
     server.kill()
-    assert run.wait(60).state == "stopped"
+    with pytest.raises(
+        ss.RunFailed, match=f"the launch server .*process {server.pid}.* was killed"
+    ) as failed:
+        run.wait(60)
+    assert "\n" not in str(failed.value)
+    assert run.state == "failed"
     assert all_gone([server.pid, *processes])
     assert ss.launch(small_job()).wait(60).state == "completed"
+
+
+def test_a_server_killed_while_it_is_asked_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = _driver.server()
+    server.kill()
+    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(server, "poll", lambda: None)  # as if it had been alive when the launch looked
+    assert ss.launch(small_job()).wait(60).state == "completed"
+
+
+def test_a_killed_forkserver_is_named() -> None:
+    run = ss.launch(endless_job(world_size=3, batch=48))
+    pids = rank_pids(run)
+    processes = family(run)
+    forkserver = psutil.Process(pids[0]).parent()
+    assert forkserver is not None
+    assert forkserver.pid not in (agent_pid(run), *pids.values())
+    forkserver.kill()
+    with pytest.raises(
+        ss.RunFailed, match=f"the forkserver .*process {forkserver.pid}.* was killed by SIGKILL"
+    ) as failed:
+        run.wait(60)
+    assert failed.value.rank is None
+    assert "\n" not in str(failed.value)
+    assert all_gone(processes)
 
 
 DRIVER = """
@@ -217,6 +251,20 @@ def _resources() -> dict[str, object]:
     wait_for(lambda: len(server.children()) <= 1)  # the standard library's resource tracker stays
     time.sleep(0.6)  # the server looks after its agents a few times a second
     return {"ours": open_files(), "the server's": open_files(server.pid), "children": len(me.children())}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="semaphores are files on Linux only")
+def test_stopping_a_frozen_agent_leaves_no_semaphore(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardscope.runtime.run._KILL_AFTER_S", 0.5)
+    run = ss.launch(endless_job())
+    rank_pids(run)
+    processes, held = family(run), semaphores(agent_pid(run))
+    assert held
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    run.stop(grace_s=0.0)
+    assert all_gone(processes)
+    assert not [path for path in held if path.exists()]
 
 
 def test_ranks_listen_on_loopback_only() -> None:

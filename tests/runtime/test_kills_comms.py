@@ -10,6 +10,8 @@ import pytest
 import shardscope as ss
 from conformance.runs import all_gone, endless_job, family, rank_pids
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("victim", [0, 3])
 @pytest.mark.parametrize("strategy", ["tree", "hierarchical:2"])

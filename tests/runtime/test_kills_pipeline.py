@@ -13,6 +13,8 @@ from torch import nn
 import shardscope as ss
 from conformance.runs import all_gone, endless_job, family, rank_pids, small_job
 
+pytestmark = pytest.mark.slow
+
 BATCH = ss.Batch(48, micro_size=4)
 
 
@@ -90,10 +92,6 @@ def test_a_layer_that_raises_is_named_with_its_own_error() -> None:
         (
             {"strategy": ss.Pipeline(split=(2, 2, 2))},
             "adds up to 6 layers, but model='mlp' has 4 layers to cut",
-        ),
-        (
-            {"strategy": "pipeline:zero-bubble", "model": "resnet", "recompute": "selective"},
-            "recompute='selective' with the zero-bubble schedule works only on models that mark",
         ),
     ],
 )

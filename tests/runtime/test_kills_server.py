@@ -14,6 +14,8 @@ from torch import nn
 import shardscope as ss
 from conformance.runs import all_gone, endless_job, family, rank_pids, small_job, wait_for
 
+pytestmark = pytest.mark.slow
+
 KILLS = [
     (
         ss.ParameterServer(),

@@ -13,6 +13,8 @@ import pytest
 import shardscope as ss
 from conformance.runs import small_job
 
+pytestmark = pytest.mark.slow
+
 
 def start_agent(node: int, port: int, job: Path, run_dir: Path) -> subprocess.Popen[str]:
     """The README's command, once for each machine."""

@@ -88,8 +88,8 @@ def test_a_device_of_the_users_own_needs_its_links() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Cluster.of("h100", nodes=0), "nodes=0 is not valid: it should be greater than 0"),
-        (lambda: Cluster.of("h100", per_node=-8), "per_node=-8 is not valid: it should be greater than 0"),
+        (lambda: Cluster.of("h100", nodes=0), "nodes=0 is not valid: it should be greater than or equal to 1"),
+        (lambda: Cluster.of("h100", per_node=-8), "per_node=-8 is not valid: it should be greater than or equal to 1"),
         (lambda: Cluster.of("h100", inter="-5 GB/s"), "inter='-5 GB/s' is not valid: it should be greater than 0"),
         (lambda: Cluster.of("h100", inter="200 G"), "inter='200 G' has the unit 'G', .* Gbit/s or GB/s"),
         (lambda: Cluster.of("h100", inter="200"), "inter='200' has no unit"),

@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import job
+from shardscope.training import loss
 from shardscope.training.context import RankContext
 from shardscope.training.evaluate import evaluate
+from shardscope.training.events import EventWriter
+from shardscope.training.meter import Meter
 from shardscope.training.trainer import Trainer
 
 
@@ -46,3 +50,74 @@ def test_a_test_split_may_have_fewer_rows_than_there_are_ranks(
     first, *others = pool.run(result, tmp_path)
     assert first["samples"] == 1
     assert others == [first] * (pool.world_size - 1)
+
+
+class Neighbours(nn.Module):
+    """A graph network's step over a sparse adjacency matrix, which is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+        self.register_buffer("adjacency", torch.eye(10).to_sparse(), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(self.adjacency, self.head(images.flatten(1)).t()).t()
+
+
+def test_a_model_with_a_sparse_buffer_can_be_evaluated(tmp_path: Path) -> None:
+    with EventWriter(tmp_path / "rank-0.jsonl", 0) as events:
+        alone = RankContext(0, 1, torch.device("cpu"), Meter(), events)
+        ours = job(model=Neighbours, data=one_test_row, strategy="single", world_size=1)
+        trainer = Trainer(ours, alone, tmp_path)
+        found = evaluate(trainer.strategy, trainer.data.test, trainer.loss_function, trainer._place)
+    assert found["samples"] == 1
+    assert not trainer.strategy.consensus()  # nobody to agree with, so nothing is copied
+
+
+class Judging(nn.Module):
+    """Computes its own loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = self.head(images.flatten(1))
+        return {
+            "logits": scores,
+            "loss": nn.functional.cross_entropy(scores, scores.new_zeros(len(scores)).long()),
+        }
+
+
+def many_test_rows() -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    (images, classes), _ = one_test_row()
+    return (images, classes), (images, classes)
+
+
+def test_what_a_models_own_loss_scores_is_looked_for_once_and_a_few_rows_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+    few_at_a_time = loss._few_at_a_time
+
+    def watched(scores: torch.Tensor, target: torch.Tensor) -> Any:
+        for part, classes in few_at_a_time(scores, target):
+            copied.append(len(part))
+            yield part, classes
+
+    monkeypatch.setattr(loss, "_COPIED", 20)  # two rows of ten classes
+    monkeypatch.setattr(loss, "_few_at_a_time", watched)
+    with EventWriter(tmp_path / "rank-0.jsonl", 0) as events:
+        alone = RankContext(0, 1, torch.device("cpu"), Meter(), events)
+        ours = job(
+            model=Judging,
+            data=many_test_rows,
+            strategy="single",
+            world_size=1,
+            batch=ss.Batch(8, micro_size=4),
+        )
+        trainer = Trainer(ours, alone, tmp_path)
+        found = evaluate(trainer.strategy, trainer.data.test, trainer.loss_function, trainer._place)
+    assert found["samples"] == 48
+    assert found["accuracy"] in (0.0, 1.0)  # all rows are the same
+    assert copied == [2, 2]

@@ -81,3 +81,44 @@ def test_what_does_not_fit_is_refused_in_a_sentence(loss, output, target, messag
 def test_an_unknown_loss_is_refused():
     with pytest.raises(SpecError, match="did you mean 'cross-entropy'"):
         resolve_loss("crossentropy")
+
+
+class Output(dict[str, torch.Tensor]):
+    """As of Hugging Face: `loss` and `logits` as items."""
+
+
+def test_the_logits_of_an_output_are_its_scores():
+    scores, target = torch.randn(6, 5), torch.randint(5, (6,))
+    loss = resolve_loss("cross-entropy")
+    assert loss(Output(logits=scores), target) == loss(scores, target)
+    assert accuracy(Output(logits=scores), target) == accuracy(scores, target)
+
+
+def test_a_loss_that_the_model_has_computed_is_the_one_it_is_trained_with():
+    own = torch.tensor(3.0)
+    assert (
+        resolve_loss("cross-entropy")(Output(loss=own, logits=torch.ones(2, 2)), torch.zeros(2).long()) is own
+    )
+
+
+def test_accuracy_follows_the_loss_of_the_model_itself():
+    scores, target = torch.randn(4, 7, 5), torch.randint(5, (4, 7))
+    target[0, :3] = -100
+    aligned = Output(loss=cross_entropy(scores, target), logits=scores)
+    shifted = Output(loss=cross_entropy(scores[:, :-1], target[:, 1:]), logits=scores)
+    hits = scores.argmax(dim=-1) == target
+    assert accuracy(aligned, target) == pytest.approx(float(hits[target >= 0].double().mean()))
+    next_hits = scores[:, :-1].argmax(dim=-1) == target[:, 1:]
+    assert accuracy(shifted, target) == pytest.approx(float(next_hits[target[:, 1:] >= 0].double().mean()))
+    assert accuracy(Output(loss=torch.tensor(0.123), logits=scores), target) is None
+    assert accuracy(Output(loss=torch.tensor(0.123), logits=scores), target + 9) is None
+
+
+def test_a_named_loss_says_what_it_cannot_read():
+    loss = resolve_loss("cross-entropy")
+    with pytest.raises(
+        DataError, match="got a tuple without logits from the model; return a tensor, or give a call"
+    ):
+        loss((torch.ones(2, 2),), torch.zeros(2).long())
+    with pytest.raises(DataError, match="got a target of type dict; give a tensor, or a callable"):
+        loss(torch.ones(2, 2), {})

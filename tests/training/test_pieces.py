@@ -39,6 +39,7 @@ def parameters_of(trainer: Trainer) -> list[Tensor]:
 
 
 def train(job: ss.Job, context: RankContext, folder: Path, after: Path | None = None) -> Trainer:
+    folder.mkdir(exist_ok=True)
     trainer = Trainer(job, context, folder)
     if after is not None:
         trainer.resume(after / "checkpoints")
@@ -93,6 +94,7 @@ def resumed(
 
     def body(context: RankContext) -> tuple[Any, Any, dict[str, Any]]:
         saved = train(before, context, tmp_path / "before")
+        (tmp_path / "after").mkdir(exist_ok=True)
         trainer = Trainer(after, context, tmp_path / "after")
         told: dict[str, Any] = {}
         emit = context.events.emit
@@ -160,6 +162,7 @@ def test_changed_settings_move_the_weights_as_a_script_would(two: RankPool, tmp_
     def body(context: RankContext) -> tuple[list[Tensor], list[Tensor]]:
         train(before, context, tmp_path / "before")
         last = train(after, context, tmp_path / "after", tmp_path / "before")
+        (tmp_path / "script").mkdir(exist_ok=True)
         alone = Trainer(after.replace(strategy="all-reduce"), context, tmp_path / "script")
         optimizer = torch.optim.AdamW(alone.model.parameters(), lr=1e-2)
         for step in range(9):

@@ -183,3 +183,70 @@ def test_applying_it_twice_changes_nothing_more():
 def test_an_unknown_mode_is_refused():
     with pytest.raises(SpecError, match="recompute='ful' is not known; did you mean 'full'"):
         apply_recompute(make("mlp"), "ful")
+
+
+class Lstm(nn.Module):
+    """Torch's own loop changes the products of its gates in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.LSTM(4, 5, batch_first=True)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.head(self.cells(x.unflatten(1, (2, 4)))[0][:, -1])
+
+
+class ChangesItsBlocks(nn.Module):
+    """Changes what a block has returned in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Tanh(), nn.Linear(8, 8)) for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            y = block(x)
+            y += x
+            x = y
+        return x
+
+
+def changes_inside():
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.LayerNorm(8)) for _ in range(2))
+    )
+
+
+def uses_a_block_twice():
+    block = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    return nn.Sequential(block, nn.LayerNorm(8), block)
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize("make_model", [Lstm, ChangesItsBlocks, changes_inside, uses_a_block_twice])
+def test_recomputes_models_that_change_results_in_place_or_run_a_block_twice(make_model, mode, precision):
+    torch.manual_seed(0)
+    mixed = precision == torch.bfloat16
+    plain = make_model().to(torch.float32 if mixed else precision)
+    recomputed = apply_recompute(copy.deepcopy(plain), mode)
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)).to(next(plain.parameters()).dtype)
+    for model in (plain, recomputed):
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            score = model(x).square().sum()
+        score.backward()
+    for expected, got in zip(plain.parameters(), recomputed.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, expected.grad, rtol=0, atol=0)
+
+
+def test_a_backward_pass_that_comes_back_takes_no_result_for_another():
+    plain = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    recomputed = apply_recompute(nn.Sequential(copy.deepcopy(plain)), "selective")
+    x = torch.randn(3, 8)
+    for model in (plain, recomputed):
+        score = model(x).square().sum()
+        score.backward(retain_graph=True)
+        score.backward()
+    for expected, got in zip(plain.parameters(), recomputed.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, expected.grad)

@@ -22,6 +22,8 @@ from shardscope.tuning import recovery, storage
 from shardscope.tuning.records import NOT_BEGUN
 from shardscope.tuning.session import Session
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -64,7 +64,8 @@ def test_steps_before_and_after_a_warm_up_weigh_as_often_as_the_job_has_them(tmp
         for rank in range(2):
             event = {
                 "event": "step", "t": float(step), "step": step, "rank": rank, "step_time_s": seconds, "traffic": {},
-                "peak_memory_bytes": 1,
+                "peak_memory_bytes": 1, "memory_bytes": 1, "loss": 1.0, "samples": 4, "tokens": None, "lr": 0.1,
+                "grad_norm": None,
             }  # fmt: skip
             with run.rank_file(rank).open("ab") as file:
                 file.write(encode(event))

@@ -25,6 +25,8 @@ from shardscope.errors import StudyError
 from shardscope.tuning import recovery
 from shardscope.tuning.session import Session
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Server:

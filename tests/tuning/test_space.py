@@ -57,10 +57,10 @@ def test_a_trial_of_another_batch_keeps_its_samples_and_its_share_of_warm_up() -
         ({"optimizers": ["adamw"]}, "did you mean 'optimizer'"),
         ({"optimizer": ["adamx"]}, "did you mean 'adamw'"),
         ({"optimizer": ["adamw", "adamw"]}, "name a choice twice"),
-        ({"optimizer": ("adamw", "lamb")}, "is no range"),
+        ({"optimizer": ("adamw", "lamb")}, "is not a range"),
         ({"optimizer.lr": (1, 0)}, "low is below high"),
         ({"optimizer.lr": (0.0, 1.0, "log")}, "has no logarithm"),
-        ({"optimizer.lr": "0.1"}, "is no range"),
+        ({"optimizer.lr": "0.1"}, "is not a range"),
         ({"optimizer.lr": (-1.0, 1.0)}, "optimizer.lr"),
         ({"batch": ss.PowersOfTwo(1, 4)}, "batch.global_size=1 does not divide over world_size=2; use 2"),
         ({"compression[topk].ratio": (0.1, 0.5)}, "add 'compression' to the space"),
@@ -69,8 +69,8 @@ def test_a_trial_of_another_batch_keeps_its_samples_and_its_share_of_warm_up() -
         ({"compression": ["topk"], "compression[topk].ratio": (0.1, 2.0)}, "2.0 is not possible"),
         ({"precision": ["fp32", "fp7"]}, "did you mean 'fp64'"),
         ({"batch": (32, 128)}, "write (32, 128, 'log2')"),
-        ({"batch": (48, 128, "log2")}, "low=48 is no power of two"),
-        ({"batch": (32.5, 128, "log2")}, "32.5 is no power of two"),
+        ({"batch": (48, 128, "log2")}, "low=48 is not a power of two"),
+        ({"batch": (32.5, 128, "log2")}, "32.5 is not a power of two"),
         ({"warmup": (0.0, 2.0)}, "share of the steps"),
         ({"lr_rule": ["cubic"]}, "choices among none, linear, sqrt"),
         ({"strategy": ["ring", "rnig"]}, "'rnig' is not possible"),
@@ -84,7 +84,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(space: dict[str, Any], said: 
 
 
 def test_a_power_of_two_says_which_are_near() -> None:
-    with pytest.raises(SpecError, match="low=48 is no power of two; use for example 64"):
+    with pytest.raises(SpecError, match="low=48 is not a power of two; use for example 64"):
         ss.PowersOfTwo(48, 64)
 
 

@@ -249,11 +249,11 @@ def test_two_studies_share_one_storage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"trials": 0}, "trials=0 is no number of trials"),
-        ({"trials": True}, "trials=True is no number of trials"),
-        ({"parallel": 1.5}, "parallel=1.5 is no number of trials"),
-        ({"seed": True}, "seed=True is no seed"),
-        ({"seed": -1}, "seed=-1 is no seed of a sampler; use a whole number from 0 to 4294967295"),
+        ({"trials": 0}, "trials=0 is not valid; use a whole number from 1"),
+        ({"trials": True}, "trials=True is not valid"),
+        ({"parallel": 1.5}, "parallel=1.5 is not valid"),
+        ({"seed": True}, "seed=True is not valid"),
+        ({"seed": -1}, "seed=-1 is not valid; use a whole number from 0 to 4294967295"),
         ({"objectives": ["seconds"]}, "say nothing of quality"),
         ({"objectives": ["lss"]}, "did you mean 'loss'"),
         ({"objectives": ["loss", "loss"]}, "name one twice"),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from shardscope.runtime.listing import Skipped
 from widgets.fake_runs import FakeRun, start_event
 
 
 class FakeRuntime:
     def __init__(self) -> None:
         self.known: list[FakeRun] = []
+        self.skipped: list[Skipped] = []
 
     def runs(self, root=None):
-        return list(reversed(self.known))
+        from shardscope.runtime import Runs
+
+        return Runs(reversed(self.known), self.skipped)
 
     def launch(self, job, root=None):
         ranks = [start_event(job.strategy.kind, job.world_size, rank) for rank in range(job.world_size)]

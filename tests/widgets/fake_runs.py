@@ -116,7 +116,7 @@ def step_events(
             "memory_bytes": 180_000_000 + rank * 4_000_000,
             "peak_memory_bytes": 185_000_000 + rank * 4_000_000 + (60_000_000 if strategy == "single" else 0),
             "traffic": {
-                name: {"payload_bytes": 800_000, "sent_bytes": size, "received_bytes": size, "calls": 1}
+                name: {"payload_bytes": 800_000, "sent_bytes": size, "received_bytes": size, "calls": 1, "messages": 2}
                 for name, size in sent.items()
             },
             "spans": spans,

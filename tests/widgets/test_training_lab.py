@@ -9,7 +9,10 @@ import threading
 import pytest
 
 from shardscope.errors import RunFailed, SpecError
+from shardscope.runtime.listing import Skipped
+from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._live_figure import LiveFigure
+from shardscope_widgets.training_lab._runbook import RunBook
 from widgets.fake_runs import fake_run, step_events
 
 
@@ -188,6 +191,15 @@ class TestHistory:
         assert lab.run.id == "run-0"
         assert lab.screen.live.words.value.startswith('<div class="ss-words">run-0')
 
+    def test_runs_that_cannot_be_read_are_told_of_in_one_quiet_line(self, make_lab, runtime):
+        runtime.known = [fake_run("ring", 2, steps=3)]
+        lab = make_lab()
+        assert lab.screen.history._note.value == ""
+        runtime.skipped = [Skipped("<b>bad</b>", "job.json is missing")]
+        lab.refresh()
+        assert len(lab.runs) == 1
+        assert "1 run could not be read: &lt;b&gt;bad" in lab.screen.history._note.value
+
     def test_side_by_side_escapes_what_users_wrote(self, make_lab, runtime):
         runtime.known = [fake_run("ring", 2, steps=3, run_id="<script>alert(1)</script>")]
         html = make_lab().screen.summary.value
@@ -236,3 +248,32 @@ def test_importing_the_package_loads_neither_plotly_nor_ipywidgets():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_late_traffic_of_a_step_that_could_not_be_read_is_shown_all_the_same():
+    rows = {"send": {"sent_bytes": 7, "received_bytes": 3}}
+    trace = Trace.of(fake_run("ring", 2, steps=1))
+    assert trace.feed([{"event": "traffic", "t": 1.0, "rank": 0, "step": 1, "traffic": rows}])
+    assert trace.links[0] == (7, 3)
+
+
+def test_a_run_that_cannot_be_shown_becomes_a_note_and_stops_no_other(runtime):
+    good, bad = fake_run("ring", 2, steps=3, run_id="good"), fake_run("ring", 2, steps=3, run_id="bad")
+    runtime.known = [good, bad]
+    book = RunBook()
+    book.find()
+    book.entries["bad"].trace.feed = lambda _events: {}[0]
+    assert book.poll(["bad", "good"]) == {"bad", "good"}
+    assert book.entries["good"].trace.steps
+    assert book.poll(["bad"]) == set()
+    book.find()
+    assert book.skipped == "1 run could not be read: bad (KeyError: 0)"
+
+
+def test_a_run_that_cannot_be_entered_hides_no_other(runtime, monkeypatch):
+    runtime.known = [fake_run("ring", 2, steps=3, run_id=name) for name in ("good", "bad")]
+    monkeypatch.setattr(Trace, "of", lambda run, really=Trace.of: really(run) if run.id == "good" else 1 / 0)
+    book = RunBook()
+    book.find()
+    assert list(book.entries) == ["good"]
+    assert "bad (ZeroDivisionError" in book.skipped

@@ -46,8 +46,8 @@ class TestSearching:
         ("change", "said"),
         [
             ({"on": False}, "nothing is searched"),
-            ({"picked": [7, 4]}, "Warm-up share: .* is no range; let it end above"),
-            ({"picked": [4, 4]}, "Warm-up share: .* is no range"),
+            ({"picked": [7, 4]}, "Warm-up share: .* is not a range; let it end above"),
+            ({"picked": [4, 4]}, "Warm-up share: .* is not a range"),
         ],
     )
     def test_what_cannot_be_searched_is_said_in_one_sentence(self, change, said):

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
         LaunchError,
         RunFailed,
         RunNotFound,
+        RunUnreadable,
         ShardscopeError,
         SpecError,
         StudyError,
+        UntrustedCode,
     )
     from shardscope.measure.break_even import break_even
     from shardscope.measure.worth import worth
-    from shardscope.runtime import Run, launch, runs
+    from shardscope.runtime import Run, launch, load_job, runs
     from shardscope.runtime.check import check
     from shardscope.runtime.check_report import CheckReport
     from shardscope.runtime.doctor import diagnose as doctor
@@ -83,13 +85,15 @@ _HOMES = {
         "LaunchError",
         "RunFailed",
         "RunNotFound",
+        "RunUnreadable",
         "ShardscopeError",
         "SpecError",
         "StudyError",
+        "UntrustedCode",
     ),
     "shardscope.measure.break_even": ("break_even",),
     "shardscope.measure.worth": ("worth",),
-    "shardscope.runtime": ("Run", "launch", "runs"),
+    "shardscope.runtime": ("Run", "launch", "load_job", "runs"),
     "shardscope.runtime.check": ("check",),
     "shardscope.runtime.check_report": ("CheckReport",),
     "shardscope.runtime.doctor": ("doctor",),
@@ -157,6 +161,7 @@ __all__ = [
     "Run",
     "RunFailed",
     "RunNotFound",
+    "RunUnreadable",
     "Schedule",
     "ShardscopeError",
     "Single",
@@ -164,6 +169,7 @@ __all__ = [
     "SpecError",
     "StudyError",
     "Tree",
+    "UntrustedCode",
     "Zero1",
     "Zero2",
     "Zero3",
@@ -174,6 +180,7 @@ __all__ = [
     "check",
     "doctor",
     "launch",
+    "load_job",
     "lr_range_test",
     "plan",
     "predict",

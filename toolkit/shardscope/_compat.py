@@ -18,6 +18,15 @@ def started_processes() -> set[BaseProcess]:
     return set(getattr(process, "_children", ()))
 
 
+def ended_forkserver() -> tuple[int, int] | None:
+    """Process and exit code (minus the signal) of this process's forkserver if it has ended; None while it lives."""
+    pid = getattr(forkserver._forkserver, "_forkserver_pid", None)  # noqa: SLF001
+    if pid is None:
+        return None
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return (pid, os.waitstatus_to_exitcode(status)) if ended else None
+
+
 def fork_forkserver(folder: Path) -> int | None:
     """Give this process a forkserver that is forked from it, with everything it has imported, in a millisecond.
 
@@ -37,7 +46,10 @@ def fork_forkserver(folder: Path) -> int | None:
         return None
     resource_tracker.ensure_running()
     # a socket's path is limited to about 100 characters, a run directory's is not
-    address = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}/forkserver"
+    short = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}"
+    # where the socket of another would go, should this one be killed; by default a folder that a kill leaves behind
+    process.current_process()._config["tempdir"] = short  # type: ignore[attr-defined]  # noqa: SLF001
+    address = f"{short}/forkserver"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen()

@@ -39,6 +39,14 @@ class Steps(Sequence[Step]):
         for column, value in zip(self._columns, step._replace(tokens_per_s=tokens), strict=True):
             column.append(value)
 
+    def add_bytes(self, number: int, bytes_sent: int) -> None:
+        """Add bytes that were sent for step `number` after it was finished; a step that is not here is passed over."""
+        numbers, sent = self._columns[0], self._columns[-1]
+        for index in range(len(numbers) - 1, -1, -1):  # most likely one of the newest
+            if numbers[index] == number:
+                sent[index] += bytes_sent
+                return
+
     def __len__(self) -> int:
         return len(self._columns[0])
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from shardscope.runtime.noise import Squares, batches_compared, squares_of
 from shardscope.runtime.steady import Average, per_step
-from shardscope.runtime.summary import mean_loss
+from shardscope.runtime.summary import mean_loss, sent_bytes, with_late
 from shardscope.spec.user_code import label_of
 from shardscope_widgets.steps import Step, Steps
 
@@ -88,7 +88,7 @@ class Trace:
         ops: A pipeline's operations, step by step.
         updates: Of all servers, in order of arrival.
         consensus: Distance of the ranks' parameters from their mean, by step.
-        links: Bytes that each rank sent and received in its newest step.
+        links: Bytes that each rank sent and received in its newest step, and since then for earlier ones.
         method: How gradients were compressed, ``none`` where they were not; `method_label` says how hard.
         period: Steps after which what crosses the wire repeats itself; above 1 under local SGD only.
         link: What the ranks were held to, in words; empty for the machine's own.
@@ -159,17 +159,14 @@ class Trace:
         return trace
 
     def feed(self, events: Iterable[Event]) -> bool:
-        """Take in new events, in any order; True if there was one that a figure shows."""
+        """Take in new events, each rank's in their order; True if there was one that a figure shows."""
         return sum(self._take(event) for event in events) > 0
 
     def _take(self, event: Event) -> bool:
         take = getattr(self, f"_on_{event.get('event')}", None)
         if take is None:
             return False
-        try:
-            take(event)
-        except (KeyError, TypeError, ValueError):
-            return False  # written by another version: skipped, so that the rest can still be read
+        take(event)
         return True
 
     def _on_start(self, event: Event) -> None:
@@ -184,9 +181,7 @@ class Trace:
         self.peak_memory[rank] = max(self.peak_memory.get(rank, 0), int(peak))
         self._keep_spans(number, rank, event.get("spans") or ())
         self._newest[rank] = number
-        traffic = (event.get("traffic") or {}).values()
-        sent, received = (sum(int(row[f"{way}_bytes"]) for row in traffic) for way in ("sent", "received"))
-        self.links[rank] = (sent, received)
+        self.links[rank] = _moved(event)
         ranks = self._pending.setdefault(number, {})
         ranks[rank] = event
         if len(ranks) == self.world_size:
@@ -195,6 +190,17 @@ class Trace:
             squares = squares_of(rows)
             if squares is not None:
                 self.noise[number] = squares
+
+    def _on_traffic(self, event: Event) -> None:
+        """What a rank's server has sent for a step that the rank had finished before."""
+        number, rank = int(event["step"]), int(event["rank"])
+        (sent, received), (sent_late, received_late) = self.links.get(rank, (0, 0)), _moved(event)
+        self.links[rank] = sent + sent_late, received + received_late
+        ranks = self._pending.get(number)
+        if ranks is None:
+            self.steps.add_bytes(number, sent_bytes(event))
+        elif rank in ranks:
+            ranks[rank] = with_late(ranks[rank], event)
 
     def _keep_spans(self, number: int, rank: int, spans: Iterable[tuple[Any, ...]]) -> None:
         new = [
@@ -269,15 +275,20 @@ class Trace:
 def _merge(number: int, events: list[Event]) -> Step:
     slowest = max(float(event["step_time_s"]) for event in events)
     tokens = [event["tokens"] for event in events if event.get("tokens") is not None]
-    sent = sum(int(op["sent_bytes"]) for event in events for op in (event.get("traffic") or {}).values())
     return Step(
         number=number,
         loss=math.nan if (loss := mean_loss(events)) is None else loss,
         step_time_s=slowest,
         samples_per_s=sum(event["samples"] for event in events) / slowest if slowest else 0.0,
         tokens_per_s=sum(tokens) / slowest if tokens and slowest else None,
-        bytes_sent=sent,
+        bytes_sent=sum(map(sent_bytes, events)),
     )
+
+
+def _moved(event: Event) -> tuple[int, int]:
+    """Bytes of one event over all collectives, as (sent, received)."""
+    rows = event["traffic"].values()
+    return sum(int(row["sent_bytes"]) for row in rows), sum(int(row["received_bytes"]) for row in rows)
 
 
 def _drop_oldest(by_step: dict[int, Any]) -> None:

@@ -67,12 +67,12 @@ def push_and_pull(group: PacedProcessGroup, num_elements: int) -> None:
     if group.rank():
         answer = Message(num_elements)
         got = link.post(answer, 0, 2)
-        link.send(Message(num_elements), 0, 1, "server_push").wait()
+        link.send(Message(num_elements), 0, 1, "server_push", step=1).wait()
         got.wait()
         return
     for work in [link.post(Message(num_elements), worker, 1) for worker in others]:
         work.wait()
-    for work in [link.send(Message(num_elements), worker, 2, "server_pull") for worker in others]:
+    for work in [link.send(Message(num_elements), worker, 2, "server_pull", step=1) for worker in others]:
         work.wait()
 
 

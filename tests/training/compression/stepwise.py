@@ -78,9 +78,11 @@ class Replica:
         return mean
 
     def settled(self) -> Tensor:
-        """The weights once all ranks hold the same, flat."""
-        self.compressor.settle(list(self.weights.values()), self.carrier)
-        return self.flat()
+        """The weights that the run would be evaluated with, the same on all ranks, flat."""
+        averaged = self.compressor.averaged(self.carrier)
+        return torch.cat(
+            [averaged.get(weight, weight).detach().reshape(-1) for weight in self.weights.values()]
+        )
 
     def flat(self) -> Tensor:
         """This rank's weights."""

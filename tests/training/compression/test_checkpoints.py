@@ -86,6 +86,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
         rows = []
         for method in methods_of(strategy):
             folder = tmp_path / method.label.replace(" ", "-")
+            folder.mkdir(exist_ok=True)
             job, half = job_for(strategy, context.world_size, method)
             whole = Trainer(job, context, folder)
             whole.train(Never())
@@ -93,6 +94,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
             if context.rank == 0 and later.is_dir():
                 later.rename(folder / "later")  # as if it had ended after the first checkpoint
             torch.distributed.barrier()
+            (tmp_path / "resumed").mkdir(exist_ok=True)
             resumed = Trainer(job, context, tmp_path / "resumed")
             resumed.resume(folder / "checkpoints")
             assert resumed.first_step == half + 1
@@ -129,6 +131,7 @@ def test_units_hold_the_parameters_that_torch_puts_there_in_its_order(pool: Rank
         for model in (jagged, "gpt-nano"):
             data = "digits" if model is jagged else "python-source"
             job = job_of("zero-3", 2, ss.Compression("int4"), model=model, data=data)
+            (tmp_path / str(len(rows))).mkdir(exist_ok=True)
             trainer = Trainer(job, context, tmp_path / str(len(rows)))
             ours = units_with_parameters(trainer.model)
             for name, unit in zip(trainer.strategy.unit_names, trainer.strategy.units, strict=True):
@@ -189,6 +192,7 @@ def test_on_other_ranks_the_mean_of_what_is_owed_stays(
         return owed
 
     def load(context: RankContext) -> dict[str, Tensor]:
+        (tmp_path / "then").mkdir(exist_ok=True)
         trainer = Trainer(job_of(then, 2, method, **fields), context, tmp_path / "then")
         trainer.resume(tmp_path / "checkpoints")
         assert recalled(context) == ["the mean"]
@@ -225,6 +229,7 @@ def test_a_method_that_keeps_nothing_says_that_it_recalls_nothing(pool: RankPool
             ("zero-1", ss.Compression("int4"), "nothing"),
             ("ring", with_feedback, "its own"),
         ]:
+            (tmp_path / "then").mkdir(exist_ok=True)
             trainer = Trainer(job_of(strategy, 2, method), context, tmp_path / "then")
             trainer.resume(tmp_path / "checkpoints")
             assert recalled(context)[-1] == said
@@ -250,6 +255,7 @@ def test_on_the_same_ranks_other_buckets_owe_the_same(pool: RankPool, tmp_path: 
         trainer._save(HALF)
         old = owed_by(trainer, 1)
         trainer.strategy.close()
+        (tmp_path / "then").mkdir(exist_ok=True)
         trainer = Trainer(whole, context, tmp_path / "then")
         trainer.resume(tmp_path / "checkpoints")
         new = owed_by(trainer, 1)
@@ -364,6 +370,7 @@ def test_a_run_that_never_compressed_has_nothing_to_recall(pool: RankPool, tmp_p
     def body(context: RankContext) -> list[float | None]:
         plain = Trainer(job_of("gossip", context.world_size, ss.Compression()), context, tmp_path)
         plain.train(Never())
+        (tmp_path / "packed").mkdir(exist_ok=True)
         packed = Trainer(
             job_of("gossip", context.world_size, ss.Compression("int8"), steps=7),
             context,

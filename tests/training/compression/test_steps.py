@@ -314,11 +314,11 @@ def trained(jobs: list[ss.Job], steps: int, pool: RankPool, folder: Path) -> lis
             trainer = Trainer(one, context, context.events.path.parent)
             for step in range(1, steps + 1):
                 trainer.take_step(step)
-            trainer.strategy.settle()
             loss = evaluate(trainer.strategy, trainer.data.test, trainer.loss_function, trainer._place)[
                 "loss"
             ]
-            flat = torch.cat([p.detach().reshape(-1) for p in trainer.model.parameters()])
+            parameters = trainer.strategy.full_parameters().values()
+            flat = torch.cat([p.detach().reshape(-1) for p in parameters])
             trainer.strategy.close()
             results.append((flat, loss))
         return results

@@ -193,11 +193,11 @@ class Scaled(nn.Module):
         return self.linear(x) * self.scale
 
 
-def test_a_single_number_can_be_cut_in_buckets_only() -> None:
+def test_a_single_number_is_whole_on_every_rank() -> None:
     table = Model.from_module(Scaled(), torch.zeros(2, 4), memory=True)
     assert module_memory(table, batch=1, zero_stage=1, data_parallel=2).parameters == 4 * 21
-    with pytest.raises(SpecError, match="single number"):
-        module_memory(table, batch=1, zero_stage=2, data_parallel=2)
+    for stage in (2, 3):
+        assert module_memory(table, batch=1, zero_stage=stage, data_parallel=2).parameters == 4 * (10 + 1)
 
 
 def test_a_module_that_learns_nothing_has_no_step_to_trace() -> None:

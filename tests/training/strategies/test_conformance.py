@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -35,12 +36,14 @@ def test_a_ring_in_both_directions_follows_one_process(
 BY_THEIR_OWN_PROPERTY = {"single", "gossip"}  # the oracle itself; and who never agrees on one gradient
 
 
-def test_every_strategy_joins_the_matrix() -> None:
+def test_every_strategy_joins_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     for path in Path(__file__).parent.glob("test_*.py"):
         found = spec_from_file_location(f"joining_{path.stem}", path)
         assert found is not None
         assert found.loader is not None
-        found.loader.exec_module(module_from_spec(found))
+        module = module_from_spec(found)
+        monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up there
+        found.loader.exec_module(module)
     tested = {parse_strategy(cls.strategy).kind for cls in _all_below(StrategyConformance)}
     assert tested == set(STRATEGIES) - BY_THEIR_OWN_PROPERTY
 

@@ -49,7 +49,7 @@ def test_machines_are_nodes_unless_told_otherwise() -> None:
 
 
 def test_nodes_that_do_not_divide_the_ranks_are_refused() -> None:
-    with pytest.raises(ss.SpecError, match="per_node=3 does not divide world_size=4; use 1, 2 or 4"):
+    with pytest.raises(ss.SpecError, match="per_node=3 does not divide world_size=4; use one of 1, 2, 4"):
         small_job(strategy="hierarchical:3", world_size=4)
     assert small_job(strategy="hierarchical:2", world_size=4).strategy.label == "hierarchical:2"
 

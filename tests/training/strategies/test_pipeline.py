@@ -83,7 +83,7 @@ def trained(ours: ss.Job) -> Callable[[RankContext], Any]:
         events = [json.loads(line) for line in context.events.path.read_text().splitlines()]
         step_event = [event for event in events if event["event"] == "step"][-1]
         ops = [event["ops"] for event in events if event["event"] == "schedule"][-1]
-        return step_event["traffic"], ops, cut.split, [output.nbytes for output in cut.outputs[:-1]]
+        return step_event["traffic"], ops, cut.split, [output.nbytes for (output,) in cut.outputs[:-1]]
 
     return run
 

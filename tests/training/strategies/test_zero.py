@@ -101,21 +101,6 @@ def test_shared_tensors_stay_shared_and_shards_may_be_empty(
 
 
 @pytest.mark.parametrize("strategy", ALL)
-def test_buffers_become_those_of_rank_0(pool: RankPool, tmp_path: Path, strategy: str) -> None:
-    def seen(context: RankContext) -> list[float]:
-        trainer = Trainer(tied_job(strategy=strategy, world_size=context.world_size), context, tmp_path)
-        trainer.take_step(1)
-        before = trainer.model.seen.clone()
-        trainer.strategy.settle()
-        trainer.strategy.close()
-        return [before.item(), trainer.model.seen.item()]
-
-    rows = pool.run(seen, tmp_path)
-    assert len({before for before, _ in rows}) > 1
-    assert {after for _, after in rows} == {rows[0][0]}
-
-
-@pytest.mark.parametrize("strategy", ALL)
 def test_an_overflow_on_one_rank_skips_the_step_on_all(pool: RankPool, tmp_path: Path, strategy: str) -> None:
     def overflow(context: RankContext) -> tuple[list[bool], bool]:
         last = context.rank == context.world_size - 1

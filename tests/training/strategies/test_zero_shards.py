@@ -57,7 +57,7 @@ def formula(trainer: Trainer, micro_batches: int) -> int:
         by_rank = comm.fully_sharded_bytes(
             units(trainer), ITEM, world, stage=2 if strategy.kind == "zero-2" else 3,
             replicas=strategy.replicas, micro_batches=micro_batches,
-        )  # fmt: skip
+        ) + comm.agreement_bytes(len(units(trainer)), world, replicas=strategy.replicas)  # fmt: skip
     return int(by_rank[trainer.context.rank])
 
 
@@ -101,7 +101,9 @@ def test_stages_move_1_1_and_one_and_a_half_times_the_ring(pool: RankPool, tmp_p
         for strategy in ["ring", *ALL]:
             trainer, events = steps_of(context, job_of(strategy, context.world_size, model=even))
             trainer.strategy.close()
-            moved[strategy] = sent(events[-1])
+            moved[strategy] = (
+                sent(events[-1]) - events[-1]["traffic"].get("agreement", {"sent_bytes": 0})["sent_bytes"]
+            )
         return moved
 
     for moved in pool.run(measure, tmp_path):

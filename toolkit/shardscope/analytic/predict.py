@@ -14,7 +14,7 @@ from shardscope.analytic.show import term_html, term_text
 from shardscope.analytic.step.machine import Machine
 from shardscope.analytic.step.term import time_term
 from shardscope.analytic.terms import Term
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, require
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
@@ -170,6 +170,8 @@ def predict(
     Raises:
         SpecError: The layout takes more or fewer devices than there are, or does not divide the model or the batch.
     """
+    require(cluster, Cluster, by="predict", write="ss.Cluster.of('a100-80gb', nodes=...)")
+    require(layout, Layout, by="predict", write="ss.Layout(...)")
     layout.check(model, cluster)
     known = Calibration.of(cluster.device) if calibration is None else calibration
     return Prediction(

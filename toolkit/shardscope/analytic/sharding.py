@@ -66,7 +66,12 @@ def flat_shard_elements(bucket_elements: Sequence[int], world_size: int) -> Ints
 
 
 def padded_elements(shape: Shape, num_shards: int) -> int:
-    """Elements of a tensor once FSDP2 has padded its first dimension to a multiple of `num_shards`."""
+    """Elements of a tensor once FSDP2 has padded its first dimension to a multiple of `num_shards`.
+
+    A single number is whole on every rank.
+    """
+    if not shape:
+        return num_shards
     rows = math.ceil(shape[0] / num_shards) * num_shards
     return rows * math.prod(shape[1:])
 
@@ -74,10 +79,14 @@ def padded_elements(shape: Shape, num_shards: int) -> int:
 def row_shard_elements(shapes: Sequence[Shape], num_shards: int) -> Ints:
     """Elements that each rank of a shard group holds of tensors cut along their first dimension; shape `(N,)`.
 
-    Padding is left out: it is in FSDP2's buffers (`padded_elements`), not in gradients and optimizer state.
+    Single numbers are whole on every rank. Padding is left out: it is in FSDP2's buffers (`padded_elements`), not in
+    gradients and optimizer state.
     """
     total = np.zeros(num_shards, dtype=np.int64)
     for shape in shapes:
+        if not shape:
+            total += 1
+            continue
         rows = math.ceil(shape[0] / num_shards)
         starts = np.minimum(rows * np.arange(num_shards + 1), shape[0])
         total += np.diff(starts) * math.prod(shape[1:])

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, UntrustedCode
 
 if TYPE_CHECKING:
     from shardscope.spec import Compression, Job, Link
+
+
+_MOST_BYTES = 16 * 2**20
 
 
 def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> None:
     """Add the options that `build_job` reads; `steps` is the default that the help names."""
     parser.add_argument(
         "--job", type=Path, help="a job.json, such as a run directory holds; options change it"
+    )
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="run the code that lies beside the file of --job, where its model, data or loss is a function",
     )
     parser.add_argument("--model", help="model by name (default: gpt-nano)")
     parser.add_argument("--data", help="data by name, or a path (default: what the model reads)")
@@ -56,7 +65,7 @@ def build_job(arguments: argparse.Namespace) -> Job:
     """
     from shardscope.spec import Batch, Job, Optimizer
 
-    base = _read_job(arguments.job) if arguments.job else None
+    base = _read_job(arguments.job, trust_code=arguments.trust_code) if arguments.job else None
     names = ("model", "data", "strategy", "world_size", "precision", "recompute", "steps", "seed", "name")
     given = vars(arguments)
     fields = {name: given[name] for name in names if given.get(name) is not None}
@@ -134,14 +143,35 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _read_job(path: Path) -> Job:
+def _read_job(path: Path, *, trust_code: bool) -> Job:
     from shardscope.spec import Job
 
     try:
-        return Job.from_json(path.read_text())
+        if path.is_fifo() and not path.is_symlink():  # one that a shell has made for us is a link to it
+            raise SpecError(
+                f"job={str(path)!r} is a pipe that might never be written to; name a job.json, or /dev/stdin"
+            )
+        with path.open("rb") as file:  # of a sparse file of a terabyte no more than this is read
+            job = Job.from_json(file.read(_MOST_BYTES).decode())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise SpecError(f"job={str(path)!r} cannot be read ({reason}); name a job.json") from None
+    return _with_code(job, path.resolve(), trust_code=trust_code) if job.user_code else job
+
+
+def _with_code(job: Job, path: Path, *, trust_code: bool) -> Job:
+    """The job with the functions beside its file; somebody at a terminal is asked whether to trust them."""
+    from shardscope.runtime.load_job import add_code
+
+    try:
+        return add_code(job, path, trust_code=trust_code)
+    except UntrustedCode as error:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        print(f"shardscope: {error}", file=sys.stderr)
+        if input("Run this code? [y/N] ").strip().lower() not in {"y", "yes"}:
+            raise
+    return add_code(job, path, trust_code=True)
 
 
 def _data_for(model: str) -> str:

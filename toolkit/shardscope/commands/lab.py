@@ -69,6 +69,7 @@ def lab_command(folder: Path, *, port: int | None, browser: bool) -> list[str]:
     """The command that serves `folder` on this machine only, opened on the tour."""
     command = [
         sys.executable,
+        "-P",  # not the current folder's modules
         "-m",
         "jupyterlab",
         "--ServerApp.ip=127.0.0.1",

@@ -30,6 +30,13 @@ def add_to(commands: Any) -> None:
     add_job_options(parser)
     parser.add_argument("--name", help="name of the run directory")
     parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
+    parser.add_argument(
+        "--resume", help="run whose newest checkpoint to go on from, or the path of a checkpoint"
+    )
+    parser.add_argument(
+        "--allow-pickle", action="store_true",
+        help="read a checkpoint of an earlier version, which can run code: only if you trust whoever made it",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the result as JSON and no progress")
     parser.set_defaults(carry_out=carry_out)
 
@@ -40,7 +47,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
     from shardscope.runtime import launch
 
-    run = launch(job, root=arguments.root)
+    run = launch(job, root=arguments.root, resume=arguments.resume, allow_pickle=arguments.allow_pickle)
     try:
         with sigterm_interrupts():
             watch(run, Progress(job.last_step, job.world_size, quiet=arguments.json))

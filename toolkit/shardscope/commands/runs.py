@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._table import aligned
+from shardscope.runtime.status import printable
+from shardscope.spec.user_code import label_of
 
 if TYPE_CHECKING:
     from shardscope.runtime import Run
@@ -25,32 +28,29 @@ def carry_out(arguments: argparse.Namespace) -> int:
     """Print one row a run."""
     from shardscope.runtime import runs
 
-    rows = [describe(run) for run in runs(arguments.root)]
+    found = runs(arguments.root)
     if arguments.json:
-        print(json.dumps(rows, indent=2))
-    elif rows:
-        print(aligned(["run", "state", "strategy", "ranks", "model", "steps"], [_cells(row) for row in rows]))
-    else:
+        skipped = [{"id": name, "problem": reason} for name, reason in found.skipped]
+        print(json.dumps([*map(describe, found), *skipped], indent=2))
+        return 0
+    rows = [_cells(describe(run)) for run in found]
+    if rows:
+        print(aligned(["run", "state", "strategy", "ranks", "model", "steps"], rows))
+    elif not found.skipped:
         print("no runs yet; start one with: shardscope run")
+    for name, reason in found.skipped:
+        print(f"skipped: {name} ({reason})", file=sys.stderr)
     return 0
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """A run in a few plain values; a run whose job cannot be read any more still shows its state."""
-    about: dict[str, Any] = {"id": run.id, "path": str(run.path), "state": run.state}
-    try:
-        job = run.job
-    except ValueError as error:
-        return {**about, "problem": str(error)}
-    model = job.model if isinstance(job.model, str) else getattr(job.model, "name", "own model")
+    """A run in a few plain values."""
+    job = run.job
     return {
-        **about,
-        "strategy": job.strategy.label,
-        "world_size": job.world_size,
-        "model": model,
-        "steps": job.steps,
-    }
+        "id": run.id, "path": str(run.path), "state": run.state, "strategy": job.strategy.label,
+        "world_size": job.world_size, "model": label_of(job.model), "steps": job.steps,
+    }  # fmt: skip
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    return [str(row.get(key, "?")) for key in ("id", "state", "strategy", "world_size", "model", "steps")]
+    return [printable(str(row[key])) for key in ("id", "state", "strategy", "world_size", "model", "steps")]

@@ -162,8 +162,9 @@ def _check_nothing_new(arguments: argparse.Namespace) -> None:
     """
     scratch = argparse.ArgumentParser()
     add_job_options(scratch)
-    fixed = (*(name for name in vars(scratch.parse_args([])) if name != "seed"), *_OF_A_NEW_STUDY)
-    given = [name for name in fixed if getattr(arguments, name) is not None]
+    default = scratch.parse_args([])
+    fixed = (*(name for name in vars(default) if name not in ("seed", "trust_code")), *_OF_A_NEW_STUDY)
+    given = [name for name in fixed if getattr(arguments, name) != getattr(default, name, None)]
     if given:
         option = {"world_size": "ranks"}.get(given[0], given[0]).replace("_", "-")
         raise SpecError(

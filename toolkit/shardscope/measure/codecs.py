@@ -49,7 +49,7 @@ class _Alone(Packets):
         self._wait()
         return outgoing
 
-    def all_gather(self, own: Tensor) -> Tensor:
+    def all_gather(self, own: Tensor, *, name: str = "") -> Tensor:  # noqa: ARG002
         self._wait()
         rows = packet_rows(1, own.numel())
         rows[0] = own

@@ -25,7 +25,7 @@ _RING = {
     "noise_scale": "all_reduce",
 }
 _TREE = {"broadcast": "broadcast", "reduce": "reduce"}
-_AT_ONCE = ("packet_all_to_all", "packet_all_gather")
+_AT_ONCE = ("packet_all_to_all", "packet_all_gather", "agreement")
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def busiest(events: Iterable[Event]) -> dict[str, Counted]:
             before = found.get(name, Counted())
             found[name] = Counted(
                 max(before.num_bytes, row["sent_bytes"], row["received_bytes"]),
-                max(before.messages, row["messages"]),
-                max(before.calls, row["calls"]),
+                max(before.messages, row.get("messages", 0)),
+                max(before.calls, row.get("calls", 0)),
             )
     return found
 

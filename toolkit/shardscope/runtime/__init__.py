@@ -1,8 +1,10 @@
 """Starting, watching, stopping and finding runs. Imports no torch: that lives in the processes it starts."""
 
 from shardscope.runtime.driver import launch, shut_down, warm_up
-from shardscope.runtime.run import Run, runs
+from shardscope.runtime.listing import Runs, runs
+from shardscope.runtime.load_job import load_job
+from shardscope.runtime.run import Run
 from shardscope.runtime.summary import Summary
 from shardscope.runtime.tail import Tail
 
-__all__ = ["Run", "Summary", "Tail", "launch", "runs", "shut_down", "warm_up"]
+__all__ = ["Run", "Runs", "Summary", "Tail", "launch", "load_job", "runs", "shut_down", "warm_up"]

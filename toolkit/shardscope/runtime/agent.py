@@ -2,7 +2,8 @@
 
 It is forked from the launch server with torch already imported, gives itself a forkserver before it has any thread,
 and lets elastic start, watch and end the ranks from there. A watcher thread carries out requests to stop, and ends
-the run when the server is gone. Whatever happens, the last thing the agent does is to write how the run ended.
+the run when the server or the run directory is gone. Whatever happens, the last thing the agent does is to write how
+the run ended.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from shardscope._compat import fork_forkserver, started_processes
-from shardscope.runtime import rendezvous, worker
-from shardscope.runtime.failure import describe_failure
+from shardscope._compat import ended_forkserver, fork_forkserver, started_processes
+from shardscope.errors import RunUnreadable, ShardscopeError
+from shardscope.runtime import rendezvous, server, worker
+from shardscope.runtime.failure import describe_failure, describe_lost_forkserver
+from shardscope.runtime.files import OutOfReach
 from shardscope.runtime.processes import kill_descendants, process_started
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.summary import write_summary
+from shardscope.spec import Job
 
 _POLL_S = 0.05
 _PATIENCE_S = 3.0  # with elastic, once the ranks have been killed
@@ -62,6 +66,15 @@ def _move_in(run: RunDir, request: dict[str, Any]) -> None:
     fork_forkserver(run.path / "control")
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended, as its `status.json` says it."""
+
+    state: str
+    reason: str | None = None
+    error: dict[str, Any] | None = None
+
+
 @dataclass
 class Agent:
     """One run's agent."""
@@ -76,7 +89,9 @@ class Agent:
             "process_started": process_started(),
             "detached": self.request["detach"],
         }
-        self._ended_because: str | None = None
+        self._server = os.getppid()
+        self._folder = os.open(self.run.path, os.O_RDONLY | os.O_DIRECTORY)
+        self._cut: Ending | None = None  # by this agent, before the ranks were through
         self._over = threading.Event()
         self._ranks: set[BaseProcess] = set()
 
@@ -84,46 +99,63 @@ class Agent:
         """Start the ranks, wait for them, write how it ended."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self.run.stop_request.exists():
-            self._ended_because = "asked to stop before it had started"
-            self._leave("stopped", None)
+            self._leave(Ending("stopped", "asked to stop before it had started"))
             return 0
         self.run.write_status("running", **self._me)
         threading.Thread(target=self._watch, name="watcher", daemon=True).start()
-        state, error = self._run_ranks()
+        ending = self._run_ranks()
         self._over.set()
-        self._leave(state, error)
-        return 0 if error is None else 1
+        if ending.state == "failed" and self._is_lost():
+            ending = self._lost()  # whatever the ranks ran into after that
+        self._leave(ending)
+        return 1 if ending.state == "failed" else 0
 
-    def _leave(self, state: str, error: dict[str, Any] | None) -> None:
+    def _leave(self, ending: Ending) -> None:
+        """End what still runs and write the last word: into the run directory itself, wherever it is by now."""
         kill_descendants(os.getpid())
-        (self.run.path / "control" / "forkserver").unlink(missing_ok=True)
+        os.fchdir(self._folder)
+        run = RunDir(Path())
+        Path("control", "forkserver").unlink(missing_ok=True)
         with contextlib.suppress(
-            OSError
-        ):  # how it ended is worth more than its figures, which can be made again
-            write_summary(self.run, state)
-        self.run.write_status(state, reason=self._ended_because, error=error, **self._me)
+            OSError, ShardscopeError
+        ):  # its figures can be made again, how it ended cannot
+            write_summary(run, ending.state)
+        with contextlib.suppress(FileNotFoundError):  # it has been deleted
+            run.write_status(ending.state, reason=ending.reason, error=ending.error, **self._me)
 
-    def _run_ranks(self) -> tuple[str, dict[str, Any] | None]:
+    def _run_ranks(self) -> Ending:
         job = self.run.read_job()
         try:
             states = elastic_launch(self._config(job.world_size), worker.main)(
-                str(self.run.path), self.request["resume"]
+                str(self.run.path),
+                self.request["resume"],
+                self.request["code"],
+                self.request["allow_pickle"],
+                self.request["modules"],
             )
         except SignalException:
-            self._ended_because = "its agent received SIGTERM"
+            return self._cut or Ending("stopped", "its agent received SIGTERM")
         except ChildFailedError as failed:
-            if self._ended_because is None:
-                return "failed", describe_failure(self.run, job, failed, self._exit_codes())
+            return (
+                self._cut
+                or self._without_forkserver(job)
+                or Ending("failed", error=describe_failure(self.run, job, failed, self._exit_codes()))
+            )
         except Exception as error:
-            if self._ended_because is None:  # else the ranks were killed while elastic was starting them
-                traceback.print_exc()
-                message = f"the ranks could not be started: {error}"
-                return "failed", {"message": message, "traceback": traceback.format_exc()}
-        else:
-            if "stopped" not in states.values():
-                return "completed", None
-            self._ended_because = "asked to stop"
-        return "stopped", None
+            traceback.print_exc()
+            details = {
+                "message": f"the ranks could not be started: {error}",
+                "traceback": traceback.format_exc(),
+            }
+            return self._cut or self._without_forkserver(job) or Ending("failed", error=details)
+        return Ending("stopped", "asked to stop") if "stopped" in states.values() else Ending("completed")
+
+    def _without_forkserver(self, job: Job) -> Ending | None:
+        """How it ended if the process that the ranks are forked from has ended; None if that lives."""
+        ended = ended_forkserver()
+        return (
+            None if ended is None else Ending("failed", error=describe_lost_forkserver(self.run, job, *ended))
+        )
 
     def _exit_codes(self) -> dict[int, int]:
         """How each rank's process ended, by process; elastic itself tells only of those it saw first."""
@@ -141,28 +173,69 @@ class Agent:
         )  # fmt: skip
 
     def _watch(self) -> None:
-        """Until the run is over: end it when the server is gone, or when the grace of a stop request has run out."""
+        """Until the run is over: end it when the server or the run directory is gone, or its grace has run out."""
         deadline: float | None = None
         while not self._over.wait(_POLL_S):
             self._ranks |= started_processes()
             if select.select([self.lifeline], [], [], 0)[0]:
-                self._end("the program that launched it ended")
+                self._end(self._left_alone())
+                return
+            if self._is_lost():
+                self._end(self._lost())
                 return
             if deadline is None:
-                grace = self.run.read_json("control/stop")
-                deadline = None if grace is None else time.monotonic() + float(grace)
+                grace = self._grace_s()
+                deadline = None if grace is None else time.monotonic() + grace
             elif time.monotonic() > deadline:
-                self._end("asked to stop; the ranks did not reach the end of a step in time and were killed")
+                why = "asked to stop; the ranks did not reach the end of a step in time and were killed"
+                self._end(Ending("stopped", why))
                 return
 
-    def _end(self, reason: str) -> None:
+    def _grace_s(self) -> float | None:
+        """How long the ranks may take to stop; None if nobody has asked them to, none where the request is damaged.
+
+        A request that cannot be read now is looked at again: a run is not ended because a descriptor was short.
+        """
+        try:
+            grace = self.run.read_json("control/stop")
+        except (OSError, OutOfReach):
+            return None
+        except RunUnreadable:
+            return 0.0
+        if grace is None:
+            return None
+        return float(grace) if isinstance(grace, int | float) else 0.0
+
+    def _left_alone(self) -> Ending:
+        """How it ends once the pipe from the server is closed: it says if its driver has ended, else it died."""
+        if os.read(self.lifeline, 1) == server.DRIVER_ENDED:
+            return Ending("stopped", "the program that launched it ended")
+        message = (
+            f"the launch server of run {self.run.path.name} (process {self._server}) was killed, by hand or by the "
+            "system because memory ran out; its ranks ended with it, and the next launch starts another server"
+        )
+        return Ending("failed", error={"message": message})
+
+    def _is_lost(self) -> bool:
+        """Whether the run directory is not where it was: deleted, moved, or another in its place."""
+        try:
+            return not os.path.samestat(self.run.path.stat(), os.fstat(self._folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False  # out of reach is not gone
+
+    def _lost(self) -> Ending:
+        return Ending("failed", error={"message": self.run.is_gone_message()})
+
+    def _end(self, ending: Ending) -> None:
         """Kill the ranks, also those that are only being started; do not wait for elastic longer than need be."""
-        self._ended_because = reason
+        self._cut = ending
         deadline = time.monotonic() + _PATIENCE_S
         while not self._over.is_set() and time.monotonic() < deadline:
             kill_descendants(os.getpid())
             self._over.wait(_POLL_S)
         if not self._over.is_set():
             faulthandler.dump_traceback()
-            self._leave("stopped", None)
+            self._leave(ending)
             os._exit(0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardscope.errors import SpecError
+from shardscope.errors import RunFailed, SpecError, require
 from shardscope.runtime.check_report import CheckReport, compare
 from shardscope.runtime.driver import launch
 from shardscope.runtime.run import Run
@@ -38,7 +38,8 @@ def check(
 
     Raises:
         SpecError: The job is on one process already, or cannot be run for so many steps.
-        RunFailed: A rank of one of the two runs failed; names the rank, the step and the strategy.
+        RunFailed: A rank of one of the two runs failed; names the rank, the step and the strategy. Or somebody stopped
+            one of them.
 
     Example:
         >>> import shardscope as ss
@@ -61,6 +62,7 @@ def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
     Raises:
         SpecError: The job is on one process already, or `steps` is not possible.
     """
+    require(job, Job, by="check", write="ss.check(ss.Job(...))")
     if isinstance(job.strategy, Single):
         raise SpecError(
             "strategy='single' is what others are checked against; check a strategy such as 'ring'"
@@ -87,9 +89,15 @@ def _carry_out(job: Job, root: str | Path | None, on_step: OnStep | None) -> Run
             if on_step is not None:
                 on_step(run, len(steps_of(run.events())))
             time.sleep(_POLL_S)
-        return run.wait()
+        run.wait()
     finally:
         run.stop()
+    if run.state != "completed":
+        raise RunFailed(
+            f"run {run.id} was stopped before its last step ({run.reason}); check again",
+            rank=None, step=None, strategy=job.strategy.label,
+        )  # fmt: skip
+    return run
 
 
 def _losses(run: Run) -> dict[int, float]:

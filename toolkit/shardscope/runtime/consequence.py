@@ -13,11 +13,13 @@ _CONSEQUENCES = (
     "timed out",
     "recv",
     "Connection",
+    "on another rank",
 )
+
+_TYPES = {"RuntimeError", "DistBackendError", "DistNetworkError", "EvaluationError"}
+"""Errors that a lost peer raises; the last names another of them in its message."""
 
 
 def is_consequence(event: Mapping[str, Any]) -> bool:
     """Whether an error only tells that another rank has gone."""
-    return event["type"] in {"RuntimeError", "DistBackendError", "DistNetworkError"} and any(
-        sign in event["message"] for sign in _CONSEQUENCES
-    )
+    return event["type"] in _TYPES and any(sign in event["message"] for sign in _CONSEQUENCES)

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shardscope.errors import ShardscopeError
+from shardscope.errors import RunUnreadable, ShardscopeError
+from shardscope.runtime.files import OutOfReach, read_text
 from shardscope.runtime.rundir import RunDir
 
 _MOST_LATE = 2
@@ -27,6 +28,8 @@ _MOST_LATE = 2
 _SOON_S, _SOON_EVERY_S, _LATER_EVERY_S = 20e-3, 3e-4, 2e-3
 """How often to look, at first and later on. Ranks go on up to so far apart, for which the early ones wait in the next
 step."""
+_PATIENCE_S = 5.0
+"""With a file that is there and cannot be opened."""
 
 
 class NoVerdictError(ShardscopeError):
@@ -63,7 +66,7 @@ class StopControl:
         if self.rank == 0 and self.run.stop_request.exists():
             if self.world_size == 1:
                 return True
-            self.run.write_whole(self.run.stop_at, str(step + self.drift).encode())
+            self.run.write_control(self.run.stop_at, str(step + self.drift))
         return False
 
     def evaluated(self, step: int, patience_s: float) -> None:
@@ -91,7 +94,7 @@ class StopControl:
         is_told = _wait(lambda: self._is_told(step), patience_s)
         self._late = 0 if is_told else self._late + 1
         answer = self.run.stop_at if self.run.stop_request.exists() else self.run.heard
-        self.run.write_whole(answer, str(step).encode())
+        self.run.write_control(answer, str(step))
 
     def _is_told(self, step: int) -> bool:
         return self.run.stop_request.exists() or (_step_in(self.run.judged) or 0) >= step
@@ -112,8 +115,20 @@ def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
 
 
 def _step_in(path: Path) -> int | None:
-    """The step that a file holds; None if it is not there."""
-    try:
-        return int(path.read_text())
-    except FileNotFoundError:
-        return None
+    """The step that a file holds; None if it is not there, or does not hold one.
+
+    A file that is out of reach is looked at again: a rank that took it for absent would go on alone.
+
+    Raises:
+        OutOfReach: It stays so.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return int(read_text(path))
+        except OutOfReach:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LATER_EVERY_S)
+        except (FileNotFoundError, RunUnreadable, ValueError):
+            return None

@@ -11,15 +11,19 @@ import sys
 import threading
 from pathlib import Path
 
-from shardscope.errors import LaunchError, SpecError
+from shardscope.errors import LaunchError, SpecError, quoted
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
-from shardscope.runtime.rundir import RunDir, find, runs_root
+from shardscope.runtime.rundir import RunDir, find_resumable, runs_root
+from shardscope.runtime.user_modules import beyond_current_folder, of_current_folder
 from shardscope.spec import Job
 
 _PATIENCE_S = 3.0
+_SERVERS = 2
+"""Launch servers that one launch tries."""
 _CODECS = "shardscope.training.compression.ready"
 """What compressed runs need and others do not: imported by the server before it forks the first of them."""
+_TOOLKIT = str(Path(__file__).parents[2])
 _START_SERVER = "from shardscope.runtime.server import main; main()"
 
 
@@ -39,13 +43,17 @@ class _Driver:
                 self._owner = os.getpid()
             return self._server
 
-    def request(self, line: bytes) -> None:
-        """Send one request, whole."""
-        server = self.server()
+    def request(self, server: subprocess.Popen[bytes], line: bytes) -> bool:
+        """Send one request, whole; False if the server is gone, so that the next one asked for is another."""
         assert server.stdin is not None
         with self._lock:
-            server.stdin.write(line + b"\n")
-            server.stdin.flush()
+            try:
+                server.stdin.write(line + b"\n")
+                server.stdin.flush()
+            except BrokenPipeError:
+                self._server = None
+                return False
+            return True
 
     def close(self) -> None:
         """Let the server end, and with it the runs that belong to this process; wait a little until it has.
@@ -63,10 +71,11 @@ class _Driver:
 
 
 def _start_server(log: Path | None) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join([_TOOLKIT, *beyond_current_folder(asked)])
     with open(log or os.devnull, "ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-c", _START_SERVER], stdin=subprocess.PIPE, stdout=output, stderr=output,
+            [sys.executable, "-P", "-c", _START_SERVER], stdin=subprocess.PIPE, stdout=output, stderr=output,
             start_new_session=True, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
 
@@ -90,6 +99,7 @@ def launch(
     *,
     root: str | Path | None = None,
     resume: Run | str | Path | None = None,
+    allow_pickle: bool = False,
     detach: bool = False,
     judged: bool = False,
 ) -> Run:
@@ -98,7 +108,12 @@ def launch(
     Args:
         job: What to train.
         root: Folder for the run directory; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        resume: A run, or its name or path, whose newest checkpoint to go on from.
+        resume: A run, or its name or path, whose newest checkpoint to go on from, or where that is damaged the newest
+            whole one; or the path of one checkpoint (``.../checkpoints/step-20``). On as many ranks under the same
+            job, a run in pieces ends at the same bits as in one, but under an asynchronous or bounded-staleness
+            parameter server, whose order of updates the clock decides.
+        allow_pickle: With `resume`: read a checkpoint of an earlier version, which is a pickle and can run code when it
+            is read. Only for files of people you trust.
         detach: Let the run outlive this process. Otherwise it is stopped when this process ends.
         judged: Whether you decide after each of its evaluations whether it goes on, by `Run.stop` or `Run.go_on`. Ranks
             wait for that, but no longer than a step takes, and no more once you have been late twice running; those
@@ -116,35 +131,55 @@ def launch(
     """
     if not isinstance(job, Job):
         raise LaunchError(f"launch takes a Job, got {type(job).__name__}; write ss.launch(ss.Job(...))")
+    for name, value in (("detach", detach), ("judged", judged)):
+        if not isinstance(value, bool):
+            raise SpecError(f"{name}={quoted(value)} is not a truth value; give True or False")
     if judged and job.eval_every is None:
         raise SpecError(
             "judged=True has no effect on a job with eval_every=None; give it for example eval_every=10"
         )
-    earlier = (
-        None if resume is None else str(resume.path if isinstance(resume, Run) else find(resume, root).path)
-    )
+    if allow_pickle and resume is None:
+        raise SpecError(
+            "allow_pickle=True has no effect without resume; leave it out, or name what to resume"
+        )
+    earlier = None if resume is None else _source(resume, root)
     run = RunDir.create(job, runs_root(root), judged=judged)
     try:
-        server = _driver.server(run.path / "logs" / "server.log")
-        run.write_status(
-            "starting", pid=server.pid, process_started=process_started(server.pid), detached=detach
-        )
-        _driver.request(json.dumps(_request(run, job, earlier, detach=detach)).encode())
+        _hand_over(run, _request(run, job, earlier, detach=detach, allow_pickle=allow_pickle))
     except BaseException as error:  # an interrupt too: no run stays behind that nobody starts
         details = {"message": f"the launch was cut short ({type(error).__name__}: {error}); launch it again"}
         run.write_status("failed", pid=os.getpid(), process_started=process_started(), error=details)
         raise
-    return Run(run)
+    return Run(run, job)
 
 
-def _request(run: RunDir, job: Job, resume: str | None, *, detach: bool) -> dict[str, object]:
-    here = str(Path(__file__).parents[2])
+def _hand_over(run: RunDir, request: dict[str, object]) -> None:
+    """Have the launch server start the run; another server if that one is killed just then."""
+    for _ in range(_SERVERS):
+        server = _driver.server(run.path / "logs" / "server.log")
+        started = process_started(server.pid)
+        run.write_status("starting", pid=server.pid, process_started=started, detached=request["detach"])
+        if _driver.request(server, json.dumps(request).encode()):
+            return
+    raise LaunchError(f"{_SERVERS} launch servers were killed as soon as they had started; free some memory")
+
+
+def _source(resume: Run | str | Path, root: str | Path | None) -> str:
+    return str(resume.path if isinstance(resume, Run) else find_resumable(resume, root))
+
+
+def _request(
+    run: RunDir, job: Job, resume: str | None, *, detach: bool, allow_pickle: bool
+) -> dict[str, object]:
     return {
         "run": str(run.path),
         "resume": resume,
+        "allow_pickle": allow_pickle,
+        "code": run.code,
         "detach": detach,
         "imports": [_CODECS] if job.compression.is_on else [],
         "cwd": str(Path.cwd()),
         "env": dict(os.environ),
-        "sys_path": [*(str(Path(entry or ".").absolute()) for entry in sys.path), here],
+        "sys_path": [*beyond_current_folder(sys.path), _TOOLKIT],
+        "modules": of_current_folder() if run.code is not None else None,
     }

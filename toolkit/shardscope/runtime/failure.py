@@ -57,15 +57,29 @@ def _from_event(event: dict[str, Any], job: Job) -> dict[str, Any]:
 
 def _from_exit(run: RunDir, job: Job, rank: int, exitcode: int) -> dict[str, Any]:
     step = _last_step(run, rank)
-    where = f"after step {step}" if step else "before its first step"
+    see = "" if exitcode == -signal.SIGKILL else f"; see run.logs({rank})"
+    message = f"{_who(rank, job)} {_how(exitcode, step, 'its')}{see}"
+    return {"message": message, "rank": rank, "step": step, "strategy": job.strategy.label}
+
+
+def describe_lost_forkserver(run: RunDir, job: Job, pid: int, exitcode: int) -> dict[str, Any]:
+    """The cause of a run whose ranks ended with the process that they were forked from, in the same form."""
+    step = _last_step(run)
+    message = (
+        f"the forkserver of run {run.path.name} (process {pid}) {_how(exitcode, step, 'the')}; "
+        "its ranks ended with it"
+    )
+    return {"message": message, "rank": None, "step": step, "strategy": job.strategy.label}
+
+
+def _how(exitcode: int, step: int, whose: str) -> str:
+    where = f"after step {step}" if step else f"before {whose} first step"
     if exitcode == -signal.SIGKILL:
-        how = f"was killed by SIGKILL {where} (by hand, or by the system because memory ran out)"
-    elif exitcode < 0:
-        how = f"was killed by {signal.Signals(-exitcode).name} {where}; see run.logs({rank})"
-    else:
-        how = f"ended with exit code {exitcode} {where}; see run.logs({rank})"
-    return {"message": f"{_who(rank, job)} {how}", "rank": rank, "step": step, "strategy": job.strategy.label}
+        return f"was killed by SIGKILL {where} (by hand, or by the system because memory ran out)"
+    if exitcode < 0:
+        return f"was killed by {signal.Signals(-exitcode).name} {where}"
+    return f"ended with exit code {exitcode} {where}"
 
 
-def _last_step(run: RunDir, rank: int) -> int:
+def _last_step(run: RunDir, rank: int | None = None) -> int:
     return max((event["step"] for event in read_events(run, kind="step", rank=rank)), default=0)

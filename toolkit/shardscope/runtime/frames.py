@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from shardscope.runtime.status import printable
 from shardscope.runtime.summary import mean_loss, number, sent_bytes, steps_of
 from shardscope.runtime.tail import Event
 
@@ -73,9 +74,10 @@ def run_html(run: Run) -> str:
         "loss": "" if summary.loss is None else f"{summary.loss:.4f}",
         "step time": "" if summary.step_time_s is None else f"{summary.step_time_s * 1e3:.1f} ms",
         "link": summary.link or "",
-        "directory": str(run.path),
+        "directory": printable(str(run.path)),
     }
     cells = "".join(f"<tr><th style='text-align:left'>{escape(k)}</th><td style='text-align:left'>{escape(v)}</td></tr>"
                     for k, v in rows.items() if v)  # fmt: skip
     problem = f"<pre>{escape(str(error))}</pre>" if error else ""
-    return f"<div><strong>{escape(run.name)}</strong><table>{cells}</table>{problem}</div>"
+    damage = "".join(f"<div>{escape(text)}</div>" for text in run.problems)
+    return f"<div><strong>{escape(run.name)}</strong><table>{cells}</table>{problem}{damage}</div>"

@@ -117,7 +117,7 @@ def probe_torch(timeout_s: float = 120.0) -> dict[str, Any]:
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _TORCH_PROBE],
+            [sys.executable, "-P", "-c", _TORCH_PROBE],
             capture_output=True,
             text=True,
             timeout=timeout_s,

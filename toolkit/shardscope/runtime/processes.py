@@ -10,32 +10,72 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing import parent_process
+from pathlib import Path
 
 import psutil
 
 _PR_SET_PDEATHSIG = 1
+_TRACKER = "multiprocessing.resource_tracker"
+
+ProcessStart = str | float
+"""When a process was started: with its pid this tells it from every other, ever. On Linux the boot and the clock ticks
+since then, ``"BOOT/TICKS"``, which no change of the wall clock moves; elsewhere, and in files of older versions, unix
+seconds."""
 
 
-def process_started(pid: int | None = None) -> float:
-    """When a process was started, in unix seconds; with its pid this tells it from every other, ever."""
-    return float(psutil.Process(pid).create_time())
+def process_started(pid: int | None = None) -> ProcessStart:
+    """When a process was started; this one if `pid` is None.
+
+    Raises:
+        psutil.NoSuchProcess: There is none with this pid.
+    """
+    if sys.platform != "linux":
+        return float(psutil.Process(pid).create_time())
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{_stat(os.getpid() if pid is None else pid)[19]}"
 
 
-def is_alive(pid: int, started: float) -> bool:
+def is_alive(pid: int, started: ProcessStart) -> bool:
     """Whether the process with this pid that was started then still runs."""
     try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        if isinstance(started, str):
+            is_same = process_started(pid) == started
+        else:
+            is_same = abs(psutil.Process(pid).create_time() - started) < 1.0
+        return is_same and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
+def _stat(pid: int) -> list[str]:
+    """Fields 3 and following of ``/proc/PID/stat`` (proc(5)): the name before them may hold spaces and brackets."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(pid) from None
+
+
+def is_of_shardscope(pid: int) -> bool:
+    """Whether a process is an agent or a rank. A `status.json` from elsewhere may name any process of the user's."""
+    try:
+        return any("shardscope.runtime" in part for part in psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return False
+
+
 def kill_descendants(pid: int) -> None:
-    """SIGKILL everything below `pid`, but not `pid` itself."""
+    """SIGKILL everything below `pid`, but not `pid` itself.
+
+    A resource tracker of the standard library is left to end by itself: it does once nobody is left to use it, and
+    removes the semaphores of those that were killed.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
+                if any(_TRACKER in argument for argument in child.cmdline()):
+                    child.resume()
+                else:
+                    child.kill()
 
 
 def ignore_interrupts() -> None:

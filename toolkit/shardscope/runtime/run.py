@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from shardscope.errors import RunFailed, SpecError
+from shardscope.errors import RunFailed, RunUnreadable, SpecError
 from shardscope.runtime.consequence import is_consequence
-from shardscope.runtime.processes import is_alive, kill_descendants
-from shardscope.runtime.rundir import FINAL_STATES, RunDir, Status, find, this_host
+from shardscope.runtime.files import read_tail
+from shardscope.runtime.processes import is_alive, is_of_shardscope, kill_descendants
+from shardscope.runtime.rundir import RunDir, find, holds_run, this_host
+from shardscope.runtime.status import FINAL_STATES, Status, printable
 from shardscope.runtime.summary import Summary, summarise
 from shardscope.runtime.tail import Event, Tail, select
 from shardscope.spec import Job
@@ -37,11 +38,12 @@ _KILL_AFTER_S = 10.0  # how long an agent may take to write its last word once i
 class Run:
     """One run of a job. Made by `launch`, `runs` or `Run.attach`."""
 
-    def __init__(self, directory: RunDir) -> None:
+    def __init__(self, directory: RunDir, job: Job | None = None) -> None:
         self._dir = directory
         self._tail = Tail(directory)
         self._events: list[Event] = []
-        self._job: Job | None = None
+        self._job = job
+        self._last_status: Status | None = None
 
     @classmethod
     def attach(cls, id_or_path: str | Path, root: str | Path | None = None) -> Self:
@@ -49,8 +51,10 @@ class Run:
 
         Raises:
             RunNotFound: There is none.
+            RunUnreadable: There is one, and it is damaged, or private to another user.
         """
-        return cls(find(id_or_path, root))
+        directory = find(id_or_path, root)
+        return cls(directory, directory.read_job())
 
     # Who it is and how it stands.
 
@@ -61,8 +65,8 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The name of the run directory: a time and the run's name."""
-        return self.path.name
+        """The name of the run directory: a time and the run's name. What cannot be printed in it is escaped."""
+        return printable(self.path.name)
 
     @property
     def name(self) -> str:
@@ -103,22 +107,44 @@ class Run:
         return self._status().reason
 
     def _status(self) -> Status:
-        status = self._dir.read_status()
+        status, problem = self._read_status()
+        if status is None and self._is_gone():
+            return self._without_directory()
+        status = self._last_status = status or self._last_status
         if status is None:
-            return self._without_status()
-        elsewhere = status.host != this_host()
-        if status.state in FINAL_STATES or elsewhere or is_alive(status.pid, status.process_started):
+            return self._without_status(problem)
+        if status.state in FINAL_STATES or _lives(status):
             return status
-        status = self._dir.read_status() or status  # it may have written its last word just before it ended
+        status = self._read_status()[0] or status  # it may have written its last word just before it ended
         return status if status.state in FINAL_STATES else self._record_lost_agent(status)
 
-    def _without_status(self) -> Status:
-        """A run whose ranks wrote no status; their events tell how it stands."""
-        error = self._first_error()
-        if error is not None:
-            return Status("failed", 0, 0.0, t=time.time(), error=error)
+    def _read_status(self) -> tuple[Status | None, str]:
+        """What `status.json` says, or None and what is wrong with it."""
+        try:
+            return self._dir.read_status(), "it has no status.json"
+        except RunUnreadable as error:
+            return None, str(error)
+
+    def _is_gone(self) -> bool:
+        try:
+            return not holds_run(self.path)
+        except RunUnreadable:
+            return False  # somebody's, and still there
+
+    def _without_directory(self) -> Status:
+        """A run whose directory was deleted or moved: over once its agent, which sees that too, has ended the ranks."""
+        last = self._last_status
+        if last is not None and (last.state in FINAL_STATES or (last.state == "running" and _lives(last))):
+            return last
+        return Status("failed", 0, 0.0, t=time.time(), error={"message": self._dir.is_gone_message()})
+
+    def _without_status(self, why: str) -> Status:
+        """The state of a run without a readable status: from its events, else failed for an unknown reason."""
         ends = {event["state"] for event in self.events("end")}
-        return Status(ends.pop() if len(ends) == 1 else "running", 0, 0.0, t=time.time())
+        if len(ends) == 1:
+            return Status(ends.pop(), 0, 0.0, t=time.time())
+        unknown = {"message": f"how run {self.id} ended is not known: {why}", "step": self._last_step()}
+        return Status("failed", 0, 0.0, t=time.time(), error=self._first_error() or unknown)
 
     def _first_error(self, *, causes_only: bool = False) -> dict[str, Any] | None:
         """What a rank wrote first: an error of its own, else, unless only those count, that others had gone."""
@@ -145,8 +171,7 @@ class Run:
         return lost
 
     def _server_log(self) -> str:
-        log = self.path / "logs" / "server.log"
-        return log.read_text(errors="replace")[-4000:] if log.is_file() else ""
+        return read_tail(self.path / "logs" / "server.log", most=4000)
 
     def _last_step(self) -> int:
         return max((event["step"] for event in self.events("step")), default=0)
@@ -182,7 +207,10 @@ class Run:
         """
         if not self.is_alive:
             return self
-        self._dir.request_stop(grace_s)
+        with contextlib.suppress(
+            OSError
+        ):  # then it ends by force; without its directory the agent ends it unasked
+            self._dir.request_stop(grace_s)
         deadline = time.monotonic() + grace_s + _KILL_AFTER_S
         while self.is_alive and (time.monotonic() < deadline + _START_S * (self.state == "starting")):
             time.sleep(
@@ -204,10 +232,10 @@ class Run:
 
     def _kill(self) -> None:
         """The last rung: the agent itself does not answer."""
-        status = self._dir.read_status()
+        status = self._last_status
         if status is None or status.state == "starting" or status.host != this_host():
             return  # no agent of this run is here; while it is starting, the process on record is the server
-        if is_alive(status.pid, status.process_started):
+        if is_alive(status.pid, status.process_started) and is_of_shardscope(status.pid):
             import psutil
 
             kill_descendants(status.pid)
@@ -221,6 +249,14 @@ class Run:
         """All events so far by time; of one kind (``"step"``, ``"eval"``, ...) or one rank if asked."""
         self._events.extend(self._tail.poll())
         return select(self._events, kind, rank)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What of the run's logs could not be read; empty where all could. A killed rank may leave one torn line."""
+        self._events.extend(self._tail.poll())
+        lines = self._tail.num_unreadable
+        told = f"{lines} line{'s' * (lines > 1)} of its logs hold no event that can be read"
+        return (*self._tail.problems.values(), *([told] if lines else []))
 
     def tail(self) -> Tail:
         """A new incremental reader: its first `poll` gives all events so far, later ones what is new."""
@@ -286,7 +322,7 @@ class Run:
             files = [self.path / "logs" / "agent.log"]
         else:
             files = sorted((self.path / "logs").glob(f"*/attempt_*/{rank}/std*.log"))
-        return "".join(file.read_text(errors="replace") for file in files if file.is_file())
+        return "".join(map(read_tail, files))
 
     def __repr__(self) -> str:
         return f"<Run {self.id} {self.state}>"
@@ -297,20 +333,9 @@ class Run:
         return run_html(self)
 
     def _repr_json_(self) -> Any:
-        return json.loads((self.path / "job.json").read_text())
+        return json.loads(self.job.to_json())
 
 
-def runs(root: str | Path | None = None) -> list[Run]:
-    """All runs below the runs' root (``$SHARDSCOPE_RUNS`` or ``./runs``), newest first."""
-    from shardscope.runtime.rundir import runs_root
-
-    return [Run(directory) for directory in sorted(_found(runs_root(root)), key=_age, reverse=True)]
-
-
-def _found(folder: Path) -> Iterator[RunDir]:
-    if folder.is_dir():
-        yield from (RunDir(path) for path in folder.iterdir() if (path / "job.json").is_file())
-
-
-def _age(directory: RunDir) -> tuple[float, str]:
-    return ((directory.path / "job.json").stat().st_mtime, directory.path.name)
+def _lives(status: Status) -> bool:
+    """Whether the process that looks after a run still does; on another machine nobody can tell, so it does."""
+    return status.host != this_host() or is_alive(status.pid, status.process_started)

@@ -1,7 +1,7 @@
 """The run directory: where a run lives, from the moment it is asked for, and after everything else is gone.
 
     job.json        what was asked; `Job.from_json` reads it
-    user_code.pkl   the user's own functions, if the job has any (cloudpickle; opened only if this user wrote it)
+    user_code.pkl   the user's own functions, if the job has any (see `code_file` for who may open it)
     status.json     state, the agent's process, the error; replaced whole, never half written
     rank-N.jsonl    events, appended by rank N
     control/        requests to the ranks: `stop`, and the answer `stop_at`; verdicts: `judged`, and the answer `heard`
@@ -21,19 +21,20 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-import cloudpickle
-
-from shardscope.errors import LaunchError, RunNotFound
-from shardscope.spec import Job, UserCode
+from shardscope.errors import LaunchError, RunNotFound, RunUnreadable, SpecError
+from shardscope.runtime.code_file import CODE_FILE, digest_of, load_for_ranks, pack
+from shardscope.runtime.files import parse_json, read_json, read_text, replace_whole
+from shardscope.runtime.processes import ProcessStart, process_started
+from shardscope.runtime.status import Status, printable
+from shardscope.spec import Job
 
 ROOT_VARIABLE = "SHARDSCOPE_RUNS"
-FINAL_STATES = frozenset({"completed", "stopped", "failed"})
 _RESERVE_BYTES = 64 * 1024
+_LOG = re.compile(r"rank-(0|[1-9][0-9]{0,3})\.jsonl")
 
 
 def runs_root(root: str | Path | None = None) -> Path:
@@ -51,24 +52,12 @@ def this_host() -> str:
 
 
 @dataclass(frozen=True)
-class Status:
-    """What `status.json` says. `pid` and `process_started` identify the process that looks after the run."""
-
-    state: str
-    pid: int
-    process_started: float
-    t: float
-    host: str = ""
-    detached: bool = False
-    reason: str | None = None
-    error: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True)
 class RunDir:
     """Paths of one run, and its small files."""
 
     path: Path
+    code: str | None = None
+    """Digest of the user's code, where it may be loaded: on the ranks of the run it was launched with."""
 
     @classmethod
     def create(cls, job: Job, root: Path, *, judged: bool = False) -> Self:
@@ -83,7 +72,8 @@ class RunDir:
             root.mkdir(parents=True, exist_ok=True)
             run = cls(_make_unique(root, f"{stamp}-{name}"))
             try:
-                run.write_job(job)
+                run.write_status("starting", pid=os.getpid(), process_started=process_started())
+                run = replace(run, code=run.write_job(job))
                 if judged:
                     run.judge(0)
             except BaseException:
@@ -95,39 +85,36 @@ class RunDir:
             ) from None
         return run
 
-    def write_job(self, job: Job) -> None:
-        """Write `job.json`, the user's code and the folders beside them."""
+    def write_job(self, job: Job) -> str | None:
+        """Write `job.json`, the user's code and the folders beside them; returns the digest of the code."""
         for folder in ("control", "checkpoints", "logs"):
             (self.path / folder).mkdir(mode=0o700, exist_ok=True)
-        if job.user_code:
-            self.write_whole(self.path / "user_code.pkl", _pickle(job.user_code))
+        code = pack(job.user_code) if job.user_code else None
+        if code is not None:
+            self.write_whole(self.path / CODE_FILE, code)
         self.write_whole(self.path / "reserve", b"\0" * _RESERVE_BYTES)
         self.write_whole(self.path / "job.json", job.to_json().encode())
+        return None if code is None else digest_of(code)
 
     def read_job(self, *, with_code: bool = False) -> Job:
-        """The job of this run; `with_code` also loads the user's own functions.
+        """The job of this run; `with_code` also loads the user's own functions, if it is known which they must be.
 
         Raises:
-            LaunchError: The code was written by someone else.
+            LaunchError: The code is not what the launch wrote.
+            RunUnreadable: `job.json` is missing or damaged.
         """
-        job = Job.from_json((self.path / "job.json").read_text())
-        if not (with_code and job.user_code):
-            return job
-        code = self.path / "user_code.pkl"
-        if code.stat().st_uid != os.getuid():
-            raise LaunchError(f"{code} was written by another user; only your own code is run")
-        return job.replace(**cloudpickle.loads(code.read_bytes()))
+        job = read_job_file(self.path / "job.json", f"run {printable(self.path.name)}")
+        if with_code and job.user_code and self.code is not None:
+            return load_for_ranks(job, self.path / CODE_FILE, self.code)
+        return job
 
     # Small files that are replaced whole.
 
     def write_whole(self, path: Path, content: bytes) -> None:
         """Replace a small file in one step: readers see the old content or the new, never a part."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(content)
-        partial.replace(path)
+        replace_whole(path, content, within=self.path)
 
-    def write_status(self, state: str, *, pid: int, process_started: float, **fields: Any) -> None:
+    def write_status(self, state: str, *, pid: int, process_started: ProcessStart, **fields: Any) -> None:
         """Replace `status.json`. On a full disk the run's reserve is given up for it."""
         status = Status(state, pid, process_started, t=time.time(), host=this_host(), **fields)
         self.write_json("status.json", asdict(status))
@@ -146,15 +133,25 @@ class RunDir:
         (self.path / "reserve").unlink(missing_ok=True)
 
     def read_status(self) -> Status | None:
-        """What `status.json` says; None if there is none."""
-        value = self.read_json("status.json")
-        return None if value is None else Status(**value)
+        """What `status.json` says; None if there is none.
+
+        Raises:
+            RunUnreadable: It does not say how the run stands.
+        """
+        try:
+            return Status.of(read_json(self.path / "status.json"))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def read_json(self, name: str) -> Any:
-        """A JSON file of this run; None if it is not there."""
+        """A JSON file of this run; None if it is not there.
+
+        Raises:
+            RunUnreadable: It is damaged, or not a file.
+        """
         try:
-            return json.loads((self.path / name).read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
+            return read_json(self.path / name)
+        except FileNotFoundError:
             return None
 
     # Requests to the ranks.
@@ -181,19 +178,41 @@ class RunDir:
 
     def request_stop(self, grace_s: float) -> None:
         """Ask the ranks to stop at the next step boundary."""
-        self.write_whole(self.stop_request, json.dumps(grace_s).encode())
+        self.write_control(self.stop_request, json.dumps(grace_s))
 
     def judge(self, step: int) -> None:
         """Tell the ranks that they may go on after the evaluation that followed this step; 0 before any."""
-        self.write_whole(self.judged, str(step).encode())
+        self.write_control(self.judged, str(step))
+
+    def write_control(self, path: Path, content: str) -> None:
+        """Replace a file of ``control/``; the folder is made anew if it has been deleted, the run directory is not.
+
+        Raises:
+            FileNotFoundError: The run directory is gone.
+        """
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        self.write_whole(path, content.encode())
+
+    def is_gone_message(self) -> str:
+        """What is wrong with a run whose directory has been deleted or moved, in a sentence."""
+        return (
+            f"the run directory {self.path} is gone: it was deleted or moved, and without it the run ended; "
+            "launch the job again"
+        )
 
     def rank_file(self, rank: int) -> Path:
         """The event log of a rank."""
         return self.path / f"rank-{rank}.jsonl"
 
     def rank_files(self) -> list[Path]:
-        """The event logs that are there, by rank."""
-        return sorted(self.path.glob("rank-*.jsonl"), key=lambda path: int(path.stem.removeprefix("rank-")))
+        """The event logs that are there, by rank; none where the directory may not be looked into."""
+        try:
+            found = [
+                (int(match[1]), name) for name in os.listdir(self.path) if (match := _LOG.fullmatch(name))
+            ]
+        except OSError:
+            return []
+        return [self.path / name for _, name in sorted(found)]
 
 
 def find(id_or_path: str | Path, root: str | Path | None = None) -> RunDir:
@@ -201,13 +220,78 @@ def find(id_or_path: str | Path, root: str | Path | None = None) -> RunDir:
 
     Raises:
         RunNotFound: There is none.
+        RunUnreadable: There is one, and it is private to another user.
     """
     for path in (Path(id_or_path), runs_root(root) / id_or_path):
-        if (path / "job.json").is_file():
+        if holds_run(path):
             return RunDir(path.absolute())
     raise RunNotFound(
-        f"no run {str(id_or_path)!r} here or in {runs_root(root)}; ss.runs() lists the runs there are"
+        f"no run {printable(str(id_or_path))!r} here or in {runs_root(root)}; ss.runs() lists the runs there are"
     )
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a folder holds a run, damaged or not: a job, a status or a log of events.
+
+    Raises:
+        RunUnreadable: The folder is private to another user.
+    """
+    try:
+        names = os.listdir(path)
+    except PermissionError:
+        raise RunUnreadable(f"{printable(str(path))} is private to {_owner(path)}") from None
+    except (OSError, ValueError):  # nothing there, a file, a name that no file can have
+        return False
+    return any(name in ("job.json", "status.json") or _LOG.fullmatch(name) for name in names)
+
+
+def _owner(path: Path) -> str:
+    try:
+        return f"user {path.owner()}"
+    except (OSError, KeyError):
+        return "another user"
+
+
+def read_job_file(file: Path, called: str) -> Job:
+    """The job in a file; functions of the user's are known by their names only. Errors say what the file is `called`.
+
+    Raises:
+        RunUnreadable: The file is missing or damaged.
+    """
+    try:
+        text = read_text(file)
+        is_object = isinstance(parse_json(text), dict)
+        if is_object:
+            return Job.from_json(text)
+        reason = "does not describe a job"
+    except FileNotFoundError:
+        reason = "is missing"
+    except RunUnreadable as error:
+        raise RunUnreadable(f"{called} cannot be read: {error}") from None
+    except SpecError as error:
+        reason = f"does not describe a job: {error}"
+    except ValueError:
+        reason = "is not JSON"
+    raise RunUnreadable(f"{called} cannot be read: {file.name} {reason}")
+
+
+def find_resumable(id_or_path: str | Path, root: str | Path | None = None) -> Path:
+    """A run directory, as `find` finds it, or a checkpoint by its path.
+
+    Raises:
+        RunNotFound: There is neither.
+    """
+    path = Path(id_or_path)
+    return path.absolute() if _is_checkpoint(path) else find(path, root).path
+
+
+def checkpoints_of(path: Path) -> Path:
+    """What to load of a path that `find_resumable` gave: the checkpoint, or the folder of the run's."""
+    return path if _is_checkpoint(path) else path / "checkpoints"
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return re.fullmatch(r"step-\d+", path.name) is not None and path.is_dir() and not holds_run(path)
 
 
 def _make_unique(root: Path, name: str) -> Path:
@@ -219,14 +303,3 @@ def _make_unique(root: Path, name: str) -> Path:
             continue
         return path
     raise LaunchError(f"{root} already has 999 runs named {name!r}; give the job another name")
-
-
-def _pickle(code: Mapping[str, UserCode]) -> bytes:
-    functions = {field: value.function for field, value in code.items()}
-    try:
-        return bytes(cloudpickle.dumps(functions))
-    except Exception as error:
-        names = ", ".join(f"{field}={value.name}" for field, value in code.items())
-        raise LaunchError(
-            f"{names} cannot be sent to the ranks ({error}); open files and the like inside the function"
-        ) from error

@@ -8,7 +8,8 @@ request to it, one line of JSON on its standard input:
 
 The server itself starts no thread and trains nothing. When the driver is gone, by whatever end, its standard input
 closes; the server then ends the runs that were not launched to outlive their driver, waits for the others, and exits.
-An agent holds one end of a pipe whose other end only the server has: if the server dies, the agents notice.
+An agent holds one end of a pipe whose other end only the server has: if the server dies, the agents notice, and that
+it was not the driver.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from typing import Any
 _NEEDED = ("numpy.ma", "torch._dynamo", "shardscope.runtime.agent", "shardscope.runtime.worker")
 _LATER = ("shardscope.training.checkpoint", "shardscope.training.pipeline.stage")
 """Imported when there is nothing else to do: most runs never need it, and the first launch does not wait for it."""
+DRIVER_ENDED = b"d"
+"""What an agent reads from its pipe when the driver is gone; where the pipe just closes, the server is."""
 
 
 @dataclass
@@ -46,7 +49,10 @@ class Server:
         while self._driver_lives():
             self._reap()
         for pid in set(self.lifelines) - self.detached:
-            os.close(self.lifelines.pop(pid))
+            lifeline = self.lifelines.pop(pid)
+            with contextlib.suppress(BrokenPipeError):  # the agent has ended meanwhile
+                os.write(lifeline, DRIVER_ENDED)
+            os.close(lifeline)
         while self.lifelines or self._has_children():
             signal.sigtimedwait([signal.SIGCHLD], 0.2) if hasattr(signal, "sigtimedwait") else select.select(
                 [], [], [], 0.2

@@ -13,8 +13,9 @@ from shardscope.runtime.steady import per_step
 from shardscope.runtime.tail import Event, read_events
 from shardscope.spec import Job
 
-NOISE_TRAFFIC = "noise_scale"
-"""The name under which what measuring the noise scale sends is counted."""
+_COUNTS = frozenset({"payload_bytes", "sent_bytes", "received_bytes", "messages", "calls"})
+_OBSERVING = frozenset({"noise_scale", "consensus"})
+"""The names under which what a step sends only to measure something is counted."""
 _TOO_FAST = (
     "messages cannot be held back precisely on a link above 5 Gbit/s: copying them through this machine takes about as "
     "long as sending them would, so the run was slower than on a real one"
@@ -30,8 +31,8 @@ class Summary:
         loss: Mean training loss over all ranks at the last step.
         step_time_s: Median over steps of the slowest rank's time, warm-up left out. Under local SGD, of the steps
             that average and of those between, weighted as often as they come; None before the first period is over.
-        bytes_per_step: Sent by all ranks together in a step (mean, warm-up left out; over whole periods of local SGD),
-            without what measuring the noise scale sends.
+        bytes_per_step: Sent by all ranks together in a step (mean, warm-up left out; over whole periods of local SGD).
+            Here and in every other figure, bytes are those that training sends; what observing it sends is apart.
         peak_memory_bytes: Of the rank that held most.
         wall_s: From the first rank's start to the last event.
         link: What the ranks were held to; None for the machine's own.
@@ -40,6 +41,8 @@ class Summary:
         uncompressed_bytes_per_step: What all ranks together would send in a step without, by formula.
         codec_s_per_step: Packing and unpacking on the slowest rank (mean, as of bytes). Part of the step, or hidden
             behind the backward pass.
+        observing_bytes: Sent by all ranks in the whole run for evaluations, checkpoints and measurements (the gradient
+            noise scale, the distance of gossiping ranks). Older runs did not count what checkpoints send.
     """
 
     state: str
@@ -60,6 +63,7 @@ class Summary:
     compression: str | None = None
     uncompressed_bytes_per_step: float | None = None
     codec_s_per_step: float | None = None
+    observing_bytes: int = 0
 
     @property
     def bytes_ratio(self) -> float | None:
@@ -81,23 +85,47 @@ def mean_loss(events: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def steps_of(events: list[Event]) -> dict[int, list[Event]]:
-    """The step events by step, in order; only steps that every started rank has finished."""
+    """The step events by step, in order, with their late traffic; only steps that every started rank has finished."""
     ranks = {event["rank"] for event in events if event["event"] == "start"}
     steps: dict[int, dict[int, Event]] = {}
     for event in events:
         if event["event"] == "step":
             steps.setdefault(event["step"], {})[event["rank"]] = event
+    for event in events:
+        if event["event"] == "traffic" and event["rank"] in (row := steps.get(event["step"], {})):
+            row[event["rank"]] = with_late(row[event["rank"]], event)
     return {step: list(rows.values()) for step, rows in sorted(steps.items()) if len(rows) == len(ranks)}
 
 
-def sent_bytes(event: Event) -> int:
-    """Bytes that one rank sent in one step."""
-    return sum(row["sent_bytes"] for row in event["traffic"].values())
+def with_late(step: Mapping[str, Any], late: Mapping[str, Any]) -> Event:
+    """A rank's step event with the traffic of a ``traffic`` event: what its server sent for that step after it."""
+    traffic = dict(step["traffic"])
+    for name, row in late["traffic"].items():
+        before = traffic.get(name)
+        traffic[name] = row if before is None else _sum_of(before, row)
+    return {**step, "traffic": traffic}
 
 
-def _training_bytes(event: Event) -> int:
-    measuring = event["traffic"].get(NOISE_TRAFFIC, {"sent_bytes": 0})
-    return sent_bytes(event) - int(measuring["sent_bytes"])
+def _sum_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    to, more = a.get("sent_to", {}), b.get("sent_to", {})
+    counts = {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b} if key in _COUNTS}
+    return {**counts, "sent_to": {peer: to.get(peer, 0) + more.get(peer, 0) for peer in {**to, **more}}}
+
+
+def sent_bytes(event: Mapping[str, Any]) -> int:
+    """Bytes that one rank sent to train, by one of its events of a step."""
+    return _sent(event, is_training=True)
+
+
+def _sent(event: Mapping[str, Any], *, is_training: bool) -> int:
+    rows = event["traffic"].items()
+    return sum(row["sent_bytes"] for name, row in rows if (name not in _OBSERVING) == is_training)
+
+
+def _observing_bytes(events: Iterable[Event]) -> int:
+    told = [event for event in events if "traffic" in event]
+    looks = sum(_sent(event, is_training=True) for event in told if event["event"] not in ("step", "traffic"))
+    return looks + sum(_sent(event, is_training=False) for event in told)
 
 
 def summarise(events: list[Event], state: str, job: Job | None = None) -> Summary:
@@ -121,11 +149,10 @@ def summarise(events: list[Event], state: str, job: Job | None = None) -> Summar
         step_time_s=step_time,
         samples_per_s=samples / step_time if step_time else None,
         tokens_per_s=tokens / step_time if step_time and tokens else None,
-        bytes_per_step=per_step(
-            {step: sum(map(_training_bytes, row)) for step, row in steps.items()}, period
-        ),
+        bytes_per_step=per_step({step: sum(map(sent_bytes, row)) for step, row in steps.items()}, period),
         peak_memory_bytes=max((e["peak_memory_bytes"] for row in rows for e in row), default=None),
         wall_s=events[-1]["t"] - starts[0]["t"] if starts else None,
+        observing_bytes=_observing_bytes(events),
         **_link(starts),
         **(_compression(job, starts, steps) if job is not None and job.compression.is_on and starts else {}),
     )

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shardscope.errors import RunUnreadable
+from shardscope.runtime.event_schema import is_readable
+from shardscope.runtime.files import OutOfReach, opened, parse_json, read_range
 from shardscope.runtime.rundir import RunDir
 
 Event = dict[str, Any]
+LONGEST_LINE = 64 * 2**20
+"""Bytes of the longest event; what follows a longer line, such as the hole in a sparse file, is not read."""
 
 
 @dataclass
 class Tail:
-    """An incremental reader of a run's event logs. Cheap to poll: it reads only what is new."""
+    """An incremental reader of a run's event logs. Cheap to poll: it reads only what is new.
+
+    Attributes:
+        num_unreadable: Lines so far that hold no event that can be read; a rank that is killed may leave one.
+        problems: Why a log is not read, or not to its end, by its name.
+    """
 
     run: RunDir
+    num_unreadable: int = 0
+    problems: dict[str, str] = field(default_factory=dict)
     _offsets: dict[Path, int] = field(default_factory=dict)
+    _given_up: set[str] = field(default_factory=set)
 
     def poll(self) -> list[Event]:
         """The events written since the last call, by time."""
@@ -27,24 +41,70 @@ class Tail:
         return new
 
     def _new_in(self, path: Path) -> Iterator[Event]:
-        with path.open("rb") as file:
-            file.seek(self._offsets.get(path, 0))
-            text = file.read()
-        whole = text.rfind(b"\n") + 1
-        self._offsets[path] = self._offsets.get(path, 0) + whole
-        for line in text[:whole].splitlines():
+        if path.name in self._given_up:
+            return
+        try:
+            lines = self._new_lines(path)
+        except (OutOfReach, OSError) as error:
+            if not isinstance(error, FileNotFoundError):  # else deleted since it was listed
+                self.problems[path.name] = _out_of_reach(path, error)  # for now; it is tried again
+            return
+        except RunUnreadable as error:
+            self._give_up(path, str(error))
+            return
+        for line in lines:
             event = _parse(line)
             if event is not None:
                 yield event
+            elif line:
+                self.num_unreadable += 1
+
+    def _give_up(self, path: Path, why: str) -> None:
+        self._given_up.add(path.name)
+        self.problems[path.name] = why
+
+    def _new_lines(self, path: Path) -> list[bytes]:
+        start = self._offsets.get(path, 0)
+        with opened(path) as descriptor:
+            size = os.fstat(descriptor).st_size
+            lines, used = _whole_lines(descriptor, start) if size > start else ([], 0)
+        self.problems.pop(path.name, None)
+        self._offsets[path] = start + used
+        if size - start - used > LONGEST_LINE:
+            self._give_up(
+                path, f"{path.name} has a line of more than {LONGEST_LINE:,} bytes; the rest is left out"
+            )
+        return lines
+
+
+def _out_of_reach(path: Path, error: OSError | OutOfReach) -> str:
+    return f"{path.name} cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+
+
+def _whole_lines(descriptor: int, start: int) -> tuple[list[bytes], int]:
+    """The whole lines from `start` on, up to the first that is too long, and the bytes that they take."""
+    lines: list[bytes] = []
+    used = 0
+    while block := read_range(descriptor, start + used, LONGEST_LINE):
+        whole = block.rfind(b"\n") + 1
+        lines += block[:whole].splitlines()
+        used += whole
+        if len(block) < LONGEST_LINE or not whole:
+            break
+    return lines, used
 
 
 def _parse(line: bytes) -> Event | None:
-    """A line as an event; None for one that a killed rank left torn."""
+    """A line as an event; None for one that a killed rank left torn, or that no reader could rely on."""
     try:
-        event = json.loads(line)
+        event = parse_json(line)
+        if (
+            b"\\u" in line and b"\\ud" in line.lower()
+        ):  # half of a surrogate pair, which only an escape can smuggle in
+            json.dumps(event, ensure_ascii=False).encode()
     except ValueError:
         return None
-    return event if isinstance(event, dict) and {"event", "t", "rank"} <= set(event) else None
+    return event if is_readable(event) else None
 
 
 def read_events(run: RunDir, kind: str | None = None, rank: int | None = None) -> list[Event]:

@@ -9,12 +9,12 @@ describes, trains, and leaves its events there. A failure is written as an event
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import sys
 import time
 import traceback
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -22,33 +22,65 @@ from shardscope.errors import ShardscopeError
 from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.control import StopControl
 from shardscope.runtime.processes import die_with_parent, exit_with_agent, ignore_interrupts, process_started
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.rundir import RunDir, checkpoints_of
 from shardscope.runtime.summary import write_summary
+from shardscope.runtime.user_modules import UserModules, make_importable
 from shardscope.spec import Job
 from shardscope.training.context import open_rank
+from shardscope.training.disk import advice_on, takes_no_more
 from shardscope.training.events import EventWriter
-from shardscope.training.trainer import Trainer
+from shardscope.training.trainer import EvaluationError, Trainer
 
 _COURTESY_S = 0.5
 """How long a rank that was only left alone stays: once one has ended, the agent ends all, and the one that knows why
 may still be about to say it."""
 
+_WRITERS = frozenset(
+    {"shardscope.runtime.files", "shardscope.training.events", "shardscope.training.parameters"}
+)
+"""Modules that write into the run directory; no code of the user's runs below them."""
 
-def main(path: str, resume: str | None = None) -> str:
-    """Train one rank of the run at `path`; returns the state it ended in. Never returns after a failure."""
+
+class Resume(NamedTuple):
+    """What to go on from: a run directory or a checkpoint in one, and whether it may be a pickle."""
+
+    source: Path
+    allow_pickle: bool = False
+
+
+def main(
+    path: str,
+    resume: str | None = None,
+    code: str | None = None,
+    allow_pickle: bool = False,
+    modules: tuple[str, tuple[str, ...]] | None = None,
+) -> str:
+    """Train one rank of the run at `path`; returns the state it ended in. Never returns after a failure.
+
+    Args:
+        path: The run directory.
+        resume: That of a run whose newest checkpoint to go on from, or a checkpoint.
+        code: Digest of the user's code, if the job has any.
+        allow_pickle: Whether that checkpoint may be a pickle.
+        modules: Where the code finds the modules of the driver's current folder, the fields of `UserModules`; None if
+            there are none.
+    """
     ignore_interrupts()
     exit_with_agent()
-    return _work(RunDir(Path(path)), resume)
+    if modules is not None:
+        make_importable(UserModules(*modules))
+    start = None if resume is None else Resume(Path(resume), allow_pickle)
+    return _work(RunDir(Path(path), code), start)
 
 
-def _work(run: RunDir, resume: str | None) -> str:
+def _work(run: RunDir, resume: Resume | None, job: Job | None = None) -> str:
     rank = int(os.environ["RANK"])
     try:
         with EventWriter(run.rank_file(rank), rank) as events:
             events.emit(
                 "process", pid=os.getpid()
             )  # tells whose exit code is whose, also before training starts
-            return _train(run, resume, events)
+            return _train(run, resume, events, job)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -56,48 +88,47 @@ def _work(run: RunDir, resume: str | None) -> str:
         os._exit(1)  # a peer may be stuck inside the backend; do not wait for its threads
 
 
-def _train(run: RunDir, resume: str | None, events: EventWriter) -> str:
+def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | None) -> str:
     trainer: Trainer | None = None
     try:
-        job = run.read_job(with_code=True)
+        job = job or run.read_job(with_code=True)
         torch.set_num_threads(job.threads)
         with open_rank(job, events) as context:
             trainer = Trainer(job, context, run.path)
-            if resume:
-                trainer.resume(Path(resume) / "checkpoints")
+            if resume is not None:
+                trainer.resume(checkpoints_of(resume.source), allow_pickle=resume.allow_pickle)
             drift = job.strategy.drift(context.world_size)
             control = StopControl(run, context.rank, context.world_size, drift, job.timeout_s)
             return trainer.train(control, evaluated=control.evaluated)
     except BaseException as error:
-        if _is_disk_full(error):
+        if takes_no_more(error):
             run.release_reserve()
-        described = _describe(error, trainer)
+        described = _describe(error, trainer, run)
         events.emit("error", **described)
         if is_consequence(described):
             time.sleep(_COURTESY_S)
         raise
 
 
-def _describe(error: BaseException, trainer: Trainer | None) -> dict[str, object]:
-    own = isinstance(error, ShardscopeError) or _is_disk_full(error)
-    advice = (
-        "; free some space, or set SHARDSCOPE_RUNS to a folder on another disk"
-        if _is_disk_full(error)
-        else ""
-    )
+def _describe(error: BaseException, trainer: Trainer | None, run: RunDir) -> dict[str, object]:
+    advice = advice_on(error) if _is_of_run(error, run) else ""
+    own = advice or (isinstance(error, ShardscopeError) and not isinstance(error, EvaluationError))
     return {
         "step": trainer.context.meter.step if trainer else 0,
         "strategy": trainer.job.strategy.label if trainer else None,
         "type": type(error).__name__,
-        "message": f"{error}{advice}",
+        "message": f"{error}{'; ' * bool(advice)}{advice}",
         "traceback": "" if own else "".join(traceback.format_exception(error)),
     }
 
 
-def _is_disk_full(error: BaseException) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return os.strerror(errno.ENOSPC) in str(error)  # as a checkpoint's writers report it
+def _is_of_run(error: BaseException, run: RunDir) -> bool:
+    """Whether an error is about the run directory, and not about a file of the user's code."""
+    name = getattr(error, "filename", None)
+    if isinstance(name, str):
+        return Path(name).absolute().is_relative_to(run.path)
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__") in _WRITERS for frame in frames)
 
 
 def _under_torchrun() -> None:
@@ -108,11 +139,22 @@ def _under_torchrun() -> None:
     parser.add_argument(
         "--run-dir", type=Path, required=True, help="where events go; the same on every machine"
     )
-    parser.add_argument("--resume", type=Path, help="run directory whose newest checkpoint to go on from")
+    parser.add_argument(
+        "--resume", type=Path, help="run directory whose newest checkpoint to go on from, or a checkpoint"
+    )
+    parser.add_argument(
+        "--allow-pickle", action="store_true", help="read a pickled checkpoint, which can run code"
+    )
+    parser.add_argument(
+        "--trust-code", action="store_true", help="load the user's functions beside job.json, which runs them"
+    )
     options = parser.parse_args()
     die_with_parent()
     run, rank = RunDir(options.run_dir.absolute()), int(os.environ["RANK"])
-    job = _for_this_world(Job.from_json(options.job.read_text()))
+    try:
+        job = _for_this_world(_read_job(options.job, trust_code=options.trust_code))
+    except ShardscopeError as error:
+        parser.error(str(error))
     if rank == 0 and run.read_status() is not None:
         parser.error(
             f"--run-dir {run.path} already holds a run; give a new one (--resume goes on from an old one)"
@@ -122,10 +164,25 @@ def _under_torchrun() -> None:
         run.write_job(job)
         if rank == 0:
             run.write_status("running", pid=os.getpid(), process_started=process_started())
-    state = _wait_then_work(run, str(options.resume) if options.resume else None)
+    resume = Resume(options.resume.absolute(), options.allow_pickle) if options.resume else None
+    state = _wait_then_work(run, resume, job)
     if rank == 0:
         run.write_status(state, pid=os.getpid(), process_started=process_started())
         write_summary(run, state)
+
+
+def _read_job(file: Path, *, trust_code: bool) -> Job:
+    """The job in a file, with the functions beside it.
+
+    Raises:
+        ShardscopeError: It cannot be read, or its functions are not there or not trusted.
+    """
+    from shardscope.runtime.load_job import load_job
+
+    job = load_job(file, trust_code=trust_code)
+    for code in job.user_code.values():
+        code.function  # noqa: B018 - raises where only its name is known
+    return job
 
 
 def _for_this_world(job: Job) -> Job:
@@ -133,7 +190,7 @@ def _for_this_world(job: Job) -> Job:
     return job if job.world_size == world_size else job.replace(world_size=world_size)
 
 
-def _wait_then_work(run: RunDir, resume: str | None) -> str:
+def _wait_then_work(run: RunDir, resume: Resume | None, job: Job) -> str:
     deadline = time.monotonic() + 60
     while not (run.path / "job.json").is_file():
         if time.monotonic() > deadline:
@@ -141,7 +198,7 @@ def _wait_then_work(run: RunDir, resume: str | None) -> str:
                 f"{run.path} did not appear within 60 s; the first rank of this machine writes it"
             )
         time.sleep(0.02)
-    return _work(run, resume)
+    return _work(run, resume, job)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic_core import from_json
 
-from shardscope.errors import SpecError, unknown_name
+from shardscope.errors import SpecError, quoted, unknown_name
 
 
 class Spec(BaseModel):
@@ -17,10 +18,10 @@ class Spec(BaseModel):
     ``Optimizer("lamb", lr=2e-3)``.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
     _positional: ClassVar[str | None] = None
 
-    def __init__(self, *args: Any, **fields: Any) -> None:
+    def __init__(self, /, *args: Any, **fields: Any) -> None:
         if args:
             fields = self._with_positional(args, fields)
         try:
@@ -33,10 +34,12 @@ class Spec(BaseModel):
         name = cls._positional
         if name is None or len(args) > 1:
             raise SpecError(
-                f"{cls.__name__} takes {'one' if name else 'no'} argument without a name, got {args!r}"
+                f"{cls.__name__} takes {'one' if name else 'no'} argument without a name, got {quoted(args)}"
             )
         if name in fields:
-            raise SpecError(f"{cls.__name__}: {name} is given twice, as {args[0]!r} and {fields[name]!r}")
+            raise SpecError(
+                f"{cls.__name__}: {name} is given twice, as {quoted(args[0])} and {quoted(fields[name])}"
+            )
         return {name: args[0], **fields}
 
     def replace(self, **changes: Any) -> Self:
@@ -52,12 +55,53 @@ class Spec(BaseModel):
         """Read what `to_json` wrote.
 
         Raises:
-            SpecError: The text is no JSON, or describes something that cannot exist.
+            SpecError: The text is not JSON, is not an object, or describes something that cannot exist.
         """
         try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            raise _readable(cls, error) from None
+            fields = from_json(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise SpecError(f"{cls.__name__}: {quoted(text)} is not JSON: {error}") from None
+        return cls.from_fields(fields)
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> Self:
+        """The value with these fields, by name, such as JSON holds.
+
+        Raises:
+            SpecError: They are not a mapping with texts for keys, or describe something that cannot exist.
+        """
+        if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+            raise SpecError(
+                f"{cls.__name__} is described by an object of named fields, such as {{...}}; got {quoted(fields)}"
+            )
+        return cls(**fields)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _well_formed(cls, fields: Any) -> Any:
+        for name, value in fields.items() if isinstance(fields, dict) else ():
+            if name in cls.model_fields:
+                cls._check_form(name, value)
+        return fields
+
+    @classmethod
+    def _check_form(cls, name: str, value: Any) -> None:
+        """Refuse what Python takes for a number and is a truth value, and a mapping whose keys are not texts."""
+        if isinstance(value, bool) and not _takes_truth(cls.model_fields[name].annotation):
+            raise SpecError(
+                f"{cls._prefix()}{name}={value} is a truth value, which this setting does not take; "
+                "give one that it takes, or leave it out"
+            )
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, dict) and not all(isinstance(key, str) for key in item):
+                raise SpecError(
+                    f"{cls._prefix()}{name}={quoted(value)} has keys that are not texts; name each setting"
+                )
+
+    @classmethod
+    def _prefix(cls) -> str:
+        """What errors write before the name of a field."""
+        return ""
 
 
 class Choice(Spec):
@@ -79,17 +123,9 @@ class Choice(Spec):
             raise unknown_name(cls._field, name, cls._defaults)
         return name
 
-    @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Python takes True for 1."""
-        field = str(info.field_name)
-        if isinstance(value, bool) and bool not in get_args(cls.model_fields[field].annotation):
-            raise SpecError(
-                f"{cls._field}.{field}={value} is a truth value, which this setting does not take; "
-                "give one that it takes, or leave it out"
-            )
-        return value
+    def _prefix(cls) -> str:
+        return f"{cls._field}."
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
@@ -97,7 +133,7 @@ class Choice(Spec):
             if field not in self._defaults[self.name]:
                 users = " or ".join(name for name, settings in self._defaults.items() if field in settings)
                 raise SpecError(
-                    f"{self._field}.{field}={value!r} has no effect on {self.name}; leave it out, or use {users}"
+                    f"{self._field}.{field}={quoted(value)} has no effect on {self.name}; leave it out, or use {users}"
                 )
         return self
 
@@ -126,4 +162,9 @@ def _readable(cls: type[BaseModel], error: ValidationError) -> SpecError:
     if problem["type"] == "missing":
         return SpecError(f"{cls.__name__} needs {field}; give {field}=...")
     message = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    return SpecError(f"{field}={problem['input']!r} is not valid: {message}")
+    return SpecError(f"{field}={quoted(problem['input'])} is not valid: {message}")
+
+
+def _takes_truth(annotation: Any) -> bool:
+    """Whether a type is, or has among its members, bool or anything at all."""
+    return annotation in (bool, Any) or any(_takes_truth(member) for member in get_args(annotation))

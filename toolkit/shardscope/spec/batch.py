@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
+from shardscope.spec.divisors import divisors_text
+from shardscope.spec.numbers import Count
 
 
 class Batch(Spec):
@@ -13,9 +13,9 @@ class Batch(Spec):
 
     _positional = "global_size"
 
-    global_size: int = Field(default=64, ge=1)
-    """Samples in one optimizer step over all ranks. At least 1, divisible by the number of ranks."""
-    micro_size: int | None = Field(default=None, ge=1)
+    global_size: Count = 64
+    """Samples in one optimizer step over all ranks. 1 to 2147483647, divisible by the number of ranks."""
+    micro_size: Count | None = None
     """Samples in one forward pass on one rank; None takes the rank's whole share at once, in a
     pipeline as many micro-batches as suit its schedule. Divides the rank's share."""
 
@@ -48,8 +48,8 @@ class Batch(Spec):
         share = self.per_rank(num_ranks, among=among)
         micro = self.micro_size or share
         if share % micro:
-            valid = ", ".join(str(n) for n in range(1, share + 1) if share % n == 0)
             raise SpecError(
-                f"batch.micro_size={micro} does not divide the per-rank batch {share}; use one of {valid}"
+                f"batch.micro_size={micro} does not divide the per-rank batch {share}; "
+                f"use one of {divisors_text(share, near=micro)}"
             )
         return share // micro

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from shardscope.errors import SpecError
 from shardscope.spec._base import Choice
+from shardscope.spec.numbers import Count, CountOrZero
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -114,17 +115,17 @@ class Compression(Choice):
     own gradient is clipped, divided by the root of the number of ranks; default ``off``."""
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     """dgc: momentum kept on each rank, in place of the optimizer's. Default 0.9; 0 is plain error feedback."""
-    warmup_steps: int | None = Field(default=None, ge=0)
+    warmup_steps: CountOrZero | None = None
     """Uncompressed steps at the start: onebit-* (default: 20 % of the job's, at least 5), powersgd and adaptive-rank
     (default 0). dgc: steps in which the ratio falls from 0.25 to its own (default 0)."""
-    every: int | None = Field(default=None, ge=1)
+    every: Count | None = None
     """local-sgd: steps between two averages of the parameters. Default 8."""
     budget: float | None = Field(default=None, gt=0, le=8)
     """adaptive-bits: mean bits an element, over all layers and without the blocks' scales, 2 to 8. Default 4."""
     error: float | None = Field(default=None, gt=0, lt=1)
     """adaptive-rank: largest relative error of each approximated matrix, as far as `rank` allows, 0 < value < 1.
     Default 0.3."""
-    update_every: int | None = Field(default=None, ge=1)
+    update_every: Count | None = None
     """adaptive-*: steps between two looks at the gradients, after which bits or ranks move. Default 20."""
 
     @model_validator(mode="after")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import PositiveInt
-
-from shardscope.errors import SpecError, unknown_name
+from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec._base import Spec
 from shardscope.spec.models import MODELS, Modality, model_config
+from shardscope.spec.numbers import Count
 
 
 class DataInfo(Spec):
@@ -16,9 +15,9 @@ class DataInfo(Spec):
 
     gives: Modality
     summary: str
-    num_classes: PositiveInt
+    num_classes: Count
     """Distinct targets: classes of an image, or the vocabulary of a corpus."""
-    num_rows: PositiveInt | None = None
+    num_rows: Count | None = None
     """Rows in all; None where it differs from machine to machine."""
 
 
@@ -81,7 +80,7 @@ def check_compatible(model_name: str, data_name: str) -> None:
     config, given = model_config(model_name), gives(data_name)
     if given is not None and given != config.reads:
         raise SpecError(
-            f"data={data_name!r} gives {given} but model={model_name!r} reads {config.reads}; "
+            f"data={quoted(data_name)} gives {given} but model={model_name!r} reads {config.reads}; "
             f"use model={_first_model(given)!r} or data={_first_data(config.reads)!r}"
         )
 

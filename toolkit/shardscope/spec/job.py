@@ -14,6 +14,7 @@ from shardscope.spec.data import check_compatible
 from shardscope.spec.link import LinkOrName
 from shardscope.spec.models import model_config
 from shardscope.spec.noise_scale import check_noise_scale
+from shardscope.spec.numbers import Count, CountOrZero, Seed
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.schedule import Schedule
 from shardscope.spec.strategy import Ring, Strategy, StrategySpec, parse_strategy
@@ -29,37 +30,37 @@ class Checkpoint(Spec):
 
     _positional = "every"
 
-    every: int | None = Field(default=None, ge=1)
+    every: Count | None = None
     """Steps between two checkpoints; None saves none while training goes on."""
     at_end: bool = False
     """Also save after the last step, and when the run is stopped."""
-    keep: int = Field(default=2, ge=1)
+    keep: Count = 2
     """Checkpoints kept; older ones are deleted once a newer one is complete. At least 1."""
 
 
 class Record(Spec):
     """How much of what happens is written down."""
 
-    spans_first: int = Field(default=100, ge=0)
+    spans_first: CountOrZero = 100
     """Steps from the start whose compute and communication spans are all written."""
-    spans_every: int = Field(default=10, ge=1)
+    spans_every: Count = 10
     """After those, spans are written at every so many steps. Bytes, loss and times are written at every step."""
     parameters: bool = False
     """Write all parameters to ``parameters.npz`` after the last step, so that runs can be compared tensor by tensor."""
-    memory_first: int = Field(default=3, ge=0)
+    memory_first: CountOrZero = 3
     """Which step from the start (or from where the run goes on) is the first whose memory is measured by kind: the
     third by default, when the optimizer has its state and DistributedDataParallel, which cuts its buckets anew in the
     second, has its own. A shorter run measures its last step; 0 leaves the first measurement to `memory_every`. A
     measured step is slower; the others are not."""
-    memory_every: int | None = Field(default=50, ge=1)
+    memory_every: Count | None = 50
     """After it, memory is measured by kind at every so many steps; None measures only the first time."""
     noise_scale: bool = False
     """Measure the gradient noise scale: each rank writes the squared norms of its own gradients and of their mean,
     before compression and clipping. Where gradients are compressed, this sends a sketch of them besides."""
-    noise_every: int = Field(default=1, ge=1)
+    noise_every: Count = 1
     """With `noise_scale`: steps between two measurements. At least 1."""
 
-    layers_every: int = Field(default=10, ge=0)
+    layers_every: CountOrZero = 10
     """Steps between two looks at the layers: trust ratios and norms of LAMB and LARS, and what compression with error
     feedback still owes. The first step is always one of them; 0 never looks."""
 
@@ -110,7 +111,9 @@ class Job(Spec):
     model: Named
     """A name from the catalogue (`shardscope.spec.models.MODELS`), or a callable that returns an `nn.Module`."""
     data: Named
-    """``digits``, ``python-source``, a path (text, ``.npz``, ``.npy``), or a callable returning ``(train, test)``."""
+    """``digits``, ``python-source``, a path (text, ``.npz``, ``.npy``), or a callable returning ``(train, test)``.
+    Inputs and targets are tensors, or tuples and mappings of them: a model is called with a tuple's items as arguments
+    and with a mapping's as keywords. A mapping with ``labels`` is both, as Hugging Face's models take it."""
     strategy: Strategy = Ring()
     """How the ranks share the work: a strategy, or its short string such as ``"ring"``."""
     world_size: int = Field(default=2, ge=1, le=1024)
@@ -123,9 +126,9 @@ class Job(Spec):
     """Samples a step, or just the global batch size."""
     compression: Annotated[Compression, _coerce(Compression, "name")] = Compression(name="none")
     """How gradients are compressed on their way, or the method's name."""
-    steps: int = Field(default=100, ge=1)
-    """Optimizer steps."""
-    until: int | None = Field(default=None, ge=1)
+    steps: Count = 100
+    """Optimizer steps, 1 to 2147483647."""
+    until: Count | None = None
     """Train only up to this step of `steps`, on the schedule and the data of all of them, and save a checkpoint there
     to go on from. At most `steps`; None trains them all."""
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
@@ -133,12 +136,14 @@ class Job(Spec):
     recompute: Literal["none", "selective", "full"] = "none"
     """Recomputed in the backward pass: nothing, what is large and cheap (attention, activations), or whole blocks."""
     loss: Named = "cross-entropy"
-    """``cross-entropy``, ``mse``, or a callable ``loss(output, target)`` that returns the mean over its samples."""
+    """``cross-entropy``, ``mse``, or a callable ``loss(output, target)`` that returns the mean over its samples. The
+    named ones read an output's ``logits``; an output with a ``loss``, as of a Hugging Face model given labels, is
+    trained with that."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Largest global gradient norm; above it all gradients are scaled down. None does not clip."""
-    seed: int = Field(default=0, ge=0)
-    """Seeds weights and data order; the same job with the same seed repeats itself."""
-    eval_every: int | None = Field(default=None, ge=1)
+    seed: Seed = 0
+    """Seeds weights and data order; the same job with the same seed repeats itself. 0 to 2**63 - 1."""
+    eval_every: Count | None = None
     """Steps between two evaluations on the test split; None evaluates once, after the last step."""
     checkpoint: Checkpoint = Checkpoint()
     """When to save the state of the training."""
@@ -170,13 +175,13 @@ class Job(Spec):
     @classmethod
     def _suited_micro_batch(cls, fields: Any) -> Any:
         """Where none is given, the micro-batch that suits the strategy: a pipeline needs several."""
+        if not isinstance(fields, dict):
+            return fields
         batch, strategy = fields.get("batch", 64), parse_strategy(fields.get("strategy", "ring"))
         if isinstance(batch, int | dict):
-            batch = Batch(**batch) if isinstance(batch, dict) else Batch(global_size=batch)
+            batch = Batch.from_fields(batch) if isinstance(batch, dict) else Batch(global_size=batch)
         world_size = fields.get("world_size", cls.model_fields["world_size"].default)
-        known = (
-            isinstance(batch, Batch) and isinstance(strategy, StrategySpec) and isinstance(world_size, int)
-        )
+        known = isinstance(batch, Batch) and isinstance(strategy, StrategySpec) and type(world_size) is int
         if not known or batch.micro_size is not None or world_size < 1:
             return fields
         micro_size = strategy.suggested_micro_size(batch.global_size, world_size)

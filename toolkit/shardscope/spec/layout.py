@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, get_args
 
-from pydantic import NonNegativeInt, PositiveInt
-
 from shardscope.spec import layout_rules
 from shardscope.spec._base import Spec
+from shardscope.spec.numbers import Count, CountOrZero, Degree
 
 if TYPE_CHECKING:
     from shardscope.spec.cluster import Cluster
@@ -31,28 +30,28 @@ COMPRESSION_NAMES: tuple[str, ...] = get_args(GradCompression)
 class Layout(Spec):
     """One way to put a model on devices. The number of devices is data x tensor x pipeline x context."""
 
-    data: PositiveInt = 1
+    data: Degree = 1
     """Replicas that each take a part of the batch."""
-    tensor: PositiveInt = 1
+    tensor: Degree = 1
     """Devices that share every matrix of a layer."""
-    pipeline: PositiveInt = 1
+    pipeline: Degree = 1
     """Devices, one behind the other, that each hold some of the layers."""
-    context: PositiveInt = 1
+    context: Degree = 1
     """Devices that each take a part of every sequence."""
-    expert: PositiveInt = 1
+    expert: Degree = 1
     """Devices over which the experts of a layer are spread; they are taken from data x context."""
     zero: Literal[0, 1, 2, 3] = 0
     """Stage 2 reduces gradients for every micro-batch and 3 gathers parameters too, through a pipeline as well (as FSDP
     does; Megatron refuses 2 and 3 there). With nothing to partition over, every stage is as 0."""
-    shard: NonNegativeInt = 0
+    shard: CountOrZero = 0
     """Ranks over which ZeRO partitions (HSDP, replicas of shards); 0 for all of data x context."""
-    global_batch: PositiveInt = 1
+    global_batch: Count = 1
     """Sequences in one optimizer step, over all replicas."""
-    micro_batch: PositiveInt = 1
+    micro_batch: Count = 1
     """Sequences in one forward pass of one replica."""
     schedule: LayoutSchedule = "1f1b"
     """Of a pipeline; with pipeline=1 there is nothing to schedule."""
-    virtual_stages: PositiveInt = 1
+    virtual_stages: Count = 1
     """Stages that each pipeline rank holds."""
     recompute: Recompute = "none"
     """Of activations in the backward pass: nothing, attention's inner part, or every layer from its input."""

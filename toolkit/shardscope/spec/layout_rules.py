@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardscope.errors import SpecError
 from shardscope.spec import layout_faults as faults
+from shardscope.spec.divisors import divisors_text
 from shardscope.spec.layout_faults import STAGES_A_RANK
 from shardscope.spec.model import LayerTable, Transformer
 
@@ -62,11 +63,17 @@ def _batch(layout: Layout) -> Iterator[str]:
 def _groups(layout: Layout) -> Iterator[str]:
     ranks = layout.data * layout.context
     if layout.shard and faults.indivisible(ranks, layout.shard):
-        yield f"shard={layout.shard} does not divide data x context = {ranks}; use one of {_divisors(ranks)}"
+        yield (
+            f"shard={layout.shard} does not divide data x context = {ranks}; "
+            f"use one of {divisors_text(ranks, near=layout.shard)}"
+        )
     if layout.shard and not layout.zero:
         yield f"shard={layout.shard} has no effect with zero=0; use zero=1, 2 or 3, or leave shard out"
     if faults.indivisible(ranks, layout.expert):
-        yield f"expert={layout.expert} does not divide data x context = {ranks}; use one of {_divisors(ranks)}"
+        yield (
+            f"expert={layout.expert} does not divide data x context = {ranks}; "
+            f"use one of {divisors_text(ranks, near=layout.expert)}"
+        )
     if layout.sequence_parallel and layout.tensor == 1:
         yield "sequence_parallel=True has no effect with tensor=1; use tensor=2 or more, or leave it out"
     if layout.compression != "none" and ranks == 1:
@@ -110,11 +117,14 @@ def _rows(layout: Layout, model: LayerTable) -> Iterator[str]:
 def _tensor(layout: Layout, model: Transformer) -> Iterator[str]:
     for name, size in faults.tensor_sizes(model).items():
         if faults.indivisible(size, layout.tensor):
-            yield f"tensor={layout.tensor} does not divide {name}={size} of {model.name}; use one of {_divisors(size)}"
+            yield (
+                f"tensor={layout.tensor} does not divide {name}={size} of {model.name}; "
+                f"use one of {divisors_text(size, near=layout.tensor)}"
+            )
     if faults.uneven_keys(model, layout.tensor):
         yield (
             f"tensor={layout.tensor} neither divides kv_heads={model.kv_heads} of {model.name} nor is its multiple; "
-            f"use one of {_divisors(model.kv_heads)}"
+            f"use one of {divisors_text(model.kv_heads, near=layout.tensor)}"
         )
 
 
@@ -145,9 +155,5 @@ def _experts(layout: Layout, model: Transformer) -> Iterator[str]:
     else:
         yield (
             f"expert={layout.expert} does not divide mixture.experts={model.mixture.experts} of {model.name}; "
-            f"use one of {_divisors(model.mixture.experts)}"
+            f"use one of {divisors_text(model.mixture.experts, near=layout.expert)}"
         )
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

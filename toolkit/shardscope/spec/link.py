@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, quoted
 from shardscope.spec import catalogue
 from shardscope.spec._base import Spec
 from shardscope.spec.units import Bandwidth, Seconds, bit_rate_text, parse, positive, quantity, seconds_text
@@ -66,7 +66,7 @@ class Link(Spec):
     @classmethod
     def _finite(cls, value: float, info: ValidationInfo) -> float:
         if math.isinf(value):
-            raise SpecError(f"{info.field_name}={value!r} is not valid: it should be a finite number")
+            raise SpecError(f"{info.field_name}={quoted(value)} is not valid: it should be a finite number")
         return value
 
     @classmethod
@@ -93,7 +93,7 @@ class Link(Spec):
         bandwidth = positive(parse(name, "bytes/s", field=field), field=field, given=name)
         if latency_s is None:
             raise SpecError(
-                f"{field}={name!r} is a rate, which needs a latency; give latency_s='5 us' or the like, or 0"
+                f"{field}={quoted(name)} is a rate, which needs a latency; give latency_s='5 us' or the like, or 0"
             )
         return cls(name=name, bandwidth=bandwidth, latency_s=latency_s)
 

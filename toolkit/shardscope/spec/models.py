@@ -9,10 +9,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import ClassVar, Literal, Self
 
-from pydantic import PositiveInt, model_validator
+from pydantic import model_validator
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
+from shardscope.spec.divisors import divisors_text
+from shardscope.spec.numbers import Count
 
 Modality = Literal["tokens", "images"]
 
@@ -31,8 +33,9 @@ def _norm(width: int) -> int:
 
 def _require_divides(field: str, divisor: int, of: str, number: int) -> None:
     if number % divisor:
-        valid = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
-        raise SpecError(f"{field}={divisor} does not divide {of}={number}; use one of {valid}")
+        raise SpecError(
+            f"{field}={divisor} does not divide {of}={number}; use one of {divisors_text(number, near=divisor)}"
+        )
 
 
 class MLPConfig(Spec):
@@ -41,12 +44,12 @@ class MLPConfig(Spec):
     reads: ClassVar[Modality] = "images"
 
     kind: Literal["mlp"] = "mlp"
-    inputs: PositiveInt = 64
+    inputs: Count = 64
     """Pixels of one image, over all its channels."""
-    hidden: PositiveInt = 128
-    layers: PositiveInt = 3
+    hidden: Count = 128
+    layers: Count = 3
     """Hidden layers."""
-    classes: PositiveInt = 10
+    classes: Count = 10
 
     @property
     def num_layers_in_order(self) -> int:
@@ -67,11 +70,11 @@ class CNNConfig(Spec):
     reads: ClassVar[Modality] = "images"
 
     kind: Literal["cnn"] = "cnn"
-    in_channels: PositiveInt = 1
-    channels: tuple[PositiveInt, ...] = (16, 32, 64)
-    groups: PositiveInt = 4
+    in_channels: Count = 1
+    channels: tuple[Count, ...] = (16, 32, 64)
+    groups: Count = 4
     """Groups of the GroupNorm; must divide every entry of `channels`."""
-    classes: PositiveInt = 10
+    classes: Count = 10
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -106,13 +109,13 @@ class ResNetConfig(Spec):
     reads: ClassVar[Modality] = "images"
 
     kind: Literal["resnet"] = "resnet"
-    in_channels: PositiveInt = 1
-    width: PositiveInt = 16
-    stages: PositiveInt = 3
-    blocks_per_stage: PositiveInt = 2
-    groups: PositiveInt = 4
+    in_channels: Count = 1
+    width: Count = 16
+    stages: Count = 3
+    blocks_per_stage: Count = 2
+    groups: Count = 4
     """Groups of the GroupNorm; must divide `width`."""
-    classes: PositiveInt = 10
+    classes: Count = 10
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -152,14 +155,14 @@ class GPTConfig(Spec):
     reads: ClassVar[Modality] = "tokens"
 
     kind: Literal["gpt"] = "gpt"
-    layers: PositiveInt
-    hidden: PositiveInt
-    heads: PositiveInt
+    layers: Count
+    hidden: Count
+    heads: Count
     """Attention heads; must divide `hidden`."""
-    vocab: PositiveInt = 256
-    seq: PositiveInt = 64
+    vocab: Count = 256
+    seq: Count = 64
     """Longest sequence, and the length trained on."""
-    ffn: PositiveInt | None = None
+    ffn: Count | None = None
     """Inner width of the feed-forward part; None means `4 * hidden`."""
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
+from shardscope.spec.numbers import CountOrZero
 
 SHAPES: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
@@ -38,10 +39,10 @@ class Schedule(Spec):
     name: str = "constant"
     """``constant``, ``linear``, ``sqrt`` (falls with the inverse square root of the step), ``polynomial``, ``cosine``,
     or ``exponential`` (the same factor from step to step; it may rise)."""
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: CountOrZero = 0
     """Steps over which the rate first rises, linearly, to its full value. At least 0, at most all steps."""
-    power: float | None = Field(default=None, gt=0)
-    """polynomial: exponent of the fall, above 0. Default 2, as LARS uses it; 1 is ``linear``."""
+    power: float | None = Field(default=None, gt=0, le=1000)
+    """polynomial: exponent of the fall, above 0 and at most 1000. Default 2, as LARS uses it; 1 is ``linear``."""
     final_ratio: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """linear, polynomial, cosine: what is left of the rate just after the last step, 0 to 1. Default 0. exponential:
     above 0, and above 1 the rate rises, as in a range test. Default 0.01."""

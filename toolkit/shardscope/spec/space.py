@@ -25,9 +25,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
-from shardscope.errors import SpecError, unknown_name
+from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec import compression, optimizer
 from shardscope.spec._base import Spec
+from shardscope.spec.numbers import Count, Number
 
 BRANCHES = ("optimizer", "compression")
 """Settings whose choice brings settings of its own."""
@@ -39,7 +40,7 @@ for the job's own batch, follows the batch of the trial: ``none``, ``linear`` or
 LR_RULES = ("none", "linear", "sqrt")
 _NAME = re.compile(r"(?P<owner>[a-z_]+)(\[(?P<branch>[a-z0-9-]+)\])?(\.(?P<setting>[a-z_0-9]+))?")
 
-Value = str | int | float | bool | None
+Value = str | Number | bool | None
 
 
 class Choices(Spec):
@@ -54,7 +55,7 @@ class Choices(Spec):
     @model_validator(mode="after")
     def _none_twice(self) -> Self:
         if len({(type(value), value) for value in self.values}) < len(self.values):
-            raise SpecError(f"values={list(self.values)!r} name a choice twice; name each once")
+            raise SpecError(f"values={quoted(list(self.values))} name a choice twice; name each once")
         return self
 
     def ends(self) -> tuple[Value, ...]:
@@ -66,8 +67,8 @@ class Between(Spec):
     """A number in an interval, both ends included."""
 
     kind: Literal["between"] = "between"
-    low: float | int
-    high: float | int
+    low: Number
+    high: Number
     """Above `low`. Both whole for whole numbers."""
     log: bool = False
     """Draw the logarithm evenly. Needs `low` above 0."""
@@ -96,9 +97,9 @@ class PowersOfTwo(Spec):
     """A power of two between two others; a study draws its exponent."""
 
     kind: Literal["powers-of-two"] = "powers-of-two"
-    low: int = Field(ge=1)
+    low: Count
     """A power of two, at least 1."""
-    high: int = Field(ge=1)
+    high: Count
     """A power of two, at least `low`."""
 
     def __init__(self, *ends: int, **fields: Any) -> None:
@@ -111,7 +112,7 @@ class PowersOfTwo(Spec):
         for name, value in (("low", self.low), ("high", self.high)):
             if value & (value - 1):
                 near = 2 ** round(math.log2(value))
-                raise SpecError(f"{name}={value} is no power of two; use for example {near}")
+                raise SpecError(f"{name}={value} is not a power of two; use for example {near}")
         if self.low > self.high:
             raise SpecError(f"low={self.low} is above high={self.high}; turn them round")
         return self
@@ -132,7 +133,7 @@ _WRITE = "write (low, high), (low, high, 'log'), (low, high, 'log2') or a list o
 def _powers(low: Any, high: Any) -> PowersOfTwo:
     for end in (low, high):
         if not isinstance(end, int):
-            raise SpecError(f"{end!r} is no power of two; use 1, 2, 4, 8, ...")
+            raise SpecError(f"{quoted(end)} is not a power of two; use 1, 2, 4, 8, ...")
     return PowersOfTwo(low=low, high=high)
 
 
@@ -144,11 +145,11 @@ def _parameter(value: Any) -> Any:
     if isinstance(value, list):
         return Choices(values=tuple(value))
     if isinstance(value, str | int | float):
-        raise SpecError(f"{value!r} is no range; {_WRITE}")
+        raise SpecError(f"{quoted(value)} is not a range; {_WRITE}")
     if isinstance(value, tuple):
         numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in value[:2])
         if len(value) not in (2, 3) or not numbers or value[2:] not in ((), ("log",), ("log2",)):
-            raise SpecError(f"{value!r} is no range; {_WRITE}")
+            raise SpecError(f"{quoted(value)} is not a range; {_WRITE}")
         if value[2:] == ("log2",):
             return _powers(value[0], value[1])
         return Between(low=value[0], high=value[1], log=len(value) == 3)
@@ -180,7 +181,9 @@ def parse_name(name: str) -> Name:
     """
     found = _NAME.fullmatch(name)
     if found is None:
-        raise SpecError(f"space: {name!r} is no name of a setting; write for example 'optimizer[lamb].lr'")
+        raise SpecError(
+            f"space: {quoted(name)} is not the name of a setting; write for example 'optimizer[lamb].lr'"
+        )
     parts = Name(found["owner"], found["branch"], found["setting"])
     if parts.owner not in (*BRANCHES, *PLAIN):
         raise unknown_name("space: setting", parts.owner, (*BRANCHES, *PLAIN))

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AllowInfNan, BeforeValidator, NonNegativeFloat, PositiveFloat, ValidationInfo
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, quoted
 
 Kind = Literal["bytes", "bytes/s", "FLOP/s", "s", "W"]
 
@@ -67,17 +67,19 @@ def parse(text: str, kind: Kind, *, field: str = "value") -> float:
     assert kind in get_args(Kind), kind
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise SpecError(f"{field}={text!r} is not a quantity; write a number and its unit, {_EXAMPLES[kind]}")
+        raise SpecError(
+            f"{field}={quoted(text)} is not a quantity; write a number and its unit, {_EXAMPLES[kind]}"
+        )
     number, unit = match.groups()
     if not unit and not float(number.replace("_", "")):
         return 0.0
     if not unit:
         raise SpecError(
-            f"{field}={text!r} has no unit; write {_EXAMPLES[kind]}, or in Python a plain number of {_BASE[kind]}"
+            f"{field}={quoted(text)} has no unit; write {_EXAMPLES[kind]}, or in Python a plain number of {_BASE[kind]}"
         )
     factor = _UNITS[kind].get(unit)
     if factor is None:
-        raise SpecError(f"{field}={text!r} has the unit {unit!r}, which {_complaint(unit, kind)}")
+        raise SpecError(f"{field}={quoted(text)} has the unit {quoted(unit)}, which {_complaint(unit, kind)}")
     return float(number.replace("_", "")) * factor
 
 
@@ -93,11 +95,11 @@ def quantity(value: object, kind: Kind, *, field: str) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise SpecError(
-            f"{field}={value!r} is not a quantity; write {_EXAMPLES[kind]}, or give {_BASE[kind]}"
+            f"{field}={quoted(value)} is not a quantity; write {_EXAMPLES[kind]}, or give {_BASE[kind]}"
         )
     number = parse(value, kind, field=field) if isinstance(value, str) else float(value)
     if not 0 <= number < math.inf:
-        raise SpecError(f"{field}={value!r} is not valid: it should be finite, and 0 or more")
+        raise SpecError(f"{field}={quoted(value)} is not valid: it should be finite, and 0 or more")
     return number
 
 
@@ -108,7 +110,7 @@ def positive(value: float, *, field: str, given: object) -> float:
         SpecError: It is not.
     """
     if not value > 0:
-        raise SpecError(f"{field}={given!r} is not valid: it should be greater than 0")
+        raise SpecError(f"{field}={quoted(given)} is not valid: it should be greater than 0")
     return value
 
 

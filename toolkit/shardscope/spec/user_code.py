@@ -38,7 +38,8 @@ class UserCode(Spec):
         """
         if self._function is None:
             raise SpecError(
-                f"the code of {self.name!r} is not part of this job.json; give the function again with job.replace(...)"
+                f"the code of {self.name!r} is not part of this job.json; give the function again with "
+                "job.replace(...), or take it from its run with ss.load_job(run, trust_code=True)"
             )
         return self._function
 

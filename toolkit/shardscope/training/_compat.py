@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 HAS_FUSED_ADAMW = hasattr(torch, "_fused_adamw_")
 """Whether torch's fused AdamW kernel can be called on bare tensors (true for 2.11 to 2.13)."""
@@ -52,6 +54,29 @@ def top_saved_tensors_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], 
     return pack, unpack
 
 
+class Kept:
+    """What an operation has just returned, without autograd, for as long as nobody changes it in place."""
+
+    def __init__(self, result: Tensor) -> None:
+        from torch.utils.checkpoint import _detach_helper
+
+        self.result: Tensor = _detach_helper(
+            result
+        )  # inside a dispatch mode, plain `detach` would not see changes
+        self._version = self.result._version  # noqa: SLF001
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the result is still what the operation returned."""
+        return bool(self.result._version == self._version)  # noqa: SLF001
+
+
+def offsets_of(tensor: Tensor) -> tuple[int, ...]:
+    """Where this rank's shard of a DTensor begins in the whole; zeros for any other tensor."""
+    pieces = getattr(tensor, "__create_chunk_list__", None)  # what torch's own checkpoints ask
+    return (0,) * tensor.ndim if pieces is None else tuple(pieces()[0].offsets)
+
+
 def fsdp_params(model: nn.Module) -> list[Any]:
     """What FSDP2 knows of each parameter that it shards in `model`; empty where it shards nothing."""
     ask = [getattr(module, "_get_fsdp_state", None) for module in model.modules()]
@@ -64,6 +89,99 @@ def _fsdp_groups(state: Any) -> list[Any]:
     if several is None:  # torch 2.11 knows one group a module
         return [group for group in [getattr(state, "_fsdp_param_group", None)] if group is not None]
     return list(several)
+
+
+def gather_for_views(unit: Any) -> None:
+    """Have FSDP2 gather a unit's parameters for the backward pass also where its caller changes a view in place.
+
+    FSDP2's hook on an output that is a view is lost in ``y = block(x); y += x``. What the view was taken of keeps its
+    own place in the graph, so the same hook goes there as well; where both run, the second finds nothing to do.
+    """
+    state = unit._get_fsdp_state()  # noqa: SLF001
+
+    def again(_: Any) -> None:
+        state._pre_backward(None)  # noqa: SLF001
+
+    def after_forward(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        given = {id(_viewed(tensor)) for tensor in _tensors((args, kwargs))}
+        for tensor in _tensors(output):
+            whole = _viewed(tensor)
+            if whole is not tensor and whole.grad_fn is not None and id(whole) not in given:
+                whole.grad_fn.register_prehook(again)
+
+    unit.register_forward_hook(after_forward, with_kwargs=True)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _viewed(tensor: Tensor) -> Tensor:
+    """The tensor that this one is a view of; itself where it is none."""
+    return tensor if tensor._base is None else tensor._base  # noqa: SLF001
+
+
+def first_left_out(ddp: nn.parallel.DistributedDataParallel) -> str | None:
+    """After a backward pass with exchange: a parameter without a gradient from it, so that its bucket was not sent.
+
+    What it has accumulated over earlier micro-batches is then this rank's alone.
+    """
+    try:
+        ddp._check_reducer_finalized()  # noqa: SLF001
+    except RuntimeError as error:
+        named: list[str] = [name for name, p in ddp.module.named_parameters() if p.requires_grad]
+        indices = re.search(r"did not receive grad for rank \d+: (\d+)", str(error))
+        if indices is None:
+            raise
+        return named[int(indices[1])]
+    return None
+
+
+def holds_parameters(unit: Any) -> bool:
+    """Whether FSDP2 shards any parameter in this unit itself; a model's root has none where its blocks hold all."""
+    return bool(_fsdp_groups(unit._get_fsdp_state()))  # noqa: SLF001
+
+
+def stock_collectives(unit: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The all-gather and the reduce-scatter that FSDP2 uses for a unit, before others are set."""
+    group = _fsdp_groups(unit._get_fsdp_state())[0]  # noqa: SLF001
+    return group._all_gather_comm, group._reduce_scatter_comm  # noqa: SLF001
+
+
+def tell_gradients(unit: Any, names: Mapping[int, str], tell: Callable[[tuple[str, ...]], None]) -> None:
+    """Have FSDP2 say, just before it reduces a unit's gradients, which parameters have one.
+
+    Args:
+        unit: What `fully_shard` was called with.
+        names: Of all parameters of the model, by `id`.
+        tell: Takes the names of those that have one.
+    """
+    for group in _fsdp_groups(unit._get_fsdp_state()):  # noqa: SLF001
+        named = [(names[id(param.sharded_param)], param) for param in group.fsdp_params]
+        group.post_backward = _telling(named, group.post_backward, tell)
+
+
+def _telling(
+    named: Sequence[tuple[str, Any]], reduce: Callable[..., None], tell: Callable[[tuple[str, ...]], None]
+) -> Callable[..., None]:
+    def post_backward(*unused: Any) -> None:
+        tell(tuple(name for name, param in named if _has_gradient(param)))
+        reduce(*unused)
+
+    return post_backward
+
+
+def _has_gradient(param: Any) -> bool:
+    whole = getattr(param, "_unsharded_param", None)  # from the first all-gather on
+    return whole is not None and (whole.grad is not None or param.unsharded_accumulated_grad is not None)
+
+
+def before_backward(unit: Any) -> Callable[[Tensor], Tensor]:
+    """The hook that FSDP2 puts on tensors that a unit returns: on their gradient it gathers the parameters."""
+    hook: Callable[[Tensor], Tensor] = unit._get_fsdp_state()._pre_backward  # noqa: SLF001
+    return hook
 
 
 def overflow_flags(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -53,7 +53,15 @@ class StaticStage(PipelineStage):
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         output: Any = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
-        return output.clone() if self.splits_backward and output._is_view() else output
+        is_sent = self.splits_backward and isinstance(output, Tensor)
+        return output.clone() if is_sent and output._is_view() else output
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
+        """As torch's; of a last stage's output that is no tensor nothing is kept: only its loss is differentiated."""
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **options)
+        if self.is_last and not isinstance(output, Tensor):
+            self.fwd_cache[fwd_chunk_id] = (), self.fwd_cache[fwd_chunk_id][1]
+        return output
 
     # Messages: contiguous, and on the CPU where they must be.
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardscope.training.data import Source
-from shardscope.training.loss import accuracy
+from shardscope.training.data import Source, read_batch
+from shardscope.training.data.batches import named_tensors
+from shardscope.training.loss import Pairing, accuracy, pairing_of
 from shardscope.training.strategies.base import LossFunction, Strategy
 
 MAX_ROWS, MAX_TARGETS = 512, 32_768
@@ -18,29 +21,50 @@ MAX_ROWS, MAX_TARGETS = 512, 32_768
 not to be felt."""
 
 
+class FailedTogether(Exception):
+    """An evaluation failed, and all ranks are past it; its cause is this rank's own failure, if it had one."""
+
+
 def evaluate(
     strategy: Strategy,
     source: Source,
     loss_function: LossFunction,
-    place: Callable[[Tensor], Tensor],
+    place: Callable[[Any], Any],
 ) -> dict[str, Any]:
-    """Mean loss and accuracy (None for regressions) over the test split's first rows; called by all ranks."""
+    """Mean loss and accuracy (None for regressions) over the test split's first rows; called by all ranks.
+
+    Raises:
+        FailedTogether: It failed on some rank, and all know.
+        Exception: It failed in a forward pass that needs all ranks, of which the others may not know.
+    """
     context = strategy.context
     totals = torch.zeros(4, dtype=torch.float64)  # samples, loss, accuracy, samples that have an accuracy
-    with context.meter.span("compute", "evaluation"), strategy.evaluating() as predict:
+    pairings: list[Pairing | None] = []  # looked for once: it costs a pass over the scores
+    failures: list[Exception] = []
+    apart = nullcontext() if strategy.lockstep and context.group is not None else _noted(failures)
+    with context.meter.span("compute", "evaluation"), strategy.evaluating() as predict, apart:
         for part, counts in _parts(strategy, _num_rows(source)):
-            inputs, targets = (place(tensor) for tensor in source.batch(part))
+            batch = None
+            with _noted(failures):
+                batch = place(read_batch(source, part))
+            inputs, targets = batch or strategy.example()  # the others may wait for this rank's forward pass
             output = predict(inputs)
-            if output is None or not counts:
+            if output is None or not counts or failures:
                 continue
-            score = accuracy(output, targets)
-            loss, scored = float(loss_function(output, targets)), float(score is not None)
-            totals += len(part) * torch.tensor([1.0, loss, score or 0.0, scored], dtype=torch.float64)
+            with _noted(failures):
+                pairings = pairings or [pairing_of(output, targets)]
+                score = accuracy(output, targets, pairing=pairings[0]) if pairings[0] else None
+                loss, scored = float(loss_function(output, targets)), float(score is not None)
+                totals += len(part) * torch.tensor([1.0, loss, score or 0.0, scored], dtype=torch.float64)
+    if failures:
+        totals.fill_(math.nan)  # a sum that no counts of samples have: all ranks know by it
     if context.group is not None:
         on_device = totals.to(context.device)
         dist.all_reduce(on_device)
         totals = on_device.cpu()
     samples, loss, hits, scored = totals.tolist()
+    if math.isnan(samples):
+        raise FailedTogether("on another rank") from next(iter(failures), None)
     if not samples:
         return {"loss": None, "accuracy": None, "samples": 0}
     return {
@@ -48,6 +72,15 @@ def evaluate(
         "accuracy": hits / samples if scored == samples else None,
         "samples": int(samples),
     }
+
+
+@contextmanager
+def _noted(failures: list[Exception]) -> Iterator[None]:
+    """Inside, an error ends the block and is kept for later."""
+    try:
+        yield
+    except Exception as error:
+        failures.append(error)
 
 
 def _parts(strategy: Strategy, num_rows: int) -> Iterator[tuple[Tensor, bool]]:
@@ -75,5 +108,6 @@ def _parts(strategy: Strategy, num_rows: int) -> Iterator[tuple[Tensor, bool]]:
 def _num_rows(source: Source) -> int:
     if not len(source):
         return 0
-    targets = source.batch(torch.zeros(1, dtype=torch.int64))[1].numel()
-    return min(len(source), MAX_ROWS, max(1, MAX_TARGETS // targets))
+    _, targets = read_batch(source, torch.zeros(1, dtype=torch.int64))
+    most = max((tensor.numel() for _, tensor in named_tensors(targets, "targets")), default=1)
+    return min(len(source), MAX_ROWS, max(1, MAX_TARGETS // max(1, most)))

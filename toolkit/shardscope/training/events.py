@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 def _finite(value: Any) -> Any:
     """JSON has no NaN: non-finite numbers become the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
@@ -47,7 +49,7 @@ class EventWriter:
     def __init__(self, path: Path, rank: int) -> None:
         self.path = path
         self.rank = rank
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = os.open(path, _APPEND, 0o600)
         self._lock = threading.Lock()
         self._torn = os.fstat(self._file).st_size > 0  # perhaps, by an earlier kill
 

@@ -1,12 +1,18 @@
 """Losses and accuracy: means over the rows they are given.
 
+A loss named by a job takes what a model returns: a tensor of scores, or an object or mapping that has them as
+``logits``. Where a model has computed a loss itself, as Hugging Face's models do when ``labels`` are among their
+inputs, that ``loss`` is the one it is trained with. A callable of the user's gets the output as it is.
+
 A mean over equal parts is the mean of the parts' means, so micro-batches and ranks of equal size average to
 the loss of the whole batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +20,12 @@ from torch.nn import functional
 
 from shardscope.errors import DataError, unknown_name
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
+Pairing = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From scores and targets to those scores and targets that belong together."""
+
+_COPIED = 2**20  # scores that are copied to double precision at a time: 8 MB
+_IGNORED = -100  # the target that torch's cross-entropy leaves out
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -48,7 +59,7 @@ LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse}
 
 
 def resolve_loss(loss: str | Loss) -> Loss:
-    """The loss of this name, or the user's own callable of output and target, checked at each call.
+    """The loss of this name, or the user's own callable of the model's output and the target, checked at each call.
 
     Raises:
         SpecError: There is no such loss.
@@ -57,18 +68,115 @@ def resolve_loss(loss: str | Loss) -> Loss:
         return _scalar(loss)
     if loss not in LOSSES:
         raise unknown_name("loss", loss, LOSSES)
-    return LOSSES[loss]
+    return partial(_named, loss)
 
 
-def accuracy(output: Tensor, target: Tensor) -> float | None:
-    """The share of targets that score highest, in [0, 1]; None for a regression."""
-    if not _are_classes(target) or output.shape[:-1] != target.shape:
+def pairing_of(output: object, target: object) -> Pairing | None:
+    """How the scores of an output and the targets belong together; None where there are no scores of their classes.
+
+    Scores are the output itself or its ``logits``. Where a model has computed its own loss, they count as scores of
+    the targets, or of those that follow (a language model's), only if that loss is their cross-entropy.
+    """
+    scores, own = _scores(output), _own_loss(output)
+    if scores is None or not isinstance(target, Tensor) or not _are_classes(target):
         return None
-    return (output.argmax(dim=-1) == target).double().mean().item()
+    if own is None:
+        return _as_given if _fit(scores, target) else None
+    pairings = (_as_given, _shifted) if target.dim() == 2 and scores.dim() == 3 else (_as_given,)
+    for pairing in pairings:
+        scored, classes = pairing(scores, target)
+        if _fit(scored, classes) and _is_cross_entropy(own, scored, classes):
+            return pairing
+    return None
+
+
+def accuracy(output: object, target: object, *, pairing: Pairing | None = None) -> float | None:
+    """The share of targets that score highest, in [0, 1]; None where there are no scores of the targets' classes.
+
+    Args:
+        output: What the model returned.
+        target: Its classes.
+        pairing: What `pairing_of` found for an earlier part of the same data; None looks at this output.
+    """
+    pairing, scores = pairing or pairing_of(output, target), _scores(output)
+    if pairing is None or scores is None or not isinstance(target, Tensor) or not _are_classes(target):
+        return None
+    scored, classes = pairing(scores, target)
+    return _hits(scored, classes) if _fit(scored, classes) else None
+
+
+def _as_given(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    return scores, target
+
+
+def _shifted(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Each position's scores are of the token after it."""
+    return scores[:, :-1], target[:, 1:]
+
+
+def _fit(scores: Tensor, target: Tensor) -> bool:
+    has_order = not (scores.is_complex() or scores.dtype == torch.bool)
+    return has_order and scores.shape[:-1] == target.shape and 0 not in scores.shape[-1:]
+
+
+def _is_cross_entropy(loss: Tensor, scores: Tensor, target: Tensor) -> bool:
+    if scores.dim() < 2 or not ((target >= 0) & (target < scores.shape[-1]) | (target == _IGNORED)).all():
+        return False
+    total = torch.zeros((), dtype=torch.float64, device=scores.device)
+    for part, classes in _few_at_a_time(scores, target):
+        total += functional.cross_entropy(part.double(), classes, reduction="sum")
+    return bool(torch.isclose(total / (target != _IGNORED).sum(), loss.double(), rtol=1e-3))
+
+
+def _few_at_a_time(scores: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of scores and their classes, so few that a copy of them is small beside a vocabulary's scores."""
+    size = max(1, _COPIED // scores.shape[-1])
+    pairs = [(scores, target)] if scores.dim() == 2 else zip(scores, target, strict=True)
+    for some, classes in pairs:
+        flat = some.flatten(0, -2)
+        yield from zip(flat.split(size), classes.flatten().split(size), strict=True)
+
+
+def _hits(scores: Tensor, target: Tensor) -> float | None:
+    counted = target != _IGNORED
+    return (scores.argmax(dim=-1) == target)[counted].double().mean().item() if counted.any() else None
+
+
+def _named(name: str, output: Any, target: Any) -> Tensor:
+    own = _own_loss(output)
+    if own is not None:
+        return own
+    scores = _scores(output)
+    if scores is None:
+        raise DataError(
+            f"loss={name!r} got a {type(output).__name__} without logits from the model; "
+            "return a tensor, or give a callable loss(output, target)"
+        )
+    if not isinstance(target, Tensor):
+        raise DataError(
+            f"loss={name!r} got a target of type {type(target).__name__}; "
+            "give a tensor, or a callable loss(output, target)"
+        )
+    return LOSSES[name](scores, target)
+
+
+def _own_loss(output: Any) -> Tensor | None:
+    """The mean that the model has computed itself."""
+    loss = _part(output, "loss")
+    return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
+
+
+def _scores(output: Any) -> Tensor | None:
+    scores = output if isinstance(output, Tensor) else _part(output, "logits")
+    return scores if isinstance(scores, Tensor) else None
+
+
+def _part(output: Any, name: str) -> Any:
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
 
 
 def _scalar(loss: Loss) -> Loss:
-    def checked(output: Tensor, target: Tensor) -> Tensor:
+    def checked(output: Any, target: Any) -> Tensor:
         value = loss(output, target)
         if not isinstance(value, Tensor) or value.dim() > 0:
             got = f"a tensor of shape {_shape(value)}" if isinstance(value, Tensor) else type(value).__name__

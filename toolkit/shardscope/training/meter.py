@@ -2,16 +2,27 @@
 
 There is one meter a rank. The metered process group feeds it, the trainer opens and closes steps on it, and what it
 saw in a step leaves in that step's event. Collectives may finish on the backend's own threads, so adding is locked.
+
+Bytes are booked to the step that sends them. That is the step under way, but for a parameter server, which answers
+workers that are in other steps than its own rank: it names the worker's. What starting, evaluating and saving send is
+booked to no step but to `OBSERVING`.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+OBSERVING = 0
+"""Stands for the step of traffic that no step sends; steps count from 1."""
+
+Rows = dict[str, dict[str, int]]
+"""Traffic by collective, in the form that events carry."""
 
 
 @dataclass
@@ -73,7 +84,7 @@ class Span:
 
 @dataclass
 class Meter:
-    """Counts traffic by collective and records spans, from one `drain` to the next.
+    """Counts traffic by step and collective, and records spans, from one `drain` to the next.
 
     Attributes:
         step: The step under way, for whoever writes events of their own.
@@ -82,14 +93,29 @@ class Meter:
 
     step: int = 0
     handed_over: float = 0.0
-    _traffic: dict[str, Traffic] = field(default_factory=dict)
+    _booked: dict[int, dict[str, Traffic]] = field(default_factory=dict)
+    _is_observing: bool = False
     _spans: list[Span] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def count(self, name: str, traffic: Traffic) -> None:
-        """Add what one call of the collective `name` has moved, as this rank sees it."""
+    def count(self, name: str, traffic: Traffic, *, step: int | None = None) -> None:
+        """Add what one call of the collective `name` has moved, as this rank sees it; None is the step under way."""
         with self._lock:
-            self._traffic.setdefault(name, Traffic()).add(traffic)
+            booked = self._booked.setdefault(self._under_way if step is None else step, {})
+            booked.setdefault(name, Traffic()).add(traffic)
+
+    @property
+    def _under_way(self) -> int:
+        return OBSERVING if self._is_observing else self.step
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Inside, this rank evaluates or saves: what it sends is booked to no step."""
+        before, self._is_observing = self._is_observing, True
+        try:
+            yield
+        finally:
+            self._is_observing = before
 
     @contextmanager
     def collective(self, name: str, payload: int) -> Iterator[Traffic]:
@@ -127,9 +153,23 @@ class Meter:
         with self._lock:
             self._spans.append(span)
 
-    def drain(self) -> tuple[dict[str, dict[str, int]], list[list[Any]]]:
-        """Traffic by collective and spans since the last call, in the form that events carry."""
+    def drain(self) -> tuple[Rows, list[list[Any]]]:
+        """Traffic of the step under way (inside `observing`, of observing) and all spans, since the last call."""
         with self._lock:
-            traffic, self._traffic = self._traffic, {}
+            traffic = self._booked.pop(self._under_way, {})
             spans, self._spans = self._spans, []
-        return {name: asdict(row) for name, row in traffic.items()}, [span.as_row() for span in spans]
+        return _rows(traffic), [span.as_row() for span in spans]
+
+    def drain_late(self, up_to: float = math.inf) -> dict[int, Rows]:
+        """Traffic of steps that this rank has told of already, by step, since the last call.
+
+        Args:
+            up_to: The last step to tell of; this rank may serve workers that are ahead of it.
+        """
+        with self._lock:
+            steps = sorted(step for step in self._booked if OBSERVING < step <= up_to)
+            return {step: _rows(self._booked.pop(step)) for step in steps}
+
+
+def _rows(traffic: dict[str, Traffic]) -> Rows:
+    return {name: asdict(row) for name, row in traffic.items()}

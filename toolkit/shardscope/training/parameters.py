@@ -13,20 +13,21 @@ FILE = "parameters.npz"
 _EXACT = {torch.float32, torch.float64}
 
 
-def save_parameters(folder: Path, strategy: Strategy) -> None:
+def save_parameters(folder: Path, strategy: Strategy) -> Path:
     """Write all parameters, whole and by name, to ``parameters.npz``; called by all ranks, written by rank 0.
 
     ``names`` holds the parameters' names and ``value-N`` the N-th of them: a name of the user's could be one that
     `numpy.savez` keeps for itself. Number formats that NumPy lacks, such as bf16, are written as fp32.
     """
-    parameters = strategy.full_parameters()
+    parameters, path = strategy.full_parameters(), folder / FILE
     if strategy.context.rank != 0:
-        return
+        return path
     arrays = {f"value-{number}": _array(tensor) for number, tensor in enumerate(parameters.values())}
     partial = folder / f".{FILE}"
     with partial.open("wb") as file:
         np.savez(file, names=np.array(list(parameters), dtype=np.str_), **arrays)  # type: ignore[arg-type]  # the stub takes them for allow_pickle
-    partial.replace(folder / FILE)
+    partial.replace(path)
+    return path
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

@@ -7,21 +7,27 @@ Gradients are those of the plain model, to the bit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from shardscope.errors import unknown_name
+from shardscope.training._compat import Kept
 from shardscope.training.memory import counting
 from shardscope.training.models import CheapToRecompute, blocks
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+
+Results = dict[Any, list[Kept | None]]
+"""By operation, in the order of the forward pass; None where it has been taken."""
 
 RecomputeMode = Literal["none", "selective", "full"]
 
@@ -80,20 +86,66 @@ class _Recomputed(nn.Module):
 
     def _contexts(self) -> Callable[[], Contexts]:
         """What surrounds the forward pass and its repetition: on steps whose memory is measured, counters too."""
-        plain = (
-            partial(create_selective_checkpoint_contexts, list(self._keep)) if self._keep else noop_context_fn
-        )
+        plain = partial(_keeping, self._keep) if self._keep else noop_context_fn
         activations = counting()
         if activations is None:
             return plain
 
         def counted() -> Contexts:
-            first, again = plain()  # type: ignore[no-untyped-call]  # torch has no types for it
+            first, again = plain()
             if self._keep:
                 first = _Joined(first, activations.keeping(self._keep))
             return first, _Joined(again, activations.recomputing())
 
         return counted
+
+
+def _keeping(operations: Sequence[Any]) -> Contexts:
+    """What surrounds a forward pass that keeps the results of some operations, and its repetition, which takes them.
+
+    In place of torch's own selective contexts, which count every operation of the repetition and so break where
+    autocast, which remembers its copies of weights, makes one fewer or more; and which refuse a kept result that the
+    model has changed in place since.
+    """
+    kept: Results = {operation: [] for operation in operations}
+    return _Keep(kept), _Take(kept)
+
+
+class _Keep(TorchDispatchMode):
+    """Keeps the results of the operations that `kept` names, in the order of the forward pass."""
+
+    def __init__(self, kept: Results) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept = kept
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in self.kept:
+            self.kept[func].append(Kept(result))
+        return result
+
+
+class _Take(TorchDispatchMode):
+    """Hands out what was kept, once each; what has changed since, or is asked for again, is computed again."""
+
+    def __init__(self, kept: Results) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kept = kept
+
+    def __enter__(self) -> Self:
+        self.taken: Counter[Any] = Counter()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.kept:
+            kept, index = self.kept[func], self.taken[func]
+            self.taken[func] += 1
+            if index < len(kept) and (found := kept[index]) is not None:
+                kept[index] = None
+                if found.is_unchanged:
+                    return found.result
+        return func(*args, **(kwargs or {}))
 
 
 class _Joined(AbstractContextManager[None]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -39,6 +40,45 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(norms).double().square().sum(dim=0, keepdim=True)
 
 
+def global_norm(
+    square: Tensor, tensors: Sequence[Tensor], reduce_square: ReduceSquares | None = None
+) -> Tensor:
+    """The root of a sum of squares over all ranks, computed anew where the squares were too large for their format.
+
+    Args:
+        square: The sum, a float64 vector of one element, the same on every rank.
+        tensors: What this rank has contributed to it.
+        reduce_square: What has summed it over the ranks.
+
+    Returns:
+        A 0-d tensor, the same on every rank; not finite only where an element is not.
+    """
+    if square.isfinite():
+        return square[0].sqrt()
+    largest = [tensor.abs().amax().double() for tensor in tensors if tensor.numel()]
+    scale = torch.stack(largest).amax(dim=0, keepdim=True) if largest else torch.zeros_like(square)
+    # a sum over the ranks is all there is, and it scales as well as the maximum
+    scale = _reduced(scale, reduce_square)
+    if not scale.isfinite():
+        return square[0].sqrt()
+    scaled = sum_of_squares([tensor.double() / scale for tensor in tensors]).to(square.device)
+    return (scale * _reduced(scaled, reduce_square).sqrt())[0]
+
+
+def _reduced(square: Tensor, reduce_square: ReduceSquares | None) -> Tensor:
+    return square if reduce_square is None else reduce_square(square)
+
+
+def shrink_(tensors: Sequence[Tensor], factor: float) -> None:
+    """Multiply by a factor of at most 1, in two steps where the tensors' format would lose it."""
+    if factor == 1:
+        return
+    for tensor in tensors:
+        is_lost = 0 < factor < torch.finfo(tensor.dtype).tiny
+        for part in (math.sqrt(factor), math.sqrt(factor)) if is_lost else (factor,):
+            tensor.mul_(part)
+
+
 def clip_grad_norm_(
     parameters: Sequence[nn.Parameter],
     max_norm: float,
@@ -60,12 +100,21 @@ def clip_grad_norm_(
     """
     held = [parameter for parameter in parameters if parameter.grad is not None]
     left_out = {id(parameter) for parameter in uncounted}
-    grads = [local(p.grad) for p in held if p.grad is not None]
-    square = sum_of_squares([g for p, g in zip(held, grads, strict=True) if id(p) not in left_out])
+    grads = [_elements(p) for p in held]
+    counted = [g for p, g in zip(held, grads, strict=True) if id(p) not in left_out]
+    square = sum_of_squares(counted)
     if grads:
         square = square.to(grads[0].device)
-    norm = (square if reduce_square is None else reduce_square(square))[0].sqrt()
-    factor = (max_norm / (norm + _EPS)).clamp(max=1.0)
-    for grad in grads:
-        grad.mul_(factor.to(grad.dtype))
+    norm = global_norm(_reduced(square, reduce_square), counted, reduce_square)
+    shrink_(grads, float((max_norm / (norm + _EPS)).clamp(max=1.0)))
     return norm
+
+
+def _elements(parameter: nn.Parameter) -> Tensor:
+    """What this rank has of the gradient, to be changed in place: a shard, or the values of a sparse one."""
+    grad = parameter.grad
+    assert grad is not None
+    if not grad.is_sparse:
+        return local(grad)
+    parameter.grad = grad.coalesce()
+    return parameter.grad.values()

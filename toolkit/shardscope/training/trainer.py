@@ -8,11 +8,13 @@ The loop itself is as thin as a script written by hand; what it adds a step is o
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,19 +25,33 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shardscope.errors import ShardscopeError, SpecError
+from shardscope.errors import CheckpointError, ShardscopeError, SpecError
 from shardscope.spec import Job, UserCode
 from shardscope.spec.models import GPTConfig
 from shardscope.spec.user_code import Named, label_of
 from shardscope.training.compression.route import choose_route
 from shardscope.training.context import RankContext
-from shardscope.training.data import Dataset, GlobalSampler, Loader, load_data
-from shardscope.training.evaluate import evaluate
+from shardscope.training.data import (
+    Dataset,
+    GlobalSampler,
+    Loader,
+    load_data,
+    map_tensors,
+    num_rows,
+    read_batch,
+    split,
+    tensors_of,
+)
+from shardscope.training.data.batches import LABELS, named_tensors, named_tensors_of
+from shardscope.training.evaluate import FailedTogether, evaluate
 from shardscope.training.layer_watch import LayerWatch
+from shardscope.training.lazy import is_unfinished, materialise
 from shardscope.training.loss import resolve_loss
 from shardscope.training.memory import StepMemory
 from shardscope.training.models import build_model
 from shardscope.training.optim import multiplier
+from shardscope.training.optim.sparse import settle_sparse_embeddings
+from shardscope.training.parameters import FILE as PARAMETERS
 from shardscope.training.parameters import save_parameters
 from shardscope.training.recompute import apply_recompute
 from shardscope.training.strategies import StepResult, build
@@ -47,6 +63,10 @@ FIGURES_EVERY = 10
 
 class TrainingError(ShardscopeError):
     """Training cannot go on: the loss is no longer a number."""
+
+
+class EvaluationError(ShardscopeError):
+    """An evaluation on the test split failed; says where the trained model is. Its cause is what went wrong."""
 
 
 class Control(Protocol):
@@ -81,13 +101,21 @@ class Trainer:
     folder: Path
 
     def __post_init__(self) -> None:
+        self._not_saved = ""  # why the model of a failed evaluation could not be kept
+        self._home: int | None = None  # where there is no run directory, nothing can be saved
+        with contextlib.suppress(FileNotFoundError):
+            self._home = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._home)
         _seed_everything(self.job.seed)
         self.loss_function = resolve_loss(resolve(self.job.loss))
         self.strategy = build(self.job, self.context)
-        self.model = self._model()
+        model = build_model(resolve(self.job.model))
+        self.data = self._data(model)
+        if is_unfinished(model):
+            materialise(model, self._example_rows()[0])
+        self.model = self._prepared(model)
         self.num_params = sum(p.numel() for p in self.model.parameters())
         self.gradient_bytes = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
-        self.data = self._data()
         self.sampler = GlobalSampler(len(self.data.train), self.job.batch.global_size, self.job.seed)
         self.loader = self._loader()
         self.strategy.example = self._example
@@ -99,21 +127,24 @@ class Trainer:
         torch.manual_seed(self.job.seed + 1 + self.context.rank)  # dropout differs from rank to rank
         self.plan: dict[str, int] = {}
         self.first_step = 1
+        self.saved: Path | None = None  # where the newest of what has been trained lies
         self.context.meter.drain()  # what it took to start alike is no step's
         self._announce()
 
-    def _model(self) -> nn.Module:
-        model = build_model(resolve(self.job.model), dtype=self.strategy.precision.weight_dtype)
+    def _prepared(self, model: nn.Module) -> nn.Module:
+        """The model in the job's format, on this rank's device, ready for its strategy."""
+        model.to(self.strategy.precision.weight_dtype)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise SpecError(
                 f"model of type {type(model).__name__} has no parameter to train; "
                 "set requires_grad on those that are to be"
             )
+        settle_sparse_embeddings(model, optimizer=self.job.optimizer.name, world_size=self.context.world_size)
         apply_recompute(model, self.job.recompute)
         return model.to(self.context.device).train()
 
-    def _data(self) -> Dataset:
-        config = getattr(self.model, "config", None)
+    def _data(self, model: nn.Module) -> Dataset:
+        config = getattr(model, "config", None)
         window = {"seq": config.seq, "vocab": config.vocab} if isinstance(config, GPTConfig) else {}
         return load_data(resolve(self.job.data), seed=self.job.seed, **window)
 
@@ -124,11 +155,14 @@ class Trainer:
         return Loader(self.data.train, self.sampler, rank=rank, world_size=world_size)
 
     def _example(self) -> MicroBatch:
-        """One micro-batch of the training split, always the same."""
+        """One micro-batch of the training split, always the same, on this rank's device."""
+        inputs, targets = self._place(self._example_rows())
+        return inputs, targets
+
+    def _example_rows(self) -> MicroBatch:
         job, train = self.job, self.data.train
         size = job.batch.micro_size or job.batch.per_rank(job.num_data_ranks)
-        inputs, targets = train.batch(torch.arange(size) % len(train))
-        return self._place(inputs), self._place(targets)
+        return read_batch(train, torch.arange(size) % len(train))
 
     def _announce(self) -> None:
         job, context = self.job, self.context
@@ -149,11 +183,26 @@ class Trainer:
         figures = {"bandwidth": link.bandwidth, "latency_s": link.latency_s, "label": link.label}
         return {"link": {**figures, "is_accurate": link.can_be_paced}}
 
-    def resume(self, folder: Path) -> None:
-        """Go on after the newest checkpoint in `folder`, under this job's own settings."""
+    def resume(self, source: Path, *, allow_pickle: bool = False) -> None:
+        """Go on under this job's own settings after a checkpoint, or after the newest whole one in a folder of them.
+
+        Raises:
+            CheckpointError: There is none that can be loaded, or it is of a later step than the job's last.
+        """
         from shardscope.training import checkpoint  # imports much; only runs that save or resume need it
 
-        saved = checkpoint.load(folder, strategy=self.strategy, optimizer=self.optimizer)
+        saved = checkpoint.load(
+            source, strategy=self.strategy, optimizer=self.optimizer, allow_pickle=allow_pickle
+        )
+        if saved.step > self.job.last_step:
+            raise CheckpointError(
+                f"checkpoint {saved.path} is of step {saved.step}, and this job ends after step {self.job.last_step}; "
+                f"raise its steps (and until, if it is set), or resume an earlier checkpoint"
+            )
+        if saved.step == self.job.last_step:
+            saved.notes.append(
+                f"the checkpoint is of the job's last step {saved.step}: nothing was left to train"
+            )
         self.first_step = saved.step + 1
         self.sampler.go_on(saved.step, saved.data)
         self.context.events.emit(
@@ -170,6 +219,7 @@ class Trainer:
 
     def train(self, control: Control, *, evaluated: Evaluated | None = None) -> str:
         """Train to the end. Returns ``"completed"`` or ``"stopped"``."""
+        self._check_extra_state()
         self.context.meter.drain()
         step = self.first_step - 1
         with self.context.paced():  # what it took to start alike was not
@@ -179,8 +229,19 @@ class Trainer:
                     break
                 started = time.perf_counter()
                 self.take_step(step)
-                self._after_step(step, time.perf_counter() - started, evaluated)
-        return self._finish(step)
+                took_s = time.perf_counter() - started
+                with self.context.meter.observing():
+                    self._after_step(step, took_s, evaluated)
+        with self.context.meter.observing():
+            return self._finish(step)
+
+    def _check_extra_state(self) -> None:
+        """Refuse what no checkpoint can hold before the first step, not at the first checkpoint."""
+        for name, module in self.model.named_modules() if self._keeps else ():
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                from shardscope.training.checkpoint.values import encode
+
+                encode(f"model.{name}{'.' * bool(name)}_extra_state", module.get_extra_state())
 
     def take_step(self, step: int) -> float | None:
         """Take one step and write its event; steps count from 1.
@@ -212,7 +273,7 @@ class Trainer:
             self.context.events.emit("memory", step=step, **memory.peaks)
         if failed:
             assert result.loss is not None
-            raise TrainingError(self._not_finite(result.loss))
+            raise TrainingError(self._not_finite(result.loss, step, micro_batches))
         return result.loss
 
     def _measured(
@@ -221,10 +282,15 @@ class Trainer:
         """Counts memory by kind inside, if it is this step's turn."""
         if not self.job.record.measures_memory(step, self.first_step, self.job.last_step):
             return nullcontext()
-        inputs = [tensor for pair in micro_batches for tensor in pair]
+        inputs = [tensor for batch in micro_batches for tensor in tensors_of(batch)]
         return self.strategy.memory.measure(lambda: self.strategy.held(self.optimizer), inputs)
 
-    def _not_finite(self, loss: float) -> str:
+    def _not_finite(self, loss: float, step: int, micro_batches: list[MicroBatch]) -> str:
+        bad = self._bad_row(step, micro_batches)
+        if bad is not None:
+            return (
+                f"the loss became {loss} in step {step} because {bad}; repair the data or leave the row out"
+            )
         lr = self.optimizer.param_groups[0]["lr"]
         advice = (
             "lower it, warm up longer, or set clip_norm"
@@ -232,6 +298,19 @@ class Trainer:
             else "lower it or warm up"
         )
         return f"the loss became {loss} with learning rate {lr:.3g}; {advice}"
+
+    def _bad_row(self, step: int, micro_batches: list[MicroBatch]) -> str | None:
+        """Which of the step's data is not finite, if any is."""
+        assert self.loader is not None
+        self.loader.close()  # its thread uses the sampler
+        micro_rows = self.loader.rows(step - 1).chunk(len(micro_batches))
+        for batch, rows in zip(micro_batches, micro_rows, strict=True):
+            for name, tensor in named_tensors_of(batch):
+                finite = tensor.isfinite().flatten(1).all(dim=1) if tensor.dim() > 1 else tensor.isfinite()
+                if not finite.all():
+                    first = int(finite.cpu().logical_not().nonzero()[0])
+                    return f"{name} of row {int(rows[first])} of the training split are not all finite"
+        return None
 
     def _set_learning_rate(self, step: int) -> None:
         factor = multiplier(self.job.schedule, step, self.job.steps)
@@ -241,11 +320,14 @@ class Trainer:
     def _micro_batches(self, step: int) -> list[MicroBatch]:
         if self.loader is None:
             return []
-        inputs, targets = (self._place(tensor) for tensor in self.loader.batch(step - 1))
-        parts = self.job.batch.accumulation(self.job.num_data_ranks)
-        return list(zip(inputs.chunk(parts), targets.chunk(parts), strict=True))
+        batch = self._place(self.loader.batch(step - 1))
+        return split(batch, self.job.batch.accumulation(self.job.num_data_ranks))
 
-    def _place(self, tensor: Tensor) -> Tensor:
+    def _place(self, batch: Any) -> Any:
+        """Inputs and targets on this rank's device, floats in the format of the weights."""
+        return map_tensors(self._placed, batch)
+
+    def _placed(self, tensor: Tensor) -> Tensor:
         dtype = self.strategy.precision.weight_dtype if tensor.is_floating_point() else None
         return tensor.to(self.context.device, dtype)
 
@@ -253,8 +335,8 @@ class Trainer:
         traffic, spans = self.context.meter.drain()
         shown = self.job.record.shows(step)
         counted = micro_batches if result.loss is not None else []
-        samples = sum(len(inputs) for inputs, _ in counted)
-        tokens = sum(targets.numel() for _, targets in counted) if self._reads_tokens(counted) else None
+        samples = sum(num_rows(inputs) for inputs, _ in counted)
+        tokens = sum(targets.numel() for _, targets in counted) if _reads_tokens(counted) else None
         memory = self.strategy.memory.sample()
         self.context.events.emit(
             "step", step=step, loss=result.loss, samples=samples, tokens=tokens, step_time_s=round(seconds, 6),
@@ -263,7 +345,13 @@ class Trainer:
             memory_bytes=memory, peak_memory_bytes=self.strategy.memory.peak,
             traffic=traffic, **self._codec_seconds(spans), **_noise(result), **({"spans": spans} if shown else {}),
         )  # fmt: skip
+        self._tell_late(step)
         self._watch_compression(step)
+
+    def _tell_late(self, up_to: float = math.inf) -> None:
+        """One event for each step told of already whose worker this rank's server has answered since."""
+        for step, traffic in self.context.meter.drain_late(up_to).items():
+            self.context.events.emit("traffic", step=step, traffic=traffic)
 
     def _codec_seconds(self, spans: list[list[Any]]) -> dict[str, float]:
         """What packing and unpacking took, where there is any."""
@@ -285,59 +373,98 @@ class Trainer:
             if self.context.rank == 0:
                 self.context.events.emit("plan", step=step, plan=plan)
 
-    @staticmethod
-    def _reads_tokens(micro_batches: list[MicroBatch]) -> bool:
-        if not micro_batches:
-            return False
-        inputs, targets = micro_batches[0]
-        return not inputs.is_floating_point() and inputs.shape == targets.shape
-
     def _after_step(self, step: int, took_s: float, evaluated: Evaluated | None) -> None:
+        every = self.job.checkpoint.every
+        if every and step % every == 0:  # before the evaluation, which may fail
+            self._save(step)
         if self.job.eval_every and step % self.job.eval_every == 0 and step < self.job.last_step:
             self._evaluate(step)
             if evaluated is not None:
                 evaluated(step, took_s)
-        every = self.job.checkpoint.every
-        if every and step % every == 0:
-            self._save(step)
 
     def _finish(self, last: int) -> str:
         if self.loader is not None:
             self.loader.close()
         step = self.strategy.meet(last, ending=True)
+        self._tell_late()
         assert step is not None  # all are ending
         state = "completed" if step >= self.job.last_step else "stopped"
-        if step >= self.first_step:
-            if state == "completed":  # whoever stops a run does not want to wait for an evaluation
-                self._evaluate(step)
-            every = self.job.checkpoint.every
-            saves = self.job.checkpoint.at_end or self.job.until is not None
-            if saves and not (every and step % every == 0):
+        if step >= self.first_step or state == "completed":  # complete where nothing was left to train, too
+            if (self.job.checkpoint.at_end or self.job.until is not None) and not self._is_saved(step):
                 self._save(step)
             if self.job.record.parameters and state == "completed":
-                save_parameters(self.folder, self.strategy)
+                self.saved = save_parameters(self.folder, self.strategy)
+            if state == "completed":  # whoever stops a run does not want to wait for an evaluation
+                self._evaluate(step)  # last: what is trained is saved, whatever becomes of this
         self.strategy.close()
-        self.context.events.emit("end", state=state, steps=step)
+        self.context.events.emit("end", state=state, steps=step, traffic=self.context.meter.drain()[0])
         return state
 
+    def _meets(self, step: int) -> bool:
+        """Whether all ranks are at `step` now, to do something together."""
+        met = self.strategy.meet(step) is not None
+        self._tell_late()
+        return met
+
     def _evaluate(self, step: int) -> None:
-        if self.strategy.meet(step) is None:
+        if not self._meets(step):
             return
-        with self.context.paced(False):
-            result = evaluate(self.strategy, self.data.test, self.loss_function, self._place)
+        try:
+            with self.context.paced(False):
+                result = evaluate(self.strategy, self.data.test, self.loss_function, self._place)
+        except FailedTogether as error:
+            self._save_after_all(step)
+            cause = error.__cause__ or error
+            raise EvaluationError(self._not_evaluated(step, cause)) from cause
+        except Exception as error:
+            raise EvaluationError(self._not_evaluated(step, error)) from error
         self.context.events.emit("eval", step=step, traffic=self.context.meter.drain()[0], **result)
 
+    def _save_after_all(self, step: int) -> None:
+        """Keep what a failed evaluation would otherwise lose, where checkpoints are wanted at all."""
+        if self._keeps and not self._is_saved(step):
+            try:
+                self._save(step)
+            except (
+                CheckpointError
+            ) as error:  # the error to report is the evaluation's, and this one beside it
+                self._not_saved = f", and saving after it failed: {error}"
+
+    @property
+    def _keeps(self) -> bool:
+        checkpoint = self.job.checkpoint
+        return checkpoint.at_end or checkpoint.every is not None or self.job.until is not None
+
+    def _is_saved(self, step: int) -> bool:
+        return self.saved is not None and self.saved.name in (f"step-{step}", PARAMETERS)
+
+    def _not_evaluated(self, step: int, error: BaseException) -> str:
+        reason = next(iter(str(error).strip().splitlines()), "")
+        what = reason if isinstance(error, FailedTogether) else f"{type(error).__name__}: {reason}"
+        where = (
+            "nothing was saved before it" if self.saved is None else f"what was trained is in {self.saved}"
+        )
+        if self.saved is None and not self._keeps:
+            where += "; set checkpoint=Checkpoint(at_end=True) to keep what is trained"
+        return f"the evaluation on the test data after step {step} failed ({what}); {where}{self._not_saved}"
+
     def _save(self, step: int) -> None:
-        if self.strategy.meet(step) is None:
+        if not self._meets(step):
             return
         from shardscope.training import checkpoint
 
+        if self.context.rank == 0 and self._home is not None:
+            self._keep_checkpoint_folder()
         with self.context.paced(False):
-            checkpoint.save(
+            self.saved = checkpoint.save(
                 self.folder / "checkpoints", step, strategy=self.strategy, optimizer=self.optimizer,
                 keep=self.job.checkpoint.keep, data=self.sampler.state_dict(),
             )  # fmt: skip
-        self.context.meter.drain()  # its messages are no step's
+
+    def _keep_checkpoint_folder(self) -> None:
+        """Make ``checkpoints/`` in this very run directory, wherever it is by now; its path may be another's."""
+        with contextlib.suppress(OSError):  # where it is not there, all ranks will say so together
+            os.mkdir("checkpoints", 0o700, dir_fd=self._home)
 
 
 def _seed_everything(seed: int) -> None:
@@ -345,6 +472,22 @@ def _seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the user's code may draw from the global generator
     torch.manual_seed(seed)
+
+
+def _reads_tokens(micro_batches: list[MicroBatch]) -> bool:
+    """Whether each target belongs to one token of the inputs."""
+    if not micro_batches:
+        return False
+    inputs, targets = micro_batches[0]
+    read = (
+        inputs
+        if not isinstance(inputs, dict)
+        else {key: part for key, part in inputs.items() if key != LABELS}
+    )
+    return isinstance(targets, Tensor) and any(
+        not tensor.is_floating_point() and tensor.shape == targets.shape
+        for _, tensor in named_tensors(read, "inputs")
+    )
 
 
 def _noise(result: StepResult) -> dict[str, Any]:

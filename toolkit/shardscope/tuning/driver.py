@@ -22,7 +22,7 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from shardscope.errors import LaunchError, RunFailed, ShardscopeError, SpecError, StudyError
+from shardscope.errors import LaunchError, RunFailed, RunNotFound, ShardscopeError, SpecError, StudyError
 from shardscope.runtime import launch
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir
@@ -455,11 +455,17 @@ class Driver:
 
     def _run_of(self, trial: FrozenTrial) -> Run | None:
         path = trial.user_attrs.get(RUN)
-        return Run.attach(path) if path is not None and self._has(path) else None
+        return None if path is None else self._attached(path)
 
     def _has(self, run: str) -> bool:
-        """Whether a run that the storage names is one of this driver's folder."""
-        return recovery.is_among(run, self.folder) and (Path(run) / "job.json").is_file()
+        return self._attached(run) is not None
+
+    def _attached(self, run: str) -> Run | None:
+        """A run that the storage names, if it is one of this driver's folder and can be read."""
+        try:
+            return Run.attach(run) if recovery.is_among(run, self.folder) else None
+        except RunNotFound:
+            return None
 
 
 def not_launched(number: int, error: LaunchError) -> StudyError:

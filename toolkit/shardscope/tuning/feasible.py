@@ -8,7 +8,7 @@ from shardscope.analytic.memory import module_memory
 from shardscope.runtime.machine import usable_memory_bytes
 from shardscope.spec import Job
 from shardscope.spec.models import model_config
-from shardscope.spec.units import gib_text
+from shardscope.spec.units import gib_text, positive, quantity
 from shardscope.tuning.traced import traced
 
 _STAGES = {
@@ -25,11 +25,23 @@ class MemoryLimit:
     ZeRO; of anything else nothing is said, and it runs. The user's own code is not run here.
 
     Args:
-        bytes_per_rank: What a rank may hold; None is its share of the machine's memory that is free.
+        bytes_per_rank: What a rank may hold, or a text such as ``"2 GiB"``; None is its share of the machine's memory
+            that is free.
+
+    Raises:
+        SpecError: It is not a number of bytes above 0.
     """
 
-    def __init__(self, bytes_per_rank: float | None = None) -> None:
-        self._given = bytes_per_rank
+    def __init__(self, bytes_per_rank: float | str | None = None) -> None:
+        self._given = (
+            None
+            if bytes_per_rank is None
+            else positive(
+                quantity(bytes_per_rank, "bytes", field="memory_limit"),
+                field="memory_limit",
+                given=bytes_per_rank,
+            )
+        )
 
     def fault(self, job: Job) -> str | None:
         """Why a job does not fit, as a sentence; None where it does or nothing is known."""

@@ -11,7 +11,7 @@ from shardscope.runtime.layers import tells_of_layers
 from shardscope.runtime.looks import Looks
 from shardscope.runtime.run import Run
 from shardscope.runtime.steady import WARM_UP_STEPS, per_step
-from shardscope.runtime.summary import number, sent_bytes
+from shardscope.runtime.summary import number, sent_bytes, with_late
 from shardscope.runtime.tail import Event, Tail
 from shardscope.spec import Job
 
@@ -147,6 +147,8 @@ class Meter:
             self._curve.append((event["step"], _number(event["loss"]), 1.0 - _number(event["accuracy"])))
         if event["event"] == "layers":
             self._looks.take(event)
+        if event["event"] == "traffic":
+            self._take_late(event)
         if event["event"] != "step":
             return
         row = self._open.setdefault(event["step"], {})
@@ -154,13 +156,25 @@ class Meter:
         if len(row) == self._ranks:
             self._count(list(self._open.pop(event["step"]).values()))
 
+    def _take_late(self, event: Event) -> None:
+        """What a server has sent for a step that its own rank had finished before."""
+        row, rank = self._open.get(event["step"]), event["rank"]
+        if row is None:
+            self._count_traffic(event)
+        elif rank in row:
+            row[rank] = with_late(row[rank], event)
+
+    def _count_traffic(self, event: Event) -> None:
+        self._bytes += sent_bytes(event)
+        self._messages += sum(each.get("messages", 0) for each in event["traffic"].values())
+
     def _count(self, row: list[Event]) -> None:
         self._times.append(max(event["step_time_s"] for event in row))
         if all("spans" in event for event in row):
             self._computed.append(max(map(_compute_seconds, row)))
         self._codec.append(max(event.get("codec_s", 0.0) for event in row))
-        self._bytes += sum(map(sent_bytes, row))
-        self._messages += sum(each["messages"] for event in row for each in event["traffic"].values())
+        for event in row:
+            self._count_traffic(event)
         self._memory = max(self._memory, *(event["peak_memory_bytes"] or 0 for event in row))
 
 

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 from optuna.storages import BaseStorage
 
-from shardscope.errors import SpecError, StudyError, unknown_name
+from shardscope.errors import SpecError, StudyError, quoted, unknown_name
 from shardscope.runtime import launch, runs
 from shardscope.runtime.run import Run
 from shardscope.spec import Checkpoint, Job
@@ -47,9 +47,10 @@ def set_after(seconds: float | None) -> Iterator[threading.Event]:
     Raises:
         SpecError: That is no time.
     """
-    if seconds is not None and not seconds > 0:
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
         raise SpecError(
-            f"timeout_s={seconds:g} is no time to work in; give seconds above 0, or leave it out to work to the end"
+            f"timeout_s={quoted(seconds)} is no time to work in; "
+            "give seconds above 0, or leave it out to work to the end"
         )
     event = threading.Event()
     timer = None if seconds is None else threading.Timer(min(seconds, threading.TIMEOUT_MAX), event.set)

@@ -268,6 +268,6 @@ def replace_lost(study: optuna.Study, trials: list[FrozenTrial]) -> int:
         if SAMPLER in trial.user_attrs:
             attrs[SAMPLER] = trial.user_attrs[SAMPLER]
         if PAUSED in trial.user_attrs:
-            attrs |= {name: trial.user_attrs[name] for name in CARRIED}
+            attrs |= {name: trial.user_attrs[name] for name in CARRIED if name in trial.user_attrs}
         study.enqueue_trial(params, user_attrs=attrs)
     return len(missing)

@@ -24,7 +24,7 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 
-from shardscope.errors import SpecError, StudyError
+from shardscope.errors import SpecError, StudyError, quoted
 from shardscope.runtime.run import Run
 from shardscope.spec import Job
 from shardscope.spec.space import Space
@@ -34,6 +34,7 @@ from shardscope.tuning.apply import apply
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.driver import Driver, Pruner
 from shardscope.tuning.feasible import MemoryLimit
+from shardscope.tuning.foreign import check_trials
 from shardscope.tuning.ledger import Ledger
 from shardscope.tuning.noise_probe import BatchesAround, check_around, ranged
 from shardscope.tuning.objectives import DEFAULT_OBJECTIVES
@@ -61,6 +62,8 @@ from shardscope.tuning.values import Objective
 _TICK_S = 0.02
 DEFAULT_TRIALS = 40
 _TRIALS = "trials"
+_MOST_TRIALS = 1_000_000
+_MOST_PARALLEL = 1024
 """The study's attribute that says how many it is to have."""
 _MOST_SEED = 2**32 - 1
 
@@ -108,8 +111,8 @@ class Session:
             SpecError: The space or an objective is impossible.
             StudyError: The storage does not answer, or holds another study of this name.
         """
-        trials = None if trials is None else _whole("trials", trials, 1)
-        parallel, seed = _whole("parallel", parallel, 1), _whole("seed", seed, 0)
+        trials = None if trials is None else _whole("trials", trials, 1, _MOST_TRIALS)
+        parallel, seed = _whole("parallel", parallel, 1, _MOST_PARALLEL), _whole("seed", seed, 0, _MOST_SEED)
         check_storage(sampler, storage)
         own = (
             {n: f for n, f in objectives.items() if f is not None} if isinstance(objectives, Mapping) else {}
@@ -140,6 +143,7 @@ class Session:
             study, is_new = create_or_load(opened, name, definition, chosen)
             if not is_new:
                 begun = definition_of(opened, name)
+                check_trials(study.get_trials(deepcopy=False), begun.space, study=name)
                 definition = definition.with_batches_of(begun).replace(batch_range=begun.batch_range)
             if not is_new and isinstance(sampler, str):
                 study.sampler.reseed_rng()  # else it would draw again what the driver before it drew
@@ -284,20 +288,18 @@ def _agreed_trials(study: optuna.Study, trials: int | None) -> int:
     return trials or int(held or DEFAULT_TRIALS)
 
 
-def _whole(field: str, value: object, least: int) -> int:
+def _whole(field: str, value: object, least: int, most: int) -> int:
     """The whole number that is meant, NumPy's among them.
 
     Raises:
-        SpecError: It is none, or out of its range.
+        SpecError: It is not one, or out of its range.
     """
     try:
-        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        number = -1
-    if field == "seed" and not 0 <= number <= _MOST_SEED:
-        raise SpecError(f"seed={value!r} is no seed of a sampler; use a whole number from 0 to {_MOST_SEED}")
-    if number < least:
-        raise SpecError(f"{field}={value!r} is no number of trials; use a whole number of at least {least}")
+        number = None
+    if number is None or not least <= number <= most:
+        raise SpecError(f"{field}={quoted(value)} is not valid; use a whole number from {least} to {most}")
     return number
 
 

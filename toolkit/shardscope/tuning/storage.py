@@ -31,6 +31,8 @@ _JOURNAL = "journal.log"
 _AGAIN_S = 0.5
 STATED_WITHIN_S = 5.0
 _CONNECT_WITHIN_S = 10
+_PASSWORD = re.compile(r"(://[^:/@\s]*):\S*@")
+_SECRET = re.compile(r"(?i)([?&][^=&\s]*(?:pass|pwd|secret|token|key)[^=&\s]*=)[^&\s'\"]*")
 
 
 def checked_name(name: str) -> str:
@@ -56,10 +58,20 @@ def place_of(name: str, root: str | Path | None = None) -> Path:
 
 
 def folder_of(name: str, root: str | Path | None = None) -> Path:
-    """The folder of a study on this machine; made if need be, for this user alone."""
+    """The folder of a study on this machine; made if need be, for this user alone.
+
+    Raises:
+        StudyError: It cannot be made.
+    """
     folder = place_of(name, root)
-    for path in (folder, folder / "trials"):
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        for path in (folder, folder / "trials"):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StudyError(
+            f"study {name!r} cannot be kept in {folder}: {error.strerror}; name a folder that you can write to with "
+            "root=... or $SHARDSCOPE_RUNS"
+        ) from error
     return folder
 
 
@@ -89,14 +101,28 @@ def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path 
     except ImportError as error:
         raise StudyError(f"storage={shown!r} needs a driver that is not installed: {error}") from error
     except outages() as error:
-        raise StudyError(f"storage={shown!r} does not answer: {_cause(error)}") from error
+        raise StudyError(f"storage={shown!r} does not answer: {_without(storage, _cause(error))}") from error
     except (ValueError, _sql_errors().ArgumentError) as error:
-        raise StudyError(f"storage={shown!r} is no URL of a storage: {_first_line(error)}") from error
+        text = _without(storage, _first_line(error))
+        raise StudyError(f"storage={shown!r} is not the URL of a storage: {text}") from error
 
 
-def without_password(url: str) -> str:
-    """As it may be shown: messages end up in notebooks that others read."""
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
+def without_password(text: str) -> str:
+    """A URL, or a text that quotes one, as it may be shown: messages end up in notebooks that others read.
+
+    Example:
+        >>> without_password("postgresql://me:p@ss@host/db?password=hunter2&sslmode=require")
+        'postgresql://me:***@host/db?password=***&sslmode=require'
+    """
+    return _SECRET.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
+
+
+def _without(url: str, text: str) -> str:
+    """A message about a URL without its password, nor a part of it that was taken for the host."""
+    found = re.search(r"://[^:/@\s]*:(\S*)@", url)
+    for part in [] if found is None else found[1].split("@"):
+        text = text.replace(part, "***") if part else text
+    return text
 
 
 def _connected(url: str) -> str | RDBStorage:
@@ -171,7 +197,7 @@ def definition_of(storage: BaseStorage, name: str) -> Definition:
 
     Raises:
         KeyError: There is no such study.
-        StudyError: Something else began it.
+        StudyError: Something else began it, or what it says is damaged.
     """
     text = _stated(storage, name)
     if text is None:
@@ -179,7 +205,12 @@ def definition_of(storage: BaseStorage, name: str) -> Definition:
             f"study {name!r} in this storage does not say what job it is about: something else began it; "
             "give yours another name"
         )
-    return Definition.from_json(text)
+    try:
+        return Definition.from_json(text)
+    except SpecError as error:
+        raise StudyError(
+            f"study {name!r} in this storage is damaged, or of another version: {error}; give yours another name"
+        ) from error
 
 
 def begun_as(storage: BaseStorage, name: str) -> Definition | None:
@@ -296,4 +327,4 @@ def _cause(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return without_password((str(error).strip().splitlines() or [type(error).__name__])[0])

@@ -44,7 +44,7 @@ def traced(model: str) -> Traced:
     if "torch" in sys.modules:
         return _trace(model)
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "shardscope.tuning.traced", model]
+    command = [sys.executable, "-P", "-m", "shardscope.tuning.traced", model]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_WITHIN_S, check=True, stdin=subprocess.DEVNULL,

@@ -74,6 +74,7 @@ SPAN_LOOKS = {
     "decode": Look("#e3c65a", pattern="."),
     "packet_all_to_all": Look("#e06c2c", pattern="x"),
     "packet_all_gather": Look("#f4b183", pattern="."),
+    "agreement": Look("#8b8f99", pattern="."),
     "send": Look("#c49a0c", pattern="-"),
     "recv": Look("#d9c36a", pattern="-"),
 }

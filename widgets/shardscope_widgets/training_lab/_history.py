@@ -45,13 +45,15 @@ class History(widgets.VBox):  # type: ignore[misc]
         self._head = widgets.HTML()
         self._list = widgets.VBox()
         self._list.add_class("ss-runs")
-        super().__init__([self._head, self._list])
+        self._note = widgets.HTML()
+        super().__init__([self._head, self._list, self._note])
         self.update({}, {})
 
-    def update(self, entries: Mapping[str, Entry], looks: Mapping[str, Look]) -> None:
-        """Show these runs, given oldest first; those with a look are ticked."""
+    def update(self, entries: Mapping[str, Entry], looks: Mapping[str, Look], note: str = "") -> None:
+        """Show these runs, given oldest first; those with a look are ticked. `note` is a quiet line below them."""
         listed = list(entries)[::-1][:MOST_ROWS]
         self._head.value = _head(len(entries), len(looks))
+        self._note.value = f'<div class="ss-words">{safe(note)}</div>' if note else ""
         for run_id in listed:
             row = self._rows.get(run_id) or self._new_row(run_id)
             row.write(entries[run_id], looks.get(run_id))

@@ -252,7 +252,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         return entry.trace if entry else None
 
     def _draw_runs(self) -> None:
-        self.screen.draw_runs(self._book.entries, self._shown_entries(), self.focus)
+        self.screen.draw_runs(self._book.entries, self._shown_entries(), self.focus, self._book.skipped)
         entry = self._book.entries.get(self.focus)
         self.status = _words.status_text(entry)
         self.screen.draw_status(entry, self.status)

@@ -16,6 +16,7 @@ from shardscope_widgets.trace import Trace
 
 if TYPE_CHECKING:
     from shardscope.runtime import Run
+    from shardscope.runtime.listing import Skipped
 
 
 @dataclass
@@ -26,6 +27,8 @@ class Entry:
     trace: Trace
     state: str = ""
     tail: Any = None
+    problem: Skipped | None = None
+    """Why it cannot be shown any further."""
 
     @property
     def is_alive(self) -> bool:
@@ -51,17 +54,28 @@ class RunBook:
 
     root: Path | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
+    skipped: str = ""
+    """One line on the runs that could not be read; empty where all could."""
 
     def find(self) -> bool:
         """Look for runs on disk that came or went; True if there were any."""
         from shardscope.runtime import runs
+        from shardscope.runtime.listing import note_on
 
-        before = list(self.entries)
-        found = {run.id: run for run in reversed(runs(self.root))}
-        kept = {run_id: self.entries.get(run_id) or _entry(run) for run_id, run in found.items()}
-        self.entries = {run_id: entry for run_id, entry in kept.items() if entry is not None}
+        before = (list(self.entries), self.skipped)
+        found = runs(self.root)
+        entries: dict[str, Entry] = {}
+        bad: list[Skipped] = []
+        for run in reversed(found):
+            try:
+                entries[run.id] = self.entries.get(run.id) or Entry(run, Trace.of(run), run.state)
+            except Exception as error:  # one bad run must not hide the others
+                bad.append(_skipped(run, error))
+        bad += [entry.problem for entry in entries.values() if entry.problem]
+        self.entries = entries
+        self.skipped = note_on([*found.skipped, *bad])
         self._name_apart()
-        return before != list(self.entries)
+        return before != (list(self.entries), self.skipped)
 
     def add(self, run: Run) -> Entry:
         """Enter a run that has just been started."""
@@ -73,7 +87,17 @@ class RunBook:
     def poll(self, run_ids: Iterable[str]) -> set[str]:
         """Read what these runs, and all that still run, have written; the ids of those that changed."""
         wanted = {*run_ids, *(run_id for run_id, entry in self.entries.items() if entry.is_alive)}
-        return {run_id for run_id in wanted if run_id in self.entries and self.entries[run_id].poll()}
+        return {run_id for run_id in wanted if run_id in self.entries and self._polled(self.entries[run_id])}
+
+    def _polled(self, entry: Entry) -> bool:
+        """Whether anything of it has changed. A run that cannot be shown becomes a note and is not read again."""
+        if entry.problem:
+            return False
+        try:
+            return entry.poll()
+        except Exception as error:
+            entry.problem = _skipped(entry.run, error)
+            return True
 
     def _name_apart(self) -> None:
         """Number the runs of one name: ``ring-gpt-nano``, ``ring-gpt-nano 2``."""
@@ -84,9 +108,7 @@ class RunBook:
             entry.trace.label = name if seen[name] == 1 else f"{name} {seen[name]}"
 
 
-def _entry(run: Run) -> Entry | None:
-    """An entry for `run`, or None when its directory cannot be read, for example while it is deleted."""
-    try:
-        return Entry(run, Trace.of(run), run.state)
-    except (OSError, ValueError):
-        return None
+def _skipped(run: Run, error: Exception) -> Skipped:
+    from shardscope.runtime.listing import Skipped
+
+    return Skipped(run.id, f"{type(error).__name__}: {error}")

@@ -68,13 +68,15 @@ class Screen:
             else "Run this job sharded and on one process, and compare every loss and parameter"
         )
 
-    def draw_runs(self, entries: Mapping[str, Entry], shown: Sequence[Entry], focus: str) -> None:
-        """The list of runs, the legend and the four plots."""
+    def draw_runs(
+        self, entries: Mapping[str, Entry], shown: Sequence[Entry], focus: str, note: str = ""
+    ) -> None:
+        """The list of runs with a note below it, the legend and the four plots."""
         traces = [entry.trace for entry in shown]
         looks = run_looks([trace.strategy for trace in traces])
         by_id: dict[str, Look] = {entry.run.id: look for entry, look in zip(shown, looks, strict=True)}
         self.history.shown = list(by_id)
-        self.history.update(entries, by_id)
+        self.history.update(entries, by_id, note)
         self.live.offer_runs({entry.run.id: entry.trace.label for entry in shown}, focus)
         self.live.draw_overview(traces, looks)
 

@@ -65,7 +65,8 @@ class Watched:
         """Read what is new; True if there was anything that can be seen."""
         events = [event for tail in self._tails for event in tail.poll()]
         for event in events:
-            for name, row in (event.get("traffic") or {}).items() if event["event"] == "step" else ():
+            is_of_step = event["event"] in ("step", "traffic")
+            for name, row in (event.get("traffic") or {}).items() if is_of_step else ():
                 self.sent[name] = self.sent.get(name, 0) + int(row["sent_bytes"])
         return self.trace.feed(events)
 

@@ -183,7 +183,7 @@ def _parameter(row: Row, picked: Sequence[int]) -> Parameter:
     low, high = values
     if low >= high and row.kind == "range":
         raise SpecError(
-            f"{row.label}: {text_of(low)} to {text_of(high)} is no range; let it end above where it begins"
+            f"{row.label}: {text_of(low)} to {text_of(high)} is not a range; let it end above where it begins"
         )
     if row.kind == "powers":
         return PowersOfTwo(low, high)

@@ -41,9 +41,10 @@ from shardscope.analytic.communication.ring import (
 )
 from shardscope.analytic.communication.stepwise import stepwise_bytes
 from shardscope.analytic.communication.tree import tree_all_reduce_bytes
-from shardscope.analytic.communication.zero import fully_sharded_bytes, zero_1_bytes
+from shardscope.analytic.communication.zero import agreement_bytes, fully_sharded_bytes, zero_1_bytes
 
 __all__ = [
+    "agreement_bytes",
     "ALGORITHMS",
     "OPS",
     "Outcome",

@@ -21,6 +21,7 @@ from shardscope.spec.compression import Compression
 
 Ints = npt.NDArray[np.int64]
 _NONE = Compression(name="none")
+_DIGEST_BYTES = 8
 
 
 def zero_1_bytes(
@@ -44,6 +45,20 @@ def zero_1_bytes(
             continue
         total += ring_all_reduce_bytes(num_elements, element_bytes, world_size)
     return total
+
+
+def agreement_bytes(num_units: int, world_size: int, *, replicas: int = 1) -> int:
+    """Bytes that each rank sends in a step of ZeRO-2 or ZeRO-3 with the ring to prove that all took the same layers.
+
+    Each rank sends a digest to each other one at the step's end and, with replicas, before each unit crosses them.
+
+    Args:
+        num_units: Modules that communicate by themselves.
+        world_size: Ranks.
+        replicas: As in `fully_sharded_bytes`, which these bytes add to.
+    """
+    meetings = 1 + (num_units if replicas > 1 else 0)
+    return meetings * (world_size - 1) * _DIGEST_BYTES
 
 
 def fully_sharded_bytes(

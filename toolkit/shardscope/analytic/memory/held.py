@@ -60,7 +60,7 @@ def held_of(table: LayerTable, optimizer: str, sharding: Sharding) -> Held:
     """What a rank holds of a module described by `table`.
 
     Raises:
-        SpecError: An unknown optimizer, shards of a table that was not traced, or a parameter that cannot be cut.
+        SpecError: An unknown optimizer, or shards of a table that was not traced.
     """
     per_element = state_bytes_per_param(optimizer)
     step = table.step
@@ -68,11 +68,6 @@ def held_of(table: LayerTable, optimizer: str, sharding: Sharding) -> Held:
         if sharding.stage:
             raise not_traced(f"zero_stage={sharding.stage}")
         step = _untraced(table)
-    if sharding.stage > 1 and any(not row.shape for row in step.parameters):
-        raise SpecError(
-            f"zero_stage={sharding.stage} cuts parameters along their first dimension, and one of this module is a "
-            "single number; give it the shape (1,), or use zero_stage=1"
-        )
     trained = [row for row in step.parameters if row.is_trained]
     num_elements = _share(trained, sharding)
     update = num_elements if sharding.stage else _largest_batch([row.num_elements for row in trained])

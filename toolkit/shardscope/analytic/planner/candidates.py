@@ -22,9 +22,10 @@ from shardscope.analytic.planner.rules import (
     schedule_faults,
     shard_size,
 )
-from shardscope.analytic.planner.space import LARGEST_MICRO_BATCH, Space, divisors
+from shardscope.analytic.planner.space import LARGEST_MICRO_BATCH, Space
 from shardscope.spec import layout_faults
 from shardscope.spec.cluster import Cluster
+from shardscope.spec.divisors import divisors
 from shardscope.spec.layout import COMPRESSION_NAMES, OFFLOAD_NAMES, RECOMPUTE_NAMES, SCHEDULE_NAMES
 from shardscope.spec.model import Transformer
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
 from shardscope.spec.layout import LayoutSchedule, Offload, Recompute
 from shardscope.spec.layout_faults import CHUNKED, V_SHAPED
+from shardscope.spec.numbers import Count
 
 LARGEST_MICRO_BATCH = 16
 
@@ -25,16 +26,16 @@ class Space(Spec):
         (('gpipe', 1), ('1f1b', 1), ('interleaved', 2))
     """
 
-    data: tuple[PositiveInt, ...] | None = None
+    data: tuple[Count, ...] | None = None
     """Replicas; they follow from the other degrees and the number of devices, so this only filters."""
-    tensor: tuple[PositiveInt, ...] | None = None
-    pipeline: tuple[PositiveInt, ...] | None = None
-    context: tuple[PositiveInt, ...] | None = None
-    expert: tuple[PositiveInt, ...] | None = None
-    micro_batch: tuple[PositiveInt, ...] | None = None
+    tensor: tuple[Count, ...] | None = None
+    pipeline: tuple[Count, ...] | None = None
+    context: tuple[Count, ...] | None = None
+    expert: tuple[Count, ...] | None = None
+    micro_batch: tuple[Count, ...] | None = None
     """None for the divisors of the global batch up to 16."""
     schedule: tuple[LayoutSchedule, ...] = Field(default=get_args(LayoutSchedule), min_length=1)
-    virtual_stages: tuple[PositiveInt, ...] = Field(default=(2, 3, 4, 6, 8), min_length=1)
+    virtual_stages: tuple[Count, ...] = Field(default=(2, 3, 4, 6, 8), min_length=1)
     """Of the interleaved schedules; the others have one stage a rank, V-shaped ones two."""
     zero: tuple[Literal[0, 1, 2, 3], ...] = Field(default=(0, 1, 2, 3), min_length=1)
     shard: tuple[Literal["all", "node"], ...] = Field(default=("all", "node"), min_length=1)
@@ -80,15 +81,3 @@ def _several(name: str, value: Any) -> tuple[Any, ...]:
     if not values:
         raise SpecError(f"fix={{{name!r}: []}} leaves nothing to try; give at least one value of {name}")
     return values
-
-
-def divisors(number: int, *, largest: int | None = None) -> tuple[int, ...]:
-    """Divisors in order.
-
-    Example:
-        >>> divisors(12, largest=6)
-        (1, 2, 3, 4, 6)
-    """
-    small = [value for value in range(1, int(number**0.5) + 1) if number % value == 0]
-    every = sorted({*small, *(number // value for value in small)})
-    return tuple(value for value in every if largest is None or value <= largest)

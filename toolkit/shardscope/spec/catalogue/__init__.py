@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, cast
 
-from shardscope.errors import SpecError, unknown_name
+from shardscope.errors import SpecError, quoted, unknown_name
 
 Table = Literal["devices", "links", "nodes", "prices", "models"]
 
@@ -52,7 +52,9 @@ def unknown(field: str, entry: object, names: Iterable[str]) -> SpecError:
     known = list(names)
     begun = [name for name in known if isinstance(entry, str) and _folded(name).startswith(_folded(entry))]
     if entry and begun:
-        return SpecError(f"{field}={entry!r} is not one entry of the catalogue; name {' or '.join(begun)}")
+        return SpecError(
+            f"{field}={quoted(entry)} is not one entry of the catalogue; name {' or '.join(begun)}"
+        )
     return unknown_name(field, entry, known)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import NonNegativeFloat
 
 from shardscope.errors import SpecError
 from shardscope.spec import catalogue
@@ -13,6 +13,7 @@ from shardscope.spec.cluster.mixed import slowest_device, slowest_link
 from shardscope.spec.cluster.parts import Device
 from shardscope.spec.cluster.usual import device_and_node, inter_link, intra_link, link_of, usual_price
 from shardscope.spec.link import Link
+from shardscope.spec.numbers import Degree
 from shardscope.spec.units import BandwidthOrNone, Bytes, BytesOrNone
 
 _OF_THE_HOST = ("host_memory_bytes", "nvme_bytes", "nvme_bandwidth")
@@ -23,8 +24,8 @@ class Cluster(Spec):
 
     name: str
     device: Device
-    nodes: PositiveInt = 1
-    per_node: PositiveInt = 8
+    nodes: Degree = 1
+    per_node: Degree = 8
     intra: Link
     """Between devices of one node."""
     inter: Link

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, quoted
 from shardscope.spec import catalogue
 from shardscope.spec.cluster.parts import Device
 from shardscope.spec.link import Link, is_rate
@@ -63,7 +63,7 @@ def link_of(link: str | Link | None, field: str, usual: Link | None) -> Link:
         return usual
     if usual is None and is_rate(link):
         raise SpecError(
-            f"{field}={link!r} is a rate, which needs a latency; give Link.of({link!r}, latency_s='5 us')"
+            f"{field}={quoted(link)} is a rate, which needs a latency; give Link.of({quoted(link)}, latency_s='5 us')"
         )
     return Link.of(link, latency_s=usual.latency_s if usual and is_rate(link) else None, field=field)
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardscope.errors import SpecError, unknown_name
+from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec.model.transformer import LatentAttention, Mixture, Transformer
 
 Fields = dict[str, Any]
@@ -31,7 +31,7 @@ class _Config:
             return default
         if value is None:
             raise SpecError(
-                f"{self.path} has no {key!r}, which model_type={self.keys['model_type']!r} needs; add it"
+                f"{self.path} has no {key!r}, which model_type={quoted(self.keys['model_type'])} needs; add it"
             )
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self.refuse(key, value, "a whole number")
@@ -50,7 +50,7 @@ class _Config:
 
     def refuse(self, key: str, value: Any, allowed: str) -> SpecError:
         return SpecError(
-            f"{self.path} has {key}={value!r}, which cannot be described exactly; only {allowed} can"
+            f"{self.path} has {key}={quoted(value)}, which cannot be described exactly; only {allowed} can"
         )
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 from math import prod
 from typing import Literal, Self
 
-from pydantic import NonNegativeFloat, NonNegativeInt, model_validator
+from pydantic import NonNegativeFloat, model_validator
 
 from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
+from shardscope.spec.numbers import Total
 
 Phase = Literal["enter", "forward", "loss", "turn", "backward", "leave"]
 """`enter` and `turn`: just before a unit's forward and its backward pass; `leave`: just after its backward pass."""
@@ -25,9 +26,9 @@ class Moment(Spec):
     """What is alive besides parameters, inputs and what an optimizer keeps, in bytes."""
 
     phase: Phase
-    unit: NonNegativeInt
+    unit: Total
     """The one that runs; 0 is what lies around the others."""
-    done: NonNegativeInt
+    done: Total
     """Units other than 0 whose pass in this direction is over."""
     activations: NonNegativeFloat
     """Saved tensors, results and their gradients, for one sample."""
@@ -42,8 +43,8 @@ class Moment(Spec):
 class ParameterRow(Spec):
     """One parameter tensor."""
 
-    unit: NonNegativeInt
-    shape: tuple[NonNegativeInt, ...]
+    unit: Total
+    shape: tuple[Total, ...]
     is_trained: bool = True
 
     @property

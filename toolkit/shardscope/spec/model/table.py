@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import NonNegativeFloat, NonNegativeInt, model_validator
+from pydantic import NonNegativeFloat, model_validator
 
 from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
 from shardscope.spec.model.base import Model
 from shardscope.spec.model.step import StepTrace
+from shardscope.spec.numbers import Total
 
 
 class Layer(Spec):
     """One layer. What depends on the data is for one sample."""
 
     name: str
-    num_params: NonNegativeInt
+    num_params: Total
     """Trainable; a tensor that several layers share counts for the first one."""
-    num_tensors: NonNegativeInt
+    num_tensors: Total
     """Trainable parameter tensors."""
     flops: NonNegativeFloat
     """FLOP of the forward pass in matrix products and convolutions; a multiplication and its addition are two."""

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import model_validator
 
 from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
+from shardscope.spec.divisors import divisors_text
 from shardscope.spec.model.base import Model
+from shardscope.spec.numbers import Count, CountOrZero
 
 
 class Mixture(Spec):
     """A mixture of experts in place of the feed-forward layer."""
 
-    experts: PositiveInt
+    experts: Count
     """Routed experts in a layer."""
-    active: PositiveInt
+    active: Count
     """Routed experts that each token visits (top-k)."""
-    ffn: PositiveInt
+    ffn: Count
     """Inner width of one routed expert."""
-    shared_ffn: NonNegativeInt = 0
+    shared_ffn: CountOrZero = 0
     """Inner width of the experts that every token visits, taken together; 0 for none."""
-    dense_layers: NonNegativeInt = 0
+    dense_layers: CountOrZero = 0
     """Layers, counted from the first, that keep the dense feed-forward layer."""
     router_bias: bool = False
     """A number for each expert that is added to its score (DeepSeek-V3; set by rule, not trained, but published counts
@@ -43,15 +45,15 @@ class Mixture(Spec):
 class LatentAttention(Spec):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries and keys through narrow projections."""
 
-    query_rank: NonNegativeInt
+    query_rank: CountOrZero
     """Width of the compressed query; 0 projects queries directly."""
-    kv_rank: PositiveInt
+    kv_rank: Count
     """Width of the compressed key and value."""
-    rope_size: PositiveInt
+    rope_size: Count
     """Part of a head's query and key that carries the rotary position."""
-    nope_size: PositiveInt
+    nope_size: Count
     """Part of a head's query and key that does not."""
-    value_size: PositiveInt
+    value_size: Count
     """Of a head's value."""
 
 
@@ -59,24 +61,24 @@ class Transformer(Model):
     """A decoder (or BERT-like encoder) of equal layers. `kv_heads`, `head_size` and `ffn` are filled in."""
 
     kind: Literal["transformer"] = "transformer"
-    layers: PositiveInt
-    hidden: PositiveInt
-    heads: PositiveInt
-    kv_heads: PositiveInt = 0
+    layers: Count
+    hidden: Count
+    heads: Count
+    kv_heads: Count = 0
     """Heads of keys and values (grouped-query attention); None, or left out, for as many as `heads`."""
-    head_size: PositiveInt = 0
+    head_size: Count = 0
     """None, or left out, for hidden / heads."""
-    ffn: PositiveInt = 0
+    ffn: Count = 0
     """Inner width of the feed-forward layer; None, or left out, for 4 x hidden."""
-    vocab: PositiveInt
-    seq: PositiveInt
+    vocab: Count
+    seq: Count
     """Tokens of one sequence."""
     gated: bool = False
     """Three matrices in the feed-forward layer (SwiGLU) instead of two."""
     tied: bool = True
     """The output projection is the embedding matrix."""
     positions: Literal["learned", "rotary", "alibi", "none"] = "learned"
-    num_positions: NonNegativeInt = 0
+    num_positions: CountOrZero = 0
     """Rows of the learned position embedding; 0, or left out, for `seq`."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True
@@ -93,7 +95,7 @@ class Transformer(Model):
     """A norm before the head; encoders such as BERT have none."""
     embedding_norm: bool = False
     """A norm after the embeddings (BERT)."""
-    token_types: NonNegativeInt = 0
+    token_types: CountOrZero = 0
     """Rows of BERT's segment embedding."""
     pooler: bool = False
     """BERT's dense layer over the first token."""
@@ -136,7 +138,7 @@ class Transformer(Model):
         if self.heads % self.kv_heads:
             raise SpecError(
                 f"kv_heads={self.kv_heads} does not divide heads={self.heads}; "
-                f"use one of {', '.join(str(n) for n in range(1, self.heads + 1) if self.heads % n == 0)}"
+                f"use one of {divisors_text(self.heads, near=self.kv_heads)}"
             )
         if self.mixture is not None and self.mixture.dense_layers > self.layers:
             raise SpecError(

@@ -7,11 +7,12 @@ class in a file here, add it to `AnyStrategy`, and implement it in one file of `
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator
 
-from shardscope.errors import SpecError, unknown_name
+from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec.strategy.all_reduce import AllReduce, Bucketed
 from shardscope.spec.strategy.base import StrategySpec
 from shardscope.spec.strategy.gossip import Gossip
@@ -50,14 +51,15 @@ def parse_strategy(value: Any) -> Any:
     """
     if isinstance(value, dict):
         kind = value.get("kind")
-        if kind not in STRATEGIES:
+        if not isinstance(kind, str) or kind not in STRATEGIES:
             raise unknown_name("strategy", kind, STRATEGIES)
-        return STRATEGIES[kind](**value)
+        return STRATEGIES[kind].from_fields(value)
     if isinstance(value, StrategySpec):
         return value
     if not isinstance(value, str):
         raise SpecError(
-            f"strategy={value!r} is no strategy; give a name such as 'ring', or one with settings such as Ring()"
+            f"strategy={quoted(value)} is not a strategy; give a name such as 'ring', "
+            "or one with settings such as Ring()"
         )
     kind, _, variant = value.partition(":")
     if kind not in STRATEGIES:
@@ -66,8 +68,8 @@ def parse_strategy(value: Any) -> Any:
     if not variant:
         return cls()  # type: ignore[call-arg]  # each has a default kind
     if cls._variant is None:
-        raise SpecError(f"strategy={value!r}: {kind!r} has no variants; use {kind!r}")
-    return cls(**{cls._variant: int(variant) if variant.isdigit() else variant})
+        raise SpecError(f"strategy={quoted(value)}: {kind!r} has no variants; use {kind!r}")
+    return cls(**{cls._variant: int(variant) if re.fullmatch("[0-9]{1,18}", variant) else variant})
 
 
 Strategy = Annotated[AnyStrategy, BeforeValidator(parse_strategy)]

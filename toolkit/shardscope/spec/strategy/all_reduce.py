@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from shardscope.spec.compression import Kind
+from shardscope.spec.numbers import MessageMiB
 from shardscope.spec.strategy.base import StrategySpec
 
 
@@ -14,7 +13,7 @@ class Bucketed(StrategySpec):
     """Base of data-parallel strategies that exchange gradients in buckets, overlapped with the backward pass."""
 
     has_exchanges: ClassVar[bool] = True
-    bucket_mb: float = Field(default=25.0, gt=0, le=1024)
+    bucket_mb: MessageMiB = 25.0
     """Size of a gradient bucket in MiB; a bucket is sent as soon as all its gradients are there. 0 < value <= 1024."""
 
 

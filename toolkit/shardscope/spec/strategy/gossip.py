@@ -8,6 +8,7 @@ from pydantic import Field
 
 from shardscope.errors import SpecError
 from shardscope.spec.compression import Compression, Kind
+from shardscope.spec.numbers import Count, MessageMiB
 from shardscope.spec.strategy.base import StrategySpec
 
 if TYPE_CHECKING:
@@ -33,11 +34,11 @@ class Gossip(StrategySpec):
     """
 
     kind: Literal["gossip"] = "gossip"
-    mix_every: int = Field(default=1, ge=1)
+    mix_every: Count = 1
     """Steps between two averagings. At least 1."""
-    measure_every: int = Field(default=10, ge=1)
+    measure_every: Count = 10
     """Steps between two measurements of how far the ranks are apart; each costs an all-reduce of the parameters."""
-    slice_mb: float = Field(default=4.0, gt=0, le=1024)
+    slice_mb: MessageMiB = 4.0
     """Longest message in MiB: larger parameters travel in slices, so that averaging overlaps receiving."""
     gamma: float | None = Field(default=None, gt=0, le=1)
     """With compression: the step towards the mean of the public copies, 0 < value <= 1. None takes 1 for what keeps

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field
-
 from shardscope.errors import SpecError
 from shardscope.spec.compression import Kind
+from shardscope.spec.divisors import divisors_text
+from shardscope.spec.numbers import Count, MessageMiB
 from shardscope.spec.strategy.all_reduce import Bucketed
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ class Hierarchical(Bucketed):
 
     kind: Literal["hierarchical"] = "hierarchical"
     carries: ClassVar[frozenset[Kind]] = frozenset({"sums"})
-    per_node: int | None = Field(default=None, ge=1)
+    per_node: Count | None = None
     """Ranks a node; divides the world size. None: as many as each machine of the run has; on a single machine, whose
     ranks only play nodes, the largest divisor of the world size that is at most its square root (2 nodes of 2 for 4
     ranks; a prime number of ranks makes as many nodes of one)."""
-    slice_mb: float = Field(default=4.0, gt=0, le=1024)
+    slice_mb: MessageMiB = 4.0
     """Longest message in MiB: a longer chunk is cut into slices, so that adding one overlaps receiving the next."""
     _variant: ClassVar[str | None] = "per_node"
 
@@ -52,8 +52,7 @@ class Hierarchical(Bucketed):
     def check(self, job: Job) -> None:
         """Nodes are of equal size."""
         if self.per_node is not None and job.world_size % self.per_node:
-            divisors = [str(n) for n in range(1, job.world_size + 1) if job.world_size % n == 0]
             raise SpecError(
                 f"strategy.per_node={self.per_node} does not divide world_size={job.world_size}; "
-                f"use {', '.join(divisors[:-1])} or {divisors[-1]}"
+                f"use one of {divisors_text(job.world_size, near=self.per_node)}"
             )

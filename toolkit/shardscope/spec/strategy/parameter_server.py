@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, model_validator
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec.compression import Kind
+from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.strategy.base import StrategySpec
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ class ParameterServer(StrategySpec):
     kind: Literal["parameter-server"] = "parameter-server"
     mode: Annotated[Literal["sync", "async", "ssp"], BeforeValidator(_known_mode)] = "sync"
     """``sync`` bounds staleness by 0, ``async`` not at all, ``ssp`` (stale synchronous parallel) by `staleness`."""
-    staleness: int = Field(default=1, ge=0)
+    staleness: CountOrZero = 1
     """With mode ``ssp``: the most updates that a gradient may be behind. At least 0, which is synchronous."""
-    servers: int = Field(default=1, ge=1)
+    servers: Count = 1
     """Servers: the lowest ranks. Each holds some whole tensors, balanced by size, and their optimizer state."""
     dedicated: bool = False
     """Whether the servers' ranks only serve. Otherwise they are workers, too, and serve in threads beside it."""

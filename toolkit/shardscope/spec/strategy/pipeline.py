@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from shardscope.errors import SpecError
+from shardscope.spec.divisors import divisors, divisors_text
 from shardscope.spec.models import model_config
+from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.partition import require_enough_layers
 from shardscope.spec.strategy.base import StrategySpec
 
@@ -54,9 +56,9 @@ class Pipeline(StrategySpec):
     """The order of forwards and backwards: gpipe, 1f1b, interleaved, zero-bubble (interleaved), zbv, dualpipev."""
     virtual_stages: int | None = Field(default=None, ge=1, le=64)
     """Stages that each rank holds; None takes 1 for gpipe and 1f1b and 2 for the others."""
-    microbatches: int | None = Field(default=None, ge=1)
+    microbatches: Count | None = None
     """Micro-batches of one pass through the pipeline; None takes all of a step, fewer make several passes."""
-    split: Literal["time", "memory", "even"] | tuple[int, ...] = "time"
+    split: Literal["time", "memory", "even"] | tuple[CountOrZero, ...] = "time"
     """How layers are cut: by measured time, by memory, evenly by count, or by hand as the layers of each stage."""
     _variant: ClassVar[str | None] = "schedule"
 
@@ -104,10 +106,14 @@ class Pipeline(StrategySpec):
 
     def suggested_micro_size(self, global_size: int, world_size: int) -> int | None:
         """The largest that makes two micro-batches a rank or more; without one, the largest the schedule accepts."""
-        sizes = [size for size in range(global_size, 0, -1) if global_size % size == 0]
-        fitting = [size for size in sizes if self.accepts(global_size // size, world_size)]
+        fitting = self._fitting_micro_sizes(global_size, world_size)
         several = [size for size in fitting if global_size // size >= 2 * world_size]
         return next(iter(several or fitting), None)
+
+    def _fitting_micro_sizes(self, global_size: int, world_size: int) -> list[int]:
+        """Micro-batch sizes that the schedule accepts, the largest first."""
+        sizes = reversed(divisors(global_size))
+        return [size for size in sizes if self.accepts(global_size // size, world_size)]
 
     @property
     def hides_noise_because(self) -> str:
@@ -122,21 +128,6 @@ class Pipeline(StrategySpec):
         """
         self._check_microbatches(job)
         self._check_layers(job)
-        if isinstance(job.model, str):
-            self.check_recompute(job.recompute, marks_regions=model_config(job.model).kind == "gpt")
-
-    def check_recompute(self, recompute: str, *, marks_regions: bool) -> None:
-        """Refuse selective recomputation where torch picks the operations and the backward pass is split.
-
-        Raises:
-            SpecError: With the way out.
-        """
-        if recompute == "selective" and SHAPES[self.schedule].splits_backward and not marks_regions:
-            raise SpecError(
-                f"recompute='selective' with the {self.schedule} schedule works only on models that mark what is cheap "
-                "to recompute, as the GPTs do: elsewhere torch recomputes once, and a split backward pass asks twice; "
-                "use recompute='full' or schedule='1f1b'"
-            )
 
     def _check_microbatches(self, job: Job) -> None:
         total = job.batch.accumulation(1)
@@ -145,7 +136,7 @@ class Pipeline(StrategySpec):
             raise SpecError(
                 f"microbatches={count} does not divide the {total} micro-batches of a step "
                 f"(batch.global_size={job.batch.global_size}, micro_size={job.batch.micro_size}); "
-                f"use one of {_divisors(total)}"
+                f"use one of {divisors_text(total, near=count)}"
             )
         if self.accepts(count, job.world_size):
             return
@@ -180,12 +171,12 @@ class Pipeline(StrategySpec):
     def _way_out(self, job: Job) -> str:
         """The largest micro-batch with which the schedule runs."""
         size = job.batch.global_size
-        for micro in range(size, 0, -1):
-            if size % micro == 0 and self.accepts(size // micro, job.world_size):
-                count = size // micro
-                more = "" if self.microbatches is None else f" with microbatches={count}"
-                return f"batch.micro_size={micro}{more} ({count} micro-batches)"
-        return f"batch.global_size={2 * job.world_size} or more"
+        fitting = self._fitting_micro_sizes(size, job.world_size)
+        if not fitting:
+            return f"batch.global_size={2 * job.world_size} or more"
+        count = size // fitting[0]
+        more = "" if self.microbatches is None else f" with microbatches={count}"
+        return f"batch.micro_size={fitting[0]}{more} ({count} micro-batches)"
 
     def _check_layers(self, job: Job) -> None:
         stages = job.world_size * self.stages_per_rank
@@ -212,7 +203,3 @@ def check_split(split: str | tuple[int, ...], num_layers: int, num_stages: int, 
             f"split={split} adds up to {sum(split)} layers, but {of} has {num_layers} layers to cut; "
             f"make the numbers add up to {num_layers}"
         )
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from shardscope.spec.compression import Kind
+from shardscope.spec.numbers import MessageMiB
 from shardscope.spec.strategy.all_reduce import Bucketed
 
 
@@ -20,7 +19,7 @@ class Ring(Bucketed):
     carries: ClassVar[frozenset[Kind]] = frozenset({"sums", "packets", "layers", "steps"})
     directions: Literal[1, 2] = 1
     """1: every chunk travels clockwise. 2: half of each bucket travels each way, so both lanes of a link are used."""
-    slice_mb: float = Field(default=4.0, gt=0, le=1024)
+    slice_mb: MessageMiB = 4.0
     """Longest message in MiB: a longer chunk is cut into slices, so that adding one overlaps receiving the next."""
     trace_chunks: bool = False
     """Write one event for every chunk sent, so that the ring can be watched hop by hop. Slows small steps."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from shardscope.spec.compression import Kind
+from shardscope.spec.numbers import MessageMiB
 from shardscope.spec.strategy.all_reduce import Bucketed
 
 
@@ -19,5 +18,5 @@ class Tree(Bucketed):
 
     kind: Literal["tree"] = "tree"
     carries: ClassVar[frozenset[Kind]] = frozenset({"sums"})
-    slice_mb: float = Field(default=2.0, gt=0, le=1024)
+    slice_mb: MessageMiB = 2.0
     """Longest message in MiB: a longer bucket is cut into slices, which climb and come down at the same time."""

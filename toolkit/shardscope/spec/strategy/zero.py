@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field
-
 from shardscope.errors import SpecError
 from shardscope.spec.compression import Kind
+from shardscope.spec.numbers import Count, MessageMiB
 from shardscope.spec.strategy.base import StrategySpec
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Zero1(Zero):
     """
 
     kind: Literal["zero-1"] = "zero-1"
-    bucket_mb: float = Field(default=25.0, gt=0, le=1024)
+    bucket_mb: MessageMiB = 25.0
     """Size of a gradient bucket in MiB; a bucket is sent as soon as all its gradients are there. 0 < value <= 1024."""
 
 
@@ -56,7 +55,7 @@ class FullySharded(Zero):
     these stages otherwise save. With replicas, gradients are compressed inside a group, and not between groups.
     """
 
-    replicas: int = Field(default=1, ge=1)
+    replicas: Count = 1
     """Groups that each hold the whole model in shards (HSDP). Must divide `world_size` and leave at least 2 ranks a
     group. Gradients are reduce-scattered within a group, then their shards all-reduced across the groups. The batch
     is divided over all ranks as ever."""

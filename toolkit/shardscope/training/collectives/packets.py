@@ -32,10 +32,12 @@ class Packets:
 
     Attributes:
         members: The ranks that take part, in the order of their rows; None for all.
+        tag: Of the messages of one exchange.
     """
 
     group: MeteredProcessGroup
     members: tuple[int, ...] | None = None
+    tag: int = _TAG
 
     def __post_init__(self) -> None:
         if self.members is None:
@@ -50,11 +52,14 @@ class Packets:
         self._exchange("packet_all_to_all", outgoing, incoming)
         return incoming
 
-    def all_gather(self, own: Tensor) -> Tensor:
-        """Every rank's packet in the row of its rank, [ranks, packet]; `own` is this rank's, [packet]."""
+    def all_gather(self, own: Tensor, *, name: str = "packet_all_gather") -> Tensor:
+        """Every rank's packet in the row of its rank, [ranks, packet]; `own` is this rank's, [packet].
+
+        It is metered under `name`.
+        """
         incoming = packet_rows(self.world_size, own.numel())
         incoming[self.index] = own
-        self._exchange("packet_all_gather", own.expand(self.world_size, -1), incoming)
+        self._exchange(name, own.expand(self.world_size, -1), incoming)
         return incoming
 
     def _exchange(self, name: str, outgoing: Tensor, incoming: Tensor) -> None:
@@ -65,7 +70,8 @@ class Packets:
         with self.group.meter.collective(name, size * count) as traffic:
             others = [(rank + step) % count for step in range(1, count)]
             receives = [
-                self._transport.recv([incoming[peer]], self.members[peer], _TAG) for peer in reversed(others)
+                self._transport.recv([incoming[peer]], self.members[peer], self.tag)
+                for peer in reversed(others)
             ]
             sends = [self._send(outgoing[peer], self.members[peer], size, traffic) for peer in others]
             for work in [*receives, *sends]:
@@ -74,4 +80,4 @@ class Packets:
 
     def _send(self, packet: Tensor, peer: int, size: int, traffic: Traffic) -> dist.Work:
         traffic.count_sent(peer, size)
-        return self._transport.send([packet], peer, _TAG)
+        return self._transport.send([packet], peer, self.tag)

@@ -62,6 +62,7 @@ class Ring:
         slice_bytes: Longest message; a longer chunk is cut into slices.
         on_chunk: Called with one record for every slice sent, for those who want to watch.
         members: The ranks of the group that stand in this ring, in their order around it; None for all.
+        tag: Of the first message of a collective; those after it count on.
     """
 
     group: MeteredProcessGroup
@@ -69,6 +70,7 @@ class Ring:
     slice_bytes: int = SLICE_BYTES
     on_chunk: OnChunk | None = None
     members: Sequence[int] | None = None
+    tag: int = _FIRST_TAG
     _scratch: dict[torch.device, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -172,7 +174,7 @@ class _Way:
         self.num_slices = lane.num_slices
         self.num_reducing = (self.world_size - 1) * lane.num_slices
         self.first_chunk = rank - lane.step
-        self.first_tag = _FIRST_TAG + (lane.step < 0)  # every message in flight has a tag of its own
+        self.first_tag = ring.tag + (lane.step < 0)  # every message in flight has a tag of its own
         self.sends: dict[int, dist.Work] = {}
         self.receives: dict[int, dist.Work] = {}
 

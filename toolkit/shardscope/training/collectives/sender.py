@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Sender:
@@ -22,15 +25,15 @@ class Sender:
         """What has ended the sending."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
-    def submit(self, send: Callable[[], None]) -> Future[None]:
+    def submit(self, send: Callable[[], T]) -> Future[T]:
         """Have it done after all that was submitted before."""
         return self._thread.submit(self._carry_out, send)
 
-    def _carry_out(self, send: Callable[[], None]) -> None:
+    def _carry_out(self, send: Callable[[], T]) -> T:
         if self.failure is not None:
             raise self.failure
         try:
-            send()
+            return send()
         except Exception as error:
             self.failure = error
             raise

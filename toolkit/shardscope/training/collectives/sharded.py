@@ -3,7 +3,8 @@
 `fully_shard` lets its reduce-scatter and all-gather be replaced (`set_custom_reduce_scatter`, `set_custom_all_gather`):
 by objects with `allocate`, which makes a buffer, and `__call__`, which communicates. `ShardRing` gives both, over one
 ring among the ranks that share a model. All messages are sent by one thread a rank, in the order in which the
-collectives were called, which is the same on every rank: so nothing can wait in a circle, and computing goes on.
+collectives were called, which must be the same on every rank: so nothing can wait in a circle, and computing goes on.
+An `Agreement` sees to it that it is the same.
 
 FSDP2 pads every parameter to a multiple of the ranks along its first dimension, so all chunks are of equal size.
 """
@@ -20,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardscope.training.collectives.agreement import Agreement, Purpose
+from shardscope.training.collectives.packets import Packets
 from shardscope.training.collectives.ring import Ring
 from shardscope.training.collectives.sender import Sender
 
@@ -30,12 +33,12 @@ ScatterMean = Callable[[str, Tensor, Tensor], None]
 class _Sent(dist.Work):
     """What FSDP2 waits for."""
 
-    def __init__(self, future: Future[None]) -> None:
+    def __init__(self, future: Future[None], agreement: Agreement) -> None:
         super().__init__()
-        self._future = future
+        self._future, self._agreement = future, agreement
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        self._future.result(None if timeout is None else timeout.total_seconds())
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - FSDP2 gives none
+        self._agreement.wait(self._future)
         return True
 
 
@@ -45,31 +48,54 @@ class ShardRing:
     Args:
         ring: Over those ranks.
         num_ranks: All ranks whose gradients the mean is taken over; more than in the ring where there are replicas.
+        agreement: Of all ranks, on the same thread.
+        sender: The thread that sends all messages.
         staged: Send copies in host memory instead of the tensors themselves.
         scatter_mean: What takes the mean in the ring's place, where gradients are compressed.
+        packets: What it sends beside the ring's messages.
     """
 
     def __init__(
-        self, ring: Ring, num_ranks: int, *, staged: bool, scatter_mean: ScatterMean | None = None
+        self,
+        ring: Ring,
+        num_ranks: int,
+        *,
+        agreement: Agreement,
+        sender: Sender,
+        staged: bool,
+        scatter_mean: ScatterMean | None = None,
+        packets: Packets | None = None,
     ) -> None:
         self.ring = ring
         self.num_ranks = num_ranks
+        self.agreement = agreement
         self.staged = staged
         self._scatter_mean = scatter_mean or self._add_up
         self.deferred = False
         """Whether a reduce-scatter may be still under way when it returns; `finish` then waits for all of them."""
+        self.crosses = False
+        """Whether FSDP2 takes each reduced gradient across replicas next, which the backend does."""
         self.look_at: Callable[[str, Tensor], None] | None = None
         """Shown every unit's name and whole gradients, padded with zeros, before they are cut."""
-        self._sender = Sender("shard-ring")
+        self._sender = sender
+        self._carriers: list[Ring | Packets] = [ring] if packets is None else [ring, packets]
         self._pending: list[Future[None]] = []
 
-    def submit(self, send: Callable[[], None]) -> Future[None]:
-        """Have it done by the sending thread, after all that was submitted before."""
-        self.ring.group.meter.handed_over = time.time()
-        return self._sender.submit(send)
+    def submit(self, purpose: Purpose, send: Callable[[], None]) -> Future[None]:
+        """Have it done by the sending thread, after all that was submitted before, in messages for this purpose."""
+        tag = self.agreement.tag(purpose)
 
-    def reduce_mean(self, unit: str, output: Tensor, buffer: Tensor) -> None:
+        def carry_out() -> None:
+            for carrier in self._carriers:
+                carrier.tag = tag
+            send()
+
+        self.ring.group.meter.handed_over = time.time()
+        return self._sender.submit(carry_out)
+
+    def reduce_mean(self, purpose: Purpose, output: Tensor, buffer: Tensor) -> None:
         """This rank's chunk of the mean of `buffer` over all ranks goes to `output`; `buffer` is left as scratch."""
+        unit = purpose.layer
         if self.look_at is not None:
             self.look_at(unit, buffer)
 
@@ -81,14 +107,14 @@ class ShardRing:
             else:
                 self._scatter_mean(unit, buffer, output)
 
-        self._pending.append(self.submit(send))
+        self._pending.append(self.submit(purpose, send))
         if not self.deferred or self.staged:
             self.finish()
 
     def _add_up(self, unit: str, buffer: Tensor, output: Tensor) -> None:  # noqa: ARG002
         torch.div(self.ring.reduce_scatter_(buffer), self.num_ranks, out=output)
 
-    def gather(self, output: Tensor) -> dist.Work:
+    def gather(self, purpose: Purpose, output: Tensor) -> dist.Work:
         """Fill `output`, which holds this rank's own chunk, from all ranks."""
 
         def send() -> None:
@@ -97,39 +123,58 @@ class ShardRing:
             else:
                 self.ring.all_gather_(output)
 
-        future = self.submit(send)
+        sent = _Sent(self.submit(purpose, send), self.agreement)
         if self.staged:  # copies must stay on the stream that FSDP2 has chosen for them
-            future.result()
-        return _Sent(future)
+            sent.wait()
+        return sent
 
     def finish(self) -> None:
         """Wait for every reduce-scatter under way; raises what went wrong in one."""
         pending, self._pending = self._pending, []
         for future in pending:
-            future.result()
-
-    def close(self) -> None:
-        """End the sending thread."""
-        self._sender.close()
+            self.agreement.wait(future)
 
 
 class _Comm:
-    """What both replacements share."""
+    """What all replacements share.
 
-    def __init__(self, ring: ShardRing) -> None:
-        self.ring = ring
+    Args:
+        unit: Name of the unit of communication.
+    """
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A fresh buffer."""
         return torch.empty(*size, dtype=dtype, device=device)
 
+    def gathering(self, tensor: Tensor) -> Purpose:
+        """What an all-gather of the unit is for."""
+        return Purpose("gathers the parameters of", self.unit, tensor.numel())
 
-class RingReduceScatter(_Comm):
+
+class _Reducing(_Comm):
+    """What reduces a unit's gradients."""
+
+    names: tuple[str, ...] = ()
+    """The parameters that have one."""
+
+    def take_part(self, names: tuple[str, ...]) -> None:
+        """Set the parameters that have one; called before each reduce-scatter."""
+        self.names = names
+
+    def reducing(self, tensor: Tensor) -> Purpose:
+        """What a reduce-scatter of the unit is for."""
+        return Purpose("reduces the gradients of", self.unit, tensor.numel(), self.names)
+
+
+class RingReduceScatter(_Reducing):
     """For `FSDPModule.set_custom_reduce_scatter`. Takes the mean, whatever `op` says: FSDP2 must not divide."""
 
-    def __init__(self, ring: ShardRing, unit: str) -> None:
-        super().__init__(ring)
-        self.unit = unit
+    def __init__(self, unit: str, ring: ShardRing) -> None:
+        super().__init__(unit)
+        self.ring = ring
 
     def __call__(
         self,
@@ -139,11 +184,18 @@ class RingReduceScatter(_Comm):
         op: Any,  # noqa: ARG002
         async_op: bool = False,  # noqa: ARG002
     ) -> None:
-        self.ring.reduce_mean(self.unit, output_tensor, input_tensor)
+        purpose = self.reducing(input_tensor)
+        self.ring.reduce_mean(purpose, output_tensor, input_tensor)
+        if self.ring.crosses:
+            self.ring.agreement.meet(purpose)
 
 
 class RingAllGather(_Comm):
     """For `FSDPModule.set_custom_all_gather`. The input is this rank's chunk of the output, a view of it."""
+
+    def __init__(self, unit: str, ring: ShardRing) -> None:
+        super().__init__(unit)
+        self.ring = ring
 
     def __call__(
         self,
@@ -152,4 +204,32 @@ class RingAllGather(_Comm):
         group: dist.ProcessGroup,  # noqa: ARG002
         async_op: bool = False,  # noqa: ARG002
     ) -> dist.Work:
-        return self.ring.gather(output_tensor)
+        return self.ring.gather(self.gathering(output_tensor), output_tensor)
+
+
+class StockReduceScatter(_Reducing):
+    """FSDP2's own reduce-scatter, once all ranks agree on what it is for: the backend would pair any two.
+
+    Args:
+        stock: The collective itself.
+    """
+
+    def __init__(self, unit: str, agreement: Agreement, stock: Callable[..., Any]) -> None:
+        super().__init__(unit)
+        self.agreement, self.stock = agreement, stock
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **options: Any) -> Any:
+        self.agreement.meet(self.reducing(input_tensor))
+        return self.stock(output_tensor, input_tensor, *args, **options)
+
+
+class StockAllGather(_Comm):
+    """FSDP2's own all-gather, once all ranks agree on what it is for."""
+
+    def __init__(self, unit: str, agreement: Agreement, stock: Callable[..., Any]) -> None:
+        super().__init__(unit)
+        self.agreement, self.stock = agreement, stock
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **options: Any) -> Any:
+        self.agreement.meet(self.gathering(output_tensor))
+        return self.stock(output_tensor, input_tensor, *args, **options)

@@ -24,6 +24,7 @@ from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression.bucket import Bucket, tensor_of
 from shardscope.training.compression.memory import Memory
 from shardscope.training.meter import Meter
+from shardscope.training.observe import StandIns
 
 
 class NotFinite(ShardscopeError):
@@ -143,8 +144,9 @@ class Compressor(ABC):
     def after_step(self, parameters: Sequence[nn.Parameter], carrier: Carrier, step: int) -> None:
         """Called on every rank after each update, for methods that exchange something else than gradients."""
 
-    def settle(self, parameters: Sequence[nn.Parameter], carrier: Carrier) -> None:
-        """Called on every rank between steps where all are to hold the same parameters."""
+    def averaged(self, carrier: Carrier) -> StandIns:  # noqa: ARG002
+        """Parameters that the ranks train apart, and the mean over all ranks for each; called on every rank."""
+        return {}
 
     def warmup_ends(self, after: int) -> int | None:  # noqa: ARG002
         """The last step of an uncompressed warm-up, in a run that goes on `after` so many; None for methods without."""

@@ -5,7 +5,8 @@ uncompressed, one step in `every`. With ``every=1`` and plain SGD it is the run 
 ``w - lr g_i`` is ``w - lr`` times the mean of ``g_i``. Clipping is by each rank's own norm.
 
 Momentum and Adam's moments stay on their rank and are not averaged, so with them ``every=1`` is another method. They
-are part of what this rank must find again after a restart.
+are part of what this rank must find again after a restart, as are its parameters between two averages. What is
+evaluated and saved between them is an average that no rank goes on from, so looking at a run does not change it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from torch import Tensor, nn
 from shardscope.training.compression.bucket import Bucket
 from shardscope.training.compression.compressor import Carrier, Compressor, refuse_not_finite
 from shardscope.training.flat import copy_tensors_, views_of
+from shardscope.training.observe import StandIns
+
+_OWN = "parameter"
+"""Under which a rank's own parameters are remembered; no optimizer calls its state so."""
 
 
 class LocalSGD(Compressor):
@@ -30,7 +35,7 @@ class LocalSGD(Compressor):
 
     def __init__(self, name: str, every: int) -> None:
         self.name, self.every = name, every
-        self._steps_apart = 0
+        self._is_apart = False
         self._drift = 0.0
         self._restored: dict[str, Tensor] = {}
 
@@ -45,19 +50,19 @@ class LocalSGD(Compressor):
         refuse_not_finite(bucket, self.name, in_float32=False)
 
     def after_step(self, parameters: Sequence[nn.Parameter], carrier: Carrier, step: int) -> None:
-        self._steps_apart += 1
-        if step % self.every == 0:
-            self.settle(parameters, carrier)
-
-    def settle(self, parameters: Sequence[nn.Parameter], carrier: Carrier) -> None:
-        """Average the parameters, unless no step has been taken since they were."""
-        if not self._steps_apart:
+        self._is_apart = step % self.every != 0
+        if self._is_apart:
             return
-        self._steps_apart = 0
-        own = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).cpu()
-        mean = carrier.sum_(own / carrier.world_size)
+        own, mean = _own_and_mean(parameters, carrier)
         copy_tensors_(parameters, views_of(mean, parameters))
         self._drift = float((own - mean).norm() / mean.norm().clamp(min=torch.finfo(mean.dtype).tiny))
+
+    def averaged(self, carrier: Carrier) -> StandIns:
+        if not self._is_apart:
+            return {}
+        parameters = [p for p in self._parameters.values() if p.requires_grad]
+        means = views_of(_own_and_mean(parameters, carrier)[1], parameters)
+        return {p: mean.to(p.device) for p, mean in zip(parameters, means, strict=True)}
 
     @property
     def figures(self) -> dict[str, float]:
@@ -65,25 +70,38 @@ class LocalSGD(Compressor):
         return {"drift": self._drift}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """This rank's moments; at a checkpoint the parameters have just been averaged."""
-        return {
+        """This rank's moments, and its parameters where they are not everyone's."""
+        moments = {
             f"{key}.{name}": value
             for name, parameter in self._parameters.items()
             for key, value in self._optimizer.state.get(parameter, {}).items()
             if isinstance(value, Tensor)
         }
+        own = {f"{_OWN}.{name}": p.detach() for name, p in self._parameters.items() if self._is_apart}
+        return {**moments, **own, **self._restored}  # what was loaded and no step has put back yet is its own
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Put back what `state_dict` gave; it takes effect in the next step, after whatever else is loaded."""
         self._restored = dict(state)
+        self._is_apart = any(place.startswith(f"{_OWN}.") for place in state)
 
     def _restore(self) -> None:
-        """Put loaded moments in the place of those that a checkpoint's optimizer holds, which are one rank's."""
+        """Put what was loaded in the place of what a checkpoint's model and optimizer hold, which are not its own."""
         for place, saved in self._restored.items():
             key, name = place.split(".", 1)
-            state = self._optimizer.state[self._parameters[name]]
+            parameter = self._parameters[name]
+            if key == _OWN:
+                parameter.data.copy_(saved)
+                continue
+            state = self._optimizer.state[parameter]
             if key in state:
                 state[key].copy_(saved)
             else:
                 state[key] = saved.clone()
         self._restored = {}
+
+
+def _own_and_mean(parameters: Sequence[nn.Parameter], carrier: Carrier) -> tuple[Tensor, Tensor]:
+    """This rank's parameters and the mean over all ranks, flat, in CPU memory."""
+    own = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).cpu()
+    return own, carrier.sum_(own / carrier.world_size)

@@ -11,15 +11,30 @@ from pathlib import Path
 from typing import Any
 
 from shardscope.spec.data import data_info, is_path
+from shardscope.training.data.batches import Batch, call, map_tensors, num_rows, read_batch, split, tensors_of
 from shardscope.training.data.digits import read_digits
 from shardscope.training.data.files import read_path
 from shardscope.training.data.loader import Loader
 from shardscope.training.data.sampler import GlobalSampler, shard
-from shardscope.training.data.sources import Batch, Dataset, Source
+from shardscope.training.data.sources import Dataset, Source
 from shardscope.training.data.text import read_python_source
 from shardscope.training.data.user import call_user
 
-__all__ = ["Batch", "Dataset", "GlobalSampler", "Loader", "Source", "load_data", "shard"]
+__all__ = [
+    "Batch",
+    "Dataset",
+    "GlobalSampler",
+    "Loader",
+    "Source",
+    "call",
+    "load_data",
+    "map_tensors",
+    "num_rows",
+    "read_batch",
+    "shard",
+    "split",
+    "tensors_of",
+]
 
 
 def load_data(

@@ -6,8 +6,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
+from torch import Tensor
+
+from shardscope.training.data.batches import Batch, read_batch
 from shardscope.training.data.sampler import GlobalSampler, shard
-from shardscope.training.data.sources import ArraySource, Batch, RowSource, Source, TensorSource, WindowSource
+from shardscope.training.data.sources import ArraySource, RowSource, Source, TensorSource, WindowSource
 
 
 class Loader:
@@ -56,6 +59,10 @@ class Loader:
         self._next = step + 1, self._thread.submit(self._read, step + 1)
         return batch
 
+    def rows(self, step: int) -> Tensor:
+        """This rank's rows of the source at `step`, which counts from 0."""
+        return shard(self.sampler.indices(step), self.rank, self.world_size)
+
     def close(self) -> None:
         """End the thread, if there is one, after the batch it is reading."""
         if self._thread is not None:
@@ -78,7 +85,7 @@ class Loader:
         return batch if read_step == step else None
 
     def _read(self, step: int) -> Batch:
-        return self.source.batch(shard(self.sampler.indices(step), self.rank, self.world_size))
+        return read_batch(self.source, self.rows(step))
 
 
 def _runs_user_code(source: Source) -> bool:

@@ -16,9 +16,9 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import default_collate
 
 from shardscope.errors import DataError
+from shardscope.training.data.batches import Batch, as_pair, map_tensors, named_tensors
 
 Array = npt.NDArray[Any]
-Batch = tuple[Tensor, Tensor]
 
 
 @runtime_checkable
@@ -30,7 +30,7 @@ class Source(Protocol):
         ...
 
     def batch(self, indices: Tensor) -> Batch:
-        """Inputs and targets of the rows at `indices` (int64), on the CPU."""
+        """Inputs and targets of the rows at `indices` (int64), on the CPU; see `shardscope.training.data.batches`."""
         ...
 
 
@@ -74,24 +74,27 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Rows of two tensors of equal length, given as they are."""
+    """Rows of inputs and targets, tensors or structures of tensors, all of one length; given as they are."""
 
-    x: Tensor
-    y: Tensor
+    x: Any
+    y: Any
 
     def __post_init__(self) -> None:
-        if self.x.dim() == 0 or self.y.dim() == 0 or len(self.x) != len(self.y):
-            shapes = f"{tuple(self.x.shape)} and {tuple(self.y.shape)}"
+        named = [*named_tensors(self.x, "x"), *named_tensors(self.y, "y")]
+        if len({tensor.shape[:1] for _, tensor in named}) != 1 or named[0][1].dim() == 0:
+            shapes = " and ".join(str(tuple(tensor.shape)) for _, tensor in named) or "()"
             raise DataError(
-                f"x and y have shapes {shapes}; give one target for each input, along the first dimension"
+                f"{' and '.join(name for name, _ in named)} have shapes {shapes}; "
+                "give one target for each input, along the first dimension"
             )
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(next(named_tensors(self.x, "x"))[1])
 
     def batch(self, indices: Tensor) -> Batch:
         """The rows at `indices`."""
-        return self.x[indices], self.y[indices]
+        x, y = map_tensors(lambda tensor: tensor[indices], (self.x, self.y))
+        return x, y
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ class WindowSource:
 
 @dataclass(frozen=True)
 class ItemSource:
-    """The items of a map-style `torch.utils.data.Dataset`, each a pair of input and target, collated."""
+    """The items of a map-style `torch.utils.data.Dataset`, collated: pairs of input and target, or mappings."""
 
     items: TorchDataset[Any]
 
@@ -157,14 +160,17 @@ class ItemSource:
         """The items at `indices`, stacked.
 
         Raises:
-            DataError: The items are not pairs that stack.
+            DataError: The items do not stack, or not to a batch.
         """
-        batch = default_collate([self.items[index] for index in indices.tolist()])
-        if not isinstance(batch, list | tuple) or len(batch) != 2:
-            got = type(batch).__name__
-            raise DataError(f"data gave items that stack to a {got}; give pairs of an input and a target")
-        x, y = batch
-        return x, y
+        items = [self.items[index] for index in indices.tolist()]
+        try:
+            batch = default_collate(items)
+        except (RuntimeError, TypeError, KeyError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise DataError(
+                f"data gave items that do not stack ({reason}); give items of one structure and shape"
+            ) from error
+        return as_pair(batch)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
@@ -13,13 +13,17 @@ from torch.utils.data import IterableDataset
 from shardscope.errors import DataError
 from shardscope.training.data.sources import Dataset, ItemSource, Source, TensorSource, hold_out
 
-_FORMS = "tensors (x, y), a map-style torch Dataset or an object with __len__ and batch(indices)"
+_FORMS = (
+    "tensors (x, y), where each may be a tuple or a mapping of tensors, a mapping of tensors with 'labels', "
+    "a map-style torch Dataset or an object with __len__ and batch(indices)"
+)
 
 
 def call_user(make_data: Callable[..., Any], *, seed: int) -> Dataset:
     """Call the user's function, with `seed` if it has such a parameter, and read what it returns.
 
-    It may return one data set, of which every tenth row is held out, or a pair of them (train, test).
+    It may return one data set, of which every tenth row is held out, or a pair of them (train, test). A pair that can
+    be read both ways, such as ``((a, b), (c, d))``, is (train, test).
 
     Raises:
         DataError: It returned something else.
@@ -27,10 +31,28 @@ def call_user(make_data: Callable[..., Any], *, seed: int) -> Dataset:
     made = make_data(seed=seed) if _takes_seed(make_data) else make_data()
     if isinstance(made, Dataset):
         return made
-    if isinstance(made, tuple) and len(made) == 2 and not isinstance(made[0], Tensor):
+    if _is_split(made):
         train, test = (_source(part, make_data) for part in made)
         return Dataset(train=train, test=test)
     return hold_out(_source(made, make_data))
+
+
+def _is_split(made: object) -> TypeGuard[tuple[Any, Any]]:
+    """Whether it is meant as (train, test); inputs and targets as structures of tensors are one data set."""
+    if not isinstance(made, tuple) or len(made) != 2 or isinstance(made[0], Tensor):
+        return False
+    return not (_is_structure(made[0]) and _is_structure(made[1])) or all(
+        _read(part) is not None for part in made
+    )
+
+
+def _is_structure(value: object) -> bool:
+    """Whether it is tensors in tuples, lists and mappings, and nothing else."""
+    if isinstance(value, Mapping):
+        return bool(value) and all(map(_is_structure, value.values()))
+    if isinstance(value, tuple | list):
+        return bool(value) and all(map(_is_structure, value))
+    return isinstance(value, Tensor)
 
 
 def _source(made: object, make_data: Callable[..., Any]) -> Source:
@@ -48,7 +70,9 @@ def _read(made: object) -> Source | None:
     match made:
         case Source():
             return made
-        case (Tensor() as x, Tensor() as y):
+        case {"labels": labels} if _is_structure(made):
+            return TensorSource(made, labels)
+        case (x, y) if isinstance(made, tuple) and _is_structure(made):
             return TensorSource(x, y)
         case TorchDataset() if hasattr(made, "__len__") and not isinstance(made, IterableDataset):
             return ItemSource(made)

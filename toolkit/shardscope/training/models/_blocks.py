@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from torch import Tensor, nn
 
@@ -50,18 +50,21 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return found or _with_parameters(_that_run(model.children())) or [model]
 
 
-def units_of(model: nn.Module) -> list[nn.Module]:
+def units_of(model: nn.Module, *, besides: Collection[str] = ()) -> list[nn.Module]:
     """The blocks of a model whose parameters no other part of it holds.
 
     FSDP2 would cut a tensor that two blocks share in the first one only, and silently untie the second: such blocks
-    are left to the model around them, which keeps them tied.
+    are left to the model around them, which keeps them tied. So are those named in `besides`.
     """
+    left = {model.get_submodule(name) for name in besides}
     owners: dict[int, set[int]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), set()).add(id(module))
     found = dict.fromkeys(blocks(model))  # a block that runs twice is listed twice, and one unit
-    return [block for block in found if block is not model and _holds_alone(block, owners)]
+    return [
+        block for block in found if block is not model and block not in left and _holds_alone(block, owners)
+    ]
 
 
 def _runs(module: nn.Module) -> bool:

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from shardscope.errors import SpecError
 from shardscope.training.optim._kernels import Number, Scalars
 from shardscope.training.optim.signals import LayerSignal, Squares, Taken
+from shardscope.training.optim.sparse import refuse_sparse
 from shardscope.training.sharding import ReduceSquares, local
 
 CACHE_ELEMENTS = 1 << 21
@@ -246,10 +247,13 @@ class LayerwiseOptimizer(Optimizer, ABC):
         return batches
 
     def _layer(self, name: str | int, param: Tensor, group: dict[str, Any]) -> Layer:
-        if param.grad is None or param.grad.is_sparse or param.is_complex():
+        assert param.grad is not None
+        if param.grad.is_sparse:
+            raise refuse_sparse(str(name), type(self).__name__.lower())
+        if param.is_complex():
             raise SpecError(
-                f"parameter {name!r} is complex or has a sparse gradient, which {type(self).__name__} has no "
-                "trust ratio for; use sgd or adamw for it"
+                f"parameter {name!r} is complex, which {type(self).__name__} has no trust ratio for; "
+                "use sgd or adamw for it"
             )
         state = self.state[param]
         if not state:

@@ -13,6 +13,7 @@ from shardscope.training.optim.frozen import FreezableAdamW
 from shardscope.training.optim.frozen_lamb import FreezableLamb
 from shardscope.training.optim.lamb import Lamb
 from shardscope.training.optim.lars import Lars
+from shardscope.training.optim.sparse import prepare_sgd, refuse_in_step
 from shardscope.training.sharding import ReduceSquares
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
@@ -63,9 +64,14 @@ def build_optimizer(
     for group in groups:
         group.pop("adapt", None)
     fused = _all_support_fused(groups)
+    built: torch.optim.Optimizer
     if spec.name == "adamw":
-        return (FreezableAdamW if freezable else torch.optim.AdamW)(groups, **settings, fused=fused)
-    return torch.optim.SGD(groups, **settings, nesterov=spec.name == "nesterov", fused=fused)
+        built = (FreezableAdamW if freezable else torch.optim.AdamW)(groups, **settings, fused=fused)
+        built.register_step_pre_hook(refuse_in_step)
+    else:
+        built = torch.optim.SGD(groups, **settings, nesterov=spec.name == "nesterov", fused=fused)
+        built.register_step_pre_hook(prepare_sgd)
+    return built
 
 
 def _groups(params: NamedParameters, *, exclude: str, dimensions: Mapping[str, int]) -> list[dict[str, Any]]:

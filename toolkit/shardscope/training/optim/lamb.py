@@ -34,7 +34,7 @@ from shardscope.training.optim._layerwise import (
     Staged,
     total_squares,
 )
-from shardscope.training.sharding import ReduceSquares, local
+from shardscope.training.sharding import ReduceSquares, global_norm, local
 
 Form = Literal["auto", "fused", "plain"]
 
@@ -142,7 +142,12 @@ class Lamb(LayerwiseOptimizer):
         total = torch.stack(squares).sum(dim=0, keepdim=True) if squares else none
         if self.reduce_grad_square is not None:
             total = self.reduce_grad_square(total)
-        self._grad_factor = (self.max_grad_norm / total[0].sqrt()).clamp(max=1.0)
+        norm = (
+            global_norm(total, [grad for grads in counted for grad in grads], self.reduce_grad_square)
+            if device.type == "cpu"
+            else total[0].sqrt()  # to look at it would be to wait for the device
+        )
+        self._grad_factor = (self.max_grad_norm / norm).clamp(max=1.0)
 
     def _counted(self, batch: Batch) -> list[Tensor]:
         """The gradients of a batch that no other rank counts."""

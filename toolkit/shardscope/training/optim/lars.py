@@ -7,6 +7,7 @@ You, Gitman and Ginsburg, Large batch training of convolutional networks (2017),
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from shardscope.training.optim._layerwise import (
     Staged,
     total_squares,
 )
+from shardscope.training.optim.signals import Squares
 from shardscope.training.sharding import ReduceSquares
 
 MomentumForm = Literal["classic", "torch", "post"]
@@ -97,11 +99,10 @@ class Lars(LayerwiseOptimizer):
         directions = self._decayed_grads(batch)
         if group["momentum_form"] == "post":
             directions = self._with_momentum(batch, directions)
-        squares: list[Tensor] = []
-        if group["adapt"]:
-            divisors = batch.grads if _divides_by_parts(group) else directions
-            squares += [*sums_of_squares(batch.weights), *sums_of_squares(divisors)]
-        return Staged(batch, directions, total_squares(squares, len(batch.layers)))
+        if not group["adapt"]:
+            return Staged(batch, directions, None)
+        divisors = batch.grads if _divides_by_parts(group) else directions
+        return Staged(batch, directions, _squares([*batch.weights, *divisors], len(batch.layers)))
 
     def _decayed_grads(self, batch: Batch) -> list[Tensor]:
         """``g + decay * w``; the gradients themselves where there is no decay."""
@@ -156,6 +157,14 @@ class Lars(LayerwiseOptimizer):
         )
         if group["nesterov"]:
             add_scaled_(batch.weights, staged.directions, -outside * inside, ratios)
+
+
+def _squares(columns: list[Tensor], num_layers: int) -> Squares | None:
+    """Of the weights and of what the ratios divide by; on a CPU in double precision where single overflows."""
+    squares = total_squares(list(sums_of_squares(columns)), num_layers)
+    if squares is None or isinstance(squares[0], Tensor) or math.isfinite(sum(map(sum, squares))):
+        return squares
+    return total_squares(list(sums_of_squares([tensor.double() for tensor in columns])), num_layers)
 
 
 def _divides_by_parts(group: dict[str, Any]) -> bool:

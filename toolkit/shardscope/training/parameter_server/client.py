@@ -98,19 +98,21 @@ class Client:
 
     def _ask(self, kind: Kind, step: int, *, finite: bool = True) -> list[Header]:
         """Send the same request to all servers; returns their answers."""
-        name = "server_push" if kind == Kind.PUSH else None
+        name, booked = "server_push" if kind == Kind.PUSH else None, kind.books(step)
         for message in self._outbox:
             message.write(kind, step, finite)
         receives = {s: self.link.post(inbox, s, TO_WORKER) for s, inbox in self._inbox.items()}
-        sends = [self.link.send(self._outbox[s], s, TO_SERVER, name) for s in self._inbox]
+        sends = [self.link.send(self._outbox[s], s, TO_SERVER, name, step=booked) for s in self._inbox]
         try:
-            return self._answers(kind, receives, sends)
+            return self._answers(kind, step, receives, sends)
         except (RuntimeError, SilentPeer) as error:
             if self.local is not None and self.local.failure is not None:
                 raise self.local.failure from error  # it has ended all of this process's waits
             raise
 
-    def _answers(self, kind: Kind, receives: dict[int, dist.Work], sends: list[dist.Work]) -> list[Header]:
+    def _answers(
+        self, kind: Kind, step: int, receives: dict[int, dist.Work], sends: list[dist.Work]
+    ) -> list[Header]:
         rank = self.context.rank
         if self.local is not None:
             self.local.receive(rank, self._outbox[rank])
@@ -122,7 +124,7 @@ class Client:
                 continue
             wait_for(receives[s], f"server rank {s}", patience, self._timeout_s)
             num_bytes = self._inbox[s].payload.numel() * shard.dtype.itemsize
-            self.link.received(name, num_bytes)
+            self.link.received(name, num_bytes, step=kind.books(step))
             answers.append(self._inbox[s].read())
         for work in sends:
             work.wait()

@@ -19,7 +19,7 @@ from shardscope.errors import ShardscopeError, SpecError
 from shardscope.spec.strategy import ParameterServer
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.flat import views_of
-from shardscope.training.meter import Traffic
+from shardscope.training.meter import OBSERVING, Traffic
 
 HEADER_BYTES = 24
 """Three float64: what the message is, and two figures that go with it."""
@@ -57,6 +57,10 @@ class Kind(IntEnum):
     PUSH = 0
     PAUSE = 1
     END = 2
+
+    def books(self, step: int) -> int:
+        """The step that such a message is booked to: workers rest only so that the run can be looked at, or ends."""
+        return step if self is Kind.PUSH else OBSERVING
 
 
 class Answer(IntEnum):
@@ -142,30 +146,33 @@ class Message:
 
 @dataclass
 class Link:
-    """Messages between the ranks of a group, counted: payloads under their own name, headers as ``server_control``."""
+    """Messages between the ranks of a group, counted: payloads under their own name, headers as ``server_control``.
+
+    Both ends book a message to the `step` of the worker whose gradient it is about, whatever step they are in.
+    """
 
     group: MeteredProcessGroup
 
     def __post_init__(self) -> None:
         self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
 
-    def send(self, message: Message, peer: int, tag: int, name: str | None = None) -> dist.Work:
+    def send(self, message: Message, peer: int, tag: int, name: str | None = None, *, step: int) -> dist.Work:
         """Send a message, with its payload if it goes under a `name`; leave it alone until the work is waited for."""
-        self._count("server_control", peer, HEADER_BYTES, is_message=name is None)
+        self._count("server_control", peer, HEADER_BYTES, is_message=name is None, step=step)
         if name is not None:
-            self._count(name, peer, message.bytes.numel() - HEADER_BYTES)
+            self._count(name, peer, message.bytes.numel() - HEADER_BYTES, step=step)
         return self._transport.send([message.bytes if name else message.bytes[:HEADER_BYTES]], peer, tag)
 
     def post(self, message: Message, peer: int, tag: int) -> dist.Work:
         """Be ready for a message of at most this size."""
         return self._transport.recv([message.bytes], peer, tag)
 
-    def received(self, name: str | None, num_bytes: int) -> None:
+    def received(self, name: str | None, num_bytes: int, *, step: int) -> None:
         """Count what has come in: a header, and `num_bytes` of payload under `name` where there is one."""
         meter = self.group.meter
-        meter.count("server_control", Traffic(HEADER_BYTES, received_bytes=HEADER_BYTES))
+        meter.count("server_control", Traffic(HEADER_BYTES, received_bytes=HEADER_BYTES), step=step)
         if name is not None:
-            meter.count(name, Traffic(num_bytes, received_bytes=num_bytes, calls=1))
+            meter.count(name, Traffic(num_bytes, received_bytes=num_bytes, calls=1), step=step)
 
     def sum_over(self, ranks: Sequence[int], value: Tensor) -> Tensor:
         """Sum a small float64 tensor over some ranks, this one included; all add in the same order."""
@@ -194,8 +201,10 @@ class Link:
         except RuntimeError:
             self.group.give_up()
 
-    def _count(self, name: str, peer: int, num_bytes: int, *, is_message: bool = True) -> None:
+    def _count(
+        self, name: str, peer: int, num_bytes: int, *, is_message: bool = True, step: int | None = None
+    ) -> None:
         traffic = Traffic(payload_bytes=num_bytes, calls=1)
         traffic.count_sent(peer, num_bytes)
         traffic.messages = int(is_message)
-        self.group.meter.count(name, traffic)
+        self.group.meter.count(name, traffic, step=step)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from shardscope.spec import Job, ParameterServer
 from shardscope.training.context import RankContext
 from shardscope.training.flat import copy_tensors_
+from shardscope.training.meter import OBSERVING
 from shardscope.training.optim import build_optimizer, multiplier
 from shardscope.training.parameter_server.admission import Admission
 from shardscope.training.parameter_server.messages import (
@@ -207,7 +208,8 @@ class Server:
         is_remote = worker != self.context.rank
         if is_remote:
             payload = message.payload.numel() * message.payload.element_size()
-            self.link.received("server_push" if kind == Kind.PUSH else None, payload)
+            name = "server_push" if kind == Kind.PUSH else None
+            self.link.received(name, payload, step=Kind(kind).books(int(step)))
         with self.state:
             self._awaited.discard(worker)
             if kind == Kind.PUSH:
@@ -271,14 +273,14 @@ class Server:
         self.message.write(*header)
         for worker in workers:
             if worker != self.context.rank:
-                self._send(worker, self.message, "server_pull")
+                self._send(worker, self.message, "server_pull", step=self._pushed[worker][0])
         self.admission.pull(workers)
         if self.context.rank in workers:  # it waits meanwhile: its parameters can be written to
             copy_tensors_(self.shard.parameters, self.shard.views(self.message.payload))
             self._answer = header  # last, so that it goes on only when this step's messages are counted
 
-    def _send(self, worker: int, message: Message, name: str | None = None) -> None:
-        self._sends.append((self.link.send(message, worker, TO_WORKER, name), message))
+    def _send(self, worker: int, message: Message, name: str | None = None, *, step: int = OBSERVING) -> None:
+        self._sends.append((self.link.send(message, worker, TO_WORKER, name, step=step), message))
         self._awaited.add(worker)
 
     def _wait_for_sends(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,6 @@ from shardscope.spec import Job
 from shardscope.spec.partition import even_split, optimal_split
 from shardscope.spec.strategy.pipeline import Pipeline, check_split
 from shardscope.training.context import RankContext
-from shardscope.training.models import CheapToRecompute
 from shardscope.training.pipeline.layers import Layers, layers_in_order
 from shardscope.training.pipeline.probe import Autocast, LayerProbe, probe
 
@@ -32,12 +32,13 @@ class Cut:
 
     Attributes:
         stages: The layers of each stage.
-        outputs: What each stage hands on for one micro-batch, on the meta device; the last one's goes to the loss.
+        outputs: The tensors that each stage hands on for one micro-batch, on the meta device: one, but for the last
+            stage, whose go to the loss.
         holders: The ranks that hold each parameter, by its name in the whole model; several where it is tied.
     """
 
     stages: list[Layers]
-    outputs: list[Tensor]
+    outputs: list[list[Tensor]]
     holders: dict[str, list[int]]
 
     @property
@@ -46,7 +47,7 @@ class Cut:
         return tuple(len(stage) for stage in self.stages)
 
 
-def cut(model: nn.Module, inputs: Tensor, autocast: Autocast, job: Job, context: RankContext) -> Cut:
+def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: RankContext) -> Cut:
     """Find the layers of `model` and share them out over the stages; called by all ranks.
 
     Raises:
@@ -54,8 +55,6 @@ def cut(model: nn.Module, inputs: Tensor, autocast: Autocast, job: Job, context:
     """
     settings = job.strategy
     assert isinstance(settings, Pipeline)
-    marks_regions = any(isinstance(module, CheapToRecompute) for module in model.modules())
-    settings.check_recompute(job.recompute, marks_regions=marks_regions)
     layers = layers_in_order(model)
     ranks = settings.stage_ranks(context.world_size)
     check_split(settings.split, len(layers), len(ranks), of=f"a model of type {type(model).__name__}")
@@ -63,7 +62,7 @@ def cut(model: nn.Module, inputs: Tensor, autocast: Autocast, job: Job, context:
     split = _split(job, layers, probes, len(ranks), context)
     ends = list(accumulate(split))
     stages = [layers[start:end] for start, end in pairwise([0, *ends])]
-    return Cut(stages, [probes[end - 1].output for end in ends], _holders(model, stages, ranks))
+    return Cut(stages, [probes[end - 1].outputs for end in ends], _holders(model, stages, ranks))
 
 
 def _split(

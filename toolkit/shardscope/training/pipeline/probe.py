@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardscope.errors import SpecError
+from shardscope.training.data import call, map_tensors
 from shardscope.training.pipeline.layers import Layers
+from shardscope.training.tensors_in import tensors_in
 
 REPEATS = 3
 """Of which the fastest counts: whatever disturbs a measurement only makes it slower."""
@@ -25,8 +27,8 @@ Autocast = Callable[[], AbstractContextManager[Any]]
 class LayerProbe:
     """One layer on one micro-batch."""
 
-    output: Tensor
-    """Shape and type of what it hands on, on the meta device."""
+    outputs: list[Tensor]
+    """Shape and type of what it hands on, on the meta device: one tensor, or what the last layer's output holds."""
     stored_bytes: int
     """Activations that it keeps for its backward pass."""
     seconds: float
@@ -34,7 +36,7 @@ class LayerProbe:
 
 
 def probe(
-    model: nn.Module, layers: Layers, inputs: Tensor, autocast: Autocast, *, measure: bool
+    model: nn.Module, layers: Layers, inputs: Any, autocast: Autocast, *, measure: bool
 ) -> list[LayerProbe]:
     """Try out all layers, the output of each going into the next; the model is left as it was.
 
@@ -42,29 +44,35 @@ def probe(
         SpecError: A layer hands on something that a pipeline cannot send, or cannot be differentiated through.
     """
     found, x = [], inputs
-    with _untouched(model, inputs.device), autocast():
+    device = next(tensor.device for tensor in tensors_in(inputs))
+    with _untouched(model, device), autocast():
         for index, (name, layer) in enumerate(layers):
-            x = x.detach().requires_grad_(x.is_floating_point())
+            x = map_tensors(_leaf, x)
             stored, y = _stored_bytes(layer, x)
             last = index == len(layers) - 1
-            if not isinstance(y, Tensor) or not (y.is_floating_point() or last):
+            if not last and not (isinstance(y, Tensor) and y.is_floating_point()):
                 raise SpecError(
                     f"layer {name!r} hands on {_kind(y)}, and a pipeline sends floating-point tensors; "
                     "make it one layer with the next"
                 )
             seconds = _seconds(layer, x) if measure else 0.0
-            found.append(LayerProbe(torch.empty_like(y, device="meta", requires_grad=False), stored, seconds))
+            handed_on = [torch.empty_like(t, device="meta", requires_grad=False) for t in tensors_in(y)]
+            found.append(LayerProbe(handed_on, stored, seconds))
             x = y
     return found
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
 
 
 def _kind(value: Any) -> str:
     return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-def _stored_bytes(layer: nn.Module, x: Tensor) -> tuple[int, Any]:
+def _stored_bytes(layer: nn.Module, x: Any) -> tuple[int, Any]:
     weights = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
-    kept = {x.untyped_storage().data_ptr(): x.untyped_storage()}
+    kept = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors_in(x))}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -73,20 +81,21 @@ def _stored_bytes(layer: nn.Module, x: Tensor) -> tuple[int, Any]:
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = layer(x)
+        y = call(layer, x)
     return sum(storage.nbytes() for storage in kept.values()), y
 
 
-def _seconds(layer: nn.Module, x: Tensor) -> float:
-    wanted = [tensor for tensor in (x, *layer.parameters()) if tensor.requires_grad]
+def _seconds(layer: nn.Module, x: Any) -> float:
+    wanted = [tensor for tensor in (*tensors_in(x), *layer.parameters()) if tensor.requires_grad]
+    device = wanted[0].device if wanted else torch.device("cpu")
     times = []
     for _ in range(REPEATS):
-        _finish(x.device)
+        _finish(device)
         start = time.perf_counter()
-        y = layer(x)
-        if wanted and y.requires_grad:
-            torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True)
-        _finish(x.device)
+        results = [y for y in tensors_in(call(layer, x)) if y.requires_grad]
+        if wanted and results:
+            torch.autograd.grad(results, wanted, [torch.ones_like(y) for y in results], allow_unused=True)
+        _finish(device)
         times.append(time.perf_counter() - start)
     return min(times)
 

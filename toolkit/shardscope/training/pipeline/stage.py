@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.pipelining import schedules
 
 from shardscope.training._compat_pipelining import StaticStage
+from shardscope.training.data import call
 from shardscope.training.memory import MemoryWatch
 from shardscope.training.meter import Meter
 from shardscope.training.pipeline.layers import Layers
@@ -66,10 +67,11 @@ class StageModule(nn.Module):
         self.layers = nn.ModuleList(layer for _, layer in layers)
         self.autocast = autocast
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Any:
+        """From one tensor, or a batch's inputs of any structure, to one tensor, or whatever the last layer returns."""
         with self.autocast():
             for layer in self.layers:
-                x = layer(x)
+                x = call(layer, x)
         return x
 
 
@@ -77,10 +79,13 @@ class Stage(StaticStage):
     """torch's stage, whose forwards and backwards are recorded."""
 
     recorder: Recorder
+    inputs: Sequence[Any] = ()
+    """Of each micro-batch, for the first stage: torch would split and check tensors only."""
 
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, args: Any, *others: Any, **options: Any) -> Any:
         with self.recorder.op("F", self.stage_index, fwd_chunk_id):
-            return super().forward_one_chunk(fwd_chunk_id, *args, **options)
+            taken = (self.inputs[fwd_chunk_id],) if self.is_first else args
+            return super().forward_one_chunk(fwd_chunk_id, taken, *others, **options)
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False

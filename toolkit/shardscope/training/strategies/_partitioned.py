@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardscope.training.optim import build_optimizer
@@ -48,13 +47,8 @@ class Partitioned(Strategy):
         return build_optimizer(
             self.job.optimizer, [(piece.name, piece.parameter) for piece in self.pieces],
             reduce_squares=self.reduce_squares, reduce_grad_square=self.reduce_grad_square,
-            dimensions={piece.name: piece.whole.ndim for piece in self.pieces},
+            dimensions={piece.name: piece.whole.ndim for piece in self.pieces}, uncounted=self.uncounted,
         )  # fmt: skip
-
-    def settle(self) -> None:
-        """Buffers (of a BatchNorm) become those of rank 0, as under DistributedDataParallel."""
-        for buffer in self.model.buffers():
-            dist.broadcast(buffer, src=0)
 
     @abstractmethod
     def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -66,19 +60,12 @@ class Partitioned(Strategy):
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         fill_in_state(optimizer)
-        settings = {
-            f"param_groups.{name}.{key}": value
-            for group in optimizer.param_groups
-            for name in group["param_names"]
-            for key, value in group.items()
-            if key not in {"params", "param_names"}
-        }
         state = {
             f"state.{name}.{key}": value
             for key in self._state_keys(optimizer)
             for name, value in self._whole_state(optimizer, key).items()
         }
-        return {"model": self.model.state_dict(), "optimizer": {**settings, **state}}
+        return {"model": self.model_state(), "optimizer": state}
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
         self.model.load_state_dict(state["model"])

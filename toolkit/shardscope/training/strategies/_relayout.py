@@ -8,7 +8,8 @@ What compressors remember goes by ``kind.unit`` where units are sharded, and by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -20,6 +21,8 @@ ROOT = "model"
 """The unit of what no block holds alone."""
 SHARDS = "shards of "
 """In the name of a layout, before the number of shards."""
+LEFT = "without "
+"""Before the blocks, as JSON, that are no units because their parameters are read outside them."""
 Units = Mapping[str, Mapping[str, torch.Size]]
 """Of each unit, the shapes of its trained parameters by name, in their order."""
 
@@ -30,16 +33,35 @@ def shards_of(layout: str) -> int | None:
     return int(count) if is_sharded else None
 
 
-def units_with_parameters(model: nn.Module) -> dict[str, dict[str, torch.Size]]:
-    """The units that `model` is sharded in, or would be; each parameter is in the innermost that holds it."""
-    whole = {id(unit) for unit in units_of(model)}
+def left_of(layout: str) -> list[str]:
+    """The blocks that a layout leaves to the model around them."""
+    head, _, _ = layout.rpartition(SHARDS)
+    _, _, names = head.partition(LEFT)
+    return list(json.loads(names)) if names else []
+
+
+def can_be_cut(shape: torch.Size) -> bool:
+    """Whether FSDP2 shards a parameter of this shape: it has rows, and elements in them."""
+    return len(shape) > 0 and shape.numel() > 0
+
+
+def units_with_parameters(
+    model: nn.Module, *, besides: Collection[str] = ()
+) -> dict[str, dict[str, torch.Size]]:
+    """The units that `model` is sharded in, or would be; each parameter that can be cut is in the innermost with it.
+
+    Args:
+        model: Whole or sharded.
+        besides: Blocks, by name, that are left to the model around them.
+    """
+    whole = {id(unit) for unit in units_of(model, besides=besides)}
     named = {
         name or ROOT: module for name, module in model.named_modules() if not name or id(module) in whole
     }
     owner = {id(parameter): name for name, module in named.items() for parameter in module.parameters()}
     found: dict[str, dict[str, torch.Size]] = {name: {} for name in named}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and can_be_cut(parameter.shape):
             found[owner[id(parameter)]][name] = parameter.shape
     return found
 

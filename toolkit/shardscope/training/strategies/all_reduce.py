@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -11,10 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardscope.errors import SpecError
 from shardscope.spec import strategy as spec
+from shardscope.training._compat import first_left_out
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression import Bucket, Carrier
+from shardscope.training.data import call
+from shardscope.training.observe import random_state_kept
+from shardscope.training.strategies._gradient_order import Arrivals, InOrder
 from shardscope.training.strategies._hook import BucketHook
 from shardscope.training.strategies.base import LossFunction, Strategy
+from shardscope.training.twin import twin_of
 
 
 class AllReduce(Strategy):
@@ -33,6 +39,7 @@ class AllReduce(Strategy):
             bucket_cap_mb=settings.bucket_mb,
             gradient_as_bucket_view=True,
         )
+        self.arrivals = Arrivals(model)
         if self.job.compression.is_on:
             self._take_over()
         return self.ddp
@@ -64,17 +71,50 @@ class AllReduce(Strategy):
         """
         if self.hook is None or self.compressor is None:
             return
+        twin = twin_of(self.model)
+        if twin is None:  # rather buckets in another order than a model that has seen data
+            self.follow_order([name for name, p in self.model.named_parameters() if p.requires_grad][::-1])
+            return
         inputs, targets = self.example()
-        buffers = [buffer.clone() for buffer in self.model.buffers()]
-        self.hook.is_idle = True
-        with self.precision.autocast():
-            loss = loss_function(self.module(inputs), targets)
-        loss.backward()
+
+        def loss() -> Tensor:
+            with self.precision.autocast():
+                return loss_function(call(self.module, inputs), targets)
+
+        with random_state_kept(), self._standing_in(twin):
+            self._pass_once(loss)
+
+    @property
+    def gradient_order(self) -> list[str]:
+        return self.arrivals.names
+
+    def follow_order(self, names: list[str]) -> None:
+        """Have the buckets of the run that this one continues, from the first step on."""
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        if self.gradient_order or trained.keys() != set(names):  # cut already, or of other layers
+            return
+        with self._standing_in(InOrder([trained[name] for name in names])):
+            self._pass_once(self.module)
+
+    @contextmanager
+    def _standing_in(self, module: nn.Module) -> Iterator[None]:
+        """Inside, `DistributedDataParallel` calls this module, which has the model's parameters, in its place."""
+        model, broadcasts = self.ddp.module, self.ddp.broadcast_buffers
+        self.ddp.module, self.ddp.broadcast_buffers = module, False
+        try:
+            yield
+        finally:
+            self.ddp.module, self.ddp.broadcast_buffers = model, broadcasts
+
+    def _pass_once(self, loss: Callable[[], Tensor]) -> None:
+        """Forward and back without exchange, where buckets are in our hands."""
+        if self.hook is not None:
+            self.hook.is_idle = True
+        loss().backward()
         self.finish_exchange()
-        self.hook.is_idle = False
+        if self.hook is not None:
+            self.hook.is_idle = False
         self.model.zero_grad(set_to_none=True)
-        for buffer, before in zip(self.model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
 
     def close(self) -> None:
         if self.hook is not None:
@@ -86,11 +126,14 @@ class AllReduce(Strategy):
         absent = next(
             (name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None), None
         )
-        if absent is not None:  # DistributedDataParallel would only say so in the next step
+        of_last = first_left_out(self.ddp) if absent is None else None
+        if absent or of_last:  # DistributedDataParallel would only say so in the next step
+            where = "" if absent else " of the last micro-batch"
             raise SpecError(
-                f"parameter {absent!r} took no part in the loss, and strategy={self.name!r} needs a gradient of each; "
-                "use it, or freeze it with requires_grad_(False)"
+                f"parameter {absent or of_last!r} took no part in the loss{where}, and strategy={self.name!r} needs a "
+                "gradient of each; use it, or freeze it with requires_grad_(False)"
             )
+        self.arrivals.stop()
 
     @property
     def layout(self) -> str:

@@ -6,7 +6,8 @@ A strategy is made once a rank and lives as long as the training. The trainer ca
     rehearse(loss_function)             once: where compressed gradients must lie in the same buckets from the start
     build_optimizer()                   once: over the parameters, or the shards of them, that this rank updates
     step(micro_batches, ...)            every step: forward, backward, exchange, clip, update; returns the loss
-    settle()                            before an evaluation, a checkpoint and the end: all ranks at one point
+    meet(step)                          before an evaluation, a checkpoint and the end: all ranks at one point
+    evaluating(), checkpoint_state()    looks at the run: nothing that training goes on from is changed by them
     close()                             once: end threads
 
 `Strategy.step` is the template that data-parallel strategies share; they say only how gradients are exchanged. A
@@ -21,26 +22,31 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardscope.spec import Job
 from shardscope.training.compression import Carrier, build_compressor
 from shardscope.training.context import RankContext
+from shardscope.training.data import Batch, call
 from shardscope.training.gradient_noise import GradientNoise, NoiseSample
 from shardscope.training.memory import Held, MemoryWatch, held_by_default
+from shardscope.training.observe import StandIns, unchanged
 from shardscope.training.optim import LayerSignal, LayerwiseOptimizer, build_optimizer
 from shardscope.training.precision import Precision
 from shardscope.training.sharding import ReduceSquares
-from shardscope.training.strategies._relayout import by_parameter, shards_of, units_with_parameters
+from shardscope.training.strategies._relayout import by_parameter, left_of, shards_of, units_with_parameters
 
-MicroBatch = tuple[Tensor, Tensor]
-LossFunction = Callable[[Tensor, Tensor], Tensor]
+MicroBatch = Batch
+LossFunction = Callable[[Any, Any], Tensor]
 
 
-Predict = Callable[[Tensor], Tensor | None]
+Predict = Callable[[Any], Any]
+"""From inputs to outputs; None on a rank that computes no outputs."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,8 @@ class Strategy(ABC):
     """Sums the square of all gradients over all ranks that hold distinct ones; None where each rank holds all."""
     uncounted: Sequence[nn.Parameter] = ()
     """Parameters of this rank whose gradients another rank counts already (tied copies)."""
+    buffers_from: int = 0
+    """The rank whose buffers count wherever the run is looked at."""
     copies_of_gradients: int | None = None
     """Ranks that hold each piece of the mean gradient; None where all ranks hold all of it."""
     carrier: Carrier
@@ -129,17 +137,12 @@ class Strategy(ABC):
             return []
         return optimizer.layer_signals()
 
-    def settle(self) -> None:
-        """Bring all ranks to one point with the same parameters; called by all, between steps."""
-        if self.compressor is not None:
-            self.compressor.settle(self.parameters, self.carrier)
-
     def stops_before(self, step: int, *, asked: bool) -> bool:  # noqa: ARG002
         """Whether this rank takes no further step; `asked` if it has seen that the run is to stop before `step`."""
         return asked
 
     def meet(self, step: int, *, ending: bool = False) -> int | None:  # noqa: ARG002
-        """Settle after this rank's `step`; the trainer calls it wherever all ranks are to do something together.
+        """Wait for the others after this rank's `step`; called wherever all ranks are to do something together.
 
         Args:
             step: The last step that this rank has taken.
@@ -149,7 +152,6 @@ class Strategy(ABC):
             The step that all ranks have taken; None where another rank is ending, so that what all were to do together
             must be left out (only where ranks can be at different steps).
         """
-        self.settle()
         return step
 
     def close(self) -> None:
@@ -201,32 +203,48 @@ class Strategy(ABC):
         assert total is not None
         return float(total)
 
-    def _forward_backward(
-        self, inputs: Tensor, targets: Tensor, loss_function: LossFunction, parts: int
-    ) -> Tensor:
+    def _forward_backward(self, inputs: Any, targets: Any, loss_function: LossFunction, parts: int) -> Tensor:
         meter = self.context.meter
         with meter.span("compute", "forward"), self.precision.autocast():
-            loss = loss_function(self.module(inputs), targets) / parts
+            loss = loss_function(call(self.module, inputs), targets) / parts
         self.memory.sample()  # here all activations are held
         with meter.backward_span():
             self.precision.scale(loss).backward()
         self.memory.sample()  # and here all gradients
         return loss.detach()
 
+    def averaged(self) -> StandIns:
+        """Parameters that the ranks train apart, and the mean over all ranks for each; called by all ranks.
+
+        Nothing where all ranks hold the same.
+        """
+        return {} if self.compressor is None else self.compressor.averaged(self.carrier)
+
+    def consensus(self) -> StandIns:
+        """What stands for the run as a whole in place of this rank's own tensors; called by all ranks.
+
+        Parameters that the ranks train apart are averaged. Buffers, such as a batch norm's running means, are those of
+        the first rank that trains, as under DistributedDataParallel.
+        """
+        if self.context.group is None:
+            return self.averaged()
+        buffers = {buffer: _copied(buffer) for buffer in self.model.buffers()}
+        for copy in buffers.values():
+            if copy.layout == torch.strided:  # no backend sends another, so each rank looks at its own
+                dist.broadcast(copy, src=self.buffers_from)
+        return {**self.averaged(), **buffers}
+
     @contextmanager
     def evaluating(self) -> Iterator[Predict]:
-        """Inside, the model is in evaluation mode and without gradients.
+        """Inside, the model is the run's consensus, in evaluation mode and without gradients; afterwards, as it was.
 
         Yields:
             From inputs to outputs, or to None on a rank that computes no outputs (an inner stage).
         """
         model = self.plain_module
-        model.eval()
-        try:
-            with torch.no_grad(), self.precision.autocast():
-                yield model
-        finally:
-            model.train()
+        with unchanged(model, self.consensus()), torch.no_grad(), self.precision.autocast():
+            model.eval()
+            yield partial(call, model)
 
     @property
     def plain_module(self) -> nn.Module:
@@ -236,7 +254,8 @@ class Strategy(ABC):
 
     def full_parameters(self) -> dict[str, Tensor]:
         """All parameters by name, whole, on this rank; called by all ranks."""
-        return dict(self.plain_module.named_parameters())
+        averaged = self.averaged()
+        return {name: averaged.get(p, p) for name, p in self.plain_module.named_parameters()}
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
         """What this rank holds between and within steps, by kind, named at any moment of a measured step.
@@ -249,10 +268,22 @@ class Strategy(ABC):
         return {**held, "buffers": [*held["buffers"], *kept]}
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Model and optimizer as `torch.distributed.checkpoint` saves them: whole tensors or DTensors by name."""
-        from shardscope.training.checkpoint import state_of  # imports much; only runs that save need it
+        """Model and optimizer as checkpoints hold them: whole tensors or DTensors by name."""
+        from shardscope.training.checkpoint import (
+            optimizer_state_of,  # imports much; only runs that save need it
+        )
 
-        return state_of(self.model, optimizer)
+        return {"model": self.model_state(), "optimizer": optimizer_state_of(self.model, optimizer)}
+
+    def model_state(self) -> dict[str, Any]:
+        """The run's consensus by the names of `state_dict`, the same on all ranks; called by all ranks."""
+        shared = self.consensus()
+        own = self.model.state_dict(keep_vars=True)
+        return {name: shared.get(v, v).detach() if isinstance(v, Tensor) else v for name, v in own.items()}
+
+    def state_to_fill(self, optimizer: torch.optim.Optimizer, known: set[str]) -> dict[str, Any]:  # noqa: ARG002
+        """`checkpoint_state` in the form that a checkpoint which holds `known` can fill; called by all ranks."""
+        return self.checkpoint_state(optimizer)
 
     # What the compressor remembers, beside that.
 
@@ -274,7 +305,17 @@ class Strategy(ABC):
     def recut(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
         """What was remembered under another `layout`, as it is laid out under this one: by parameter."""
         old = shards_of(layout)
-        return state if old is None else by_parameter(state, units_with_parameters(self.model), old)
+        if old is None:
+            return state
+        return by_parameter(state, units_with_parameters(self.model, besides=left_of(layout)), old)
+
+    @property
+    def gradient_order(self) -> list[str]:
+        """The trained parameters in the order of their gradients, where what is exchanged depends on it."""
+        return []
+
+    def follow_order(self, names: list[str]) -> None:
+        """Before the first step of a run that goes on: exchange gradients as the run before did, which had `names`."""
 
     def rehearse(self, loss_function: LossFunction) -> None:
         """After `setup`: bring about what a first step would change for all others, and leave the model as it was."""
@@ -284,3 +325,9 @@ class Strategy(ABC):
         from shardscope.training.checkpoint import load_state_of
 
         load_state_of(state, self.model, optimizer)
+
+
+def _copied(buffer: Tensor) -> Tensor:
+    """A copy that can be sent: contiguous, where its layout knows of that."""
+    is_strided = buffer.layout == torch.strided
+    return buffer.clone(memory_format=torch.contiguous_format) if is_strided else buffer.clone()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,11 +16,13 @@ from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression import Carrier
 from shardscope.training.flat import copy_tensors_, views_of
 from shardscope.training.memory import Held
+from shardscope.training.observe import StandIns
 from shardscope.training.sharding import start_alike
 from shardscope.training.strategies._choco import PublicCopies
-from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult, Strategy
+from shardscope.training.strategies.base import LossFunction, MicroBatch, StepResult, Strategy
 
 _PUBLIC = "public."
+_NUM_RANKS = "num_ranks"
 
 
 class Gossip(Strategy):
@@ -30,7 +31,8 @@ class Gossip(Strategy):
     Compressed it is CHOCO-SGD, by way of `PublicCopies`.
 
     The gradient norm, the clip, the loss scale, LAMB's and LARS's ratios, and running means such as a batch norm's are
-    each rank's own. What is evaluated, and what `full_parameters` gives, is the mean over all ranks.
+    each rank's own. What is evaluated, and what `full_parameters` gives, is the mean over all ranks, with rank 0's
+    running means.
     """
 
     name = "gossip"
@@ -111,53 +113,44 @@ class Gossip(Strategy):
     def _write(self, flat: Tensor) -> None:
         copy_tensors_(self.parameters, self._views(flat))
 
-    def _mean(self) -> Tensor:
-        """The mean of all ranks' parameters, flat; called by all ranks."""
+    def averaged(self) -> StandIns:
         flat = torch.empty_like(self._flat, device=self.context.device)
         self._read(flat)
-        return self.group.sum_as("mean_model", flat).div_(self.context.world_size)
-
-    @contextmanager
-    def evaluating(self) -> Iterator[Predict]:
-        """Inside, the model holds the mean; afterwards, this rank's own parameters again."""
-        own = torch.empty_like(self._flat, device=self.context.device)
-        self._read(own)
-        self._write(self._mean())
-        try:
-            with super().evaluating() as predict:
-                yield predict
-        finally:
-            self._write(own)
+        mean = self.group.sum_as("mean_model", flat).div_(self.context.world_size)
+        return dict(zip(self.parameters, self._views(mean), strict=True))
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
         held = super().held(optimizer)
         copies = [] if self.public is None else self.public.copies.values()
         return {**held, "buffers": [*held["buffers"], self._flat, *self.neighbours.work_space, *copies]}
 
-    def full_parameters(self) -> dict[str, Tensor]:
-        own = dict(self.model.named_parameters())
-        trained = [name for name, p in own.items() if p.requires_grad]
-        return {**own, **dict(zip(trained, self._views(self._mean()), strict=True))}
-
     # Checkpoints hold the mean as their model, and beside it what each rank has of its own.
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        own = super().checkpoint_state(optimizer)
-        own["precision"] = self.precision.state_dict()
-        mean = {**self.model.state_dict(), **self.full_parameters()}
+        from shardscope.training.checkpoint import state_of
+
         return {
-            "model": mean,
-            "num_ranks": torch.tensor(self.context.world_size),
-            f"rank-{self.context.rank}": own,
+            "model": self.model_state(),
+            _NUM_RANKS: torch.tensor(self.context.world_size),
+            f"rank-{self.context.rank}": {
+                **state_of(self.model, optimizer),
+                "precision": self.precision.state_dict(),
+            },
         }
 
+    def state_to_fill(self, optimizer: torch.optim.Optimizer, known: set[str]) -> dict[str, Any]:
+        """One model for all ranks where another strategy has saved it."""
+        return (
+            self.checkpoint_state(optimizer) if _NUM_RANKS in known else super().checkpoint_state(optimizer)
+        )
+
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Take over this rank's own state.
+        """Take over this rank's own state, or the one that all begin with.
 
         Raises:
             CheckpointError: It was saved on another number of ranks.
         """
-        saved = int(state["num_ranks"])
+        saved = int(state.get(_NUM_RANKS, self.context.world_size))
         if saved != self.context.world_size:
             raise CheckpointError(
                 f"this checkpoint holds the models of {saved} gossiping ranks, not of {self.context.world_size}; "
@@ -167,9 +160,9 @@ class Gossip(Strategy):
             mean = [state["model"][name].cpu() for name in self.public.names]
             for copy in self.public.copies.values():
                 copy_tensors_(views_of(copy, mean), mean)
-        own = state[f"rank-{self.context.rank}"]
+        own = state.get(f"rank-{self.context.rank}", state)
         super().load_checkpoint_state(own, optimizer)
-        self.precision.load_state_dict(own["precision"])
+        self.precision.load_state_dict(own.get("precision", {}))
 
     def remembered(self) -> dict[str, Tensor]:
         assert self.public is not None

@@ -27,7 +27,8 @@ class ParameterServer(Strategy):
     """Servers hold the parameters and their optimizer; workers compute gradients on copies of them.
 
     The module of every rank holds a worker's copy; a server's own parameters lie apart from it. All are the same
-    after a meeting, in which each server broadcasts its newest ones.
+    after a meeting, in which each server broadcasts its newest ones. In a synchronous run they are so anyway, and a
+    meeting changes nothing; elsewhere, it is one more pull of every worker, who goes on from the newest parameters.
     """
 
     name = "parameter-server"
@@ -41,6 +42,7 @@ class ParameterServer(Strategy):
         self.shards = cut_into_shards(model, self.settings)
         start_alike(model)
         workers = self.settings.workers(context.world_size)
+        self.buffers_from = workers[0]
         compressor = build_compressor(self.job)  # a server's own: its threads unpack while the worker packs
         self.server: Server | None = None
         if context.rank < self.settings.servers:
@@ -64,11 +66,6 @@ class ParameterServer(Strategy):
         carrier_sum = partial(group.sum_as, "packet_sum")
         self.carrier = Carrier(carrier_sum, Packets(group), self.context.meter, self.job.seed)
         return PackedPushes(compressor, self.carrier)
-
-    def _share_buffers(self, model: nn.Module) -> None:
-        """Running means and the like are every worker's own; the first one's count."""
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=self.settings.workers(self.context.world_size)[0])
 
     @property
     def data_rank(self) -> int | None:
@@ -132,9 +129,6 @@ class ParameterServer(Strategy):
         if self.client is None:  # keep the loss scale that checkpoints carry in step with the workers'
             self.precision.follow(skipped=skipped)
 
-    def settle(self) -> None:
-        self.meet(self.context.meter.step)
-
     def meet(self, step: int, *, ending: bool = False) -> int | None:
         if self._ended_at is not None:
             return self._ended_at
@@ -168,7 +162,6 @@ class ParameterServer(Strategy):
                 flat.copy_(server.flat)
             dist.broadcast(flat, src=shard.index)
             copy_tensors_(shard.parameters, shard.views(flat))
-        self._share_buffers(self.model)
 
     def close(self) -> None:
         self.meet(self.context.meter.step, ending=True)
@@ -198,7 +191,7 @@ class ParameterServer(Strategy):
 
         server = self.server
         held = {} if server is None else optimizer_state_of(server.module, server.optimizer)
-        return {"model": self.model.state_dict(), "optimizer": held}
+        return {"model": self.model_state(), "optimizer": held}
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
         from shardscope.training.checkpoint import load_optimizer_state_of

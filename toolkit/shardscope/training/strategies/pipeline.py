@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from shardscope.spec import strategy as spec
 from shardscope.spec.strategy.pipeline import SHAPES
 from shardscope.training.collectives.ring import Ring
+from shardscope.training.observe import StandIns, unchanged
 from shardscope.training.optim import LayerSignal, build_optimizer
 from shardscope.training.pipeline.cut import cut, let_go
 from shardscope.training.pipeline.passing import hand_on, take_over
 from shardscope.training.sharding import largest_over_ranks
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult, Strategy
+from shardscope.training.tensors_in import tensors_in
 
 _PLACEHOLDER = "_no_parameters_on_this_rank"
 
@@ -108,13 +110,13 @@ class Pipeline(Strategy):
 
         self.recorder = Recorder(self.context.meter, self.memory)
         self.stages: dict[int, Any] = {}
-        inputs = [self.example()[0].to("meta"), *self.cut.outputs]
+        boundaries = [tensors_in(self.example()[0]), *self.cut.outputs]
         for index in self._own_stages():
             module = StageModule(self.cut.stages[index], self.precision.autocast)
             self.stages[index] = Stage(
                 module, index, len(self.stage_ranks), self.context.device, group=self.group, staged=self.context.staged,
                 splits_backward=SHAPES[self.settings.schedule].splits_backward,
-                input_args=_boundary(inputs[index]), output_args=_boundary(inputs[index + 1]),
+                input_args=_boundary(boundaries[index]), output_args=_boundary(boundaries[index + 1]),
             )  # fmt: skip
             self.stages[index].recorder = self.recorder
         self.modules = nn.ModuleList(stage.submod for stage in self.stages.values())
@@ -183,19 +185,22 @@ class Pipeline(Strategy):
 
     def _pass(self, part: Sequence[MicroBatch]) -> None:
         """All of `part` once through the pipeline and back."""
-        inputs = (torch.cat([inputs for inputs, _ in part]),) if self._has_first else ()
-        targets = torch.cat([targets for _, targets in part]) if self._has_last else None
+        self.targets = [targets for _, targets in part]
+        if self._has_first:
+            self.stages[0].inputs = [inputs for inputs, _ in part]
         try:
-            self.schedule.step(*inputs, target=targets, return_outputs=False)
+            self.schedule.step(
+                target=torch.arange(len(part)) if self._has_last else None, return_outputs=False
+            )
         except RuntimeError as error:
             if error.__cause__ is not None:  # torch wraps what a layer raises
                 raise error.__cause__ from None
             raise
 
-    def _loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """What torch calls `backward` on: this micro-batch's part of the mean over the global batch."""
+    def _loss(self, output: Any, index: Tensor) -> Tensor:
+        """What torch calls `backward` on: the part of the micro-batch at `index` in the mean over the global batch."""
         with self.recorder.loss(), self.precision.autocast():
-            loss = self.loss_function(output, target)
+            loss = self.loss_function(output, self.targets[int(index)])
         self.losses.append(loss.detach())
         return self.precision.scale(loss / self.parts)
 
@@ -217,16 +222,16 @@ class Pipeline(Strategy):
 
     @contextmanager
     def evaluating(self) -> Iterator[Predict]:
-        self.modules.eval()
-        try:
-            with torch.no_grad(), self.precision.autocast():
-                yield self._predict
-        finally:
-            self.modules.train()
+        with unchanged(self.modules, self.consensus()), torch.no_grad(), self.precision.autocast():
+            self.modules.eval()
+            yield self._predict
 
-    def _predict(self, inputs: Tensor) -> Tensor | None:
+    def consensus(self) -> StandIns:
+        return {}  # each tensor is on the rank that trains it
+
+    def _predict(self, inputs: Any) -> Any:
         """The outputs, on the rank of the last stage."""
-        x: Tensor | None = inputs
+        x = inputs
         rank, last = self.context.rank, len(self.stage_ranks) - 1
         for index, stage in self.stages.items():
             before = self.stage_ranks[index - 1] if index else rank
@@ -270,14 +275,18 @@ class Pipeline(Strategy):
         super().load_checkpoint_state({part: {**ours[part], **state[part]} for part in ours}, optimizer)
 
 
-def _boundary(tensor: Tensor) -> Tensor:
-    """What torch needs to know of a message: contiguous, and always with a gradient.
+def _boundary(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What torch needs to know of messages: contiguous, and always with a gradient.
 
     Where a stage before needs none (frozen or without parameters), it drops it. Without one, torch's split backward
     pass would leave out the weights of the next stage.
     """
-    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    return empty.requires_grad_(tensor.is_floating_point())
+    return tuple(
+        torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").requires_grad_(
+            tensor.is_floating_point()
+        )
+        for tensor in tensors
+    )
 
 
 def _saved(key: str, value: Any) -> bool:

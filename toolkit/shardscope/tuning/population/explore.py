@@ -217,7 +217,7 @@ def _axis(path: str, value: Any) -> Axis:
     scale = value[2] if numbers and len(value) == 3 else "linear"
     if not numbers or scale not in ("linear", "log", "log2"):
         raise SpecError(
-            f"{path}={value!r} is no range; give (low, high), (low, high, 'log') or (low, high, 'log2') as a tuple, "
+            f"{path}={value!r} is not a range; give (low, high), (low, high, 'log') or (low, high, 'log2') as a tuple, "
             "or choices as a list"
         )
     low, high = value[:2]

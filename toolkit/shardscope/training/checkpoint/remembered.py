@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from shardscope.errors import CheckpointError, SpecError
 from shardscope.spec import Compression
+from shardscope.training.checkpoint.pickled import PickledReader
+from shardscope.training.checkpoint.pieces import Reader
 from shardscope.training.strategies.base import Strategy
 
 _CUTS = ("exchange", "block")
@@ -57,19 +56,24 @@ def method_of(compression: Compression) -> str:
     return json.dumps({"name": compression.name, **cut})
 
 
-def recall(strategy: Strategy, path: Path, saved_layout: str | None, saved_method: str | None) -> Recalled:
-    """Give the compressor what the checkpoint at `path` has for it; called by all ranks.
+def recall(
+    strategy: Strategy,
+    reader: Reader | PickledReader,
+    saved_layout: str | None,
+    saved_method: str | None,
+) -> Recalled:
+    """Give the compressor what a checkpoint has for it; called by all ranks.
 
     Args:
         strategy: Whose compressor.
-        path: The checkpoint.
+        reader: Reads the checkpoint.
         saved_layout: The `Strategy.layout` that it was saved under.
         saved_method: What `method_of` said then; None for the same as now.
 
     Raises:
         CheckpointError: The method cannot go on from another's.
     """
-    saved, now = _saved(path), method_of(strategy.job.compression)
+    saved, now = _saved(reader), method_of(strategy.job.compression)
     before = json.loads(saved_method or now)
     try:
         strategy.job.compression.check_follows(before["name"])
@@ -81,10 +85,10 @@ def recall(strategy: Strategy, path: Path, saved_layout: str | None, saved_metho
         return _dropped("nothing", _kinds(saved), f"{before['name']} is no longer the method")
     if saved_layout == strategy.layout and saved_method in (None, now):
         what, rank = "its own", strategy.context.rank
-        strategy.recall(_filled(strategy, path, rank, saved.get(rank, {})))
+        strategy.recall(_filled(reader, rank, saved.get(rank, {})))
     else:
         what = "the mean"
-        states = _states(strategy, path, saved)
+        states = (_filled(reader, rank, saved[rank]) for rank in sorted(saved))
         strategy.recall(strategy.recut(strategy.compressor.merge(states), saved_layout or ""))
     kept = strategy.remembered()
     lost = _kinds(saved) - _kinds({0: kept}) - (_JOINS if what == "the mean" else set())
@@ -102,28 +106,20 @@ def _kinds(saved: Mapping[int, Mapping[str, Tensor]]) -> set[str]:
     return {name.partition(".")[0] for state in saved.values() for name in state}
 
 
-def _states(
-    strategy: Strategy, path: Path, saved: dict[int, dict[str, Tensor]]
-) -> Iterator[dict[str, Tensor]]:
-    for rank in sorted(saved):
-        yield _filled(strategy, path, rank, saved[rank])
-
-
 def _name(rank: int) -> str:
     return f"compression-{rank}"
 
 
-def _saved(path: Path) -> dict[int, dict[str, Tensor]]:
+def _saved(reader: Reader | PickledReader) -> dict[int, dict[str, Tensor]]:
     """Room for what each rank has saved, by rank and name: it is made lazily, so only the checkpoint knows."""
     saved: dict[int, dict[str, Tensor]] = {}
-    for key, stored in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
+    for key in sorted(reader.keys):
         found = _KEY.fullmatch(key)
-        if found is not None and isinstance(stored, dcp.metadata.TensorStorageMetadata):
-            room = torch.empty(stored.size, dtype=stored.properties.dtype)
+        room = reader.room(key) if found is not None else None
+        if found is not None and room is not None:
             saved.setdefault(int(found[1]), {})[found[2]] = room
     return saved
 
 
-def _filled(strategy: Strategy, path: Path, rank: int, room: dict[str, Tensor]) -> dict[str, Tensor]:
-    dcp.load({_name(rank): room}, checkpoint_id=path, no_dist=strategy.context.world_size == 1)
-    return room
+def _filled(reader: Reader | PickledReader, rank: int, room: dict[str, Tensor]) -> dict[str, Tensor]:
+    return dict(reader.fill({_name(rank): room})[_name(rank)])

@@ -1,0 +1,69 @@
+"""A process is told from every other by what no clock changes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+import shardscope as ss
+from conformance.runs import agent_pid, endless_job, rank_pids
+from shardscope.runtime.processes import is_alive, process_started
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def step_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Set the wall clock, as far as this process can see: where the system counts from, every start time moves."""
+    truth = psutil.Process.create_time
+
+    def step(seconds: float) -> None:
+        monkeypatch.setattr(psutil.Process, "create_time", lambda process: truth(process) + seconds)
+
+    return step
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere start times are kept, not computed")
+@pytest.mark.parametrize("seconds", [-HOUR_S, -1.0, 1.0, HOUR_S])
+def test_a_clock_step_ends_no_run(step_clock: Callable[[float], None], seconds: float) -> None:
+    run = ss.launch(endless_job())
+    pids = rank_pids(run)
+    step_clock(seconds)
+    seen = ss.Run.attach(run.path)
+    assert seen.state == "running"
+    assert seen.stop().state == "stopped"
+    assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+
+def test_a_process_is_told_from_one_that_had_its_number_before() -> None:
+    mine = process_started()
+    assert is_alive(os.getpid(), mine)
+    assert not is_alive(os.getpid(), process_started(1))
+    assert not is_alive(1, mine)
+
+
+def test_a_process_that_ended_is_not_alive_though_nobody_has_waited_for_it() -> None:
+    child = subprocess.Popen(["true"])
+    started = process_started(child.pid)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not is_alive(child.pid, started)
+    child.wait()
+    assert not is_alive(child.pid, started)
+
+
+def test_a_run_file_of_an_older_version_still_tells_whether_its_agent_lives() -> None:
+    run = ss.launch(endless_job())
+    rank_pids(run)
+    agent = psutil.Process(agent_pid(run))
+    older = run._dir.read_json("status.json") | {"process_started": agent.create_time()}
+    run._dir.write_json("status.json", older)
+    assert ss.Run.attach(run.path).state == "running"
+    run._dir.write_json("status.json", older | {"process_started": agent.create_time() - HOUR_S})
+    assert ss.Run.attach(run.path).state == "failed"
+    run._dir.write_json("status.json", older)
+    assert run.stop().state == "stopped"

@@ -1,0 +1,188 @@
+"""What an event must hold to be read: the fields that readers rely on, by kind, with their types.
+
+Logs are data from outside: they may be torn, damaged or written by another version. An event that lacks a field, or
+holds something else in it, is left out when the log is read, so that no reader after that needs to look. Fields that
+are not listed, and kinds that are not, are handed on as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Check = Callable[[Any], bool]
+MOST = 2**53
+"""The largest whole number that every reader can count with."""
+MOST_RANKS = 1024
+_NOT_FINITE = frozenset({"nan", "inf", "-inf"})
+_LONGEST_NAME = 1000
+_LATEST_S = 1e12
+"""Unix seconds, about 30,000 years from now."""
+
+
+def is_whole(value: Any, most: int = MOST) -> bool:
+    """Whether a value is a whole number from 0."""
+    return type(value) is int and 0 <= value <= most
+
+
+def is_real(value: Any) -> bool:
+    """Whether a value is a finite number."""
+    return math.isfinite(value) if type(value) is float else type(value) is int and -MOST <= value <= MOST
+
+
+def _is_number(value: Any) -> bool:
+    """A finite number, or the name that stands for another (see `training.events`)."""
+    return is_real(value) or (type(value) is str and value in _NOT_FINITE)
+
+
+def is_time(value: Any) -> bool:
+    """Whether a value is a time in unix seconds."""
+    return is_real(value) and 0 <= value <= _LATEST_S
+
+
+def _is_duration(value: Any) -> bool:
+    return is_real(value) and 0 < value <= _LATEST_S
+
+
+def _is_there(_value: Any) -> bool:
+    """Whatever it holds is looked at elsewhere."""
+    return True
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
+
+
+def _is_layer(value: Any) -> bool:
+    return _is_name(value) or is_whole(value)
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _list_of(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def _row(*checks: Check) -> Check:
+    """A list with one value for each check."""
+
+    def matches(value: Any) -> bool:
+        return (
+            isinstance(value, list)
+            and len(value) == len(checks)
+            and all(check(each) for check, each in zip(checks, value, strict=True))
+        )
+
+    return matches
+
+
+def _fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
+    """An object with these fields; of the optional ones, those that are there must fit."""
+    needed, allowed = tuple(required.items()), tuple((optional or {}).items())
+
+    def matches(value: Any) -> bool:
+        if type(value) is not dict:
+            return False
+        for name, check in needed:  # a loop, since every event of every log comes by here
+            if name not in value or not check(value[name]):
+                return False
+        return not allowed or all(name not in value or check(value[name]) for name, check in allowed)
+
+    return matches
+
+
+def _dict_of(check: Check) -> Check:
+    return lambda value: (
+        isinstance(value, dict) and all(map(_is_name, value)) and all(map(check, value.values()))
+    )
+
+
+def _are_columns(event: dict[str, Any]) -> bool:
+    """Whether what is told of layers has one value for each layer."""
+    return len({len(event[name]) for name in ("layer", *_LAYER_COLUMNS, "bound")}) == 1
+
+
+_is_traffic = _dict_of(
+    _fields(
+        {"sent_bytes": is_whole, "received_bytes": is_whole},
+        {"payload_bytes": is_whole, "calls": is_whole, "messages": is_whole, "sent_to": _dict_of(is_whole)},
+    )
+)
+_is_span = _row(_is_name, _is_name, is_time, is_time, is_whole)
+_is_op = _row(_is_name, is_whole, is_whole, is_time, is_time)
+_number_or_none = _or_none(_is_number)
+_LAYER_COLUMNS = ("ratio", "weight_norm", "update_norm")
+_MEMORY = ("parameters", "gradients", "optimizer", "activations", "gathered", "buffers")
+_STEP = {"step": is_whole}
+
+_KINDS: Mapping[str, Check] = {
+    "start": _fields(
+        {"strategy": _is_name},
+        {
+            "link": _or_none(_fields({"label": _is_name, "is_accurate": lambda value: isinstance(value, bool)})),
+            "backend": _is_name, "role": _or_none(_is_name), "num_params": _or_none(is_whole),
+            "gradient_bytes": is_whole, "pid": is_whole,
+        },
+    ),
+    "step": _fields(
+        {
+            **_STEP, "loss": _number_or_none, "samples": is_whole, "tokens": _or_none(is_whole),
+            "step_time_s": _is_duration, "lr": is_real, "grad_norm": _number_or_none, "memory_bytes": is_whole,
+            "peak_memory_bytes": is_whole, "traffic": _is_there,
+        },
+        {
+            "spans": _list_of(_is_span), "codec_s": is_real, "skipped": lambda value: isinstance(value, bool | int),
+            "noise": _fields({"small_square": _is_number, "large_square": _is_number}),
+        },
+    ),
+    "eval": _fields({**_STEP, "loss": _number_or_none}, {"accuracy": _number_or_none}),
+    "error": _fields(
+        {**_STEP, "type": _is_name, "message": _is_text, "traceback": _is_text},
+        {"strategy": _or_none(_is_name)},
+    ),
+    "process": _fields({"pid": is_whole}),
+    "end": _fields({"state": lambda value: value in ("completed", "stopped")}, {"steps": is_whole}),
+    "resume": _fields({**_STEP, "samples": is_whole, "notes": _list_of(_is_text)}),
+    "memory": _fields({**_STEP, **dict.fromkeys(_MEMORY, is_whole)}),
+    "layers": _fields(
+        {
+            **_STEP, "lr": _is_number, "layer": _list_of(_is_layer), "bound": _list_of(_or_none(_is_name)),
+            **dict.fromkeys(_LAYER_COLUMNS, _list_of(_number_or_none)),
+            "owed": _list_of(_row(_is_name, _is_name, _is_number, _is_number)),
+        }
+    ),
+    "schedule": _fields({**_STEP, "ops": _list_of(_is_op)}),
+    "chunk": _fields(
+        {
+            **dict.fromkeys(("bucket", "round", "chunk", "peer", "bytes"), is_whole), "phase": _is_name,
+            "start": is_time, "end": is_time,
+        },
+        {"step": _or_none(is_whole), "direction": lambda value: type(value) is int and abs(value) == 1},
+    ),
+    "update": _fields({**_STEP, "server": is_whole, "staleness": _list_of(is_whole)}),
+    "traffic": _fields({**_STEP, "traffic": _is_there}),
+    "consensus": _fields({**_STEP, "distance": _is_number}),
+    "compression": _fields({**_STEP, "figures": lambda value: isinstance(value, dict)}),
+}  # fmt: skip
+
+
+def is_readable(event: Any) -> bool:
+    """Whether readers can rely on an event."""
+    if not isinstance(event, dict):
+        return False
+    kind, rank = event.get("event"), event.get("rank")
+    if not (_is_name(kind) and is_whole(rank, MOST_RANKS - 1) and is_time(event.get("t"))):
+        return False
+    if "traffic" in event and not _is_traffic(event["traffic"]):  # counted on whatever kind has it
+        return False
+    check = _KINDS.get(kind)  # type: ignore[arg-type]  # a name, as was just seen
+    if check is None:
+        return True
+    return check(event) and (kind != "layers" or _are_columns(event))

@@ -1,0 +1,137 @@
+"""The runs in a folder: those that can be read, and why others cannot.
+
+A folder of runs may be shared with other users and hold copies, leftovers and damage. One bad run directory never hides
+a good one: what cannot be read is skipped, counted and named with its reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from textwrap import shorten
+from typing import NamedTuple
+
+from shardscope.errors import RunUnreadable
+from shardscope.runtime.run import Run
+from shardscope.runtime.rundir import RunDir, holds_run, runs_root
+from shardscope.runtime.status import printable
+from shardscope.spec import Job
+
+_NAMED = 3
+"""Skipped runs that a line names; it counts the rest."""
+_LONGEST_REASON = 160
+"""Characters of a reason in that line."""
+
+
+class Skipped(NamedTuple):
+    """A run that cannot be read, and why."""
+
+    name: str
+    reason: str
+
+
+class Runs(list[Run]):
+    """Runs, newest first.
+
+    Attributes:
+        skipped: Runs in the same folder that cannot be read.
+    """
+
+    def __init__(self, found: Iterable[Run] = (), skipped: Iterable[Skipped] = ()) -> None:
+        super().__init__(found)
+        self.skipped = tuple(skipped)
+
+    @property
+    def note(self) -> str:
+        """One line on the runs that could not be read; empty where all could."""
+        return note_on(self.skipped)
+
+    def __repr__(self) -> str:
+        return "\n".join([super().__repr__(), *filter(None, [self.note])])
+
+
+def runs(root: str | Path | None = None) -> Runs:
+    """All runs below the runs' root (``$SHARDSCOPE_RUNS`` or ``./runs``), newest first.
+
+    A run directory that is damaged, or private to another user, is left out; ``runs().skipped`` says which and why.
+    """
+    folder = runs_root(root)
+    found: list[tuple[float, str, Run]] = []
+    skipped: list[Skipped] = []
+    for path in _entries(folder, skipped):
+        try:
+            if not holds_run(path):
+                continue
+            run, age = _read(path)
+        except RunUnreadable as error:
+            skipped.append(Skipped(_name(path.name), _reason(error, path)))
+        else:
+            found.append((age, run.id, run))
+    found.sort(key=lambda row: row[:2], reverse=True)
+    return Runs((run for *_, run in found), skipped)
+
+
+def _name(name: str) -> str:
+    """A folder's name on one line."""
+    return " ".join(printable(name).split())
+
+
+def _reason(error: RunUnreadable, path: Path) -> str:
+    """Why a run is skipped, without its name, which whoever shows it says before."""
+    name = printable(path.name)
+    return str(error).removeprefix(f"run {name} cannot be read: ").removeprefix(f"{printable(str(path))} is ")
+
+
+def note_on(skipped: Iterable[Skipped]) -> str:
+    """One line on runs that could not be read; empty where there are none."""
+    told = [f"{one.name} ({shorten(one.reason, _LONGEST_REASON)})" for one in skipped]
+    if not told:
+        return ""
+    named = "; ".join(told[:_NAMED])
+    more = len(told) - _NAMED
+    count = f"{len(told)} run{'s' * (len(told) > 1)} could not be read: "
+    return count + named + (f"; and {more} more" if more > 0 else "")
+
+
+def _entries(folder: Path, skipped: list[Skipped]) -> Iterator[Path]:
+    """The folders in the root, and links to folders."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    if _is_folder(entry):
+                        yield Path(entry.path)
+                except OSError as error:  # a link to where nobody may look, or to a name too long
+                    skipped.append(Skipped(_name(entry.name), f"cannot be read ({error.strerror})"))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        skipped.append(Skipped(_name(folder.name), f"{folder} cannot be listed ({error.strerror})"))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return Path(entry).is_dir() if entry.is_symlink() else entry.is_dir(follow_symlinks=False)
+
+
+def _read(path: Path) -> tuple[Run, float]:
+    """A run, and when it was made.
+
+    Raises:
+        RunUnreadable: It is damaged, or its name cannot be shown.
+    """
+    if not path.name.isprintable():
+        raise RunUnreadable("its name cannot be printed; rename the folder")
+    try:
+        about = (path / "job.json").lstat()
+    except OSError as error:
+        raise RunUnreadable(f"run {path.name} cannot be read: job.json: {error.strerror}") from None
+    job = _job(path, (about.st_mtime_ns, about.st_size, about.st_ino))
+    return Run(RunDir(path), job), about.st_mtime
+
+
+@lru_cache(maxsize=4096)
+def _job(path: Path, _version: tuple[int, int, int]) -> Job:
+    """The job of a run, read again only once its file has changed: labs list the runs every other second."""
+    return RunDir(path).read_job()

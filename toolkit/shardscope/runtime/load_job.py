@@ -1,0 +1,73 @@
+"""A job out of a run directory or a file, with the code that it carries if that is trusted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shardscope.errors import UntrustedCode
+from shardscope.runtime.code_file import CODE_FILE, is_of_this_process, read_code, with_code
+from shardscope.runtime.run import Run
+from shardscope.runtime.rundir import find, read_job_file
+from shardscope.runtime.status import printable
+from shardscope.spec import Job
+
+
+def load_job(where: Run | str | Path, *, trust_code: bool = False, root: str | Path | None = None) -> Job:
+    """The job of a run, or in a job file, with the user's own functions that lie beside it.
+
+    A job that names models, data and losses of the catalogue carries no code and is simply read. Functions of the
+    user's own are code: they are loaded without asking only if this process wrote that very file, by a launch of its
+    own. Everything else, even a run of yours from yesterday, may have been changed or put there by somebody else, and
+    is loaded with ``trust_code=True`` only. Nothing else in Shardscope loads code out of a run directory.
+
+    Args:
+        where: A run, its name or path, or the path of a job file.
+        trust_code: Whether to load functions from a file that this process did not write. That runs what is in it.
+        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+
+    Raises:
+        RunNotFound: There is no such run or file, or it cannot be read.
+        UntrustedCode: It carries code, and `trust_code` is not set.
+        LaunchError: Its code cannot be loaded here.
+
+    Example:
+        >>> ss.launch(ss.load_job("20260102-030405-mine", trust_code=True))  # doctest: +SKIP
+    """
+    file = _file_of(where, root)
+    return add_code(read_job_file(file, printable(str(file))), file, trust_code=trust_code)
+
+
+def add_code(job: Job, file: Path, *, trust_code: bool) -> Job:
+    """A job out of a file, with the functions that lie beside the file; as it is where there are none.
+
+    Raises:
+        UntrustedCode: There are, and they are not of this process, nor to be trusted.
+        LaunchError: They cannot be loaded here.
+    """
+    if not job.user_code:
+        return job
+    code = file.with_name(CODE_FILE)
+    try:
+        content = read_code(code)
+    except FileNotFoundError:  # whoever launches it has to give them
+        return job
+    if not (trust_code or is_of_this_process(content)):
+        raise UntrustedCode(_question(file, code, job, len(content)))
+    return with_code(job, content, code)
+
+
+def _file_of(where: Run | str | Path, root: str | Path | None) -> Path:
+    if isinstance(where, Run):
+        return where.path / "job.json"
+    is_file = os.path.isfile(where)  # noqa: PTH113 - Path.is_file raises where a name is too long
+    return Path(where).resolve() if is_file else find(where, root).path / "job.json"
+
+
+def _question(file: Path, code: Path, job: Job, size: int) -> str:
+    names = ", ".join(f"{field}={value.name!r}" for field, value in job.user_code.items())
+    return (
+        f"{printable(str(file))} carries code: {names} in {code.name} beside it ({size:,} bytes), and loading it runs "
+        "whatever is in it; if you trust it, say trust_code=True (--trust-code in a shell), or give the functions "
+        "again with job.replace(...)"
+    )

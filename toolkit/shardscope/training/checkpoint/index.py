@@ -1,0 +1,204 @@
+"""The index of a checkpoint: what it holds and where, as JSON that is read as numbers and text and never executed.
+
+    step-N/
+        index.json      written last, with a checksum of itself: what tensors and values there are, and where
+        rank-R.bin      the bytes of the tensors' pieces that rank R wrote, one after the other, each with a checksum
+
+Whatever an index says is checked before it is used: names of files cannot leave the folder, and no number exceeds what
+the files on disk can hold.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from shardscope.errors import CheckpointError
+
+FILE = "index.json"
+_MOST_INDEX_BYTES = 2**30
+_AT_ONCE = 2**24
+"""Bytes that are read and summed at a time."""
+
+Count = Annotated[int, Field(ge=0, le=2**62)]
+Shape = Annotated[tuple[Count, ...], Field(max_length=64)]
+FileName = Annotated[str, Field(pattern=r"^rank-[0-9]{1,6}\.bin$")]
+
+
+class Damaged(CheckpointError):
+    """A checkpoint that is not what was written; an older one may be."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class Piece(_Strict):
+    """A box of a tensor's elements in one of the files, row by row."""
+
+    file: FileName
+    at: Count
+    offsets: Shape
+    shape: Shape
+    checksum: Count
+
+
+class Stored(_Strict):
+    """One tensor: its number format, its whole shape and its pieces."""
+
+    dtype: str
+    shape: Shape
+    pieces: tuple[Piece, ...]
+
+    @property
+    def format(self) -> torch.dtype:
+        """The torch dtype."""
+        found = getattr(torch, self.dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise Damaged(f"{FILE} names an unknown number format {self.dtype[:40]!r}")
+        return found
+
+    def num_bytes(self, piece: Piece) -> int:
+        """Bytes of one of its pieces."""
+        return math.prod(piece.shape) * self.format.itemsize
+
+
+class Index(_Strict):
+    """What a checkpoint holds, by the names that `torch.distributed.checkpoint` would use."""
+
+    kind: Literal["shardscope-checkpoint"] = "shardscope-checkpoint"
+    version: Literal[1] = 1
+    byteorder: Literal["little", "big"]
+    tensors: dict[str, Stored]
+    values: dict[str, Any]
+    files: dict[FileName, Count]
+
+
+def index_of(tensors: dict[str, Any], values: dict[str, Any], files: dict[str, int]) -> dict[str, Any]:
+    """The content of an index, with its checksum, as JSON takes it."""
+    content = {
+        "kind": "shardscope-checkpoint", "version": 1, "byteorder": sys.byteorder,
+        "tensors": tensors, "values": values, "files": files,
+    }  # fmt: skip
+    return {"checksum": _checksum(content), "content": content}
+
+
+def read_index(folder: Path) -> Index:
+    """The index of the checkpoint in `folder`, with everything in it within its bounds.
+
+    Raises:
+        Damaged: It is missing, unreadable, or not what was written.
+    """
+    text = _read_small(folder / FILE)
+    try:
+        whole = json.loads(text)
+        content = whole["content"]
+        if _checksum(content) != whole["checksum"]:
+            raise Damaged(f"{FILE} is not what was written: its checksum differs")
+        index = Index.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part)[:80] for part in first["loc"])
+        raise Damaged(f"{FILE} has an impossible entry {where!r} ({first['msg']})") from None
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if isinstance(error, Damaged):
+            raise
+        raise Damaged(f"{FILE} is not the index of a checkpoint ({type(error).__name__})") from None
+    if index.byteorder != sys.byteorder:
+        raise CheckpointError(
+            f"{folder} was written on a {index.byteorder}-endian machine; resume it on such a one"
+        )
+    _check_files(folder, index)
+    _check_pieces(index)
+    return index
+
+
+def verify(folder: Path, index: Index, files: Iterable[str]) -> None:
+    """Read all pieces in these files and compare their checksums.
+
+    Raises:
+        Damaged: A byte is not what was written.
+    """
+    wanted = set(files)
+    for key, stored in index.tensors.items():
+        for piece in stored.pieces:
+            if piece.file not in wanted:
+                continue
+            with open_plain(folder / piece.file) as file:
+                if _sum_of(file, piece.at, stored.num_bytes(piece)) != piece.checksum:
+                    raise Damaged(f"the bytes of {key} in {piece.file} are not those that were written")
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a regular file for reading; nothing else is followed, waited for or read.
+
+    Raises:
+        Damaged: There is no such file, it cannot be read, or it is something else.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise Damaged(f"{path.name} is missing") from None
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read ({error.strerror})") from None
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise Damaged(f"{path.name} is not a file")
+    return os.fdopen(file, "rb")
+
+
+def _read_small(path: Path) -> bytes:
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if not 0 < size <= _MOST_INDEX_BYTES:
+            raise Damaged(f"{path.name} has {size:,} bytes")
+        return file.read(size)
+
+
+def _checksum(content: Any) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
+
+
+def _sum_of(file: BinaryIO, at: int, size: int) -> int:
+    file.seek(at)
+    total = 0
+    while size > 0:
+        part = file.read(min(size, _AT_ONCE))
+        if not part:
+            return -1
+        total, size = zlib.crc32(part, total), size - len(part)
+    return total
+
+
+def _check_files(folder: Path, index: Index) -> None:
+    for name, size in index.files.items():
+        with open_plain(folder / name) as file:
+            found = os.fstat(file.fileno()).st_size
+        if found != size:
+            raise Damaged(f"{name} has {found:,} of {size:,} bytes")
+
+
+def _check_pieces(index: Index) -> None:
+    for key, stored in index.tensors.items():
+        for piece in stored.pieces:
+            if not _fits(piece, stored) or piece.at + stored.num_bytes(piece) > index.files.get(
+                piece.file, -1
+            ):
+                raise Damaged(f"{FILE} has a piece of {key[:80]} that is out of its bounds")
+        if sum(math.prod(piece.shape) for piece in stored.pieces) != math.prod(stored.shape):
+            raise Damaged(f"{FILE} has not all of {key[:80]}")
+
+
+def _fits(piece: Piece, stored: Stored) -> bool:
+    box = zip(piece.offsets, piece.shape, stored.shape, strict=False)
+    return len(piece.offsets) == len(piece.shape) == len(stored.shape) and all(o + n <= s for o, n, s in box)

@@ -1,0 +1,143 @@
+"""Tensors as the pieces that ranks hold of them, and pieces as bytes.
+
+A plain tensor is one piece, the whole of it. A DTensor's piece is the box of elements that lies on this rank. So a
+checkpoint can be read on any number of ranks, under any strategy: a rank copies from every saved piece the part that
+overlaps with its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardscope.errors import CheckpointError
+from shardscope.training import _compat
+from shardscope.training.checkpoint.index import Damaged, Index, Piece, Stored, open_plain
+from shardscope.training.checkpoint.values import decode
+from shardscope.training.sharding import local
+
+
+def flat(state: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Tensors and values of nested dictionaries, by their path with dots."""
+    for key, value in state.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{within}{key}.")
+        else:
+            yield f"{within}{key}", value
+
+
+@dataclass(frozen=True)
+class Held:
+    """This rank's piece of a tensor.
+
+    Attributes:
+        tensor: Its elements, on any device, sharing memory with the tensor.
+        offsets: Where they begin in the whole tensor.
+        whole: The shape of the whole tensor.
+    """
+
+    tensor: Tensor
+    offsets: tuple[int, ...]
+    whole: tuple[int, ...]
+
+    @classmethod
+    def of(cls, key: str, tensor: Tensor) -> Held:
+        """The piece of `tensor`, which may be a DTensor, that lies on this rank.
+
+        Raises:
+            CheckpointError: Its elements are not plain numbers in memory.
+        """
+        own = local(tensor.detach())
+        if own.layout != torch.strided or own.is_quantized or own.device.type == "meta":
+            raise CheckpointError(
+                f"{key} is a {own.layout} tensor of {own.dtype}, which checkpoints cannot hold; keep it out of the "
+                "model's state with register_buffer(..., persistent=False)"
+            )
+        return cls(own, _compat.offsets_of(tensor), tuple(tensor.shape))
+
+    def as_bytes(self) -> memoryview:
+        """Its elements row by row."""
+        row = self.tensor.cpu().contiguous().reshape(-1)
+        return row.view(torch.uint8).numpy().data if row.numel() else memoryview(b"")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A checkpoint that is being loaded, piece by piece."""
+
+    path: Path
+    index: Index
+
+    @property
+    def keys(self) -> set[str]:
+        """Names of all that it holds."""
+        return {*self.index.tensors, *self.index.values}
+
+    def fill(self, state: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+        """The same dictionaries with the checkpoint's values; tensors are filled in place.
+
+        Raises:
+            KeyError: The checkpoint lacks something.
+            ValueError: A tensor has another shape there.
+        """
+        filled: dict[str, Any] = {}
+        for name, held in state.items():
+            key = f"{within}{name}"
+            if isinstance(held, Mapping):
+                filled[name] = self.fill(held, f"{key}.")
+            elif isinstance(held, Tensor):
+                self._fill(self.index.tensors[key], Held.of(key, held), key)
+                filled[name] = held
+            else:
+                filled[name] = decode(self.index.values[key])
+        return filled
+
+    def room(self, key: str) -> Tensor | None:
+        """An empty tensor like the one that is saved; None for a value."""
+        stored = self.index.tensors.get(key)
+        return None if stored is None else torch.zeros(stored.shape, dtype=stored.format)
+
+    def _fill(self, stored: Stored, held: Held, key: str) -> None:
+        if stored.shape != held.whole:
+            raise ValueError(
+                f"{key} has the shape {_shape(stored.shape)} there and {_shape(held.whole)} here"
+            )
+        copied = sum(self._copy(stored, piece, held) for piece in stored.pieces)
+        if copied != held.tensor.numel():
+            raise Damaged(f"not every element of {key} is in it exactly once")
+
+    def _copy(self, stored: Stored, piece: Piece, held: Held) -> int:
+        """Copy what a saved piece and a held one have in common; returns the number of elements."""
+        starts = [max(a, b) for a, b in zip(piece.offsets, held.offsets, strict=True)]
+        ends = [
+            min(a + n, b + m)
+            for a, n, b, m in zip(piece.offsets, piece.shape, held.offsets, held.tensor.shape, strict=True)
+        ]
+        if any(start >= end for start, end in zip(starts, ends, strict=True)):
+            return 0
+        box = list(zip(starts, ends, strict=True))
+        source = _within(self._read(stored, piece), box, piece.offsets)
+        _within(held.tensor, box, held.offsets).copy_(source)
+        return source.numel()
+
+    def _read(self, stored: Stored, piece: Piece) -> Tensor:
+        size = stored.num_bytes(piece)
+        with open_plain(self.path / piece.file) as file:
+            data = np.fromfile(file, np.uint8, size, offset=piece.at)
+        if len(data) != size:
+            raise Damaged(f"{piece.file} ends too early")
+        return torch.from_numpy(data).view(stored.format).reshape(piece.shape)
+
+
+def _within(tensor: Tensor, box: list[tuple[int, int]], offsets: tuple[int, ...]) -> Tensor:
+    return tensor[tuple(slice(start - o, end - o) for (start, end), o in zip(box, offsets, strict=True))]
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))})"

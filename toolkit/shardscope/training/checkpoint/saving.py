@@ -1,0 +1,199 @@
+"""Saving: every rank writes its share of the pieces, rank 0 the index, and a last rename makes it a checkpoint.
+
+What several ranks hold alike is written by one of them, the one with least to write so far. Ranks tell each other how
+each phase went, so that all fail together, with the same sentence, where one cannot write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from shardscope.errors import CheckpointError
+from shardscope.training.checkpoint.contents import contents_of
+from shardscope.training.checkpoint.folders import complete_checkpoints, step_of
+from shardscope.training.checkpoint.index import FILE, index_of
+from shardscope.training.checkpoint.pieces import Held, flat
+from shardscope.training.checkpoint.values import encode
+from shardscope.training.context import RankContext
+from shardscope.training.disk import advice_on
+from shardscope.training.strategies.base import Strategy
+
+_REMOVED = ".removed"
+"""Suffix of a checkpoint that is about to be deleted: what is half gone must not carry the name of a complete one."""
+Result = TypeVar("Result")
+Place = tuple[str, tuple[int, ...]]
+"""A tensor's name and where the piece begins: what ranks hold alike has the same."""
+
+
+def save(
+    folder: Path,
+    step: int,
+    *,
+    strategy: Strategy,
+    optimizer: torch.optim.Optimizer,
+    keep: int,
+    data: Mapping[str, int],
+) -> Path:
+    """Save the state after `step`, with where the `data` are; called by all ranks. Returns where it is.
+
+    Raises:
+        CheckpointError: It could not be written; the checkpoints that were there before still are.
+    """
+    final, partial = folder / f"step-{step}", folder / f"step-{step}.partial"
+    started, context = time.time(), strategy.context
+    contents = contents_of(strategy, optimizer, step, data)
+    with context.meter.span("compute", "checkpoint"):
+        try:
+            _write(partial, final, contents, context)
+        except OSError as error:
+            if context.rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise CheckpointError(_not_written(final, error)) from error
+        if context.rank == 0:
+            _drop_old(folder, step, keep)
+    seconds, traffic = round(time.time() - started, 4), context.meter.drain()[0]
+    context.events.emit("checkpoint", step=step, path=final.name, seconds=seconds, traffic=traffic)
+    return final
+
+
+def _write(partial: Path, final: Path, contents: Mapping[str, Any], context: RankContext) -> None:
+    tensors = {key: Held.of(key, value) for key, value in flat(contents) if isinstance(value, torch.Tensor)}
+    values = {key: encode(key, value) for key, value in flat(contents) if key not in tensors}
+    held = {(key, piece.offsets): piece.tensor.nbytes for key, piece in tensors.items()}
+
+    def prepare() -> dict[Place, int]:
+        if context.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(mode=0o700)
+        return held
+
+    own = _shared_out(_together(context, prepare))[context.rank]
+    name = f"rank-{context.rank}.bin"
+    told = _together(context, lambda: (*_write_pieces(partial / name, own, tensors), values))
+
+    def complete() -> None:
+        if context.rank == 0:
+            _complete(partial, final, told)
+
+    _together(context, complete)
+
+
+def _together(context: RankContext, work: Callable[[], Result]) -> list[Result]:
+    """Do `work` on every rank: what it returned on each, or on all of them the first error of the file system.
+
+    Raises:
+        OSError: A rank could not write.
+    """
+    mine: tuple[Result | None, tuple[int | None, str] | None]
+    try:
+        mine = (work(), None)
+    except OSError as error:
+        mine = (None, (error.errno, error.strerror or str(error)))
+    every = [mine]
+    if context.group is not None:
+        every = [mine] * context.world_size
+        dist.all_gather_object(every, mine)
+    for _, failed in every:
+        if failed is not None:
+            raise OSError(*failed)
+    return [result for result, _ in every]  # type: ignore[misc]  # None only where that is what it returned
+
+
+def _shared_out(held: list[dict[Place, int]]) -> list[set[Place]]:
+    """Which rank writes which pieces: each by one of those that hold it, the one with least to write so far."""
+    holders: dict[Place, list[int]] = {}
+    for rank, pieces in enumerate(held):
+        for place in pieces:
+            holders.setdefault(place, []).append(rank)
+    load, own = [0] * len(held), [set[Place]() for _ in held]
+    for place, ranks in holders.items():
+        rank = min(ranks, key=lambda rank: load[rank])
+        load[rank] += held[rank][place]
+        own[rank].add(place)
+    return own
+
+
+def _write_pieces(path: Path, own: set[Place], tensors: Mapping[str, Held]) -> tuple[dict[str, Any], int]:
+    """Write this rank's share; returns how the index describes it, and the bytes written."""
+    described: dict[str, Any] = {}
+    at = 0
+    with open(path, "xb", opener=_private) as file:
+        for key, held in tensors.items():
+            described[key] = {
+                "dtype": str(held.tensor.dtype).removeprefix("torch."),
+                "shape": held.whole,
+                "pieces": [],
+            }
+            data = held.as_bytes() if (key, held.offsets) in own else memoryview(b"")
+            if not data:  # another rank writes it, or it has no elements
+                continue
+            described[key]["pieces"].append({
+                "file": path.name, "at": at, "offsets": held.offsets, "shape": tuple(held.tensor.shape),
+                "checksum": zlib.crc32(data),
+            })  # fmt: skip
+            file.write(data)
+            at += len(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return described, at
+
+
+def _complete(partial: Path, final: Path, told: list[tuple[dict[str, Any], int, dict[str, Any]]]) -> None:
+    """Write the index of what all ranks have written, and give the folder its name once all is on disk."""
+    tensors: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    for described, _, said in told:
+        values = {**said, **values}
+        for key, stored in described.items():
+            tensors.setdefault(key, {**stored, "pieces": []})["pieces"] += stored["pieces"]
+    files = {f"rank-{rank}.bin": size for rank, (_, size, _) in enumerate(told)}
+    with open(partial / FILE, "x", encoding="utf-8", opener=_private) as file:
+        json.dump(index_of(tensors, values, files), file, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(partial)
+    if final.exists():  # of the same step: out of the way, and away only when the new one is in its place
+        final.rename(final.with_suffix(_REMOVED))
+    partial.rename(final)
+    _sync_folder(final.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _drop_old(folder: Path, step: int, keep: int) -> None:
+    """Only older ones: a folder with a higher number is nothing that this run has written."""
+    older = [path for path in complete_checkpoints(folder) if step_of(path) < step]
+    for path in older[: len(older) + 1 - keep]:
+        with contextlib.suppress(OSError):
+            path.rename(path.with_suffix(_REMOVED))
+    for path in folder.glob(f"step-*{_REMOVED}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _not_written(final: Path, error: OSError) -> str:
+    before = complete_checkpoints(final.parent) if os.access(final.parent, os.R_OK) else []
+    left = f"the newest one before it is {before[-1].name}" if before else "there is none before it"
+    advice = advice_on(error)
+    where = f"checkpoint {final.name} in {final.parent}"
+    return f"{error.strerror} while writing {where}; {left}{'; ' * bool(advice)}{advice}"

@@ -1,0 +1,81 @@
+"""Values beside tensors, as JSON that gives back what was put in: tuples, bytes and odd numbers included."""
+
+from __future__ import annotations
+
+import base64
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardscope.errors import CheckpointError
+
+_TAG = "="
+"""The one key of an object that stands for something JSON lacks: its value is the kind and the content."""
+
+
+def encode(key: str, value: object) -> Any:
+    """`value` as JSON takes it.
+
+    Raises:
+        CheckpointError: It is something other than tensors, arrays, numbers, text, bytes, and lists, tuples and
+            dictionaries of them.
+    """
+    match value:
+        case np.generic() | np.ndarray() if not value.dtype.hasobject and value.dtype.names is None:
+            return {_TAG: ["numpy", [value.dtype.str, value.shape, _text(value.tobytes())]]}
+        case None | bool() | str():
+            return value
+        case int():
+            return value if abs(value) < 2**53 else {_TAG: ["int", hex(value)]}
+        case Tensor() if value.layout == torch.strided and not value.is_quantized:
+            row = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            dtype = str(value.dtype).removeprefix("torch.")
+            return {_TAG: ["tensor", [dtype, tuple(value.shape), _text(row.tobytes())]]}
+        case float():
+            return value if math.isfinite(value) else {_TAG: ["float", str(value)]}
+        case bytes():
+            return {_TAG: ["bytes", _text(value)]}
+        case list():
+            return [encode(key, item) for item in value]
+        case tuple():
+            return {_TAG: ["tuple", [encode(key, item) for item in value]]}
+        case dict():
+            return {_TAG: ["dict", [[encode(key, k), encode(key, v)] for k, v in value.items()]]}
+    raise CheckpointError(
+        f"{key} is a {type(value).__name__}, which a checkpoint cannot hold without a pickle; make it of tensors, "
+        "arrays, numbers, text, lists, tuples and dictionaries"
+    )
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def decode(value: Any) -> Any:
+    """What `encode` was given."""
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind, content = value[_TAG]
+    match kind:
+        case "int":
+            return int(content, 16)
+        case "float":
+            return float(content)
+        case "bytes":
+            return base64.b64decode(content)
+        case "numpy":
+            dtype, shape, data = content
+            array = np.frombuffer(base64.b64decode(data), np.dtype(dtype)).reshape(shape).copy()
+            return array if shape else array[()]
+        case "tensor":
+            dtype, shape, data = content
+            row = torch.tensor(list(base64.b64decode(data)), dtype=torch.uint8)
+            return row.view(getattr(torch, dtype)).reshape(shape)
+        case "tuple":
+            return tuple(decode(item) for item in content)
+    return {decode(key): decode(item) for key, item in content}

@@ -1,0 +1,32 @@
+"""What a file system refuses, in one sentence with advice."""
+
+from __future__ import annotations
+
+import errno
+
+_ROOM = "free some space, or set SHARDSCOPE_RUNS to a folder on another disk"
+_WRITABLE = "make the folder writable, or set SHARDSCOPE_RUNS to another"
+_ADVICE = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EACCES: _WRITABLE,
+    errno.EPERM: _WRITABLE,
+    errno.EROFS: _WRITABLE,
+}
+
+
+def advice_on(error: BaseException) -> str:
+    """What to do about an error of the file system; empty for any other."""
+    return _ADVICE.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+
+
+def takes_no_more(error: BaseException | None) -> bool:
+    """Whether a full disk, or a limit on sizes, is at the bottom of an error."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # an error can be its own cause, by way of others
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return True
+        seen.add(id(error))
+        error = error.__cause__
+    return False

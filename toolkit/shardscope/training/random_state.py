@@ -1,0 +1,50 @@
+"""The state of the random generators that a rank's own code and the user's may draw from, as tensors and numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+_TWISTER = "MT19937"
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Of torch on the CPU and on `device`, of Python and of NumPy's global generator."""
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": torch.tensor([version, *words]),
+        "python_gauss": gauss,
+        **_numpy_state(),
+    }
+    return {**state, "cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else state
+
+
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Put back what `random_state` gave; a generator that it says nothing of stays as it is."""
+    if "torch" in state:
+        torch.set_rng_state(state["torch"])
+    if "python" in state:
+        version, *words = state["python"].tolist()
+        random.setstate((version, tuple(words), state["python_gauss"]))
+    if "numpy" in state:
+        *words, position, has_gauss = state["numpy"].tolist()
+        kept = (_TWISTER, np.array(words, np.uint32), position, has_gauss, state["numpy_gauss"])
+        np.random.set_state(kept)  # noqa: NPY002 - the user's code may draw from the global generator
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _numpy_state() -> dict[str, Any]:
+    """Nothing where the user has put a generator of another kind in the global one's place."""
+    state = np.random.get_state(legacy=False)  # noqa: NPY002 - as above
+    assert isinstance(state, dict)
+    if state["bit_generator"] != _TWISTER:
+        return {}
+    words = torch.from_numpy(state["state"]["key"].astype(np.int64))
+    numbers = torch.tensor([state["state"]["pos"], state["has_gauss"]])
+    return {"numpy": torch.cat([words, numbers]), "numpy_gauss": state["gauss"]}

@@ -1,0 +1,41 @@
+"""Parameters that a model also keeps outside its modules, in a list or a closure.
+
+FSDP2 puts shards in the place of a module's parameters. A reference elsewhere would go on with the first values, and
+what is computed with it would be trained by nobody.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from torch import Tensor, nn
+
+from shardscope.errors import SpecError
+
+
+@contextmanager
+def refusing_strays(model: nn.Module, strategy: str) -> Iterator[None]:
+    """Inside, parameters are replaced; afterwards, a gradient for one that was replaced is refused.
+
+    The refusal is a `SpecError` out of the backward pass.
+    """
+    replaced = {name: weakref.ref(p) for name, p in model.named_parameters() if p.requires_grad}
+    yield
+    gc.collect()  # what nobody keeps is gone
+    kept = {id(parameter) for parameter in model.parameters()}
+    for name, reference in replaced.items():
+        parameter = reference()
+        if parameter is not None and id(parameter) not in kept:
+            parameter.register_hook(partial(_refuse, name, strategy))
+
+
+def _refuse(name: str, strategy: str, gradient: Tensor) -> None:  # noqa: ARG001 - hooks are given it
+    raise SpecError(
+        f"the model uses its parameter {name!r} through a reference of its own, in a list or a closure, and "
+        f"strategy={strategy!r} puts shards in the place of parameters, which such a reference does not see; read it "
+        "from its module in every forward pass, or use strategy='zero-1'"
+    )

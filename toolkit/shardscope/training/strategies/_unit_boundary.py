@@ -1,0 +1,133 @@
+"""FSDP2 shown every tensor that comes out of a unit, and kept from copying what goes into it.
+
+Before a unit's backward pass FSDP2 gathers its parameters. It learns that the pass begins from the gradients of the
+tensors that the unit returned, and looks for them in tuples, mappings and dataclasses only. Those in objects of other
+classes, left in an attribute of the module (as the load-balancing loss of a mixture of experts), or put into a dict,
+list or dataclass that the unit was given, are shown to it here. A unit none of whose tensors can be found is refused.
+
+FSDP2 also puts its own nodes behind a unit's inputs, and for that copies the dicts, lists and dataclasses that hold
+them: what the unit writes into one would be lost. So these are passed around it; the gradients of a unit that takes
+nothing else are reduced at the end of the backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardscope.errors import SpecError
+from shardscope.training._compat import before_backward
+from shardscope.training.tensors_in import tensors_in
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class UnitBoundary:
+    """What goes into one unit and comes out of it.
+
+        boundary = UnitBoundary(name, unit, strategy)
+        fully_shard(unit, ...)
+        boundary.surround()
+
+    So FSDP2's hooks lie between its own, and the user's outside of them.
+
+    Args:
+        name: For messages.
+        unit: The module.
+        strategy: For messages.
+    """
+
+    def __init__(self, name: str, unit: Any, strategy: str) -> None:
+        self.name, self.unit, self.strategy = name, unit, strategy
+        self.given: list[_Hidden] = []
+        self.modules = [(module, _names_of(module)) for module in unit.modules()]
+        """With the names of attributes that are no user's results: torch's own, and later FSDP2's."""
+        unit.register_forward_pre_hook(self._uncover, prepend=True, with_kwargs=True)
+
+    def surround(self) -> None:
+        """After `fully_shard`."""
+        self.modules = [
+            (module, _TORCHS_OWN | (_names_of(module) - before)) for module, before in self.modules
+        ]
+        self.gather = before_backward(self.unit)
+        self.unit.register_forward_pre_hook(self._hide, prepend=True, with_kwargs=True)
+        self.unit.register_forward_hook(self._returned)
+
+    def _hide(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        arguments = (*args, *kwargs.values())
+        self.given = [_Hidden(value) for value in arguments if _can_be_written_to(value)]
+        if not self.given:
+            return None
+        hidden = {id(cover.value): cover for cover in self.given}
+        covered = {key: hidden.get(id(value), value) for key, value in kwargs.items()}
+        return tuple(hidden.get(id(value), value) for value in args), covered
+
+    def _uncover(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        if not self.given:
+            return None
+        return tuple(map(_uncovered, args)), {key: _uncovered(value) for key, value in kwargs.items()}
+
+    def _returned(self, _: nn.Module, __: Any, output: Any) -> None:
+        written, self.given = [tensor for cover in self.given for tensor in cover.written()], []
+        if not torch.is_grad_enabled():
+            return
+        apart = [*written, *self._left_behind()]
+        if isinstance(output, Tensor) and not apart:
+            return  # FSDP2 has seen it
+        tensors = [tensor for tensor in tensors_in([output, apart]) if tensor.requires_grad]
+        if not tensors:
+            self._refuse(output)
+        for tensor in tensors:
+            tensor.register_hook(self.gather)
+
+    def _left_behind(self) -> list[Tensor]:
+        """Results in attributes of the unit's modules, looked for in every pass: which it leaves may depend on data."""
+        kept = [
+            value
+            for module, others in self.modules
+            for key, value in vars(module).items()
+            if key not in others
+            and not key.startswith("__")  # where FSDP2 keeps the state of a unit in this one
+        ]
+        return [tensor for tensor in tensors_in(kept) if tensor.grad_fn is not None]
+
+    def _refuse(self, output: Any) -> None:
+        if not any(parameter.requires_grad for parameter in self.unit.parameters()):
+            return
+        raise SpecError(
+            f"layer {self.name!r} returned a {type(output).__name__} without a tensor that depends on its parameters, "
+            f"and strategy={self.strategy!r} gathers them when such a tensor's gradient comes; return the tensors that "
+            "it computes, in a tuple, a mapping or an object's attributes"
+        )
+
+
+class _Hidden:
+    """An argument that FSDP2 does not look into, and the tensors in it before the unit ran."""
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.before = value, tensors_in(value)
+
+    def written(self) -> list[Tensor]:
+        """Tensors that are in it by now and were not before."""
+        known = {id(tensor) for tensor in self.before}
+        return [tensor for tensor in tensors_in(self.value) if id(tensor) not in known]
+
+
+def _names_of(module: nn.Module) -> frozenset[str]:
+    return frozenset(vars(module))
+
+
+_TORCHS_OWN = _names_of(nn.Module())
+
+
+def _can_be_written_to(value: Any) -> bool:
+    """Whether a unit that is given it could hand on results in it."""
+    if isinstance(value, Tensor | str | int | float | None):
+        return False
+    return any(map(_can_be_written_to, value)) if isinstance(value, tuple) else not callable(value)
+
+
+def _uncovered(value: Any) -> Any:
+    return value.value if isinstance(value, _Hidden) else value
