@@ -103,7 +103,8 @@ def job_of(task: str, optimizer: str, compression: ss.Compression, seed: int, st
     return ss.Job(
         model=model, data=data, strategy="all-reduce", world_size=RANKS, batch=batch, steps=steps, seed=seed,
         optimizer=ss.Optimizer(optimizer, lr=_rate(task, optimizer, compression), **settings),
-        schedule=ss.Schedule("cosine", warmup_steps=steps // 10), compression=compression, name=f"convergence {task}",
+        lr_schedule=ss.LRSchedule("cosine", warmup_steps=steps // 10), compression=compression,
+        name=f"convergence {task}",
     )  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def job_of(task: str, seed: int) -> ss.Job:
     )
     return ss.Job(
         model=model, data=data, strategy="ring", world_size=2, batch=batch, steps=steps, link=LINK, seed=seed,
-        schedule=ss.Schedule("cosine", warmup_steps=steps // 10), name=f"search {task}",
+        lr_schedule=ss.LRSchedule("cosine", warmup_steps=steps // 10), name=f"search {task}",
         record=ss.Record(memory_first=0, memory_every=None, spans_first=0),
     )  # fmt: skip
 

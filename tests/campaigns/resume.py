@@ -51,7 +51,7 @@ def case(number: int, source: random.Random) -> Outcome:
         "model": "mlp", "data": "digits", "strategy": strategy, "world_size": world_size, "batch": 48,
         "optimizer": optimizer, "steps": steps, "seed": source.randrange(1000),
         "clip_norm": source.choice([None, 1.0]), "eval_every": source.choice([None, 2]),
-        "schedule": source.choice(["constant", "cosine"]), "record": ss.Record(parameters=True),
+        "lr_schedule": source.choice(["constant", "cosine"]), "record": ss.Record(parameters=True),
     }  # fmt: skip
     details = {"strategy": name, "optimizer": optimizer, "world_size": world_size, "at": at, "steps": steps}
     root = Path(tempfile.mkdtemp(prefix="shardscope-resume-"))

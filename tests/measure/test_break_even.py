@@ -197,7 +197,7 @@ def test_a_probe_that_tells_nothing_of_this_job_is_refused(probe: Probe, message
 
 @pytest.mark.usefixtures("message_s")
 def test_a_probe_may_differ_in_what_takes_no_time() -> None:
-    probe = Probe(JOB.replace(name="other", schedule="cosine", steps=50), 3)
+    probe = Probe(JOB.replace(name="other", lr_schedule="cosine", steps=50), 3)
     job = JOB.replace(compression="int8", link=ss.Link(bandwidth="1 Gbit/s", latency_s=0))
     found = ss.worth(job, methods="bf16", link="10GbE", probe=probe)  # type: ignore[arg-type]
     assert found.plain.compute_s == 1.0
@@ -272,7 +272,7 @@ def test_what_is_foretold_of_many_buckets_is_what_they_send(
 def test_a_probe_of_a_long_schedule_is_its_own_job() -> None:
     from shardscope.measure.probe import PROBE_STEPS, plain_job
 
-    job = JOB.replace(steps=100, schedule=ss.Schedule("linear", warmup_steps=20))
+    job = JOB.replace(steps=100, lr_schedule=ss.LRSchedule("linear", warmup_steps=20))
     assert plain_job(job).steps == PROBE_STEPS
 
 

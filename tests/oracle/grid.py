@@ -102,7 +102,7 @@ class Case:
         return ss.Job(
             model=brought.model, data=brought.data, loss=brought.loss, strategy=self.strategy,
             world_size=self.world_size, optimizer=ss.Optimizer(plan.optimizer, **plan.settings),
-            schedule=ss.Schedule(plan.schedule, **plan.shape), steps=plan.steps, clip_norm=plan.clip_norm,
+            lr_schedule=ss.LRSchedule(plan.schedule, **plan.shape), steps=plan.steps, clip_norm=plan.clip_norm,
             batch=ss.Batch(plan.batch, micro_size=self.micro_size), precision=plan.precision, seed=plan.seed,
             recompute=self.recompute, record=ss.Record(parameters=True), timeout_s=30, name="grid",
         )  # fmt: skip

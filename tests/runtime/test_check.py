@@ -32,8 +32,8 @@ class TestBothJobs:
         assert alone.record.parameters
 
     def test_a_warm_up_longer_than_the_check_is_cut(self):
-        job = small_job(steps=50, schedule=ss.Schedule("linear", warmup_steps=20))
-        assert [each.schedule.warmup_steps for each in both_jobs(job, 5)] == [5, 5]
+        job = small_job(steps=50, lr_schedule=ss.LRSchedule("linear", warmup_steps=20))
+        assert [each.lr_schedule.warmup_steps for each in both_jobs(job, 5)] == [5, 5]
 
     def test_one_process_has_nothing_to_be_checked_against(self):
         with pytest.raises(ss.SpecError, match="check a strategy such as 'ring'"):

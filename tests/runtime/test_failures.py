@@ -53,7 +53,7 @@ from shardscope.training.events import EventWriter
         ({"strategy": "all-reduce:2"}, "has no variants"),
         ({"model": "gpt-nano"}, "gpt-nano"),
         ({"steps": 0}, "steps=0"),
-        ({"schedule": ss.Schedule("cosine", warmup_steps=50)}, "warmup_steps=50 is more than steps=10"),
+        ({"lr_schedule": ss.LRSchedule("cosine", warmup_steps=50)}, "warmup_steps=50 is more than steps=10"),
     ],
 )
 def test_impossible_jobs_are_refused_before_anything_starts(fields: dict[str, Any], message: str) -> None:

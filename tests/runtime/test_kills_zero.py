@@ -67,7 +67,7 @@ RESUMES = [
 def test_a_run_goes_on_under_other_ranks_as_if_never_stopped(
     first: str, first_size: int, then: str, then_size: int
 ) -> None:
-    fields = {"batch": 48, "optimizer": "lamb", "precision": "fp64", "schedule": ss.Schedule("cosine")}
+    fields = {"batch": 48, "optimizer": "lamb", "precision": "fp64", "lr_schedule": ss.LRSchedule("cosine")}
     whole = ss.launch(small_job(strategy="single", world_size=1, steps=6, **fields))
     half = ss.launch(
         small_job(

@@ -78,7 +78,9 @@ def test_zeros_take_a_bare_step_where_nothing_warms_up():
     [alarm] = bare.alarms
     assert (alarm.kind, alarm.value) == ("bare step", pytest.approx(20))
     assert set(alarm.layers) == {f"blocks.{i}.1.bias" for i in range(3)}
-    assert layers_of(optimizer=fast, steps=4, schedule=ss.Schedule("constant", warmup_steps=4)).alarms == ()
+    assert (
+        layers_of(optimizer=fast, steps=4, lr_schedule=ss.LRSchedule("constant", warmup_steps=4)).alarms == ()
+    )
 
 
 def test_a_layer_that_blows_up_is_named_although_the_run_has_failed():

@@ -1,4 +1,4 @@
-"""Which jobs may measure their gradient noise scale; the exponential schedule that range tests use."""
+"""Which jobs may measure their gradient noise scale."""
 
 from __future__ import annotations
 
@@ -50,13 +50,3 @@ def test_it_is_off_by_default_and_can_be_rare():
     assert [step for step in range(1, 12) if rare.measures_noise(step)] == [5, 10]
     with pytest.raises(SpecError, match="noise_every=5 has no effect without noise_scale=True"):
         ss.Record(noise_every=5)
-
-
-def test_only_an_exponential_schedule_rises():
-    assert ss.Schedule("exponential", final_ratio=1e6).settings["final_ratio"] == 1e6
-    with pytest.raises(
-        SpecError, match="final_ratio=2 is above 1, and cosine only falls; use 0 to 1, or exp"
-    ):
-        ss.Schedule("cosine", final_ratio=2)
-    with pytest.raises(SpecError, match="final_ratio=0 is never reached by exponential"):
-        ss.Schedule("exponential", final_ratio=0)

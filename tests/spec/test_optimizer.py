@@ -1,4 +1,4 @@
-"""Optimizers and schedules as a job describes them, without torch."""
+"""Optimizers as a job describes them, without torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 from shardscope.errors import SpecError
 from shardscope.spec.optimizer import DEFAULTS, LAMB_VARIANTS, Optimizer
-from shardscope.spec.schedule import Schedule
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
@@ -81,12 +80,3 @@ def test_variants_differ_except_apex_and_timm():
 
 def test_changing_the_variant_of_a_copy_changes_its_options():
     assert Optimizer("lamb", variant="apex").replace(variant="v3").settings["max_grad_norm"] == "off"
-
-
-def test_a_schedule_refuses_what_it_would_ignore():
-    with pytest.raises(SpecError, match=r"schedule.power=3.0 has no effect on cosine; .* polynomial"):
-        Schedule("cosine", power=3)
-    with pytest.raises(SpecError, match="final_ratio=0.1 has no effect on sqrt"):
-        Schedule("sqrt", final_ratio=0.1)
-    with pytest.raises(SpecError, match=r"schedule='cosin' is not known; did you mean 'cosine'"):
-        Schedule("cosin")

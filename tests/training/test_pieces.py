@@ -29,7 +29,7 @@ class Never:
 def job_of(**changes: Any) -> ss.Job:
     fields: dict[str, Any] = {
         "model": jagged, "data": "digits", "strategy": "ring", "world_size": 2, "batch": 32, "steps": 9,
-        "schedule": ss.Schedule("cosine", warmup_steps=2), "record": ss.Record(memory_first=0, memory_every=None),
+        "lr_schedule": ss.LRSchedule("cosine", warmup_steps=2), "record": ss.Record(memory_first=0, memory_every=None),
     }  # fmt: skip
     return ss.Job(**{**fields, **changes})
 
@@ -141,10 +141,10 @@ CHANGES = {
 def test_the_settings_are_those_of_the_job_that_goes_on(
     two: RankPool, tmp_path: Path, strategy: str, name: str
 ) -> None:
-    before = job_of(strategy=strategy, until=3, optimizer=ss.Optimizer(name), schedule="constant")
+    before = job_of(strategy=strategy, until=3, optimizer=ss.Optimizer(name), lr_schedule="constant")
     after = before.replace(
         until=None, optimizer=ss.Optimizer(name, **CHANGES[name]), clip_norm=0.5,
-        schedule=ss.Schedule("linear", warmup_steps=5),
+        lr_schedule=ss.LRSchedule("linear", warmup_steps=5),
     )  # fmt: skip
     for had, has, told in resumed(two, tmp_path, before, after, settings_of):
         if had:  # a worker beside a server updates nothing
@@ -155,7 +155,7 @@ def test_the_settings_are_those_of_the_job_that_goes_on(
 
 def test_changed_settings_move_the_weights_as_a_script_would(two: RankPool, tmp_path: Path) -> None:
     """Oracle: torch's AdamW by hand, whose settings are changed after three steps of full-batch training."""
-    before = job_of(until=3, optimizer=ss.Optimizer("adamw", lr=1e-2), schedule="constant", batch=32)
+    before = job_of(until=3, optimizer=ss.Optimizer("adamw", lr=1e-2), lr_schedule="constant", batch=32)
     new = {"lr": 3e-3, "weight_decay": 0.4, "betas": (0.5, 0.9)}
     after = before.replace(until=None, optimizer=ss.Optimizer("adamw", **new))
 

@@ -27,7 +27,7 @@ def test_a_range_test_of_a_real_run():
 
 
 def test_the_last_step_is_at_the_highest_rate():
-    job = range_job(small_job(schedule="cosine", eval_every=2), low=1e-5, high=1e-1, steps=10)
+    job = range_job(small_job(lr_schedule="cosine", eval_every=2), low=1e-5, high=1e-1, steps=10)
     run = ss.launch(job).wait(60)
     assert run.metrics().lr.to_numpy() == pytest.approx(np.geomspace(1e-5, 1e-1, 10))
     assert len(run.events("eval", rank=0)) == 1  # after the last step

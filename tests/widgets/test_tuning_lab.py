@@ -65,7 +65,7 @@ class TestSearching:
         ss.Job(model="mlp", data="digits", strategy=ss.Zero3(), optimizer=ss.Optimizer("lamb", lr=3e-3), batch=128),
         ss.Job(
             model="mlp", data="digits", strategy="pipeline:gpipe", batch=ss.Batch(global_size=64, micro_size=16),
-            schedule=ss.Schedule("cosine", warmup_steps=5), seed=3,
+            lr_schedule=ss.LRSchedule("cosine", warmup_steps=5), seed=3,
         ),
         ss.Job(
             model="mlp", data="digits", compression=ss.Compression("topk", ratio=0.02), clip_norm=1.0,
@@ -120,7 +120,7 @@ class TestChoosing:
 
     def test_what_the_controls_lack_stays_as_it_was_given(self, make_tuning_lab):
         link = ss.Link(bandwidth="1 Gbit/s", latency="15 ms")
-        job = JOB.replace(schedule=ss.Schedule("cosine", warmup_steps=2), clip_norm=1.0, link=link)
+        job = JOB.replace(lr_schedule=ss.LRSchedule("cosine", warmup_steps=2), clip_norm=1.0, link=link)
         lab = make_tuning_lab(job, SPACE)
         assert (lab.bandwidth, lab.latency) == ("1 Gbit/s", "15 ms")
         assert lab.job() == job

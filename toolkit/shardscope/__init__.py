@@ -49,13 +49,13 @@ if TYPE_CHECKING:
         Job,
         Layout,
         Link,
+        LRSchedule,
         Model,
         Optimizer,
         ParameterServer,
         Pipeline,
         Record,
         Ring,
-        Schedule,
         Single,
         Tree,
         Zero1,
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         Zero3,
     )
     from shardscope.spec.calibration import Calibration
+    from shardscope.spec.registry import register
     from shardscope.spec.space import Between, Choices, PowersOfTwo, Space
     from shardscope.tuning.batch_sweep import batch_sweep
     from shardscope.tuning.lr_range import lr_range_test
@@ -76,6 +77,7 @@ _HOMES = {
     "shardscope.analytic.planner": ("Plans", "plan"),
     "shardscope.analytic.predict": ("Prediction", "predict"),
     "shardscope.spec.calibration": ("Calibration",),
+    "shardscope.spec.registry": ("register",),
     "shardscope.spec.space": ("Between", "Choices", "PowersOfTwo", "Space"),
     "shardscope.tuning.batch_sweep": ("batch_sweep",),
     "shardscope.tuning.tune": ("tune",),
@@ -108,6 +110,7 @@ _HOMES = {
         "Gossip",
         "Hierarchical",
         "Job",
+        "LRSchedule",
         "Layout",
         "Link",
         "Model",
@@ -116,7 +119,6 @@ _HOMES = {
         "Pipeline",
         "Record",
         "Ring",
-        "Schedule",
         "Single",
         "Tree",
         "Zero1",
@@ -144,6 +146,7 @@ __all__ = [
     "Gossip",
     "Hierarchical",
     "Job",
+    "LRSchedule",
     "LaunchError",
     "Layout",
     "Link",
@@ -162,7 +165,6 @@ __all__ = [
     "RunFailed",
     "RunNotFound",
     "RunUnreadable",
-    "Schedule",
     "ShardscopeError",
     "Single",
     "Space",
@@ -184,6 +186,7 @@ __all__ = [
     "lr_range_test",
     "plan",
     "predict",
+    "register",
     "runs",
     "train_population",
     "tune",

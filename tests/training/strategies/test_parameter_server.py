@@ -221,7 +221,7 @@ def test_gradients_that_do_not_age_move_the_parameters_as_far_as_the_synchronous
     def parameters(mode: str) -> dict[str, torch.Tensor]:
         job = digits(
             pool.world_size, f"parameter-server:{mode}", optimizer=ss.Optimizer("sgd", lr=0.1, momentum=0.0),
-            model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), loss=linear, schedule=schedule,
+            model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), loss=linear, lr_schedule=schedule,
         )  # fmt: skip
         return pool.run(lambda context: run(job, context)[1], tmp_path)[0]
 

@@ -21,7 +21,7 @@ JOB = ss.Job(model="mlp", data="digits", batch=32)
 SPACE: dict[str, Any] = {
     "optimizer.lr": (1e-4, 1e-1, "log"),
     "optimizer.weight_decay": (0.0, 0.1),
-    "schedule.warmup_steps": (0, 20),
+    "lr_schedule.warmup_steps": (0, 20),
     "batch": (16, 128, "log2"),
     "compression": ["none", ss.Compression("topk", ratio=0.1), "int8"],
 }
@@ -35,7 +35,7 @@ def test_a_walk_stays_in_the_space_and_every_stop_of_it_is_a_job(seed: int) -> N
     for _ in range(10):
         assert 1e-4 <= settings["optimizer.lr"] <= 1e-1
         assert 0.0 <= settings["optimizer.weight_decay"] <= 0.1
-        assert settings["schedule.warmup_steps"] in range(21)
+        assert settings["lr_schedule.warmup_steps"] in range(21)
         assert settings["batch"] in (16, 32, 64, 128)
         assert settings["compression"] in ("none", {"name": "topk", "ratio": 0.1}, "int8")
         assert json.loads(json.dumps(settings)) == settings
@@ -55,8 +55,11 @@ def test_numbers_move_by_a_fifth_and_powers_of_two_to_their_neighbours() -> None
     assert sorted(rates) == pytest.approx([8e-3, 1.2e-2])
     assert set(steps_from({"batch": (16, 256, "log2")}, {"batch": 64})) == {32, 128}
     assert set(steps_from({"batch": (16, 256, "log2")}, {"batch": 256})) == {128, 256}
-    assert set(steps_from({"schedule.warmup_steps": (0, 50)}, {"schedule.warmup_steps": 30})) == {24, 36}
-    assert set(steps_from({"schedule.warmup_steps": (0, 50)}, {"schedule.warmup_steps": 1})) == {0, 2}
+    assert set(steps_from({"lr_schedule.warmup_steps": (0, 50)}, {"lr_schedule.warmup_steps": 30})) == {
+        24,
+        36,
+    }
+    assert set(steps_from({"lr_schedule.warmup_steps": (0, 50)}, {"lr_schedule.warmup_steps": 1})) == {0, 2}
 
 
 def test_from_zero_there_is_a_way_up() -> None:

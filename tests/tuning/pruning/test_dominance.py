@@ -100,7 +100,7 @@ def test_nothing_is_stopped_before_enough_have_finished_while_it_warms_up_or_nea
         assert PRUNER.judge(bad, JOB, GOOD[:count]) is None
     for until in (7, 8):
         assert PRUNER.judge(run_of([2.3] * 8, 1.3, 9e6, until), JOB, GOOD) is None
-    warming = JOB.replace(schedule=ss.Schedule("cosine", warmup_steps=2))
+    warming = JOB.replace(lr_schedule=ss.LRSchedule("cosine", warmup_steps=2))
     assert PRUNER.judge(bad, warming, GOOD) is None
     assert PRUNER.judge(run_of([2.3] * 8, 1.3, 9e6, until=3), warming, GOOD) is not None
     late = [replace(each, measured=replace(each.measured, curve=each.measured.curve[4:])) for each in GOOD]

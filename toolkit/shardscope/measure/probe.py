@@ -9,14 +9,13 @@ from typing import NamedTuple
 from shardscope.errors import SpecError
 from shardscope.runtime import Run, launch
 from shardscope.runtime.tail import Event
-from shardscope.spec import Compression, Job
+from shardscope.spec import Compression, Job, LRSchedule
 from shardscope.spec.job import Record
-from shardscope.spec.schedule import Schedule
 
 PROBE_STEPS = 8
 WARM_UP = 2
 """Steps at the start that are not looked at."""
-_OPEN = frozenset({"compression", "link", "steps", "name", "schedule", "record"})
+_OPEN = frozenset({"compression", "link", "steps", "name", "lr_schedule", "record"})
 """Fields in which a probe's job may differ: they change what is sent, or nothing that a step takes its time for."""
 
 _PLAIN = "give an uncompressed run without a link, or none"
@@ -30,7 +29,8 @@ def probe_of(job: Job) -> Run:
 def plain_job(job: Job) -> Job:
     """The few steps that are run."""
     return job.replace(
-        compression=Compression(), link=None, steps=PROBE_STEPS, name="probe", schedule=Schedule(), record=Record()
+        compression=Compression(), link=None, steps=PROBE_STEPS, name="probe", lr_schedule=LRSchedule("constant"),
+        record=Record(),
     )  # fmt: skip
 
 

@@ -135,7 +135,7 @@ def drifted(ratios: Sequence[RatioSeries], *, grows: bool) -> Alarm | None:
 _DRIFTS = {
     True: (
         "exploding", "large: its updates shrink, and its steps do not",
-        "let the learning rate fall (schedule='cosine'), or bound it with trust_clip=True",
+        "let the learning rate fall (lr_schedule='cosine'), or bound it with trust_clip=True",
     ),
     False: (
         "vanishing", "small: its weights shrink, or its updates grow",
@@ -164,8 +164,8 @@ def bare_step(optimizer: str, ratios: Sequence[RatioSeries]) -> Alarm | None:
     return Alarm(
         "bare step", layers, factor,
         f"the weights of {_named(layers)} are 0 at step {step}, so there the ratio is 1 and lr={lr:.3g} acts unscaled, "
-        f"{_times(factor)} as large as is usual without ratios; warm up (schedule.warmup_steps), or start from other "
-        "weights",
+        f"{_times(factor)} as large as is usual without ratios; warm up (lr_schedule.warmup_steps), or start from "
+        "other weights",
     )  # fmt: skip
 
 

@@ -67,9 +67,9 @@ def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
         raise SpecError(
             "strategy='single' is what others are checked against; check a strategy such as 'ring'"
         )
-    schedule = job.schedule.replace(warmup_steps=min(job.schedule.warmup_steps, steps))
+    lr_schedule = job.lr_schedule.replace(warmup_steps=min(job.lr_schedule.warmup_steps, steps))
     sharded = job.replace(
-        steps=steps, schedule=schedule, checkpoint=Checkpoint(), eval_every=None,
+        steps=steps, lr_schedule=lr_schedule, checkpoint=Checkpoint(), eval_every=None,
         record=job.record.replace(parameters=True), name=f"check {job.strategy.label} {label_of(job.model)}",
     )  # fmt: skip
     micro = job.batch.micro_size or job.batch.per_rank(job.num_data_ranks)

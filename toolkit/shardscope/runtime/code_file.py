@@ -82,7 +82,7 @@ def with_code(job: Job, content: bytes, path: Path) -> Job:
         raise LaunchError(
             f"{path} does not hold the code of this job; give the functions again with job.replace(...)"
         )
-    return job.replace(**functions)
+    return job.with_user_code(functions)
 
 
 def _are_functions(value: Any, job: Job) -> bool:

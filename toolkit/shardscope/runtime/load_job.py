@@ -45,7 +45,7 @@ def add_code(job: Job, file: Path, *, trust_code: bool) -> Job:
         UntrustedCode: There are, and they are not of this process, nor to be trusted.
         LaunchError: They cannot be loaded here.
     """
-    if not job.user_code:
+    if all(code.is_here for code in job.user_code.values()):
         return job
     code = file.with_name(CODE_FILE)
     try:

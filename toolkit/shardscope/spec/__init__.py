@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Checkpoint, Job, Record
     from shardscope.spec.layout import Layout
     from shardscope.spec.link import Link
+    from shardscope.spec.lr_schedule import LRSchedule
+    from shardscope.spec.method import Method
     from shardscope.spec.model import Model
     from shardscope.spec.optimizer import Optimizer
-    from shardscope.spec.schedule import Schedule
     from shardscope.spec.strategy import (
         STRATEGIES,
         AllReduce,
@@ -42,9 +43,10 @@ _HOMES = {
     "job": ("Checkpoint", "Job", "Record"),
     "layout": ("Layout",),
     "link": ("Link",),
+    "lr_schedule": ("LRSchedule",),
+    "method": ("Method",),
     "model": ("Model",),
     "optimizer": ("Optimizer",),
-    "schedule": ("Schedule",),
     "strategy": (
         "STRATEGIES",
         "AllReduce",
@@ -75,15 +77,16 @@ __all__ = [
     "Gossip",
     "Hierarchical",
     "Job",
+    "LRSchedule",
     "Layout",
     "Link",
+    "Method",
     "Model",
     "Optimizer",
     "ParameterServer",
     "Pipeline",
     "Record",
     "Ring",
-    "Schedule",
     "Single",
     "Strategy",
     "Tree",

@@ -148,7 +148,7 @@ class Choice(Spec):
         return {**self._defaults[self.name], **self._given()}
 
 
-def _readable(cls: type[BaseModel], error: ValidationError) -> SpecError:
+def _readable(cls: type[Spec], error: ValidationError) -> SpecError:
     """The first problem of a pydantic error as one sentence: what, got, do."""
     problem = error.errors()[0]
     cause = problem.get("ctx", {}).get("error")
@@ -162,7 +162,7 @@ def _readable(cls: type[BaseModel], error: ValidationError) -> SpecError:
     if problem["type"] == "missing":
         return SpecError(f"{cls.__name__} needs {field}; give {field}=...")
     message = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    return SpecError(f"{field}={quoted(problem['input'])} is not valid: {message}")
+    return SpecError(f"{cls._prefix()}{field}={quoted(problem['input'])} is not valid: {message}")
 
 
 def _takes_truth(annotation: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -12,17 +13,20 @@ from shardscope.spec.batch import Batch
 from shardscope.spec.compression import Compression
 from shardscope.spec.data import check_compatible
 from shardscope.spec.link import LinkOrName
+from shardscope.spec.lr_schedule import AnyLRSchedule, LRSchedule
+from shardscope.spec.method import Method
 from shardscope.spec.models import model_config
 from shardscope.spec.noise_scale import check_noise_scale
 from shardscope.spec.numbers import Count, CountOrZero, Seed
 from shardscope.spec.optimizer import Optimizer
-from shardscope.spec.schedule import Schedule
 from shardscope.spec.strategy import Ring, Strategy, StrategySpec, parse_strategy
 from shardscope.spec.user_code import Named, UserCode, label_of
 
 PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
 RECOMPUTE = ("none", "selective", "full")
 LOSSES = ("cross-entropy", "mse")
+_FORMER_NAMES = {"schedule": "lr_schedule"}
+"""Of fields, in the job.json of earlier versions."""
 
 
 class Checkpoint(Spec):
@@ -120,8 +124,8 @@ class Job(Spec):
     """Number of ranks. 1 to 1024; ``single`` runs on 1."""
     optimizer: Annotated[Optimizer, _coerce(Optimizer, "name")] = Optimizer(name="adamw")
     """The optimizer with its settings, or its name."""
-    schedule: Annotated[Schedule, _coerce(Schedule, "name")] = Schedule(name="constant")
-    """How the learning rate moves over the steps, or the schedule's name."""
+    lr_schedule: AnyLRSchedule = Field(default_factory=lambda: LRSchedule("constant"))
+    """How the learning rate moves over the steps: a schedule, or its name."""
     batch: Annotated[Batch, _coerce(Batch, "global_size")] = Batch(global_size=64)
     """Samples a step, or just the global batch size."""
     compression: Annotated[Compression, _coerce(Compression, "name")] = Compression(name="none")
@@ -206,9 +210,9 @@ class Job(Spec):
         self.strategy.check(self)
         self.compression.check(self)
         check_noise_scale(self)
-        if self.schedule.warmup_steps > self.steps:
+        if self.lr_schedule.warmup_steps > self.steps:
             raise SpecError(
-                f"schedule.warmup_steps={self.schedule.warmup_steps} is more than steps={self.steps}; "
+                f"lr_schedule.warmup_steps={self.lr_schedule.warmup_steps} is more than steps={self.steps}; "
                 f"use at most {self.steps}"
             )
         if self.last_step > self.steps:
@@ -256,6 +260,34 @@ class Job(Spec):
 
     @property
     def user_code(self) -> dict[str, UserCode]:
-        """The fields that hold code of the user's."""
-        fields = {name: getattr(self, name) for name in ("model", "data", "loss")}
-        return {name: value for name, value in fields.items() if isinstance(value, UserCode)}
+        """The code of the user's, by the field that it stands in: functions, and classes of methods."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        found = {
+            name: value.user_code if isinstance(value, Method) else value for name, value in fields.items()
+        }
+        return {name: value for name, value in found.items() if isinstance(value, UserCode)}
+
+    def with_user_code(self, code: Mapping[str, Callable[..., Any]]) -> Self:
+        """This job with functions, and classes of methods, in place of their names.
+
+        Raises:
+            SpecError: A class is not the method that the job names.
+        """
+        changes = {name: self._with_code(name, value) for name, value in code.items()}
+        return self.replace(**changes)
+
+    def _with_code(self, field: str, code: Callable[..., Any]) -> Any:
+        named = getattr(self, field)
+        if not isinstance(named, Method):
+            return code
+        is_it = isinstance(code, type) and issubclass(code, named.base_class()) and code.name == named.name
+        if not is_it:
+            raise SpecError(f"{code!r} is not the {named.kind} {named.name!r} that this job names")
+        return code(**named.settings)
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> Self:
+        """A job by its fields, as JSON has them; also by the names that fields had in earlier versions."""
+        if isinstance(fields, dict):
+            fields = {_FORMER_NAMES.get(name, name): value for name, value in fields.items()}
+        return super().from_fields(fields)

@@ -26,14 +26,16 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
 from shardscope.errors import SpecError, quoted, unknown_name
-from shardscope.spec import compression, optimizer
+from shardscope.spec import compression, optimizer, registry
 from shardscope.spec._base import Spec
+from shardscope.spec.lr_schedule import LRSchedule
+from shardscope.spec.method import Method
 from shardscope.spec.numbers import Count, Number
 
-BRANCHES = ("optimizer", "compression")
+BRANCHES = ("optimizer", "compression", "lr_schedule")
 """Settings whose choice brings settings of its own."""
 PLAIN = (
-    "batch", "lr_rule", "warmup", "schedule", "strategy", "precision", "recompute", "clip_norm", "world_size", "seed",
+    "batch", "lr_rule", "warmup", "strategy", "precision", "recompute", "clip_norm", "world_size", "seed",
 )  # fmt: skip
 """Settings that stand for themselves. ``warmup`` is a share of the steps; ``lr_rule`` is how the learning rate, given
 for the job's own batch, follows the batch of the trial: ``none``, ``linear`` or ``sqrt``."""
@@ -212,11 +214,18 @@ def _check_setting(name: str, parts: Name) -> None:
 
 
 def _table(owner: str) -> Mapping[str, Mapping[str, Any]]:
+    if owner == LRSchedule.kind:
+        classes = {name: registry.require_known(LRSchedule, name) for name in registry.names(LRSchedule)}
+        return {name: _defaults(cls) for name, cls in classes.items()}
     return optimizer.DEFAULTS if owner == "optimizer" else compression.DEFAULTS
 
 
+def _defaults(method: type[Method]) -> dict[str, Any]:
+    return {name: info.get_default() for name, info in method.model_fields.items()}
+
+
 def settings_of(owner: str, branch: str) -> Mapping[str, Any]:
-    """The settings that a choice of ``optimizer`` or ``compression`` brings."""
+    """The settings that a choice of one of `BRANCHES` brings."""
     return _table(owner)[branch]
 
 
@@ -285,7 +294,6 @@ class Space(Spec):
         if parts.setting is None and parts.owner in (
             *BRANCHES,
             "strategy",
-            "schedule",
             "precision",
             "recompute",
         ):
@@ -309,7 +317,7 @@ class Space(Spec):
 
         Args:
             chosen: What has been drawn so far; may grow while this goes on.
-            defaults: The job's own optimizer and compression, where the space does not choose.
+            defaults: The job's own choice of each branch, where the space does not choose.
         """
         order = sorted(self.parameters, key=lambda name: parse_name(name).setting is not None)
         for name in order:

@@ -23,11 +23,16 @@ class UserCode(Spec):
     _function: Callable[..., Any] | None = PrivateAttr(default=None)
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> Self:
-        """Wrap a callable."""
-        code = cls(name=getattr(function, "__name__", type(function).__name__))
+    def of(cls, function: Callable[..., Any], name: str | None = None) -> Self:
+        """Wrap a callable, under its own name or another."""
+        code = cls(name=name or getattr(function, "__name__", type(function).__name__))
         code._function = function
         return code
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the callable itself is known, and not its name alone."""
+        return self._function is not None
 
     @property
     def function(self) -> Callable[..., Any]:

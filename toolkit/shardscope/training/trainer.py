@@ -49,7 +49,6 @@ from shardscope.training.lazy import is_unfinished, materialise
 from shardscope.training.loss import resolve_loss
 from shardscope.training.memory import StepMemory
 from shardscope.training.models import build_model
-from shardscope.training.optim import multiplier
 from shardscope.training.optim.sparse import settle_sparse_embeddings
 from shardscope.training.parameters import FILE as PARAMETERS
 from shardscope.training.parameters import save_parameters
@@ -313,7 +312,7 @@ class Trainer:
         return None
 
     def _set_learning_rate(self, step: int) -> None:
-        factor = multiplier(self.job.schedule, step, self.job.steps)
+        factor = self.job.lr_schedule.factor(step, self.job.steps)
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base * factor
 

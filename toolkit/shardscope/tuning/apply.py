@@ -7,15 +7,15 @@ from typing import Any
 
 from shardscope.analytic.large_batch import scaled_lr
 from shardscope.errors import SpecError
-from shardscope.spec import Batch, Compression, Job, Optimizer, Schedule
-from shardscope.spec.space import Choices, Space, Value, parse_name
+from shardscope.spec import Batch, Compression, Job, LRSchedule, Optimizer
+from shardscope.spec.space import BRANCHES, Choices, Space, Value, parse_name
 
 _AS_THEY_ARE = ("strategy", "precision", "recompute", "clip_norm", "world_size", "seed")
 
 
 def branches_of(job: Job) -> dict[str, str]:
     """The job's own choices where a space may branch."""
-    return {"optimizer": job.optimizer.name, "compression": job.compression.name}
+    return {owner: getattr(job, owner).name for owner in BRANCHES}
 
 
 def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> Job:
@@ -43,7 +43,7 @@ def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> J
     fields["optimizer"] = optimizer
     steps = fields.get("steps", job.steps)
     fields["compression"] = _compression(job, params, parts, steps)
-    fields["schedule"] = _schedule(job, params, steps)
+    fields["lr_schedule"] = _lr_schedule(job, params, parts, steps)
     return job.replace(**fields)
 
 
@@ -82,14 +82,15 @@ def _compression(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any]
     return base.replace(**_settings("compression", name, params, parts))
 
 
-def _schedule(job: Job, params: Mapping[str, Value], steps: int) -> Schedule:
+def _lr_schedule(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any], steps: int) -> LRSchedule:
     """The warm-up keeps its share of the steps where the trial has others."""
-    own = job.schedule
-    name = str(params.get("schedule", own.name))
+    own = job.lr_schedule
+    name = str(params.get("lr_schedule", own.name))
     share = params.get("warmup")
     warmup = own.warmup_steps * steps / job.steps if share is None else float(share) * steps
-    fields: dict[str, Any] = {"warmup_steps": min(steps, round(warmup))}
-    return own.replace(**fields) if name == own.name else Schedule(name=name, **fields)
+    base = own if name == own.name else LRSchedule(name)
+    fields = {"warmup_steps": min(steps, round(warmup)), **_settings("lr_schedule", name, params, parts)}
+    return base.replace(**fields)
 
 
 def check(job: Job, space: Space, *, equal: str = "samples") -> None:
@@ -117,7 +118,7 @@ def check(job: Job, space: Space, *, equal: str = "samples") -> None:
 def _branches(job: Job, space: Space, name: str) -> list[dict[str, Value]]:
     """What may be chosen besides: for a setting, every choice that has it; for a choice, every other choice."""
     chosen: list[dict[str, Value]] = [{}]
-    for owner in ("optimizer", "compression", "strategy"):
+    for owner in dict.fromkeys(("optimizer", "compression", "strategy", parse_name(name).owner)):
         parameter = space.parameters.get(owner)
         own = [str(v) for v in parameter.values] if isinstance(parameter, Choices) else None
         if own is not None and owner != name:

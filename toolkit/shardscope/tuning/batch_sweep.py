@@ -24,7 +24,7 @@ from typing import Literal
 from shardscope.analytic.large_batch import scaled_lr
 from shardscope.errors import RunFailed, SpecError, StudyError
 from shardscope.runtime import Run, launch
-from shardscope.spec import Job, Optimizer, Schedule
+from shardscope.spec import Job, LRSchedule, Optimizer
 from shardscope.spec.space import PowersOfTwo
 from shardscope.tuning.apply import apply
 from shardscope.tuning.driver import MOST_ATTEMPTS, was_killed
@@ -234,7 +234,7 @@ def _job(job: Job, optimizer: str, batch: int, rate: float, seed: int) -> Job:
     momentum = _MOMENTUM.get(optimizer)
     return resized.replace(
         optimizer=Optimizer(name=optimizer, lr=rate, **({} if momentum is None else {"momentum": momentum})),
-        schedule=Schedule(name="cosine", warmup_steps=round(_WARMUP * resized.steps)),
+        lr_schedule=LRSchedule("cosine", warmup_steps=round(_WARMUP * resized.steps)),
         seed=seed, eval_every=None, name=f"{optimizer}-{batch}",
     )  # fmt: skip
 

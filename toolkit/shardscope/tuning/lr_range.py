@@ -17,7 +17,7 @@ from shardscope.analytic.large_batch import RateSuggestions, smoothed_loss, sugg
 from shardscope.errors import SpecError
 from shardscope.runtime import Run, launch
 from shardscope.runtime.summary import mean_loss, steps_of
-from shardscope.spec import Checkpoint, Job, Schedule
+from shardscope.spec import Checkpoint, Job, LRSchedule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,9 +110,9 @@ def range_job(job: Job, *, low: float, high: float, steps: int) -> Job:
     if steps < FEWEST_STEPS:
         raise SpecError(f"steps={steps!r} are too few for a range test; use at least {FEWEST_STEPS}")
     # a schedule reaches its final ratio one step past the last
-    schedule = Schedule(name="exponential", final_ratio=(high / low) ** (steps / (steps - 1)))
+    lr_schedule = LRSchedule("exponential", final_ratio=(high / low) ** (steps / (steps - 1)))
     return job.replace(
-        optimizer=job.optimizer.replace(lr=low), schedule=schedule, steps=steps, eval_every=None,
+        optimizer=job.optimizer.replace(lr=low), lr_schedule=lr_schedule, steps=steps, eval_every=None,
         checkpoint=Checkpoint(), name=f"lr-range-{job.label}"[:80],
     )  # fmt: skip
 

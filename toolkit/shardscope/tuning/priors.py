@@ -162,7 +162,7 @@ def _rate_name(space: Space, optimizer: str) -> str:
 
 def _own(job: Job, space: Space) -> Iterator[Seed]:
     """The job as it is, as far as the space holds it."""
-    share = job.schedule.warmup_steps / job.steps
+    share = job.lr_schedule.warmup_steps / job.steps
     name = job.optimizer.name
     yield Seed(
         {

@@ -8,7 +8,18 @@ from typing import Any
 import traitlets as t
 
 from shardscope.errors import SpecError, unknown_name
-from shardscope.spec import STRATEGIES, Batch, Compression, Job, Link, Optimizer, Record
+from shardscope.spec import (
+    STRATEGIES,
+    Batch,
+    Compression,
+    Job,
+    Link,
+    LRSchedule,
+    Method,
+    Optimizer,
+    Record,
+    registry,
+)
 from shardscope.spec.compression import DEFAULTS as METHODS
 from shardscope.spec.data import DATA, is_path
 from shardscope.spec.job import PRECISIONS, RECOMPUTE
@@ -31,10 +42,21 @@ CATALOGUES: dict[str, tuple[str, ...]] = {
     "compression": tuple(METHODS),
 }
 """The names that each choice knows."""
+KINDS: dict[str, type[Method]] = {"lr_schedule": LRSchedule}
+"""The kinds of methods among the choices, whose names are asked for when they are needed: a user may add to them."""
+
+
+def known_names(field: str) -> tuple[str, ...]:
+    """The names that a choice knows now."""
+    return registry.names(KINDS[field]) if field in KINDS else CATALOGUES[field]
 
 
 class Choices(t.HasTraits):
     """One trait a control. Setting a trait moves the control, and moving the control sets the trait."""
+
+    def __init__(self, *args: Any, **traits: Any) -> None:
+        self._left: dict[tuple[str, str], dict[str, Any]] = {}
+        super().__init__(*args, **traits)
 
     model = t.Any("gpt-nano", help="A name from the catalogue, or a callable that returns an nn.Module.")
     data = t.Any("python-source", help="A name from the catalogue, a path, or a callable.")
@@ -43,6 +65,10 @@ class Choices(t.HasTraits):
     world_size = t.Int(2, min=1, max=64, help="Number of ranks; a single process takes 1 whatever this says.")
     optimizer = t.Unicode("adamw", help="Name of the optimizer.")
     lr = t.Float(1e-3, help="Learning rate; choosing an optimizer sets its default.")
+    lr_schedule = t.Unicode("constant", help="How the learning rate moves over the steps.")
+    lr_schedule_options = t.Dict(
+        key_trait=t.Unicode(), help="Settings of the schedule that differ from its defaults, by field."
+    )
     global_batch = t.Int(32, min=1, help="Samples in one step over all ranks.")
     micro_batch = t.Int(
         0, min=0, help="Samples in one forward pass on one rank; 0 takes what suits the strategy."
@@ -102,9 +128,49 @@ class Choices(t.HasTraits):
 
     def _known_name(self, field: str, value: Any) -> Any:
         free = callable(value) or (field == "data" and isinstance(value, str) and is_path(value))
-        if not free and value not in CATALOGUES[field]:
-            raise unknown_name(field, value, CATALOGUES[field])
+        if not free and value not in known_names(field):
+            raise unknown_name(field, value, known_names(field))
         return value
+
+    @t.validate(*KINDS)
+    def _known_kind(self, proposal: Mapping[str, Any]) -> Any:
+        """What is set for the method that is left is kept for when it is chosen again."""
+        field = proposal["trait"].name
+        name = self._known_name(field, proposal["value"])
+        self._left[field, getattr(self, field)] = getattr(self, f"{field}_options")
+        return name
+
+    @t.observe(*KINDS)
+    def _options_of_kind(self, change: Mapping[str, Any]) -> None:
+        field = change["name"]
+        setattr(self, f"{field}_options", self._left.get((field, change["new"]), {}))
+
+    @t.validate(*(f"{field}_options" for field in KINDS))
+    def _possible_options(self, proposal: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings as the method takes them, without those left at None.
+
+        Raises:
+            TraitError: The method does not take them.
+        """
+        given = {field: value for field, value in proposal["value"].items() if value is not None}
+        field = proposal["trait"].name.removesuffix("_options")
+        if "name" in given:
+            raise t.TraitError(f"{field}_options: name={given['name']!r} is not a setting; set {field}")
+        try:
+            made = KINDS[field].by_name(getattr(self, field), **given)
+        except SpecError as error:
+            raise t.TraitError(str(error)) from None
+        return {setting: getattr(made, setting) for setting in given}
+
+    def method(self, field: str) -> Any:
+        """The chosen method of a kind, with its settings."""
+        return KINDS[field].by_name(getattr(self, field), **getattr(self, f"{field}_options"))
+
+    def set_method_option(self, field: str, setting: str, value: Any) -> None:
+        """Set one setting of the chosen method of a kind."""
+        usual = KINDS[field].by_name(getattr(self, field)).settings
+        rest = {name: other for name, other in getattr(self, f"{field}_options").items() if name != setting}
+        setattr(self, f"{field}_options", rest if value == usual[setting] else {**rest, setting: value})
 
     @t.validate("compression")
     def _known_method(self, proposal: Mapping[str, Any]) -> Any:
@@ -220,6 +286,7 @@ class Choices(t.HasTraits):
             strategy=strategy,
             world_size=self.num_ranks,
             optimizer=Optimizer(name=self.optimizer, lr=self.lr),
+            lr_schedule=self.method("lr_schedule"),
             batch=Batch(global_size=self.global_batch, micro_size=self.micro_batch or suited),
             compression=Compression(name=self.compression, **self.compression_options),
             link=self.link(),
@@ -231,7 +298,7 @@ class Choices(t.HasTraits):
         )
 
 
-def _changed(spec: StrategySpec) -> dict[str, Any]:
+def _changed(spec: StrategySpec | Method) -> dict[str, Any]:
     """The settings of a strategy that are not the default."""
     fields = type(spec).model_fields
     values = {name: getattr(spec, name) for name in fields if name != "kind"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from shardscope_widgets.training_lab._choices import AS_IT_IS, CATALOGUES, NO_LATENCY, Choices
+from shardscope_widgets.training_lab._choices import AS_IT_IS, NO_LATENCY, Choices, known_names
 from shardscope_widgets.training_lab._families import families
 from shardscope_widgets.training_lab._methods import method_families
 from shardscope_widgets.training_lab._picker import Picker
@@ -17,6 +17,8 @@ _BANDWIDTHS = (AS_IT_IS, "10 Mbit/s", "50 Mbit/s", "100 Mbit/s", "500 Mbit/s", "
 _LATENCIES = (NO_LATENCY, "0.1 ms", "1 ms", "5 ms", "20 ms", "100 ms")
 WHAT = ("model", "data", "strategy", "world_size")
 """What stands above the strategy's own settings."""
+RATE = ("optimizer", "lr", "lr_schedule")
+"""What stands above the schedule's own settings."""
 WIRE = ("bandwidth", "compression")
 """What stands above the latency, which is the link's, and the compression's own settings."""
 
@@ -25,7 +27,7 @@ def _dropdown(
     choices: Choices, field: str, description: str, options: Sequence[Any] | None = None
 ) -> widgets.Dropdown:
     value = getattr(choices, field)
-    known = list(options if options is not None else CATALOGUES[field])
+    known = list(options if options is not None else known_names(field))
     return widgets.Dropdown(description=description, options=_including(known, value), value=value)
 
 
@@ -50,6 +52,7 @@ def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
         "lr": widgets.BoundedFloatText(
             description="Learning rate", min=0, max=1e3, step=1e-4, value=choices.lr
         ),
+        "lr_schedule": _dropdown(choices, "lr_schedule", "LR schedule"),
         "global_batch": number(description="Global batch", min=1, max=1_000_000, value=choices.global_batch),
         "micro_batch": _dropdown(choices, "micro_batch", "Micro-batch", _MICRO),
         "bandwidth": _dropdown(choices, "bandwidth", "Link", _BANDWIDTHS),
@@ -81,21 +84,22 @@ def bind(choices: Choices, field: str, control: widgets.DOMWidget) -> None:
     control.observe(lambda change: setattr(choices, field, change["new"]), "value")
 
 
-def panel(
-    controls: dict[str, widgets.DOMWidget], options: widgets.DOMWidget, compression: widgets.DOMWidget
-) -> widgets.VBox:
-    """The controls two in a row, the strategy's own below the strategy, the compression's below the compression."""
+def panel(controls: dict[str, widgets.DOMWidget], options: dict[str, widgets.DOMWidget]) -> widgets.VBox:
+    """The controls two in a row, the settings of a choice below it; `options` by the choice whose settings they are."""
     what, wire = ([controls[name] for name in names] for names in (WHAT, WIRE))
-    how = [control for name, control in controls.items() if name not in WHAT + WIRE + ("latency",)]
+    rate = [controls[name] for name in RATE]
+    how = [control for name, control in controls.items() if name not in WHAT + WIRE + RATE + ("latency",)]
     latency = widgets.GridBox([controls["latency"]])
     latency.add_class("ss-options")
     _shown_with_a_link(latency, controls["bandwidth"], controls["latency"])
     boxes = [
         widgets.GridBox(what),
-        options,
+        options["strategy"],
         widgets.GridBox(wire),
         latency,
-        compression,
+        options["compression"],
+        widgets.GridBox(rate),
+        options["lr_schedule"],
         widgets.GridBox(how),
     ]
     for box in boxes:

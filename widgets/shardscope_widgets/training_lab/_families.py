@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from shardscope.spec import STRATEGIES
+from shardscope.spec import STRATEGIES, Method, registry
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "One process": ("single",),
@@ -52,6 +52,16 @@ def families() -> list[tuple[str, list[str]]]:
     """Each family with those of its strategies that there are."""
     known = {name: [kind for kind in kinds if kind in STRATEGIES] for name, kinds in FAMILIES.items()}
     return [(name, kinds) for name, kinds in known.items() if kinds]
+
+
+def settings_of_method(kind: type[Method], name: str) -> list[Setting]:
+    """The settings of a method that a control can hold."""
+    method = registry.require_known(kind, name)
+    found = [
+        setting_of(field, info, _LABELS.get(field), info.get_default())
+        for field, info in method.model_fields.items()
+    ]
+    return [setting for setting in found if setting is not None]
 
 
 def settings_of(kind: str) -> list[Setting]:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import ipywidgets as widgets
 from traitlets import TraitError
 
-from shardscope_widgets.training_lab._choices import Choices
-from shardscope_widgets.training_lab._families import Setting, applies, settings_of
+from shardscope_widgets.training_lab._choices import KINDS, Choices
+from shardscope_widgets.training_lab._families import Setting, applies, settings_of, settings_of_method
 from shardscope_widgets.training_lab._methods import method_settings
 from shardscope_widgets.words import safe
 
@@ -41,6 +41,16 @@ COMPRESSION = Topic(
     Choices.set_compression_option,
     lambda *_: True,
 )
+
+
+def topic_of(field: str) -> Topic:
+    """The settings of the chosen method of a kind."""
+    return Topic(
+        field, f"{field}_options", lambda name: settings_of_method(KINDS[field], name),
+        lambda choices: choices.method(field).settings,
+        lambda choices, setting, value: choices.set_method_option(field, setting, value),
+        lambda *_: True,
+    )  # fmt: skip
 
 
 class Options(widgets.GridBox):  # type: ignore[misc]

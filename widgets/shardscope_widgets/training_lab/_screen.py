@@ -15,7 +15,7 @@ from shardscope_widgets.training_lab._choices import Choices
 from shardscope_widgets.training_lab._frame import Frame
 from shardscope_widgets.training_lab._history import History
 from shardscope_widgets.training_lab._live import LiveView
-from shardscope_widgets.training_lab._options import COMPRESSION, STRATEGY, Options
+from shardscope_widgets.training_lab._options import COMPRESSION, STRATEGY, Options, topic_of
 from shardscope_widgets.training_lab._panels import Panels
 from shardscope_widgets.training_lab._runbook import Entry
 from shardscope_widgets.words import safe
@@ -30,6 +30,7 @@ class Screen:
         self.controls = _controls.make_controls(choices)
         self.options = Options(choices, STRATEGY)
         self.compression_options = Options(choices, COMPRESSION)
+        self.lr_schedule_options = Options(choices, topic_of("lr_schedule"))
         self.start = widgets.Button(description="Start", icon="play", button_style="primary")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.check = widgets.Button(description="Check", icon="check")
@@ -46,7 +47,14 @@ class Screen:
 
     def _arrange(self, check_box: widgets.Widget) -> tuple[widgets.Widget, ...]:
         buttons = widgets.HBox([self.start, self.stop, self.check])
-        panel = _controls.panel(self.controls, self.options, self.compression_options)
+        panel = _controls.panel(
+            self.controls,
+            {
+                "strategy": self.options,
+                "compression": self.compression_options,
+                "lr_schedule": self.lr_schedule_options,
+            },
+        )
         left = widgets.VBox([panel, buttons, self.plan, self.history])
         right = widgets.VBox([self.status, self.problem, check_box, self.tabs])
         main = widgets.HBox([left, right])

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import shardscope as ss
-from shardscope.spec import Job, Link
+from shardscope.spec import Job, Link, Method
 from shardscope.spec._base import Spec
 from shardscope.spec.strategy import StrategySpec, parse_strategy
 from shardscope.spec.units import Kind, bit_rate_text, parse, seconds_text
 from shardscope.spec.user_code import UserCode, label_of
 
-_SHORT = {"Optimizer": "name", "Compression": "name", "Schedule": "name", "Batch": "global_size"}
+_SHORT = {"Optimizer": "name", "Compression": "name", "Batch": "global_size"}
 """Parts that a job also takes by this field alone."""
 _UNITS: Mapping[str, tuple[Kind, Callable[[float], str], tuple[str, ...]]] = {
     "bandwidth": ("bytes/s", bit_rate_text, ("Mbit/s", "Gbit/s", "MB/s", "GB/s")),
@@ -54,9 +54,20 @@ def _code(value: Any) -> str:
         return label_of(value)
     if isinstance(value, StrategySpec) and parse_strategy(value.label) == value:
         return _quoted(value.label)
+    if isinstance(value, Method):
+        return _method(value)
     if isinstance(value, Spec):
         return _part(value)
     return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _method(value: Method) -> str:
+    """By name; a method of the user's own by its class, which the code of a job does not define."""
+    given = [f"{field}={_code(each)}" for field, each in _given(value).items()]
+    if value.user_code is not None:
+        return f"{type(value).__name__}({', '.join(given)})"
+    base = value.base_class().__name__
+    return f"ss.{base}({', '.join([_quoted(value.name), *given])})" if given else _quoted(value.name)
 
 
 def _part(value: Spec) -> str:

@@ -8,12 +8,12 @@ from typing import Any
 from shardscope.spec import Job
 from shardscope.spec.data import DATA
 from shardscope.spec.models import MODELS
-from shardscope_widgets.training_lab._choices import AS_IT_IS, Choices, _changed
+from shardscope_widgets.training_lab._choices import AS_IT_IS, Choices, _changed, known_names
 
 FIELDS = {
     "model": ("model",), "data": ("data",), "strategy": ("strategy", "options"), "world_size": ("world_size",),
-    "optimizer": ("optimizer", "lr"), "batch": ("global_batch", "micro_batch"),
-    "compression": ("compression", "compression_options"),
+    "optimizer": ("optimizer", "lr"), "lr_schedule": ("lr_schedule", "lr_schedule_options"),
+    "batch": ("global_batch", "micro_batch"), "compression": ("compression", "compression_options"),
     "link": ("bandwidth", "latency"), "precision": ("precision",),
     "recompute": ("recompute",), "steps": ("steps",), "seed": ("seed",),
 }  # fmt: skip
@@ -30,7 +30,7 @@ FIRST = {
 
 
 class JobOfChoices:
-    """What is not among the controls (a schedule, a seed of one's own, a model of one's own) stays as it was given.
+    """What is not among the controls (a link's exact figures, a model of one's own) stays as it was given.
 
     Args:
         choices: Whose traits the controls are bound to.
@@ -61,6 +61,8 @@ class JobOfChoices:
         choices.world_size, choices.steps, choices.seed = job.world_size, job.steps, job.seed
         choices.optimizer = job.optimizer.name
         choices.lr = job.optimizer.learning_rate
+        if job.lr_schedule.name in known_names("lr_schedule"):
+            choices.lr_schedule, choices.lr_schedule_options = job.lr_schedule.name, _changed(job.lr_schedule)
         choices.global_batch, choices.micro_batch = job.batch.global_size, job.batch.micro_size or 0
         choices.compression = job.compression.name
         choices.precision, choices.recompute = job.precision, job.recompute

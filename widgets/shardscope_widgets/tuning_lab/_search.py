@@ -11,7 +11,7 @@ from math import floor, log10
 from typing import Any, NamedTuple
 
 from shardscope.errors import SpecError
-from shardscope.spec import STRATEGIES, Job
+from shardscope.spec import STRATEGIES, Job, LRSchedule, registry
 from shardscope.spec.compression import DEFAULTS as METHODS
 from shardscope.spec.optimizer import DEFAULTS as OPTIMIZERS
 from shardscope.spec.optimizer import Optimizer
@@ -22,7 +22,7 @@ from shardscope_widgets.words import three_digits
 
 LABELS = {
     "optimizer": "Optimizer", "batch": "Batch", "lr_rule": "Rate follows batch", "warmup": "Warm-up share",
-    "compression": "Compression", "strategy": "Strategy", "schedule": "Schedule", "precision": "Precision",
+    "compression": "Compression", "strategy": "Strategy", "lr_schedule": "LR schedule", "precision": "Precision",
     "recompute": "Recompute", "clip_norm": "Clip at norm", "world_size": "Ranks", "seed": "Seed",
 }  # fmt: skip
 SETTINGS = {"lr": "rate", "trust_coefficient": "trust", "weight_decay": "decay"}
@@ -85,6 +85,7 @@ def _offers(job: Job) -> Iterator[tuple[str, Parameter]]:
     yield "batch", PowersOfTwo(max(job.world_size, size // 4), min(_LARGEST_BATCH, size * 4))
     yield "lr_rule", Choices(values=LR_RULES)
     yield "warmup", Between(low=0.0, high=0.3)
+    yield "lr_schedule", Choices(values=registry.names(LRSchedule))
     yield "compression", Choices(values=tuple(METHODS))
     for method, settings in METHODS.items():
         for setting, (low, high) in _STRENGTHS.items():

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardscope.errors import SpecError, unknown_name
-from shardscope.spec.schedule import SCALING_EXPONENTS
 
 Floats = NDArray[np.float64]
+SCALING_EXPONENTS = {"linear": 1.0, "sqrt": 0.5}
+"""By which power of the batch size the learning rate grows, rule by rule."""
 
 
 def positive(name: str, values: ArrayLike) -> Floats:

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules: `build_optimizer` makes what a job's spec asks for."""
+"""Optimizers: `build_optimizer` makes what a job's spec asks for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from shardscope.training.optim._layerwise import LayerwiseOptimizer
 from shardscope.training.optim.build import build_optimizer
 from shardscope.training.optim.lamb import Lamb
 from shardscope.training.optim.lars import Lars
-from shardscope.training.optim.schedules import multiplier
 from shardscope.training.optim.signals import LayerSignal
 
-__all__ = ["Lamb", "Lars", "LayerSignal", "LayerwiseOptimizer", "build_optimizer", "multiplier"]
+__all__ = ["Lamb", "Lars", "LayerSignal", "LayerwiseOptimizer", "build_optimizer"]

@@ -19,7 +19,7 @@ from shardscope.spec import Job, ParameterServer
 from shardscope.training.context import RankContext
 from shardscope.training.flat import copy_tensors_
 from shardscope.training.meter import OBSERVING
-from shardscope.training.optim import build_optimizer, multiplier
+from shardscope.training.optim import build_optimizer
 from shardscope.training.parameter_server.admission import Admission
 from shardscope.training.parameter_server.messages import (
     TO_SERVER,
@@ -264,7 +264,7 @@ class Server:
     def _set_rates(self, workers: list[int]) -> None:
         """Each gradient of an update brings in 1/m of the rate that the schedule has for its worker's step."""
         job = self.job
-        factors = [multiplier(job.schedule, self._pushed[worker][0], job.steps) for worker in workers]
+        factors = [job.lr_schedule.factor(self._pushed[worker][0], job.steps) for worker in workers]
         for group, base in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base * (sum(factors) / len(self.workers))
 

@@ -17,7 +17,7 @@ from shardscope.tuning.apply import apply, branches_of, check
 from shardscope.tuning.population.explore import Axis, Choice, Number, PowerOfTwo, Ranges, Whole
 from shardscope.tuning.population.settings import MAY_CHANGE, Settings
 
-_FIELDS = {"warmup": "schedule", "lr_rule": "optimizer"}
+_FIELDS = {"warmup": "lr_schedule", "lr_rule": "optimizer"}
 """Settings of a space by another name than the field of the job that they change."""
 
 

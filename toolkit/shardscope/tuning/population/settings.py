@@ -12,7 +12,7 @@ from shardscope.spec._base import Spec
 Settings = Mapping[str, Any]
 """By dotted path; values as JSON has them: a number, a word, or the fields of a part of the job."""
 
-MAY_CHANGE = ("optimizer", "schedule", "batch", "compression", "clip_norm", "strategy", "recompute")
+MAY_CHANGE = ("optimizer", "lr_schedule", "batch", "compression", "clip_norm", "strategy", "recompute")
 """Fields of a job under whose changes a checkpoint still fits."""
 
 

@@ -101,7 +101,7 @@ class Dominance:
         share = measured.curve[-1][0] / job.steps if measured.curve else 0.0
         if not 0 < share <= _LATEST or len(finished) < self.least_finished:
             return None
-        if measured.curve[-1][0] <= job.schedule.warmup_steps:
+        if measured.curve[-1][0] <= job.lr_schedule.warmup_steps:
             return None
         point, cautious = (self._point(measured, job, share, finished, caution) for caution in (1.0, CAUTION))
         if point is None or cautious is None:

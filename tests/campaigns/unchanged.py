@@ -1,0 +1,110 @@
+"""What a redesign must leave as it is: losses to the bit, bytes and messages, and the JSON of a set of jobs.
+
+    PYTHONPATH=tests python tests/campaigns/unchanged.py --record FILE    # at the commit before
+    PYTHONPATH=tests python tests/campaigns/unchanged.py --against FILE   # at every commit after
+
+Every strategy, compressor, optimizer and learning-rate schedule trains a few steps, at 1, 2 or 3 ranks. Losses are
+compared to the bit on the machine that recorded them. JSON that was recorded must still describe the same job.
+Exit code 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import shardscope as ss
+
+_BASE = {"model": "mlp", "data": "digits", "world_size": 3, "batch": 48, "steps": 6, "seed": 3}
+_STRATEGIES = (
+    "single", "all-reduce", "ring", "ring:2", "tree", "hierarchical", "parameter-server", "gossip", "zero-1", "zero-2",
+    "zero-3", "pipeline", "pipeline:gpipe", "pipeline:interleaved",
+)  # fmt: skip
+_OPTIMIZERS = ("sgd", "nesterov", "adamw", "lamb", "lars")
+_COMPRESSORS = (
+    "fp16", "bf16", "fp8", "int8", "int4", "qsgd", "terngrad", "natural", "sign", "sign-vote", "local-sgd", "randomk",
+    "randomblock", "topk", "dgc", "powersgd", "adaptive-bits", "adaptive-rank",
+)  # fmt: skip
+_SHAPES: tuple[dict[str, Any], ...] = (
+    {"name": "linear", "warmup_steps": 2}, {"name": "sqrt", "warmup_steps": 2}, {"name": "polynomial", "power": 3.0},
+    {"name": "cosine", "final_ratio": 0.1}, {"name": "exponential"},
+)  # fmt: skip
+
+
+def _jobs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each job by name, as the fields that describe it."""
+    for strategy in _STRATEGIES:
+        alone = {"world_size": 1} if strategy == "single" else {}
+        even = {"world_size": 2} if strategy.startswith(("hierarchical", "pipeline")) else {}
+        yield f"strategy {strategy}", {**_BASE, "strategy": strategy, **alone, **even}
+    for optimizer in _OPTIMIZERS:
+        for strategy in ("ring", "zero-1", "zero-3"):
+            yield f"optimizer {optimizer} {strategy}", {**_BASE, "strategy": strategy, "optimizer": optimizer}
+    for compression in _COMPRESSORS:
+        plain = {"optimizer": "sgd"} if compression == "dgc" else {}
+        yield f"compression {compression}", {**_BASE, "strategy": "ring", "compression": compression, **plain}
+    for compression, optimizer in (("onebit-adam", "adamw"), ("onebit-lamb", "lamb")):
+        fields = {**_BASE, "compression": compression, "optimizer": optimizer, "steps": 9}
+        yield f"compression {compression}", fields
+    for shape in _SHAPES:
+        yield f"schedule {shape['name']}", {**_BASE, "strategy": "all-reduce", "lr_schedule": shape}
+
+
+def _outcome(fields: dict[str, Any], root: Path) -> dict[str, Any]:
+    """What training a job comes to."""
+    try:
+        job = ss.Job.from_fields(fields)
+        run = ss.launch(job, root=root).wait(120)
+    except ss.ShardscopeError as error:
+        return {"error": str(error)}
+    steps = run.events("step")
+    return {
+        "job": json.loads(job.to_json()),
+        "losses": [[event["rank"], event["step"], event["loss"], event["lr"]] for event in steps],
+        "traffic": [[event["rank"], event["step"], event["traffic"]] for event in steps],
+    }
+
+
+def _differences(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+    if "error" in before or "error" in after:
+        if before != after:
+            yield f"was {before.get('error', 'trained')!r}, is {after.get('error', 'trained')!r}"
+        return
+    for part in ("losses", "traffic"):
+        if sorted(map(json.dumps, before[part])) != sorted(map(json.dumps, after[part])):
+            yield f"{part} differ"
+    if ss.Job.from_fields(before["job"]) != ss.Job.from_fields(after["job"]):
+        yield "the recorded JSON describes another job"
+
+
+def main() -> int:
+    """Record or compare; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--against", type=Path)
+    parser.add_argument("--only", default="", help="names that begin so")
+    options = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="shardscope-unchanged-"))
+    try:
+        found = {name: _outcome(job, root) for name, job in _jobs() if name.startswith(options.only)}
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    if options.record:
+        options.record.write_text(json.dumps(found, indent=0))
+    if not options.against:
+        return 0
+    before = json.loads(options.against.read_text())
+    faults = [f"{name}: {fault}" for name in found for fault in _differences(before[name], found[name])]
+    print("\n".join(faults))
+    print(f"{len(found)} jobs, {len(faults)} differences")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

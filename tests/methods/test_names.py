@@ -1,0 +1,51 @@
+"""No code outside `methods/` compares the name of a method or keys a table by it: it asks the method instead."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardscope import LRSchedule
+from shardscope.spec.registry import names
+
+TOP = Path(__file__).parents[2]
+KINDS = (LRSchedule,)
+"""The kinds of methods."""
+EXCEPTED = {
+    "toolkit/shardscope/analytic/large_batch/scaling.py": {"linear", "sqrt"},  # rules by which the rate is scaled
+    "toolkit/shardscope/tuning/population/explore.py": {"linear"},  # how an axis is drawn
+}
+"""By file: words that are the names of something else there."""
+
+
+def compared(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and text of each string that is compared, matched, or the key of a table."""
+    for node in ast.walk(tree):
+        found: list[ast.expr | None] = []
+        if isinstance(node, ast.Compare):
+            found = [node.left, *node.comparators]
+        elif isinstance(node, ast.Dict):
+            found = list(node.keys)
+        elif isinstance(node, ast.MatchValue):
+            found = [node.value]
+        elif isinstance(node, ast.Subscript) and not (isinstance(node.value, ast.Name) and node.value.id == "Literal"):
+            found = [node.slice]
+        for each in found:
+            items = each.elts if isinstance(each, ast.Tuple | ast.List | ast.Set) else [each]
+            for item in items:
+                if isinstance(item, ast.Constant) and isinstance(item.value, str):
+                    yield item.lineno, item.value
+
+
+def test_names_are_compared_nowhere_else() -> None:
+    known = {name for kind in KINDS for name in names(kind)}
+    offences = []
+    for path in sorted([*TOP.glob("toolkit/**/*.py"), *TOP.glob("widgets/**/*.py")]):
+        file = str(path.relative_to(TOP))
+        if file.startswith("toolkit/shardscope/methods/"):
+            continue
+        for line, text in compared(ast.parse(path.read_text())):
+            if text in known - EXCEPTED.get(file, set()):
+                offences.append(f"{file}:{line} knows {text!r} by name")
+    assert not offences

@@ -1,0 +1,44 @@
+"""What every method must satisfy, built-in or of one's own: classes of tests for pytest, and `check_method`.
+
+    class TestSawtooth(LRScheduleConformance):
+        method = Sawtooth
+
+Each test trains real ranks where it says so. `check_method(Sawtooth)` runs the same without pytest.
+"""
+
+from __future__ import annotations
+
+from shardscope.conformance.lr_schedule import LRScheduleConformance
+from shardscope.conformance.method import MethodConformance
+from shardscope.spec.method import Method
+
+_CLASSES: tuple[type[MethodConformance], ...] = (LRScheduleConformance,)
+
+
+def check_method(method: type[Method]) -> None:
+    """Run all tests of a method's kind on it; returns if it passes them.
+
+    Args:
+        method: The class, such as one defined in a notebook cell.
+
+    Raises:
+        SpecError: It lacks a member, or its name is taken.
+        AssertionError: It fails a test, which the message names.
+
+    Example:
+        >>> check_method(Sawtooth)  # doctest: +SKIP
+    """
+    base = next((cls for cls in _CLASSES if issubclass(method, cls.kind)), None)
+    if base is None:
+        raise TypeError(
+            f"{method!r} is not a method; derive it from a kind of methods, such as ss.LRSchedule"
+        )
+    tests = type(f"Test{method.__name__}", (base,), {"method": method})()
+    for name in sorted(name for name in dir(tests) if name.startswith("test_")):
+        try:
+            getattr(tests, name)()
+        except AssertionError as error:
+            raise AssertionError(f"{method.__name__} fails {name}: {error}") from error
+
+
+__all__ = ["LRScheduleConformance", "MethodConformance", "check_method"]

@@ -1,0 +1,41 @@
+"""What a learning-rate schedule must satisfy."""
+
+from __future__ import annotations
+
+import math
+
+from shardscope.conformance.method import MethodConformance
+from shardscope.runtime import Run
+from shardscope.spec.lr_schedule import LRSchedule
+
+_STEPS = 50
+
+
+class LRScheduleConformance(MethodConformance):
+    """Rates are finite, at least 0 and the same whenever they are asked for; ranks train with them."""
+
+    kind = LRSchedule
+
+    def test_factors_are_finite_and_not_negative(self) -> None:
+        """With and without a warm-up, in every step and beyond the last."""
+        for warmup in (0, 5, _STEPS):
+            schedule = self.method().replace(warmup_steps=warmup)
+            assert isinstance(schedule, LRSchedule)
+            for step in range(1, _STEPS + 10):
+                factor = schedule.factor(step, _STEPS)
+                assert math.isfinite(factor), f"the factor in step {step} of {_STEPS} is {factor}"
+                assert factor >= 0, f"the factor in step {step} of {_STEPS} is {factor}"
+
+    def test_nothing_is_kept_between_steps(self) -> None:
+        """A resumed run asks for later steps first."""
+        schedule = self.method()
+        assert isinstance(schedule, LRSchedule)
+        forwards = [schedule.factor(step, _STEPS) for step in range(1, _STEPS + 1)]
+        backwards = [schedule.factor(step, _STEPS) for step in range(_STEPS, 0, -1)]
+        assert forwards == backwards[::-1], "factors depend on which steps were asked for before"
+
+    def _look_at(self, run: Run) -> None:
+        job = run.job
+        for event in run.events("step"):
+            rate = job.optimizer.learning_rate * job.lr_schedule.factor(event["step"], job.steps)
+            assert event["lr"] == rate, f"step {event['step']} trained with lr={event['lr']}, not {rate}"

@@ -1,0 +1,83 @@
+"""What a method of any kind must satisfy."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any, ClassVar
+
+import cloudpickle
+
+from shardscope.runtime import Run, launch
+from shardscope.spec import Job
+from shardscope.spec.method import Method
+from shardscope.spec.registry import names, register
+from shardscope.spec.space import Space
+from shardscope.tuning.apply import apply, check
+
+_STEPS = 4
+_TIMEOUT_S = 120
+
+
+class MethodConformance:
+    """A subclass for a kind sets `kind`; one for a method sets `method`.
+
+    Class attributes:
+        method: The class under test.
+        kind: The base class of its kind.
+        job: Fields of the job that it is tried in.
+    """
+
+    method: ClassVar[type[Method]]
+    kind: ClassVar[type[Method]] = Method
+    job: ClassVar[dict[str, Any]] = {"model": "mlp", "data": "digits", "strategy": "ring", "batch": 24}
+
+    def _job(self, **changes: Any) -> Job:
+        return Job(**{**self.job, "steps": _STEPS, self.method.kind: register(self.method)(), **changes})
+
+    def _train(self, **changes: Any) -> Run:
+        """A run of the job that has completed."""
+        with tempfile.TemporaryDirectory(prefix="shardscope-conformance-") as root:
+            run = launch(self._job(**changes), root=root).wait(_TIMEOUT_S)
+            assert run.state == "completed", f"it ended as {run.state}: {run.error or run.reason}"
+            self._look_at(run)
+        return run
+
+    def _look_at(self, run: Run) -> None:
+        """Check what a finished run has written; for kinds to override."""
+
+    def test_it_is_known_by_its_name(self) -> None:
+        """Jobs, studies and labs find it."""
+        register(self.method)
+        assert self.method.name in names(self.kind)
+        assert isinstance(self.kind.by_name(self.method.name), self.method)
+
+    def test_it_survives_json(self) -> None:
+        """A job that has it is read back as it was written."""
+        job = self._job()
+        assert Job.from_json(job.to_json()) == job
+
+    def test_it_can_be_sent_to_ranks(self) -> None:
+        """Its class can be pickled, and makes an equal method elsewhere."""
+        method = register(self.method)()
+        code = cloudpickle.loads(cloudpickle.dumps(self.method))
+        assert code(**method.settings).settings == method.settings
+
+    def test_it_is_an_axis_of_a_study(self) -> None:
+        """A search space may choose it among others, and a trial's job then has it."""
+        others = [name for name in names(self.kind) if name != self.method.name][:1]
+        job, axis = self._job(), self.method.kind
+        space = Space(parameters={axis: [self.method.name, *others]})
+        check(job, space)
+        assert type(getattr(apply(job, {axis: self.method.name}), axis)) is self.method
+
+    def test_it_trains_on_2_ranks(self) -> None:
+        """A short job with it completes on 2 real ranks."""
+        self._train(world_size=2)
+
+    def test_it_trains_on_3_ranks(self) -> None:
+        """A short job with it completes on 3 real ranks."""
+        self._train(world_size=3)
+
+    def test_it_trains_on_4_ranks(self) -> None:
+        """A short job with it completes on 4 real ranks."""
+        self._train(world_size=4)

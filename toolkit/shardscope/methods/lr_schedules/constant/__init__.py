@@ -1,0 +1,14 @@
+"""The full rate after the warm-up."""
+
+from __future__ import annotations
+
+from shardscope.spec.lr_schedule import LRSchedule
+
+
+class Constant(LRSchedule):
+    """The full rate in every step after the warm-up."""
+
+    name = "constant"
+
+    def factor_after_warmup(self, step: int, steps: int) -> float:  # noqa: ARG002 - the same in every step
+        return 1.0

@@ -1,0 +1,19 @@
+"""The same factor from step to step; rising, it is the learning-rate range test's (Smith 2017, arXiv:1506.01186)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shardscope.spec.lr_schedule import LRSchedule
+
+
+class Exponential(LRSchedule):
+    """Falls, or rises, by the same factor from step to step."""
+
+    name = "exponential"
+
+    final_ratio: float = Field(default=0.01, gt=0, allow_inf_nan=False)
+    """What is left of the rate just after the last step, above 0; above 1 the rate rises, as in a range test."""
+
+    def factor_after_warmup(self, step: int, steps: int) -> float:
+        return float(self.final_ratio ** self.progress(step, steps))

@@ -1,0 +1,16 @@
+"""The inverse square root of the step (Vaswani et al. 2017, arXiv:1706.03762, section 5.3)."""
+
+from __future__ import annotations
+
+import math
+
+from shardscope.spec.lr_schedule import LRSchedule
+
+
+class Sqrt(LRSchedule):
+    """Falls with the inverse square root of the step, from where the warm-up ends."""
+
+    name = "sqrt"
+
+    def factor_after_warmup(self, step: int, steps: int) -> float:  # noqa: ARG002 - it has no end
+        return math.sqrt(max(self.warmup_steps, 1) / step)

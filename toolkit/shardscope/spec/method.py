@@ -1,0 +1,209 @@
+"""A method: one way to do a part of a training, such as a learning-rate schedule, as a class with its own settings."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from abc import abstractmethod
+from collections.abc import Iterator
+from functools import cache
+from types import CodeType, FunctionType, NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
+
+from shardscope.errors import SpecError, quoted
+from shardscope.spec import registry
+from shardscope.spec._base import Spec
+from shardscope.spec.user_code import UserCode
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+
+    Required = TypeVar("Required")
+
+    def required(function: Required) -> Required:
+        """Mark what every method of a kind must define."""
+        return function
+else:
+    ModelMetaclass = type(BaseModel)
+    required = abstractmethod
+
+
+class _ByName(ModelMetaclass):
+    """Lets the base class of a kind make any method of that kind: ``LRSchedule("cosine", final_ratio=0.1)``.
+
+    Type checkers see neither this nor that the base class is abstract, but the `__init__` that the kind declares.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *args: Any, **fields: Any) -> Any:  # noqa: N805 - of a metaclass
+            return cls.by_name(*args, **fields) if "kind" in vars(cls) else super().__call__(*args, **fields)
+
+
+class Method(Spec, metaclass=_ByName):
+    """Base of all kinds of methods. Its fields are the settings; each needs a default.
+
+    A kind is a direct subclass, which sets `kind` and `folder`. A method is a subclass of a kind, which sets `name`.
+    In JSON a method is its name and its settings; one of the user's own has a digest of its code besides.
+    """
+
+    _positional = "name"
+
+    kind: ClassVar[str]
+    """What errors call it: the field of a job that takes it, such as ``lr_schedule``."""
+    folder: ClassVar[str]
+    """The folder of the built-in methods of this kind, in `shardscope.methods`."""
+    name: ClassVar[str]
+    """The method's name, unique within its kind: small letters, digits and hyphens."""
+
+    @classmethod
+    def by_name(cls, *args: Any, **fields: Any) -> Any:
+        """The method of this kind with this name and these settings; None leaves one at its default.
+
+        Raises:
+            SpecError: There is none of this name, or it does not take these settings.
+        """
+        fields = cls._with_positional(args, fields) if args else fields
+        if "name" not in fields:
+            raise SpecError(f"{cls.__name__} needs a name; give one of {', '.join(registry.names(cls))}")
+        name, code = fields.pop("name"), fields.pop("code", None)
+        found = registry.find(cls, name) if isinstance(name, str) else None
+        if code is not None and isinstance(name, str) and (found is None or found.code_digest() != code):
+            return _Unloaded.stand_in(cls, name, code, fields)
+        method = found or registry.require_known(cls, name)
+        for setting in fields.keys() - method.model_fields.keys():
+            if fields[setting] is not None:
+                raise _no_setting(method, setting, fields[setting])
+        return method(
+            **{key: value for key, value in fields.items() if value is not None or _takes_none(method, key)}
+        )
+
+    @classmethod
+    def resolve(cls, value: Any) -> Any:
+        """What a job's field may be given, as a method: its name, its fields as JSON has them, its class, or itself."""
+        if isinstance(value, str):
+            return cls.by_name(value)
+        if isinstance(value, dict):
+            return cls.from_fields(value)
+        if isinstance(value, type) and issubclass(value, cls):
+            registry.register_used(value)
+            return value()
+        if not isinstance(value, cls):
+            raise SpecError(
+                f"{cls.kind}={quoted(value)} is no {cls.__name__}; give a name such as "
+                f"{registry.names(cls)[0]!r}, or an object of such a class"
+            )
+        if not isinstance(value, _Unloaded):
+            registry.register_used(type(value))
+        return value
+
+    @classmethod
+    def base_class(cls) -> type[Method]:
+        """The base class of the method's kind, such as `LRSchedule`."""
+        return next(base for base in cls.__mro__ if "kind" in vars(base))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting with its value."""
+        return {field: getattr(self, field) for field in type(self).model_fields}
+
+    @property
+    def user_code(self) -> UserCode | None:
+        """The class, where it is the user's own."""
+        cls = type(self)
+        return UserCode.of(cls, name=cls.name) if registry.origin(cls) == "user" else None
+
+    @classmethod
+    def code_digest(cls) -> str | None:
+        """A digest of the code of a class of the user's own, the same for the same source; None for other methods.
+
+        It covers the class's settings and functions, and not what these call.
+        """
+        return _digest_of(cls) if registry.origin(cls) == "user" else None
+
+    @classmethod
+    def _prefix(cls) -> str:
+        return f"{cls.kind}."
+
+    @model_serializer(mode="wrap")
+    def _with_name(self, write_fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        code = self._digest()
+        return {"name": self.name, **write_fields(self), **({} if code is None else {"code": code})}
+
+    def _digest(self) -> str | None:
+        return self.code_digest()
+
+
+class _Unloaded(Method):
+    """Stands for a method of the user's whose code is not here: its name and settings can be read, and no more."""
+
+    _code: str = PrivateAttr()
+
+    @staticmethod
+    def stand_in(kind: type[Method], name: str, code: str, settings: dict[str, Any]) -> Any:
+        """An object of `kind` whose members refuse to work."""
+
+        def refuse(self: Method, *_args: object, **_fields: object) -> None:
+            assert self.user_code is not None
+            _ = self.user_code.function  # raises
+
+        members = dict.fromkeys(kind.__abstractmethods__, refuse)
+        about = {"name": name, "__module__": __name__, "model_config": ConfigDict(extra="allow")}
+        build: Any = type(kind)
+        made = build(f"Unloaded{kind.__name__}", (_Unloaded, kind), {**about, **members})(**settings)
+        made._code = code  # noqa: SLF001 - of this class
+        return made
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings, **(self.model_extra or {})}
+
+    @property
+    def user_code(self) -> UserCode:
+        return UserCode(name=self.name)
+
+    def _digest(self) -> str:
+        return self._code
+
+
+def _no_setting(method: type[Method], setting: str, value: Any) -> SpecError:
+    """A setting that the method does not have, and which methods have it."""
+    takers = " or ".join(registry.having(method.base_class(), setting))
+    own = ", ".join(method.model_fields) or "none"
+    way_out = f"leave it out, or use {takers}" if takers else f"its settings are {own}"
+    return SpecError(f"{method.kind}.{setting}={quoted(value)} has no effect on {method.name}; {way_out}")
+
+
+def _takes_none(method: type[Method], setting: str) -> bool:
+    field = method.model_fields.get(setting)
+    return field is not None and NoneType in get_args(field.annotation)
+
+
+@cache
+def _digest_of(cls: type[Method]) -> str:
+    fields = {name: (str(info.annotation), repr(info.default)) for name, info in cls.model_fields.items()}
+    code = sorted((name, _text_of(function)) for name, function in _functions_of(cls))
+    return hashlib.sha256(repr((cls.__name__, cls.name, fields, code)).encode()).hexdigest()
+
+
+def _functions_of(cls: type[Method]) -> Iterator[tuple[str, FunctionType]]:
+    for name, value in vars(cls).items():
+        function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if isinstance(function, FunctionType) and not name.startswith("__"):
+            yield name, function
+
+
+def _text_of(function: FunctionType) -> str:
+    """The source of a function; where it is gone, what it was compiled to."""
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        return repr(_compiled(function.__code__))
+
+
+def _compiled(code: CodeType) -> tuple[Any, ...]:
+    """What a function does, without where it was written."""
+    constants = [_compiled(each) if isinstance(each, CodeType) else each for each in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, constants

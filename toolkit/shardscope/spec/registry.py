@@ -1,0 +1,190 @@
+"""Which methods there are, by kind and name: built-in ones, those of installed packages, and the user's own.
+
+Built-in methods are the folders of `shardscope.methods`, one a method. A package adds its own by entry points of the
+group ``shardscope.methods``, each of which names a class. A class of the user's is registered by `register`, or when
+it is handed to a job; defined again, as when a notebook cell is run again, it replaces the earlier one. All of them
+pass the same checks. Methods are imported when they are first needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from inspect import isabstract, signature
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
+
+from shardscope.errors import SpecError, quoted, unknown_name
+
+if TYPE_CHECKING:
+    from shardscope.spec.method import Method
+
+AnyMethod = TypeVar("AnyMethod", bound="type[Method]")
+
+GROUP = "shardscope.methods"
+"""The entry-point group in which packages name their methods; also the package of the built-in ones."""
+_NAME = re.compile("[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+_of_users: dict[tuple[str, str], type[Method]] = {}
+_replaced: WeakSet[type[Method]] = WeakSet()
+"""The user's classes that a later definition has taken the place of."""
+_broken_plugins: dict[str, str] = {}
+
+
+def register(cls: AnyMethod) -> AnyMethod:
+    """Make a method of one's own known by its name; use it as a decorator of the class.
+
+    Raises:
+        SpecError: It is no method, lacks a member, or has the name of a built-in or installed one.
+
+    Example:
+        >>> @register  # doctest: +SKIP
+        ... class Halving(ss.LRSchedule):
+        ...     name = "halving"
+        ...
+        ...     def factor_after_warmup(self, step, steps):
+        ...         return 0.5 ** (10 * step // steps)
+    """
+    _check(cls)
+    if origin(cls) != "user":
+        return cls
+    key = (cls.kind, cls.name)
+    _check_free(cls, _plugins())
+    earlier = _of_users.get(key)
+    if earlier is not None and earlier is not cls:
+        _replaced.add(earlier)
+    _replaced.discard(cls)
+    _of_users[key] = cls
+    return cls
+
+
+def register_used(cls: type[Method]) -> None:
+    """Register a class that a job was given, unless a later definition has replaced it already."""
+    if origin(cls) == "user" and cls not in _replaced and _of_users.get((cls.kind, cls.name)) is not cls:
+        register(cls)
+
+
+def names(kind: type[Method]) -> tuple[str, ...]:
+    """The names of all methods of a kind: built-in ones, installed ones, the user's own."""
+    found = [
+        *_built_in(kind.folder),
+        *(name for of, name in _plugins() if of == kind.kind),
+        *(name for of, name in _of_users if of == kind.kind),
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def find(kind: type[Method], name: str) -> type[Method] | None:
+    """The class of a method; None where there is none of this name."""
+    module = _built_in(kind.folder).get(name)
+    if module is not None:
+        return _class_in(module, kind)
+    key = (kind.kind, name)
+    return _of_users.get(key) or _plugins().get(key)
+
+
+def require_known(kind: type[Method], name: Any) -> type[Method]:
+    """The class of a method.
+
+    Raises:
+        SpecError: There is none of this name; suggests the nearest.
+    """
+    found = find(kind, name) if isinstance(name, str) else None
+    if found is None:
+        raise unknown_name(kind.kind, name, names(kind))
+    return found
+
+
+def having(kind: type[Method], setting: str) -> Iterator[str]:
+    """The names of those methods of a kind that have a setting."""
+    return (name for name in names(kind) if setting in require_known(kind, name).model_fields)
+
+
+def origin(cls: type[Method]) -> str:
+    """Whose a method is: ``built-in``, ``installed`` or ``user``."""
+    if cls.__module__.startswith(f"{GROUP}."):
+        return "built-in"
+    return "installed" if cls in _plugins().values() else "user"
+
+
+def broken_plugins() -> dict[str, str]:
+    """Why methods of installed packages cannot be used, by entry point."""
+    _plugins()
+    return dict(_broken_plugins)
+
+
+def _check(cls: Any) -> None:
+    """Refuse what is not a whole method.
+
+    Raises:
+        SpecError: It names what is missing.
+    """
+    kind, title = getattr(cls, "kind", None), getattr(cls, "__name__", quoted(cls))
+    if not isinstance(cls, type) or kind is None:
+        raise SpecError(f"{title} is not a method; derive it from a kind of methods, such as ss.LRSchedule")
+    if isabstract(cls):
+        lacking = sorted(cls.__abstractmethods__)  # type: ignore[attr-defined]  # an abstract class has these
+        missing = ", ".join(f"{name}{_arguments(cls, name)}" for name in lacking)
+        raise SpecError(f"{title} is no whole {kind}: it lacks {missing}; define it")
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        what = "lacks a name" if name is None else f"has name={quoted(name)}"
+        raise SpecError(
+            f"{title} {what}; give it one of small letters, digits and hyphens, such as name = 'my-own'"
+        )
+    for field, info in cls.model_fields.items():  # type: ignore[attr-defined]  # it has a kind, so it is a Method
+        if info.is_required():
+            raise SpecError(f"{title}.{field} has no default, so {name!r} alone would not do; give it one")
+
+
+def _check_free(cls: type[Method], others: Mapping[tuple[str, str], type[Method]]) -> None:
+    if cls.name in _built_in(cls.folder) or (cls.kind, cls.name) in others:
+        raise SpecError(
+            f"{cls.__name__}.name={cls.name!r} is taken by another {cls.kind}; choose another name"
+        )
+
+
+def _arguments(cls: type, name: str) -> str:
+    """A function's arguments as they are written, such as ``(step, steps)``."""
+    return f"({', '.join(list(signature(getattr(cls, name)).parameters)[1:])})"
+
+
+@cache
+def _built_in(folder: str) -> dict[str, str]:
+    """The module of each built-in method by name, none of them imported."""
+    package = import_module(f"{GROUP}.{folder}")
+    found = (module.name for module in iter_modules(package.__path__) if not module.name.startswith("_"))
+    return {name.replace("_", "-"): f"{GROUP}.{folder}.{name}" for name in found}
+
+
+@cache
+def _class_in(module: str, kind: type[Method]) -> type[Method]:
+    """The one method that a built-in method's folder defines."""
+    (cls,) = (
+        value
+        for value in vars(import_module(module)).values()
+        if isinstance(value, type) and issubclass(value, kind) and value.__module__ == module
+    )
+    _check(cls)
+    return cls
+
+
+@cache
+def _plugins() -> dict[tuple[str, str], type[Method]]:
+    """The methods of installed packages; what is wrong with others is kept for `broken_plugins`."""
+    found: dict[tuple[str, str], type[Method]] = {}
+    for point in entry_points(group=GROUP):
+        where = f"{point.dist.name if point.dist else '?'}: {point.name}"
+        try:
+            cls = point.load()
+            _check(cls)
+            _check_free(cls, found)
+        except Exception as error:
+            _broken_plugins[where] = str(error) or type(error).__name__
+        else:
+            found[cls.kind, cls.name] = cls
+    return found
