@@ -12,7 +12,8 @@ import torch
 from _report import compare
 from torch import nn
 
-from shardscope.training.optim import Lamb, Lars
+from shardscope.methods.optimizers.lamb._torch import TorchLamb
+from shardscope.methods.optimizers.lars._torch import TorchLars
 
 HIDDEN, LAYERS, VOCAB, CONTEXT = 512, 8, 256, 256
 
@@ -32,13 +33,13 @@ def optimizers() -> dict[str, torch.optim.Optimizer]:
     lr = 1e-4
     return {
         "AdamW fused": torch.optim.AdamW(gpt_parameters(), lr=lr, fused=True),
-        "Lamb": Lamb(gpt_parameters(), lr),
-        "Lamb, clipped": Lamb(gpt_parameters(), lr, max_grad_norm=1.0),
-        "Lamb, one reduction": Lamb(gpt_parameters(), lr, reduce_squares=lambda squares: squares),
-        "Lamb, plain": Lamb(gpt_parameters(), lr, form="plain"),
+        "Lamb": TorchLamb(gpt_parameters(), lr),
+        "Lamb, clipped": TorchLamb(gpt_parameters(), lr, max_grad_norm=1.0),
+        "Lamb, one reduction": TorchLamb(gpt_parameters(), lr, reduce_squares=lambda squares: squares),
+        "Lamb, plain": TorchLamb(gpt_parameters(), lr, form="plain"),
         "pytorch_optimizer Lamb": pytorch_optimizer.Lamb(gpt_parameters(), lr),
         "pytorch_optimizer Lamb, loop": pytorch_optimizer.Lamb(gpt_parameters(), lr, foreach=False),
-        "Lars": Lars(gpt_parameters(), lr),
+        "Lars": TorchLars(gpt_parameters(), lr),
         "pytorch_optimizer LARS, loop": pytorch_optimizer.LARS(gpt_parameters(), lr, foreach=False),
     }
 

@@ -22,9 +22,8 @@ from _nasty import IN_JSON, IN_PYTHON, mutated
 
 import shardscope as ss
 from shardscope.errors import ShardscopeError
-from shardscope.spec import STRATEGIES
+from shardscope.spec import STRATEGIES, Optimizer, registry
 from shardscope.spec.compression import DEFAULTS as COMPRESSIONS
-from shardscope.spec.optimizer import DEFAULTS as OPTIMIZERS
 
 CASES = 16_000
 LIMIT_S = 5
@@ -55,7 +54,7 @@ def _job(source: random.Random) -> dict[str, Any]:
     return {
         "model": source.choice(("mlp", "gpt-nano", "cnn")), "data": source.choice(("digits", "python-source", "a.txt")),
         "strategy": source.choice((kind, {"kind": kind})), "world_size": source.choice((1, 2, 4)),
-        "optimizer": source.choice(("sgd", {"name": source.choice(list(OPTIMIZERS)), "lr": 0.1})),
+        "optimizer": source.choice(("sgd", {"name": source.choice(registry.names(Optimizer)), "lr": 0.1})),
         "lr_schedule": source.choice(("cosine", {"name": "polynomial", "warmup_steps": 3, "power": 2.0})),
         "batch": source.choice((64, {"global_size": 64, "micro_size": 8})), "steps": 10, "clip_norm": 1.0, "seed": 1,
         "compression": source.choice(("none", {"name": source.choice(list(COMPRESSIONS))})), "eval_every": 5,

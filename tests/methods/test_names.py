@@ -6,14 +6,24 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardscope import LRSchedule
+from shardscope import LRSchedule, Optimizer
 from shardscope.spec.registry import names
 
 TOP = Path(__file__).parents[2]
-KINDS = (LRSchedule,)
+KINDS = (LRSchedule, Optimizer)
 """The kinds of methods."""
 EXCEPTED = {
-    "toolkit/shardscope/analytic/large_batch/scaling.py": {"linear", "sqrt"},  # rules by which the rate is scaled
+    "toolkit/shardscope/analytic/large_batch/scaling.py": {
+        "linear",
+        "sqrt",
+    },  # rules by which the rate is scaled
+    "toolkit/shardscope/analytic/memory/states.py": {
+        "sgd",
+        "nesterov",
+        "adamw",
+        "lamb",
+        "lars",
+    },  # of layouts
     "toolkit/shardscope/tuning/population/explore.py": {"linear"},  # how an axis is drawn
 }
 """By file: words that are the names of something else there."""
@@ -29,7 +39,9 @@ def compared(tree: ast.AST) -> Iterator[tuple[int, str]]:
             found = list(node.keys)
         elif isinstance(node, ast.MatchValue):
             found = [node.value]
-        elif isinstance(node, ast.Subscript) and not (isinstance(node.value, ast.Name) and node.value.id == "Literal"):
+        elif isinstance(node, ast.Subscript) and not (
+            isinstance(node.value, ast.Name) and node.value.id == "Literal"
+        ):
             found = [node.slice]
         for each in found:
             items = each.elts if isinstance(each, ast.Tuple | ast.List | ast.Set) else [each]

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import shardscope as ss
-from shardscope.conformance import LRScheduleConformance, check_method
+from shardscope.conformance import LRScheduleConformance, OptimizerConformance, check_method
 from shardscope.spec import registry
 
 TOP = Path(__file__).parents[2]
@@ -29,6 +30,38 @@ class Sawtooth(ss.LRSchedule):
     def factor_after_warmup(self, step, steps):
         return 1 - DEPTH * ((step - 1) % self.period) / self.period
 """
+
+OPTIMIZER = """
+class Lion(ss.Optimizer):
+    "Moves by the sign of its momentum (Chen et al. 2023, arXiv:2302.06675)."
+
+    name = "lion"
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.99)
+
+    def build(self, parameters):
+        return LionStep(parameters.groups(), {"lr": self.lr, "betas": self.betas})
+
+
+class LionStep(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            blend, decay = group["betas"]
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    state = self.state[weight]
+                    momentum = state.setdefault("momentum", torch.zeros_like(weight))
+                    weight.sub_(momentum.lerp(weight.grad, 1 - blend).sign(), alpha=group["lr"])
+                    momentum.lerp_(weight.grad, 1 - decay)
+"""
+
+
+def run_optimizer_cell() -> type[ss.Optimizer]:
+    cell: dict[str, Any] = {"ss": ss, "torch": torch, "__name__": "__main__"}
+    exec(OPTIMIZER, cell)
+    return cell["Lion"]
 
 
 def run_cell(depth: float = 0.5) -> type[ss.LRSchedule]:
@@ -51,6 +84,21 @@ def job_of(**changes: Any) -> ss.Job:
 
 class TestSawtooth(LRScheduleConformance):
     method = run_cell()
+
+
+class TestLion(OptimizerConformance):
+    method = run_optimizer_cell()
+
+
+def test_an_optimizer_that_builds_something_else_is_refused() -> None:
+    class Builds(ss.Optimizer):
+        name = "builds"
+
+        def build(self, parameters: object) -> object:
+            return parameters
+
+    with pytest.raises(ss.RunFailed, match="optimizer='builds' built <shardscope.training.optim"):
+        ss.launch(job_of(optimizer=Builds(), world_size=2)).wait(60)
 
 
 def test_check_method_runs_the_same_tests_and_names_the_one_that_fails() -> None:

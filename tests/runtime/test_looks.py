@@ -10,6 +10,9 @@ import pytest
 from shardscope.runtime import looks as module
 from shardscope.runtime.layers import layers_of
 from shardscope.runtime.looks import Looks
+from shardscope.spec import Optimizer
+
+LAMB = Optimizer("lamb")
 
 
 def look(step: int, rank: int = 0, ratio: Any = 1.0, owed: Any = 1.0) -> dict[str, Any]:
@@ -22,13 +25,13 @@ def look(step: int, rank: int = 0, ratio: Any = 1.0, owed: Any = 1.0) -> dict[st
 
 
 def steps_of(looks: Looks) -> tuple[int, ...]:
-    return looks.layers("lamb").ratios[0].steps
+    return looks.layers(LAMB).ratios[0].steps
 
 
 def test_few_looks_are_all_kept_whoever_comes_first() -> None:
     events = [look(step, rank) for step in (1, 10, 20) for rank in (1, 0)]
-    assert Looks.of(events).layers("lamb") == layers_of(events, "lamb")
-    assert Looks().layers("lamb") == layers_of([], "lamb")
+    assert Looks.of(events).layers(LAMB) == layers_of(events, LAMB)
+    assert Looks().layers(LAMB) == layers_of([], LAMB)
 
 
 @pytest.mark.parametrize("num_looks", [240, 241, 242, 479, 480, 481, 5000])
@@ -39,13 +42,13 @@ def test_many_are_thinned_evenly_and_the_first_and_the_newest_stay(num_looks: in
     assert module.MOST_LOOKS / 2 <= len(steps) <= module.MOST_LOOKS
     assert len({after - before for before, after in pairwise(steps[:-1])}) == 1
     assert (looks.num_looks, looks.num_events) == (num_looks, 2 * num_looks)
-    assert len(looks.layers("lamb").owed[0].steps) == len(steps)
+    assert len(looks.layers(LAMB).owed[0].steps) == len(steps)
 
 
 @pytest.mark.parametrize("fields", [{"ratio": "nan"}, {"owed": "inf"}])
 def test_the_first_that_is_no_number_stays_though_all_after_it_are_well(fields: dict[str, Any]) -> None:
     looks = Looks.of(look(step, **(fields if step == 7 else {})) for step in range(1, 2001))
-    assert [alarm.kind for alarm in looks.layers("lamb").alarms] == ["not finite"]
+    assert [alarm.kind for alarm in looks.layers(LAMB).alarms] == ["not finite"]
 
 
 def test_a_rank_that_comes_late_to_a_look_left_out_is_passed_over() -> None:

@@ -73,7 +73,7 @@ def single(name: str):
 
     with tempfile.TemporaryDirectory() as folder:
         events, _ = alone(job(strategy="single", world_size=1, optimizer=OPTIMIZERS[name]), Path(folder))
-    return layers_of(events, OPTIMIZERS[name].name)
+    return layers_of(events, OPTIMIZERS[name])
 
 
 def reference(name: str, weights):
@@ -148,7 +148,7 @@ def test_layers_that_are_spread_over_ranks_tell_what_whole_ones_do(
     batch = ss.Batch(48, micro_size=12 if strategy == "pipeline" else None)
     ours = job(strategy=strategy, world_size=world_size, optimizer=OPTIMIZERS[name], batch=batch)
     results = pool.run(told(ours), tmp_path)
-    found = layers_of([event for events, _ in results for event in events], name)
+    found = layers_of([event for events, _ in results for event in events], OPTIMIZERS[name])
     assert {series.layer for series in found.ratios} == {series.layer for series in single(name).ratios}
     for series in found.ratios:
         one = next(other for other in single(name).ratios if other.layer == series.layer)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import shardscope as ss
-from shardscope.training.optim import build_optimizer
+from conformance.optimizers import build_optimizer
 from shardscope.training.precision import Precision
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardscope.training.optim import Lamb, Lars
+from shardscope.methods.optimizers.lamb._torch import TorchLamb
+from shardscope.methods.optimizers.lars._torch import TorchLars
 from shardscope.training.sharding import clip_grad_norm_
 from training.optim.test_sharding import ThreadedSum
 
@@ -77,7 +78,7 @@ def test_gradients_that_are_not_finite_have_no_finite_norm(bad: float) -> None:
 def test_lamb_brings_huge_gradients_to_its_max_grad_norm(size: float) -> None:
     (small, large) = (with_gradients(gradients(torch.float32, scale)) for scale in (1.0, size))
     for parameters in (small, large):
-        Lamb([p for p in parameters if p.numel()], max_grad_norm=1e-3, lr=0.1).step()
+        TorchLamb([p for p in parameters if p.numel()], max_grad_norm=1e-3, lr=0.1).step()
     for expected, found in zip(small, large, strict=True):
         assert torch.allclose(expected, found, rtol=1e-4)
         assert found.isfinite().all()
@@ -89,7 +90,7 @@ def test_lars_moves_by_huge_gradients_as_far_as_by_small_ones(norm_of: str) -> N
     for size in (1e3, 1e25):
         weight = nn.Parameter(torch.ones(4, 4))
         weight.grad = torch.full_like(weight, size)
-        Lars([weight], weight_decay=0.0, momentum=0.0, norm_of=norm_of).step()
+        TorchLars([weight], weight_decay=0.0, momentum=0.0, norm_of=norm_of).step()
         moved.append(float((1 - weight.detach())[0, 0]))
     assert moved[0] == pytest.approx(1e-3, rel=1e-3)
     assert moved[1] == pytest.approx(moved[0], rel=1e-3)

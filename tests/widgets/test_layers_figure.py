@@ -8,6 +8,7 @@ import pytest
 
 from shardscope.runtime.layer_series import OwedSeries, RatioSeries
 from shardscope.runtime.layers import Layers, layers_of
+from shardscope.spec import Optimizer
 from shardscope.tuning.measured import Measured
 from shardscope_widgets import figures
 from shardscope_widgets.figures import _layers
@@ -16,6 +17,7 @@ from shardscope_widgets.training_lab._panels import Panels
 from shardscope_widgets.tuning_lab._alarms import alarms_html
 from widgets.fake_runs import fake_run
 
+LAMB = Optimizer("lamb")
 STEPS = (1, 2, 3, 4)
 NOTHING = {key: [] for key in ("layer", "ratio", "weight_norm", "update_norm", "bound")}
 
@@ -40,7 +42,7 @@ def layers():
                 for step in STEPS
             ),
         ],
-        "lamb",
+        LAMB,
     )
 
 
@@ -53,12 +55,10 @@ def test_ranks_come_together(layers: Layers):
     assert layers.owed[0].owed == (5.0, 10.0, 15.0, 20.0)
     assert layers.owed[0].relative == (1.0, 2.0, 3.0, 4.0)
     # ranks with weights of their own: means, and held down if any is; a step told twice counts as told last
-    own = layers_of(
-        [event(1, ratio="nan"), event(1), event(1, rank=1, ratio=0.3, bound=[None, None])], "lamb"
-    )
+    own = layers_of([event(1, ratio="nan"), event(1), event(1, rank=1, ratio=0.3, bound=[None, None])], LAMB)
     assert own.ratios[0].ratio == (pytest.approx(0.4),)
     assert own.ratios[0].bound == ("clamp",)
-    assert layers_of([{"event": "step"}], "lamb") == Layers("lamb", (), ())
+    assert layers_of([{"event": "step"}], LAMB) == Layers(LAMB, (), ())
 
 
 def test_the_figure_shows_what_there_is(layers: Layers):
@@ -92,7 +92,7 @@ def test_the_words_are_those_of_the_figure(layers: Layers):
 
 
 def test_long_runs_are_thinned_and_keep_their_first_step():
-    info = figures.layers_info(layers_of([event(step) for step in range(1, 1001)], "lamb"))
+    info = figures.layers_info(layers_of([event(step) for step in range(1, 1001)], LAMB))
     assert info.steps[0] == 1
     assert len(info.steps) <= _layers.MOST_LOOKS + 1
     assert _layers._round_steps((1, *range(10, 130, 10))) == [0, 2, 4, 6, 8, 10, 12]
@@ -106,7 +106,7 @@ def test_the_alarms_of_a_trial_stand_below_its_figures():
 
 
 def test_the_lab_has_a_panel_once_a_run_tells():
-    panels, trace = Panels(), replace(Trace.of(fake_run()), optimizer="lamb")
+    panels, trace = Panels(), replace(Trace.of(fake_run()), optimizer=LAMB)
     panels.draw(trace, [trace])
     assert not panels.layers.is_shown
     assert trace.feed([event(step) for step in STEPS])
@@ -121,7 +121,7 @@ def test_a_run_that_ended_in_what_is_no_number_says_so(num_looks: int):
         *(event(step, bound=[None, None]) for step in range(1, num_looks)),
         event(num_looks, ratio="nan"),
     ]
-    trace = replace(Trace.of(fake_run()), optimizer="lamb", layers=events)
+    trace = replace(Trace.of(fake_run()), optimizer=LAMB, layers=events)
     info = figures.layers_info_of(trace)
     assert info.steps[-1] == num_looks
     assert any(f"the trust ratio of a.weight is nan at step {num_looks}" in text for text in info.alarms)
@@ -129,11 +129,11 @@ def test_a_run_that_ended_in_what_is_no_number_says_so(num_looks: int):
     assert f"no trust ratio is known at step {num_looks}." in text
     assert "No alarm." not in text
     assert figures.draw_layers(info).data
-    whole = figures.layers_info(layers_of(events, "lamb"))
+    whole = figures.layers_info(layers_of(events, LAMB))
     assert (whole.steps[-1], whole.alarms) == (num_looks, info.alarms)
 
 
 def test_what_is_owed_is_drawn_to_the_last_step():
     events = [event(step, owed=[["residual", "a.weight", 1.0 * step, 1.0]]) for step in range(1, 132)]
-    info = figures.layers_info(layers_of(events, "lamb"))
+    info = figures.layers_info(layers_of(events, LAMB))
     assert info.debts[0].last == 131.0

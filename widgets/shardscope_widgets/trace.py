@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from shardscope.runtime.noise import Squares, batches_compared, squares_of
 from shardscope.runtime.steady import Average, per_step
 from shardscope.runtime.summary import mean_loss, sent_bytes, with_late
+from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.user_code import label_of
 from shardscope_widgets.steps import Step, Steps
 
@@ -95,7 +96,7 @@ class Trace:
         kept: What compression told of itself (norms of residuals, bits, ranks), by figure and step; the largest rank's.
         noise: Of steps that measured their gradient noise, what they told.
         batches: Samples in the two gradients that were compared for it, of a small batch and of a whole step.
-        optimizer: Its name.
+        optimizer: The job's.
         layers: What ranks told of their layers: trust ratios, and what compression owes.
     """
 
@@ -126,7 +127,7 @@ class Trace:
     kept: dict[str, dict[int, float]] = field(default_factory=dict)
     noise: dict[int, Squares] = field(default_factory=dict)
     batches: tuple[int, int] = (0, 0)
-    optimizer: str = ""
+    optimizer: Optimizer | None = None
     layers: list[Event] = field(default_factory=list)
     backend: str = ""
     num_params: int | None = None
@@ -148,7 +149,7 @@ class Trace:
             method=getattr(compression, "name", "none"), method_label=getattr(compression, "label", "none"),
             period=getattr(compression, "period", 1), link="" if link is None else link.label,
             batches=batches_compared(job) if getattr(getattr(job, "record", None), "noise_scale", False) else (0, 0),
-            optimizer=getattr(getattr(job, "optimizer", None), "name", ""),
+            optimizer=getattr(job, "optimizer", None),
         )  # fmt: skip
 
     @classmethod

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import shardscope as ss
 from conformance.compressor import SHAPES, bucket_of, carrier_of, gradients, job_of
+from conformance.optimizers import build_optimizer
 from shardscope.training.compression import Bucket, Compressor, build_compressor
 from shardscope.training.compression.codec import Codec
 from shardscope.training.context import RankContext
-from shardscope.training.optim import build_optimizer
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -54,7 +54,7 @@ class Replica:
         assert made is not None
         self.compressor, self.carrier = made, carrier_of(context)
         self.optimizer = build_optimizer(
-            optimizer or job.optimizer, self.weights.items(), freezable=made.freezes_variance
+            optimizer or job.optimizer, self.weights.items(), is_freezable=made.freezes_variance
         )
         made.attach(self.optimizer, self.weights)
 

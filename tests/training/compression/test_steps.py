@@ -23,12 +23,12 @@ from conformance.ranks import RankPool
 from shardscope.analytic.communication import stepwise_bytes
 from shardscope.errors import SpecError
 from shardscope.measure.break_even import gradient_buckets
+from shardscope.methods.optimizers.lamb._torch_frozen import FreezableLamb
 from shardscope.training.compression import NotFinite
 from shardscope.training.compression.onebit import OneBit
 from shardscope.training.compression.signs import BlockSign
 from shardscope.training.context import RankContext
 from shardscope.training.evaluate import evaluate
-from shardscope.training.optim.frozen_lamb import FreezableLamb
 from shardscope.training.trainer import Trainer
 from training.compression.stepwise import FrozenAdam, FrozenLamb, Replica, Verbatim, split, start
 

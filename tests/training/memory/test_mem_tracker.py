@@ -17,8 +17,8 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 import shardscope as ss
 from conformance.memory import MODELS, batch, make, step
+from conformance.optimizers import build_optimizer
 from shardscope.training.memory import StepMemory, held_by_default
-from shardscope.training.optim import build_optimizer
 
 LOSS_BYTES = 4
 CPU = torch.device("cpu")

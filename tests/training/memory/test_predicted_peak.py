@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
 import shardscope as ss
+from conformance.optimizers import build_optimizer
 from shardscope.analytic.memory.module import module_memory
 from shardscope.errors import SpecError
 from shardscope.spec.model import LayerTable, Model
 from shardscope.training.loss import cross_entropy
 from shardscope.training.models import build_model
-from shardscope.training.optim import build_optimizer
 from shardscope.training.recompute import apply_recompute
 
 CPU = torch.device("cpu")

@@ -10,10 +10,10 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 
 import shardscope as ss
+from conformance.optimizers import build_optimizer
 from shardscope.analytic.memory import model_states
 from shardscope.training.loss import cross_entropy
 from shardscope.training.models import build_model
-from shardscope.training.optim import build_optimizer
 from shardscope.training.recompute import apply_recompute
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def test_what_one_bit_methods_keep_is_predicted_to_the_byte_before_and_after_the
     """Storages of the optimizer's own state, added up; frozen steps take gradients for first moments."""
     model, rows = build_model(name), rows_for(name)
     spec = ss.Optimizer(ONEBIT[method], exclude="1d")
-    ours = build_optimizer(spec, model.named_parameters(), freezable=True)
+    ours = build_optimizer(spec, model.named_parameters(), is_freezable=True)
     tensors = list(model.parameters())
     expected = model_states(
         sum(p.numel() for p in tensors), optimizer=method, num_tensors=len(tensors)

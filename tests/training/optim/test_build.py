@@ -7,15 +7,19 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-from shardscope.spec.optimizer import DEFAULTS, LAMB_VARIANTS, Optimizer
-from shardscope.training.optim import Lamb, Lars, build_optimizer
+from conformance.optimizers import build_optimizer
+from shardscope.methods.optimizers.lamb import VARIANTS
+from shardscope.methods.optimizers.lamb._torch import TorchLamb
+from shardscope.methods.optimizers.lars._torch import TorchLars
+from shardscope.spec.optimizer import Optimizer
+from shardscope.spec.registry import names
 
 FORMS = {
     "sgd": torch.optim.SGD,
     "nesterov": torch.optim.SGD,
     "adamw": torch.optim.AdamW,
-    "lamb": Lamb,
-    "lars": Lars,
+    "lamb": TorchLamb,
+    "lars": TorchLars,
 }
 
 
@@ -35,7 +39,7 @@ def train(net, optimizer, steps=5, seed=1):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize("name", names(Optimizer))
 def test_builds_every_optimizer_and_it_trains(name, dtype):
     net = model(dtype)
     before = [param.detach().clone() for param in net.parameters()]
@@ -53,7 +57,7 @@ def test_torchs_own_take_the_settings_and_their_fused_form(name):
     assert group.get("nesterov", False) == (name == "nesterov")
 
 
-@pytest.mark.parametrize("variant", LAMB_VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_lamb_takes_what_its_variant_says(variant):
     spec = Optimizer("lamb", variant=variant)
     optimizer = build_optimizer(spec, model().named_parameters())
@@ -77,7 +81,7 @@ def test_apexs_lamb_adapts_only_decayed_tensors_and_nvlamb_all():
     assert adapts == {"apex": False, "nvlamb": True}
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize("name", names(Optimizer))
 def test_excluded_biases_and_norms_are_neither_decayed_nor_adapted(name):
     net = model()
     optimizer = build_optimizer(Optimizer(name, weight_decay=0.1, exclude="1d"), net.named_parameters())
@@ -114,7 +118,7 @@ def test_state_goes_through_torchs_distributed_checkpoint_form(name, exclude):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize("name", names(Optimizer))
 def test_the_gpu_ends_where_the_cpu_does_without_waiting(name):
     host, device = model(torch.float64), model(torch.float64).cuda()
     on_host = build_optimizer(Optimizer(name), host.named_parameters())

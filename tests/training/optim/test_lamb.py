@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shardscope.errors import SpecError
+from shardscope.methods.optimizers.lamb._torch import TorchLamb
 from shardscope.training import _compat
-from shardscope.training.optim import Lamb, _layerwise
+from shardscope.training.optim import _layerwise
 from training.optim.problems import gradients, parameters, run, step, worst_difference
 from training.optim.reference import LambReference
 
@@ -52,7 +53,7 @@ def expected(options, dtype=torch.float64):
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_follows_the_papers_formula(options, dtype, form):
     params = parameters(dtype)
-    weights = run(Lamb(params, form=form, **options), params)
+    weights = run(TorchLamb(params, form=form, **options), params)
     assert worst_difference(weights, expected(options, dtype).weights) < TOLERANCE[dtype]
 
 
@@ -73,7 +74,7 @@ def test_follows_the_formula_for_any_shapes(shapes, lr, decay, seed):
     reference = LambReference([p.detach().clone() for p in params], lr=lr, weight_decay=decay)
     for grads in gradients(params, 3, seed):
         reference.step(grads)
-    optimizer = Lamb(params, lr, weight_decay=decay)
+    optimizer = TorchLamb(params, lr, weight_decay=decay)
     for grads in gradients(params, 3, seed):
         step(optimizer, params, grads)
     assert worst_difference([p.detach() for p in params], reference.weights) < 1e-12
@@ -85,7 +86,7 @@ def test_agrees_with_pytorch_optimizer_set_to_the_same_variant(foreach):
     ours, theirs = parameters(torch.float64), parameters(torch.float64)  # it adds eps to |u|, far below 1e-6
     options = {"lr": 1e-3, "weight_decay": 0.01, "eps": 1e-6}
     variant = VARIANTS["pytorch-optimizer"] | options
-    weights = run(Lamb(ours, **variant), ours)
+    weights = run(TorchLamb(ours, **variant), ours)
     # without adam_debias it divides the learning rate by 1 - beta1**step, which no paper does
     others = run(pytorch_optimizer.Lamb(theirs, **options, adam_debias=True, foreach=foreach), theirs)
     assert worst_difference(weights, others) < 1e-6
@@ -95,8 +96,8 @@ def test_agrees_with_pytorch_optimizer_set_to_the_same_variant(foreach):
 @pytest.mark.parametrize("options", [{}, {"bias_correction": False}, {"decay_form": "decoupled"}])
 def test_fused_and_plain_agree(options, dtype):
     one, two = parameters(dtype), parameters(dtype)
-    fused = run(Lamb(one, form="fused", **options), one)
-    plain = run(Lamb(two, form="plain", **options), two)
+    fused = run(TorchLamb(one, form="fused", **options), one)
+    plain = run(TorchLamb(two, form="plain", **options), two)
     assert worst_difference(fused, plain) < TOLERANCE[dtype]
 
 
@@ -105,21 +106,21 @@ def test_auto_takes_the_fused_kernel_where_it_applies_and_only_there(monkeypatch
     kernel = _compat.fused_adamw_
     monkeypatch.setattr(_compat, "fused_adamw_", lambda *a, **k: (calls.append(1), kernel(*a, **k)))
     params = parameters(torch.float32)
-    run(Lamb(params), params, steps=1)
+    run(TorchLamb(params), params, steps=1)
     assert calls
     calls.clear()
-    run(Lamb(params, grad_averaging=False), params, steps=1)
-    run(Lamb(params, form="plain"), params, steps=1)
+    run(TorchLamb(params, grad_averaging=False), params, steps=1)
+    run(TorchLamb(params, form="plain"), params, steps=1)
     assert not calls
 
 
 def test_fused_is_refused_where_it_does_not_apply(monkeypatch):
     params = parameters(torch.float32)
     with pytest.raises(SpecError, match=r"form='fused' needs contiguous.*use form='auto'"):
-        run(Lamb(params, form="fused", grad_averaging=False), params, steps=1)
+        run(TorchLamb(params, form="fused", grad_averaging=False), params, steps=1)
     monkeypatch.setattr(_compat, "HAS_FUSED_ADAMW", False)
     with pytest.raises(SpecError, match="form='fused'"):
-        run(Lamb(params, form="fused"), params, steps=1)
+        run(TorchLamb(params, form="fused"), params, steps=1)
 
 
 def test_works_on_tensors_that_are_not_contiguous():
@@ -131,12 +132,12 @@ def test_works_on_tensors_that_are_not_contiguous():
     reference = LambReference([param.detach().clone() for param in params])
     for grads in gradients(params, 5):
         reference.step(grads)
-    assert worst_difference(run(Lamb(params), params, 5), reference.weights) < 1e-12
+    assert worst_difference(run(TorchLamb(params), params, 5), reference.weights) < 1e-12
 
 
 def test_a_late_gradient_starts_its_own_bias_correction():
     early, late = (nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2))
-    optimizer = Lamb([early, late])
+    optimizer = TorchLamb([early, late])
     early.grad = torch.full_like(early, 0.3)
     for _ in range(5):
         optimizer.step()
@@ -150,7 +151,7 @@ def test_a_late_gradient_starts_its_own_bias_correction():
 
 def test_gradients_are_left_as_they_are():
     params = parameters(torch.float32)
-    optimizer = Lamb(params, max_grad_norm=0.01)
+    optimizer = TorchLamb(params, max_grad_norm=0.01)
     grads = next(gradients(params))
     step(optimizer, params, grads)
     assert all(torch.equal(param.grad, grad) for param, grad in zip(params, grads, strict=True))
@@ -162,7 +163,7 @@ def test_trust_ratios_carry_names_and_leave_out_what_is_not_adapted():
         {"params": [("a", params[3]), ("b", params[6])]},
         {"params": [("c", params[1])], "adapt": False},
     ]
-    optimizer = Lamb(groups)
+    optimizer = TorchLamb(groups)
     assert optimizer.trust_ratios() == {}
     grads = next(gradients(params))
     step(optimizer, params, grads)
@@ -175,14 +176,14 @@ def test_trust_ratios_carry_names_and_leave_out_what_is_not_adapted():
 def test_a_run_resumed_from_its_state_is_bit_exact(form):
     params = parameters(torch.float32)
     batches = list(gradients(params, 20))
-    optimizer = Lamb(params, form=form)
+    optimizer = TorchLamb(params, form=form)
     for grads in batches[:10]:
         step(optimizer, params, grads)
     saved = copy.deepcopy((optimizer.state_dict(), [param.detach() for param in params]))
     for grads in batches[10:]:
         step(optimizer, params, grads)
     resumed = [nn.Parameter(tensor) for tensor in saved[1]]
-    successor = Lamb(resumed, lr=9.0, form=form)
+    successor = TorchLamb(resumed, lr=9.0, form=form)
     successor.load_state_dict(saved[0])
     for grads in batches[10:]:
         step(successor, resumed, grads)
@@ -191,7 +192,7 @@ def test_a_run_resumed_from_its_state_is_bit_exact(form):
 
 def test_a_copy_goes_on_by_itself():
     params = parameters(torch.float32)
-    optimizer = Lamb(params, max_grad_norm=0.5)
+    optimizer = TorchLamb(params, max_grad_norm=0.5)
     run(optimizer, params, 2)
     twin = copy.deepcopy(optimizer)
     twin_params = twin.param_groups[0]["params"]
@@ -215,7 +216,7 @@ def test_a_copy_goes_on_by_itself():
 def test_settings_out_of_range_are_named(options):
     (name, value), *_ = options.items()
     with pytest.raises(SpecError) as caught:
-        Lamb(parameters(torch.float32), **options)
+        TorchLamb(parameters(torch.float32), **options)
     assert f"{name}={value!r}" in str(caught.value)
 
 
@@ -223,12 +224,12 @@ def test_complex_weights_are_refused_by_name():
     weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
     weight.grad = torch.ones_like(weight)
     with pytest.raises(SpecError, match=r"parameter 'weight' is complex.*use sgd or adamw"):
-        Lamb([("weight", weight)]).step()
+        TorchLamb([("weight", weight)]).step()
 
 
 def test_a_closure_gives_the_loss_and_the_gradient():
     weights = nn.Parameter(torch.ones(3))
-    optimizer = Lamb([weights], lr=0.1)
+    optimizer = TorchLamb([weights], lr=0.1)
 
     def closure():
         optimizer.zero_grad()

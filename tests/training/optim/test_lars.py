@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shardscope.errors import SpecError
-from shardscope.training.optim import Lars
+from shardscope.methods.optimizers.lars._torch import TorchLars
 from training.optim.problems import gradients, parameters, run, step, worst_difference
 from training.optim.reference import LarsReference
 
@@ -44,7 +44,7 @@ def expected(options, dtype=torch.float64, rates=()):
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_follows_the_papers_formula(options, dtype):
     params = parameters(dtype)
-    weights = run(Lars(params, **options), params)
+    weights = run(TorchLars(params, **options), params)
     assert worst_difference(weights, expected(options, dtype)) < TOLERANCE[dtype]
 
 
@@ -61,7 +61,7 @@ def test_learning_rate_inside_or_outside_the_velocity_differs_only_while_it_move
     assert worst_difference(*[expected(form, rates=moving) for form in forms]) > 1e-4
     for form in forms:
         params = parameters(torch.float64)
-        optimizer = Lars(params, **form)
+        optimizer = TorchLars(params, **form)
         for lr, grads in zip(moving, gradients(params), strict=True):
             optimizer.param_groups[0]["lr"] = lr
             step(optimizer, params, grads)
@@ -77,7 +77,7 @@ def test_agrees_with_pytorch_optimizer_set_to_the_same_variant(nesterov, foreach
         {"params": [p for p in ours if p.ndim > 1]},
         {"params": [p for p in ours if p.ndim <= 1], "adapt": False, "weight_decay": 0.0},
     ]
-    weights = run(Lars(groups, momentum_form="torch", norm_of="parts", **options), ours)
+    weights = run(TorchLars(groups, momentum_form="torch", norm_of="parts", **options), ours)
     others = run(pytorch_optimizer.LARS(theirs, foreach=foreach, **options), theirs)
     assert worst_difference(weights, others) < 1e-6
 
@@ -85,14 +85,14 @@ def test_agrees_with_pytorch_optimizer_set_to_the_same_variant(nesterov, foreach
 def test_a_run_resumed_from_its_state_is_bit_exact():
     params = parameters(torch.float32)
     batches = list(gradients(params, 12))
-    optimizer = Lars(params)
+    optimizer = TorchLars(params)
     for grads in batches[:6]:
         step(optimizer, params, grads)
     saved = copy.deepcopy((optimizer.state_dict(), [param.detach() for param in params]))
     for grads in batches[6:]:
         step(optimizer, params, grads)
     resumed = [nn.Parameter(tensor) for tensor in saved[1]]
-    successor = Lars(resumed, lr=9.0)
+    successor = TorchLars(resumed, lr=9.0)
     successor.load_state_dict(saved[0])
     for grads in batches[6:]:
         step(successor, resumed, grads)
@@ -106,5 +106,5 @@ def test_a_run_resumed_from_its_state_is_bit_exact():
 def test_settings_out_of_range_are_named(options):
     (name, value), *_ = options.items()
     with pytest.raises(SpecError) as caught:
-        Lars(parameters(torch.float32), **options)
+        TorchLars(parameters(torch.float32), **options)
     assert f"{name}={value!r}" in str(caught.value)

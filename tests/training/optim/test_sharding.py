@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from shardscope.training.optim import Lamb, Lars
+from shardscope.methods.optimizers.lamb._torch import TorchLamb
+from shardscope.methods.optimizers.lars._torch import TorchLars
 from training.optim.problems import gradients, parameters, run, worst_difference
 
 SHAPES = ((7,), (3, 5), (40, 13), (1,))
 OPTIMIZERS = {
-    "lamb": Lamb,
-    "lars": Lars,
-    "lars post": lambda params, **hooks: Lars(params, momentum_form="post", nesterov=True, **hooks),
-    "lamb clipped": lambda params, **hooks: Lamb(params, max_grad_norm=0.5, **hooks),
+    "lamb": TorchLamb,
+    "lars": TorchLars,
+    "lars post": lambda params, **hooks: TorchLars(params, momentum_form="post", nesterov=True, **hooks),
+    "lamb clipped": lambda params, **hooks: TorchLamb(params, max_grad_norm=0.5, **hooks),
 }
 
 
@@ -80,9 +81,9 @@ def test_shards_move_as_the_whole_does(make, world_size):
 
 def test_without_the_reduction_shards_go_wrong():
     whole = parameters(torch.float64, SHAPES)
-    expected = run(Lamb(whole), whole, 8)[1].reshape(-1)
+    expected = run(TorchLamb(whole), whole, 8)[1].reshape(-1)
     halves = [nn.Parameter(shard(parameters(torch.float64, SHAPES)[1], rank, 2)) for rank in range(2)]
-    optimizers = [Lamb([half]) for half in halves]
+    optimizers = [TorchLamb([half]) for half in halves]
     for grads in gradients(whole, 8):
         for rank, (half, optimizer) in enumerate(zip(halves, optimizers, strict=True)):
             half.grad = shard(grads[1], rank, 2)
@@ -99,14 +100,16 @@ def test_lamb_leaves_uncounted_gradients_out_of_its_global_norm():
 
     counted, copied = (torch.nn.Parameter(torch.ones(4, 2)) for _ in range(2))
     counted.grad, copied.grad = torch.full((4, 2), 2.0), torch.full((4, 2), 5.0)
-    Lamb([counted, copied], max_grad_norm=1.0, reduce_grad_square=reduce_square, uncounted=[copied]).step()
+    TorchLamb(
+        [counted, copied], max_grad_norm=1.0, reduce_grad_square=reduce_square, uncounted=[copied]
+    ).step()
     assert seen == [8 * 4.0]
 
 
 def test_lamb_joins_the_global_norm_without_a_gradient_of_its_own():
     seen = []
     weight = torch.nn.Parameter(torch.ones(4))
-    Lamb(
+    TorchLamb(
         [weight], max_grad_norm=1.0, reduce_grad_square=lambda square: seen.append(float(square)) or square
     ).step()
     assert seen == [0.0]

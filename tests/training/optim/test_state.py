@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import shardscope as ss
+from conformance.optimizers import build_optimizer
 from shardscope.training.checkpoint import load_optimizer_state_of, optimizer_state_of
-from shardscope.training.optim import build_optimizer
 
 
 class HalfUsed(nn.Module):

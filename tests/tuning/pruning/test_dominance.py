@@ -168,7 +168,7 @@ def test_a_real_trial_that_learns_nothing_is_stopped_early_and_says_why(
 
     def launch(job: ss.Job, **rest: Any) -> ss.Run:
         """The hopeless one takes its time, so that it can be stopped."""
-        return real(job.replace(link=far) if job.optimizer.learning_rate < 1e-5 else job, **rest)
+        return real(job.replace(link=far) if job.optimizer.lr < 1e-5 else job, **rest)
 
     monkeypatch.setattr(driver, "launch", launch)
     job = JOB.replace(steps=24, eval_every=3)

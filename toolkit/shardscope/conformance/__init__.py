@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from shardscope.conformance.lr_schedule import LRScheduleConformance
 from shardscope.conformance.method import MethodConformance
+from shardscope.conformance.optimizer import OptimizerConformance
 from shardscope.spec.method import Method
 
-_CLASSES: tuple[type[MethodConformance], ...] = (LRScheduleConformance,)
+_CLASSES: tuple[type[MethodConformance], ...] = (LRScheduleConformance, OptimizerConformance)
 
 
 def check_method(method: type[Method]) -> None:
@@ -41,4 +42,4 @@ def check_method(method: type[Method]) -> None:
             raise AssertionError(f"{method.__name__} fails {name}: {error}") from error
 
 
-__all__ = ["LRScheduleConformance", "MethodConformance", "check_method"]
+__all__ = ["LRScheduleConformance", "MethodConformance", "OptimizerConformance", "check_method"]

@@ -37,5 +37,5 @@ class LRScheduleConformance(MethodConformance):
     def _look_at(self, run: Run) -> None:
         job = run.job
         for event in run.events("step"):
-            rate = job.optimizer.learning_rate * job.lr_schedule.factor(event["step"], job.steps)
+            rate = job.optimizer.lr * job.lr_schedule.factor(event["step"], job.steps)
             assert event["lr"] == rate, f"step {event['step']} trained with lr={event['lr']}, not {rate}"

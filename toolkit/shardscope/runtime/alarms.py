@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import Any
 
 from shardscope.runtime.layer_series import OwedSeries, RatioSeries
-from shardscope.spec.optimizer import DEFAULTS
+from shardscope.spec.optimizer import Optimizer
 
 PINNED_SHARE = 0.5
 """A ratio that is held down more often than this is no longer the layer's own."""
@@ -61,7 +61,9 @@ class Alarm:
         return self.text
 
 
-def alarms_of(optimizer: str, ratios: Sequence[RatioSeries], owed: Sequence[OwedSeries]) -> tuple[Alarm, ...]:
+def alarms_of(
+    optimizer: Optimizer | None, ratios: Sequence[RatioSeries], owed: Sequence[OwedSeries]
+) -> tuple[Alarm, ...]:
     """All that these series give cause for; the gravest kinds first."""
     found = [
         not_finite(ratios, owed), not_adapted(optimizer, ratios), drifted(ratios, grows=True),
@@ -98,15 +100,19 @@ def not_finite(ratios: Sequence[RatioSeries], owed: Sequence[OwedSeries]) -> Ala
     )  # fmt: skip
 
 
-def not_adapted(optimizer: str, ratios: Sequence[RatioSeries]) -> Alarm | None:
+def not_adapted(optimizer: Optimizer | None, ratios: Sequence[RatioSeries]) -> Alarm | None:
     """A layer-wise optimizer without a single trust ratio."""
-    if not ratios or any(series.is_adapted for series in ratios):
+    if (
+        not ratios
+        or any(series.is_adapted for series in ratios)
+        or not (optimizer and optimizer.without_ratios)
+    ):
         return None
-    bare = {"lamb": "Adam", "lars": "SGD"}[optimizer]
+    bare, _ = optimizer.without_ratios
     return Alarm(
         "not adapted", (), 0.0,
-        f"none of the {len(ratios)} layers, {ratios[0].layer} the first, has a trust ratio, so {optimizer} takes bare "
-        f"{bare} steps at lr={ratios[0].lr[-1]:.3g}; give it a weight_decay above 0, adapt_undecayed=True or "
+        f"none of the {len(ratios)} layers, {ratios[0].layer} the first, has a trust ratio, so {optimizer.name} takes "
+        f"bare {bare} steps at lr={ratios[0].lr[-1]:.3g}; give it a weight_decay above 0, adapt_undecayed=True or "
         "exclude='none'",
     )  # fmt: skip
 
@@ -144,11 +150,11 @@ _DRIFTS = {
 }  # fmt: skip
 
 
-def bare_step(optimizer: str, ratios: Sequence[RatioSeries]) -> Alarm | None:
+def bare_step(optimizer: Optimizer | None, ratios: Sequence[RatioSeries]) -> Alarm | None:
     """A layer of zeros that takes a step at `BARE_RATE` times the rate that such steps are usually taken with."""
-    if not ratios:
+    if not ratios or not (optimizer and optimizer.without_ratios):
         return None
-    usual = float(DEFAULTS[{"lamb": "adamw", "lars": "sgd"}[optimizer]]["lr"])
+    _, usual = optimizer.without_ratios
     found = [
         (lr / usual, series.layer, lr, step)
         for series in ratios
@@ -169,7 +175,7 @@ def bare_step(optimizer: str, ratios: Sequence[RatioSeries]) -> Alarm | None:
     )  # fmt: skip
 
 
-def pinned(optimizer: str, ratios: Sequence[RatioSeries]) -> Alarm | None:
+def pinned(optimizer: Optimizer | None, ratios: Sequence[RatioSeries]) -> Alarm | None:
     """A ratio that a bound holds down at most of the steps."""
     found = [
         (sum(bound is not None for bound in series.bound) / len(series.steps), series.layer, series)
@@ -185,17 +191,12 @@ def pinned(optimizer: str, ratios: Sequence[RatioSeries]) -> Alarm | None:
     return Alarm(
         "pinned", layers, share,
         f"the trust ratio of {_named(layers)} is held at a bound by {bound} at {share:.0%} of the steps looked at, "
-        f"{series.ratio[last]:.3g} at step {series.steps[last]}; {_OUT_OF[bound, optimizer]}",
+        f"{series.ratio[last]:.3g} at step {series.steps[last]}; {_advice(optimizer, bound)}",
     )  # fmt: skip
 
 
-_OUT_OF = {
-    ("clamp", "lamb"): "raise optimizer.clamp, or set it to 'off'",
-    ("trust_clip", "lamb"): "set trust_clip=False, or leave biases and norms out with exclude='1d'",
-    ("trust_clip", "lars"): "there it takes plain SGD steps: raise the learning rate, lower trust_coefficient, or set "
-    "trust_clip=False",
-    ("factor", "lamb"): "the frozen second moment no longer fits its gradients: give compression more warmup_steps",
-}  # fmt: skip
+def _advice(optimizer: Optimizer | None, bound: str) -> str:
+    return (optimizer.advice if optimizer else {}).get(bound, "loosen it")
 
 
 def late(owed: Sequence[OwedSeries]) -> Alarm | None:

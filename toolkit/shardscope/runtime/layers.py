@@ -12,7 +12,7 @@ from shardscope.errors import SpecError
 from shardscope.runtime.alarms import Alarm, alarms_of
 from shardscope.runtime.layer_series import OwedSeries, RatioSeries
 from shardscope.runtime.summary import number
-from shardscope.spec import Job
+from shardscope.spec import Job, Optimizer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from shardscope.runtime.run import Run
 
 Event = Mapping[str, Any]
-LAYERWISE = ("lamb", "lars")
 _RATIO_COLUMNS = ("ratio", "weight_norm", "update_norm")
 
 
@@ -29,13 +28,13 @@ class Layers:
     """The layers of a run at the steps at which they were looked at; empty before the first.
 
     Attributes:
-        optimizer: Name of the run's.
+        optimizer: The run's.
         ratios: One series a layer, in the model's order, where the optimizer is layer-wise.
         owed: One series for each tensor or unit of sharding, and kind of debt, where gradients are compressed with
             error feedback.
     """
 
-    optimizer: str
+    optimizer: Optimizer | None
     ratios: tuple[RatioSeries, ...]
     owed: tuple[OwedSeries, ...]
 
@@ -77,7 +76,7 @@ def _frame(columns: tuple[str, ...], series: Iterable[Any]) -> pd.DataFrame:
 
 def tells_of_layers(job: Job) -> bool:
     """Whether there is anything to tell: a layer-wise optimizer, or compression that owes."""
-    return job.optimizer.name in LAYERWISE or owes(job)
+    return job.optimizer.is_layerwise() or owes(job)
 
 
 def owes(job: Job) -> bool:
@@ -87,7 +86,7 @@ def owes(job: Job) -> bool:
     return always or bool(job.compression.settings.get("feedback", False))
 
 
-def layers_of(events: Iterable[Event], optimizer: str) -> Layers:
+def layers_of(events: Iterable[Event], optimizer: Optimizer | None) -> Layers:
     """The layers as a run's events tell of them; events of other kinds are passed over.
 
     Where ranks have weights of their own (gossip, local SGD), ratios and norms are means over ranks, and a ratio counts
@@ -151,4 +150,4 @@ def layers_of_run(run: Run) -> Layers:
         raise SpecError(
             f"run {run.id} does not look at its layers; launch it with record=Record(layers_every=10)"
         )
-    return layers_of(run.events("layers"), job.optimizer.name)
+    return layers_of(run.events("layers"), job.optimizer)

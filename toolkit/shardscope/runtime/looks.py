@@ -13,6 +13,7 @@ from typing import Any
 
 from shardscope.runtime.layers import Event, Layers, layers_of
 from shardscope.runtime.summary import number
+from shardscope.spec import Optimizer
 
 MOST_LOOKS = 240
 """Kept at once, but for the first that is no number."""
@@ -57,7 +58,7 @@ class Looks:
         if self._broken is None and not _is_finite(event):
             self._broken = step
 
-    def layers(self, optimizer: str) -> Layers:
+    def layers(self, optimizer: Optimizer | None) -> Layers:
         """The layers as the looks that are kept tell of them."""
         return layers_of((event for ranks in self._kept.values() for event in ranks.values()), optimizer)
 

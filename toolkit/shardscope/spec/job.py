@@ -18,7 +18,7 @@ from shardscope.spec.method import Method
 from shardscope.spec.models import model_config
 from shardscope.spec.noise_scale import check_noise_scale
 from shardscope.spec.numbers import Count, CountOrZero, Seed
-from shardscope.spec.optimizer import Optimizer
+from shardscope.spec.optimizer import AnyOptimizer, Optimizer
 from shardscope.spec.strategy import Ring, Strategy, StrategySpec, parse_strategy
 from shardscope.spec.user_code import Named, UserCode, label_of
 
@@ -122,8 +122,8 @@ class Job(Spec):
     """How the ranks share the work: a strategy, or its short string such as ``"ring"``."""
     world_size: int = Field(default=2, ge=1, le=1024)
     """Number of ranks. 1 to 1024; ``single`` runs on 1."""
-    optimizer: Annotated[Optimizer, _coerce(Optimizer, "name")] = Optimizer(name="adamw")
-    """The optimizer with its settings, or its name."""
+    optimizer: AnyOptimizer = Field(default_factory=lambda: Optimizer("adamw"))
+    """The update rule: an optimizer, or its name."""
     lr_schedule: AnyLRSchedule = Field(default_factory=lambda: LRSchedule("constant"))
     """How the learning rate moves over the steps: a schedule, or its name."""
     batch: Annotated[Batch, _coerce(Batch, "global_size")] = Batch(global_size=64)

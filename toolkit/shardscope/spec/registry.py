@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import isabstract, signature
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
 from shardscope.errors import SpecError, quoted, unknown_name
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardscope.spec.method import Method
 
 AnyMethod = TypeVar("AnyMethod", bound="type[Method]")
+Kind = TypeVar("Kind", bound="Method")
 
 GROUP = "shardscope.methods"
 """The entry-point group in which packages name their methods; also the package of the built-in ones."""
@@ -78,16 +79,16 @@ def names(kind: type[Method]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def find(kind: type[Method], name: str) -> type[Method] | None:
+def find(kind: type[Kind], name: str) -> type[Kind] | None:
     """The class of a method; None where there is none of this name."""
     module = _built_in(kind.folder).get(name)
     if module is not None:
-        return _class_in(module, kind)
+        return cast("type[Kind]", _class_in(module, kind))
     key = (kind.kind, name)
-    return _of_users.get(key) or _plugins().get(key)
+    return cast("type[Kind] | None", _of_users.get(key) or _plugins().get(key))
 
 
-def require_known(kind: type[Method], name: Any) -> type[Method]:
+def require_known(kind: type[Kind], name: Any) -> type[Kind]:
     """The class of a method.
 
     Raises:
@@ -162,7 +163,7 @@ def _built_in(folder: str) -> dict[str, str]:
 
 
 @cache
-def _class_in(module: str, kind: type[Method]) -> type[Method]:
+def _class_in(module: str, kind: type[Any]) -> Any:
     """The one method that a built-in method's folder defines."""
     (cls,) = (
         value

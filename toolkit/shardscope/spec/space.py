@@ -26,12 +26,14 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
 from shardscope.errors import SpecError, quoted, unknown_name
-from shardscope.spec import compression, optimizer, registry
+from shardscope.spec import compression, registry
 from shardscope.spec._base import Spec
 from shardscope.spec.lr_schedule import LRSchedule
 from shardscope.spec.method import Method
 from shardscope.spec.numbers import Count, Number
+from shardscope.spec.optimizer import Optimizer
 
+_KINDS: Mapping[str, type[Method]] = {"optimizer": Optimizer, "lr_schedule": LRSchedule}
 BRANCHES = ("optimizer", "compression", "lr_schedule")
 """Settings whose choice brings settings of its own."""
 PLAIN = (
@@ -214,14 +216,10 @@ def _check_setting(name: str, parts: Name) -> None:
 
 
 def _table(owner: str) -> Mapping[str, Mapping[str, Any]]:
-    if owner == LRSchedule.kind:
-        classes = {name: registry.require_known(LRSchedule, name) for name in registry.names(LRSchedule)}
-        return {name: _defaults(cls) for name, cls in classes.items()}
-    return optimizer.DEFAULTS if owner == "optimizer" else compression.DEFAULTS
-
-
-def _defaults(method: type[Method]) -> dict[str, Any]:
-    return {name: info.get_default() for name, info in method.model_fields.items()}
+    kind = _KINDS.get(owner)
+    if kind is None:
+        return compression.DEFAULTS
+    return {name: kind.by_name(name).settings for name in registry.names(kind)}
 
 
 def settings_of(owner: str, branch: str) -> Mapping[str, Any]:

@@ -138,7 +138,7 @@ class Trainer:
                 f"model of type {type(model).__name__} has no parameter to train; "
                 "set requires_grad on those that are to be"
             )
-        settle_sparse_embeddings(model, optimizer=self.job.optimizer.name, world_size=self.context.world_size)
+        settle_sparse_embeddings(model, optimizer=self.job.optimizer, world_size=self.context.world_size)
         apply_recompute(model, self.job.recompute)
         return model.to(self.context.device).train()
 

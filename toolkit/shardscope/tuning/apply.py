@@ -38,7 +38,7 @@ def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> J
     optimizer = _optimizer(job, params, parts)
     rule = str(params.get("lr_rule", "none"))
     if rule != "none":
-        base = {"lr": optimizer.learning_rate, "base_batch": job.batch.global_size}
+        base = {"lr": optimizer.lr, "base_batch": job.batch.global_size}
         optimizer = optimizer.replace(lr=float(scaled_lr(batch, rule=rule, **base)))  # type: ignore[arg-type]
     fields["optimizer"] = optimizer
     steps = fields.get("steps", job.steps)

@@ -33,16 +33,12 @@ from shardscope.tuning.objectives import QUALITIES
 from shardscope.tuning.storage import folder_of
 
 OPTIMIZERS = ("sgd", "adamw", "lars", "lamb")
-RULES: Mapping[str, Literal["linear", "sqrt"]] = {
-    "sgd": "linear", "nesterov": "linear", "lars": "linear", "adamw": "sqrt", "lamb": "sqrt",
-}  # fmt: skip
-"""How the rate at the job's own batch is carried over to another, as the middle of those that are tried."""
 FACTORS = (0.25, 1.0, 4.0)
 """Rates tried, as shares of what the rule says; the rule is only where one begins to look."""
 _WARMUP = 0.1
 _LEEWAY = 1.25
-_MOMENTUM = {"sgd": 0.9}
-"""SGD as large batches are trained with it."""
+_MOMENTUM = 0.9
+"""Of optimizers that have one, and none by default: so large batches are trained with SGD."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +137,7 @@ def batch_sweep(
         StudyError: The sweep of this name asked for something else, or one of its runs was stopped by hand.
     """
     _check(job, batches, optimizers, seeds, quality)
-    usual = {**{n: Optimizer(name=n).learning_rate for n in optimizers}, **(rates or {})}
+    usual = {**{n: Optimizer(name=n).lr for n in optimizers}, **(rates or {})}
     asked = _digest(job, usual, quality)
     folder = folder_of(name or f"batches-{asked}", root)
     _claim(folder / "asked", asked, name)
@@ -150,7 +146,8 @@ def batch_sweep(
     for optimizer in optimizers:
         for batch in (2**e for e in range(batches.exponents[0], batches.exponents[1] + 1)):
             base = job.batch.global_size
-            middle = float(scaled_lr(batch, lr=usual[optimizer], base_batch=base, rule=RULES[optimizer]))
+            rule = Optimizer(optimizer).scaling
+            middle = float(scaled_lr(batch, lr=usual[optimizer], base_batch=base, rule=rule))
             plan = _Plan(job, optimizer, batch, quality, folder, known, on_cell)
             points.append(plan.point([middle * factor for factor in factors], seeds))
     return BatchSweep(job, quality, _reached_by_all(points) if target is None else target, tuple(points))
@@ -231,9 +228,9 @@ def _to_its_end(job: Job, folder: Path) -> Run:
 
 def _job(job: Job, optimizer: str, batch: int, rate: float, seed: int) -> Job:
     resized = apply(job, {"batch": batch})
-    momentum = _MOMENTUM.get(optimizer)
+    momentum = {"momentum": _MOMENTUM} if Optimizer(optimizer).settings.get("momentum") == 0 else {}
     return resized.replace(
-        optimizer=Optimizer(name=optimizer, lr=rate, **({} if momentum is None else {"momentum": momentum})),
+        optimizer=Optimizer(optimizer, lr=rate, **momentum),
         lr_schedule=LRSchedule("cosine", warmup_steps=round(_WARMUP * resized.steps)),
         seed=seed, eval_every=None, name=f"{optimizer}-{batch}",
     )  # fmt: skip

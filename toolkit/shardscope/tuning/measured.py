@@ -140,7 +140,7 @@ class Meter:
         """Look for alarms; the more looks there are, the rarer, for each time all of them are gone through."""
         self._judged, num_looks = self._looks.num_events, self._looks.num_looks
         self._judge_at = num_looks + max(1, num_looks // _RARER)
-        self._alarms = tuple(map(str, self._looks.layers(self.run.job.optimizer.name).alarms))
+        self._alarms = tuple(map(str, self._looks.layers(self.run.job.optimizer).alarms))
 
     def _take(self, event: Event) -> None:
         if event["event"] == "eval" and event["rank"] == 0:

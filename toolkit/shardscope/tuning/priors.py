@@ -19,18 +19,15 @@ from optuna.trial import FrozenTrial, TrialState
 from shardscope.analytic.communication.worth import exchange_of, exchange_time
 from shardscope.analytic.large_batch import scaled_lr
 from shardscope.errors import SpecError
-from shardscope.spec import Compression, Job
+from shardscope.spec import Compression, Job, Optimizer, registry
 from shardscope.spec.models import model_config
 from shardscope.spec.space import Between, Choices, PowersOfTwo, Space, Value, parse_name
 from shardscope.tuning.apply import apply
 from shardscope.tuning.batch_range import around
 from shardscope.tuning.records import IMPOSSIBLE, not_counted, study_name
 
-RATES: Mapping[str, tuple[float, float]] = {
-    "sgd": (1e-2, 1.0), "nesterov": (3e-3, 0.3), "adamw": (3e-4, 3e-2), "lamb": (1e-3, 1e-1), "lars": (0.3, 30.0),
-}  # fmt: skip
-"""Learning rates to search where nobody says: a decade either side of what is usual for batches of 32 to 512."""
-BASELINES = ("adamw", "nesterov")
+_MOMENTUM = "nesterov"
+BASELINES = ("adamw", _MOMENTUM)
 """In every study that chooses optimizers: tuned at equal budget they are what layer-wise methods must be held against
 (Nado et al. 2021, "A large batch optimizer reality check")."""
 COMPRESSORS = ("none", "bf16", "int8", "int4", "topk", "powersgd")
@@ -91,14 +88,18 @@ def with_baselines(space: Space) -> Space:
     )
 
 
+def _range(optimizer: str) -> tuple[float, float]:
+    return registry.require_known(Optimizer, optimizer).rates()
+
+
 def _rates(optimizers: list[str]) -> dict[str, Any]:
-    return {f"optimizer[{name}].lr": (*RATES[name], "log") for name in optimizers}
+    return {f"optimizer[{name}].lr": (*_range(name), "log") for name in optimizers}
 
 
 def _own_rate(job: Job) -> dict[str, Any]:
     """The range of the job's own optimizer, widened to its own rate."""
-    name, rate = job.optimizer.name, job.optimizer.learning_rate
-    low, high = RATES[name]
+    name, rate = job.optimizer.name, job.optimizer.lr
+    low, high = _range(name)
     return {f"optimizer[{name}].lr": (min(low, rate), max(high, rate), "log")}
 
 
@@ -166,7 +167,7 @@ def _own(job: Job, space: Space) -> Iterator[Seed]:
     name = job.optimizer.name
     yield Seed(
         {
-            "optimizer": name, _rate_name(space, name): job.optimizer.learning_rate, "batch": job.batch.global_size,
+            "optimizer": name, _rate_name(space, name): job.optimizer.lr, "batch": job.batch.global_size,
             "warmup": share, "compression": job.compression.name, "strategy": job.strategy.label,
             "lr_rule": "none",
         },
@@ -175,7 +176,7 @@ def _own(job: Job, space: Space) -> Iterator[Seed]:
 
 
 def _usual(optimizer: str) -> float:
-    low, high = RATES[optimizer]
+    low, high = _range(optimizer)
     return float(f"{math.sqrt(low * high):.3g}")
 
 
@@ -223,8 +224,8 @@ def _compressors(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) 
     own optimizer.
     """
     optimizers = space.parameters.get("optimizer")
-    has_nesterov = isinstance(optimizers, Choices) and "nesterov" in optimizers.values
-    names = ("nesterov" if has_nesterov else job.optimizer.name, job.optimizer.name)
+    has_momentum = isinstance(optimizers, Choices) and _MOMENTUM in optimizers.values
+    names = (_MOMENTUM if has_momentum else job.optimizer.name, job.optimizer.name)
     for index, method in enumerate(_spread(paying, _LEVELS)):
         name = names[index % 2]
         usual: dict[str, Value] = {

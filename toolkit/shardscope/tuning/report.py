@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardscope.spec import Optimizer, registry
 from shardscope.tuning.apply import branches_of
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.front import note_of
 from shardscope.tuning.priors import BASELINES
 from shardscope.tuning.records import NOT_BEGUN, TrialRecord, front
 
-_LAYERWISE = ("lamb", "lars")
 _MOST_ALARMS = 5
 """Printed; all are in the report."""
 
@@ -106,6 +106,11 @@ def _row(name: str, group: Sequence[TrialRecord], objective: str) -> OptimizerRo
     return OptimizerRow(name, len(group), best, number)
 
 
+def _is_layerwise(name: str) -> bool:
+    optimizer = registry.find(Optimizer, name)
+    return optimizer is not None and optimizer.is_layerwise()
+
+
 def _verdict(rows: Sequence[OptimizerRow], objective: str) -> str:
     """Whether a baseline won, against whom, and with how many trials each."""
     done = [row for row in rows if row.best is not None]
@@ -125,7 +130,7 @@ def _verdict(rows: Sequence[OptimizerRow], objective: str) -> str:
     if most - least > 1:
         budget += ", which is not equal"
     if best.name in BASELINES:
-        beaten = [row for row in done[1:] if row.name in _LAYERWISE]
+        beaten = [row for row in done[1:] if _is_layerwise(row.name)]
         against = ", ".join(f"{row.name} ({row.best:.4g})" for row in beaten) or "the others"
         return f"The baseline {best.name} has the lowest {objective}, {best.best:.4g}, {budget}: lower than {against}."
     baselines = [row for row in done[1:] if row.name in BASELINES]

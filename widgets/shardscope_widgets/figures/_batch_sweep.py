@@ -8,16 +8,13 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.spec import Optimizer, registry
+from shardscope.spec.optimizer import Look
 from shardscope.tuning.batch_sweep import BatchSweep, Point
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._front import log_ticks
 from shardscope_widgets.words import listed
 
-_LOOKS = {
-    "sgd": ("#777c85", "dot", "circle"), "nesterov": ("#5f6fd6", "dash", "square"),
-    "adamw": ("#2a6fb8", "solid", "diamond"), "lars": ("#c49a0c", "dashdot", "triangle-up"),
-    "lamb": ("#e0662a", "solid", "star"),
-}  # fmt: skip
 _APART = 1.025
 """The next optimizer's points stand at so many times the batch."""
 _WORDS = {"loss": "held-back loss", "error": "held-back error"}
@@ -110,7 +107,8 @@ def _ticks(values: Sequence[float]) -> dict[str, Any]:
 
 def _trace(line: SweepLine, *, beside: float) -> go.Scatter:
     """Drawn a little beside its batch, so that whiskers do not hide each other."""
-    colour, dash, symbol = _LOOKS.get(line.optimizer, (theme.GREY, "solid", "circle"))
+    optimizer = registry.find(Optimizer, line.optimizer)
+    colour, dash, symbol = optimizer.look if optimizer else Look(theme.GREY)
     ups = [_apart(high, middle) for high, middle in zip(line.highs, line.medians, strict=True)]
     downs = [_apart(middle, low) for middle, low in zip(line.medians, line.lows, strict=True)]
     return go.Scatter(

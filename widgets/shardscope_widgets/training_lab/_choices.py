@@ -24,7 +24,6 @@ from shardscope.spec.compression import DEFAULTS as METHODS
 from shardscope.spec.data import DATA, is_path
 from shardscope.spec.job import PRECISIONS, RECOMPUTE
 from shardscope.spec.models import MODELS
-from shardscope.spec.optimizer import DEFAULTS
 from shardscope.spec.strategy import StrategySpec, parse_strategy
 from shardscope.spec.units import parse
 from shardscope_widgets.training_lab._families import applies
@@ -36,7 +35,6 @@ NO_LATENCY = "0"
 CATALOGUES: dict[str, tuple[str, ...]] = {
     "model": tuple(MODELS),
     "data": tuple(DATA),
-    "optimizer": tuple(DEFAULTS),
     "precision": tuple(PRECISIONS),
     "recompute": tuple(RECOMPUTE),
     "compression": tuple(METHODS),
@@ -48,6 +46,8 @@ KINDS: dict[str, type[Method]] = {"lr_schedule": LRSchedule}
 
 def known_names(field: str) -> tuple[str, ...]:
     """The names that a choice knows now."""
+    if field == Optimizer.kind:
+        return registry.names(Optimizer)
     return registry.names(KINDS[field]) if field in KINDS else CATALOGUES[field]
 
 
@@ -230,7 +230,7 @@ class Choices(t.HasTraits):
 
     @t.observe("optimizer")
     def _default_lr(self, _change: object) -> None:
-        self.lr = Optimizer(name=self.optimizer).learning_rate
+        self.lr = Optimizer(name=self.optimizer).lr
 
     @t.observe("bandwidth")
     def _latency_of_link(self, change: Mapping[str, Any]) -> None:

@@ -60,7 +60,7 @@ class JobOfChoices:
         choices.options = _changed(job.strategy)
         choices.world_size, choices.steps, choices.seed = job.world_size, job.steps, job.seed
         choices.optimizer = job.optimizer.name
-        choices.lr = job.optimizer.learning_rate
+        choices.lr = job.optimizer.lr
         if job.lr_schedule.name in known_names("lr_schedule"):
             choices.lr_schedule, choices.lr_schedule_options = job.lr_schedule.name, _changed(job.lr_schedule)
         choices.global_batch, choices.micro_batch = job.batch.global_size, job.batch.micro_size or 0

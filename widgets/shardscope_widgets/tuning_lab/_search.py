@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from shardscope.errors import SpecError
 from shardscope.spec import STRATEGIES, Job, LRSchedule, registry
 from shardscope.spec.compression import DEFAULTS as METHODS
-from shardscope.spec.optimizer import DEFAULTS as OPTIMIZERS
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.space import LR_RULES, Between, Choices, PowersOfTwo, Space, Value, parse_name
 from shardscope.tuning.apply import branches_of
@@ -75,11 +74,13 @@ def _order(name: str) -> tuple[int, str, bool, str]:
 
 def _offers(job: Job) -> Iterator[tuple[str, Parameter]]:
     """What makes sense to search besides."""
-    yield "optimizer", Choices(values=tuple(OPTIMIZERS))
-    for name in OPTIMIZERS:
-        usual = Optimizer(name=name).learning_rate
+    optimizers = registry.names(Optimizer)
+    yield "optimizer", Choices(values=optimizers)
+    for name in optimizers:
+        usual = Optimizer(name=name).lr
         yield f"optimizer[{name}].lr", Between(low=usual / 10, high=usual * 10, log=True)
-    yield "optimizer[lars].trust_coefficient", Between(low=1e-4, high=1e-2, log=True)
+    for name in registry.having(Optimizer, "trust_coefficient"):
+        yield f"optimizer[{name}].trust_coefficient", Between(low=1e-4, high=1e-2, log=True)
     yield "optimizer.weight_decay", Between(low=1e-4, high=1e-1, log=True)
     size = 2 ** floor(max(1, job.batch.global_size)).bit_length() // 2
     yield "batch", PowersOfTwo(max(job.world_size, size // 4), min(_LARGEST_BATCH, size * 4))

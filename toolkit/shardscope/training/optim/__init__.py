@@ -1,11 +1,9 @@
-"""Optimizers: `build_optimizer` makes what a job's spec asks for."""
+"""What optimizers share: the parameters they update, layers with trust ratios, a second moment that stands still."""
 
 from __future__ import annotations
 
 from shardscope.training.optim._layerwise import LayerwiseOptimizer
-from shardscope.training.optim.build import build_optimizer
-from shardscope.training.optim.lamb import Lamb
-from shardscope.training.optim.lars import Lars
+from shardscope.training.optim.parameters import TrainedParameters, built_by
 from shardscope.training.optim.signals import LayerSignal
 
-__all__ = ["Lamb", "Lars", "LayerSignal", "LayerwiseOptimizer", "build_optimizer"]
+__all__ = ["LayerSignal", "LayerwiseOptimizer", "TrainedParameters", "built_by"]

@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -136,6 +136,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
     device other than the CPU.
 
     Attributes:
+        method: What errors call it.
         is_watched: Whether the norms of the next step will be asked for, also where the step itself needs none.
 
     Args:
@@ -145,6 +146,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
             step. All ranks must hold the same layers in the same order; a layer's shard may be empty.
     """
 
+    method: ClassVar[str]
     is_watched = False
 
     def __init__(
@@ -249,10 +251,10 @@ class LayerwiseOptimizer(Optimizer, ABC):
     def _layer(self, name: str | int, param: Tensor, group: dict[str, Any]) -> Layer:
         assert param.grad is not None
         if param.grad.is_sparse:
-            raise refuse_sparse(str(name), type(self).__name__.lower())
+            raise refuse_sparse(str(name), self.method)
         if param.is_complex():
             raise SpecError(
-                f"parameter {name!r} is complex, which {type(self).__name__} has no trust ratio for; "
+                f"parameter {name!r} is complex, which {self.method} has no trust ratio for; "
                 "use sgd or adamw for it"
             )
         state = self.state[param]

@@ -1,6 +1,6 @@
 """AdamW and LAMB whose second moment stands still from some step on, for methods that exchange first moments.
 
-Until `freeze` these are torch's AdamW and our LAMB, to the bit. From then on a step expects in each parameter's
+Until `freeze` they are what they are otherwise, to the bit. From then on a step expects in each parameter's
 gradient not a gradient but the new first moment, as the ranks have agreed on it:
 
     advance_(param, grad)      this rank's gradient becomes what it proposes as first moment
@@ -19,8 +19,7 @@ steps, 2 ranks, 3 seeds) such weights ran to 53, 65 and 610 under 1-bit Adam, ag
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,35 +89,3 @@ def first_correction(group: dict[str, Any], step: Tensor) -> Tensor:
         return torch.ones((), dtype=torch.float64, device=step.device)
     correction: Tensor = 1 - group["betas"][0] ** step.double()
     return correction
-
-
-class FreezableAdamW(FrozenVariance, torch.optim.AdamW):
-    """torch's AdamW until it is frozen; then ``w -= lr (m / ((1 - b1**t) (sqrt(v / (1 - b2**T)) + eps)) + decay w)``.
-
-    T is the last step before the freeze.
-    """
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """As torch's; once frozen, gradients are taken for first moments."""
-        if self.frozen_after is None:
-            return super().step(closure)  # type: ignore[no-any-return]  # torch's is untyped
-        assert closure is None, "it would replace first moments by gradients"
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    self._frozen_step(param, group)
-        return None
-
-    def _frozen_step(self, param: nn.Parameter, group: dict[str, Any]) -> None:
-        state = self.state[param]
-        state["step"] += 1
-        assert param.grad is not None
-        state["exp_avg"].copy_(param.grad)
-        update = state["exp_avg"] / self._root(state["exp_avg_sq"], group)
-        param.mul_(1 - group["lr"] * group["weight_decay"])
-        param.sub_(update.mul_(group["lr"] / first_correction(group, state["step"])))

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shardscope.errors import SpecError
-
-_TAKES_SPARSE = ("sgd", "nesterov")
+from shardscope.spec.optimizer import Optimizer
 
 
 def refuse_sparse(layer: str, optimizer: str) -> SpecError:
@@ -24,7 +23,7 @@ def refuse_sparse(layer: str, optimizer: str) -> SpecError:
     )
 
 
-def settle_sparse_embeddings(model: nn.Module, *, optimizer: str, world_size: int) -> None:
+def settle_sparse_embeddings(model: nn.Module, *, optimizer: Optimizer, world_size: int) -> None:
     """Check every trained ``nn.Embedding(sparse=True)`` of the model, and make its gradient dense on several ranks.
 
     Raises:
@@ -35,8 +34,8 @@ def settle_sparse_embeddings(model: nn.Module, *, optimizer: str, world_size: in
             continue
         if not module.weight.requires_grad:
             continue
-        if optimizer not in _TAKES_SPARSE:
-            raise refuse_sparse(name, optimizer)
+        if not optimizer.takes_sparse:
+            raise refuse_sparse(name, optimizer.name)
         module.sparse = world_size == 1
 
 

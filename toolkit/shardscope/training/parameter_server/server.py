@@ -19,7 +19,7 @@ from shardscope.spec import Job, ParameterServer
 from shardscope.training.context import RankContext
 from shardscope.training.flat import copy_tensors_
 from shardscope.training.meter import OBSERVING
-from shardscope.training.optim import build_optimizer
+from shardscope.training.optim import TrainedParameters, built_by
 from shardscope.training.parameter_server.admission import Admission
 from shardscope.training.parameter_server.messages import (
     TO_SERVER,
@@ -71,9 +71,8 @@ class Server:
         named = dict(self.module.named_parameters())
         self.parameters = [named[name] for name in shard.names]
         self.take_over(shard.parameters)
-        self.optimizer = build_optimizer(
-            job.optimizer, self.module.named_parameters(), reduce_grad_square=self._reduce_square
-        )
+        parameters = TrainedParameters(self.module.named_parameters(), reduce_grad_square=self._reduce_square)
+        self.optimizer = built_by(job.optimizer, parameters)
         self._base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
 
         self.state = threading.Condition()

@@ -23,8 +23,6 @@ from shardscope.training.context import RankContext
 from shardscope.training.pipeline.layers import Layers, layers_in_order
 from shardscope.training.pipeline.probe import Autocast, LayerProbe, probe
 
-_MOMENTS = {"sgd": 1, "nesterov": 1, "lars": 1, "adamw": 2, "lamb": 2}
-
 
 @dataclass(frozen=True)
 class Cut:
@@ -85,7 +83,7 @@ def _split(
 
 def _state_bytes(layer: nn.Module, job: Job) -> int:
     """Parameters, gradients and the optimizer's moments."""
-    copies = 2 + _MOMENTS[job.optimizer.name]
+    copies = 2 + job.optimizer.state_tensors
     return sum(p.nbytes * (copies if p.requires_grad else 1) for p in layer.parameters())
 
 

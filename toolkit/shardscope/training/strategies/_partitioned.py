@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardscope.training.optim import build_optimizer
+from shardscope.training.optim import TrainedParameters, built_by
 from shardscope.training.optim.state import STEP, fill_in_state
 from shardscope.training.sharding import largest_over_ranks, start_alike
 from shardscope.training.strategies.base import Strategy
@@ -44,11 +44,12 @@ class Partitioned(Strategy):
         return module
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        return build_optimizer(
-            self.job.optimizer, [(piece.name, piece.parameter) for piece in self.pieces],
-            reduce_squares=self.reduce_squares, reduce_grad_square=self.reduce_grad_square,
-            dimensions={piece.name: piece.whole.ndim for piece in self.pieces}, uncounted=self.uncounted,
+        parameters = TrainedParameters(
+            [(piece.name, piece.parameter) for piece in self.pieces], reduce_squares=self.reduce_squares,
+            reduce_grad_square=self.reduce_grad_square, uncounted=self.uncounted,
+            dimensions={piece.name: piece.whole.ndim for piece in self.pieces},
         )  # fmt: skip
+        return built_by(self.job.optimizer, parameters)
 
     @abstractmethod
     def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

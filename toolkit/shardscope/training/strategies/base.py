@@ -36,7 +36,7 @@ from shardscope.training.data import Batch, call
 from shardscope.training.gradient_noise import GradientNoise, NoiseSample
 from shardscope.training.memory import Held, MemoryWatch, held_by_default
 from shardscope.training.observe import StandIns, unchanged
-from shardscope.training.optim import LayerSignal, LayerwiseOptimizer, build_optimizer
+from shardscope.training.optim import LayerSignal, LayerwiseOptimizer, TrainedParameters, built_by
 from shardscope.training.precision import Precision
 from shardscope.training.sharding import ReduceSquares
 from shardscope.training.strategies._relayout import by_parameter, left_of, shards_of, units_with_parameters
@@ -117,11 +117,12 @@ class Strategy(ABC):
     def build_optimizer(self) -> torch.optim.Optimizer:
         """The job's optimizer over what this rank updates."""
         compressor = self.compressor
-        optimizer = build_optimizer(
-            self.job.optimizer, self.model.named_parameters(), reduce_squares=self.reduce_squares,
+        parameters = TrainedParameters(
+            self.model.named_parameters(), reduce_squares=self.reduce_squares,
             reduce_grad_square=self.reduce_grad_square, uncounted=self.uncounted,
-            freezable=compressor is not None and compressor.freezes_variance,
+            is_freezable=compressor is not None and compressor.freezes_variance,
         )  # fmt: skip
+        optimizer = built_by(self.job.optimizer, parameters)
         if compressor is not None:
             compressor.attach(optimizer, dict(self.model.named_parameters()))
         return optimizer

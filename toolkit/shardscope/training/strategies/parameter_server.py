@@ -75,7 +75,7 @@ class ParameterServer(Strategy):
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         """What the trainer reads and writes learning rates in; on a server it shows the state of the real one."""
-        front = torch.optim.SGD(self.parameters, lr=self.job.optimizer.settings["lr"])
+        front = torch.optim.SGD(self.parameters, lr=self.job.optimizer.lr)
         if self.server is not None:
             front.state = self.server.optimizer.state
         return front

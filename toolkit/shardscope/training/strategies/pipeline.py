@@ -23,7 +23,7 @@ from shardscope.spec import strategy as spec
 from shardscope.spec.strategy.pipeline import SHAPES
 from shardscope.training.collectives.ring import Ring
 from shardscope.training.observe import StandIns, unchanged
-from shardscope.training.optim import LayerSignal, build_optimizer
+from shardscope.training.optim import LayerSignal, TrainedParameters, built_by
 from shardscope.training.pipeline.cut import cut, let_go
 from shardscope.training.pipeline.passing import hand_on, take_over
 from shardscope.training.sharding import largest_over_ranks
@@ -143,9 +143,10 @@ class Pipeline(Strategy):
     def build_optimizer(self) -> torch.optim.Optimizer:
         named = dict.fromkeys(self.names.values())
         own = [(name, p) for name, p in self.model.named_parameters() if p in named or name == _PLACEHOLDER]
-        return build_optimizer(
-            self.job.optimizer, own, reduce_grad_square=self.reduce_grad_square, uncounted=self.uncounted
+        parameters = TrainedParameters(
+            own, reduce_grad_square=self.reduce_grad_square, uncounted=self.uncounted
         )
+        return built_by(self.job.optimizer, parameters)
 
     @property
     def tells_of_layers(self) -> bool:

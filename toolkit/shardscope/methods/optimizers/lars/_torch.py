@@ -28,7 +28,7 @@ from shardscope.training.sharding import ReduceSquares
 MomentumForm = Literal["classic", "torch", "post"]
 
 
-class Lars(LayerwiseOptimizer):
+class TorchLars(LayerwiseOptimizer):
     """LARS with the choices that published versions differ in as options; the defaults are the paper's.
 
     With ``v`` the velocity, ``m`` the momentum and ``q`` the trust ratio, a step is
@@ -55,6 +55,8 @@ class Lars(LayerwiseOptimizer):
     Raises:
         SpecError: A setting outside its range.
     """
+
+    method = "lars"
 
     def __init__(
         self,

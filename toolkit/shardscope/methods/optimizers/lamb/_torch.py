@@ -39,7 +39,7 @@ from shardscope.training.sharding import ReduceSquares, global_norm, local
 Form = Literal["auto", "fused", "plain"]
 
 
-class Lamb(LayerwiseOptimizer):
+class TorchLamb(LayerwiseOptimizer):
     """LAMB with the choices that published versions differ in as options; the defaults are the paper's.
 
     Args:
@@ -66,6 +66,8 @@ class Lamb(LayerwiseOptimizer):
     Raises:
         SpecError: A setting outside its range; at the first step, ``form="fused"`` where it does not apply.
     """
+
+    method = "lamb"
 
     def __init__(
         self,

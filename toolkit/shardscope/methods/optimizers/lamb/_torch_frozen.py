@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shardscope.errors import SpecError
+from shardscope.methods.optimizers.lamb._torch import TorchLamb
 from shardscope.training.optim._kernels import Scalars, sums_of_squares
 from shardscope.training.optim._layerwise import Batch, Layer, Staged, total_squares
 from shardscope.training.optim.frozen import (
@@ -22,7 +23,6 @@ from shardscope.training.optim.frozen import (
     first_correction,
     weight_of_gradient,
 )
-from shardscope.training.optim.lamb import Lamb
 from shardscope.training.optim.signals import Squares, Taken
 
 AVERAGE_DECAY = 0.9
@@ -32,7 +32,7 @@ FACTOR_CHANGE = 0.1
 """The largest relative change of a layer's factor in one step."""
 
 
-class FreezableLamb(FrozenVariance, Lamb):
+class FreezableLamb(FrozenVariance, TorchLamb):
     """Our LAMB until it is frozen; then by layer ``w -= lr * averaged ratio * factor * u`` with the frozen `v` in `u`.
 
     Clamps are part of the averaged ratio; `trust_clip` also bounds what the factor makes of it. Layers without ratios

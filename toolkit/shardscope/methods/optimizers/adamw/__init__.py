@@ -1,0 +1,35 @@
+"""AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), as torch has it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from shardscope.spec.optimizer import Fraction, Look, NonNegative, Optimizer, Parameters, Positive
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay."""
+
+    name = "adamw"
+    usual_rates = (3e-4, 3e-2)
+    look = Look("#2a6fb8", "solid", "diamond")
+
+    lr: Positive = 1e-3
+    """Learning rate before the schedule, above 0."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decay a step of the first and second moment, each 0 <= value < 1."""
+    eps: NonNegative = 1e-8
+    """Added to the root of the second moment, at least 0."""
+    weight_decay: NonNegative = 0.01
+    """Decay a step in units of the rate, at least 0."""
+    exclude: Literal["none", "1d"] = "none"
+    """``1d``: biases and norms (at most one dimension) are not decayed."""
+
+    @property
+    def carries(self) -> str:
+        return "moments"
+
+    def build(self, parameters: Parameters) -> Any:
+        from shardscope.methods.optimizers.adamw._torch import build
+
+        return build(self, parameters)

@@ -1,0 +1,103 @@
+"""LAMB (You et al. 2020, arXiv:1904.00962): Adam's update, scaled layer by layer to a share of the layer's norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pydantic import field_validator
+
+from shardscope.errors import unknown_name
+from shardscope.spec.optimizer import Fraction, Look, NonNegative, Off, Optimizer, Parameters, Positive
+
+PAPER: Mapping[str, Any] = MappingProxyType(
+    {
+        "weight_decay": 0.01, "bias_correction": True, "clamp": "off", "max_grad_norm": "off", "decay_form": "inside",
+        "adapt_undecayed": True,
+    }
+)  # fmt: skip
+"""Algorithm 2 of the ICLR paper."""
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "paper": {},
+        "v3": {"bias_correction": False},
+        "apex": {"max_grad_norm": 1.0, "adapt_undecayed": False},
+        "nvlamb": {"max_grad_norm": 1.0},
+        "timm": {"max_grad_norm": 1.0, "adapt_undecayed": False},
+        "pytorch-optimizer": {
+            "bias_correction": False, "clamp": 10.0, "decay_form": "decoupled", "weight_decay": 0.0,
+        },
+    }
+)  # fmt: skip
+"""What each published LAMB does differently from the paper.
+
+`pytorch-optimizer` is that library with ``adam_debias=True``; without it, the learning rate of its first steps is
+divided by ``1 - beta1**step``.
+"""
+
+
+class Lamb(Optimizer):
+    """LAMB as published or with options of one's own; those left at None are as the variant has them."""
+
+    name = "lamb"
+    usual_rates = (1e-3, 1e-1)
+    look = Look("#e0662a", "solid", "star")
+    without_ratios = ("Adam", 1e-3)
+    advice = MappingProxyType(
+        {
+            "clamp": "raise optimizer.clamp, or set it to 'off'",
+            "trust_clip": "set trust_clip=False, or leave biases and norms out with exclude='1d'",
+            "factor": "the frozen second moment no longer fits its gradients: give compression more warmup_steps",
+        }
+    )
+
+    lr: Positive = 2e-3
+    """Learning rate before the schedule, above 0."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decay a step of the first and second moment, each 0 <= value < 1."""
+    eps: NonNegative = 1e-6
+    """Added to the root of the second moment, at least 0."""
+    weight_decay: NonNegative | None = None
+    """Decay a step in units of the rate, at least 0. The paper's 0.01."""
+    exclude: Literal["none", "1d"] = "none"
+    """``1d``: biases and norms (at most one dimension) get neither decay nor a ratio."""
+    variant: str = "paper"
+    """LAMB as published: ``paper`` (ICLR 2020, Alg. 2), ``v3`` (arXiv v3), ``apex``, ``nvlamb``, ``timm`` or
+    ``pytorch-optimizer``. Sets the options that are None; each can still be given by itself."""
+    bias_correction: bool | None = None
+    """Divide the moments by ``1 - beta**step``."""
+    clamp: Positive | Off | None = None
+    """The largest weight norm the ratio sees, above 0, or ``off``."""
+    trust_clip: bool = False
+    """A ratio of at most 1 (LAMBC)."""
+    max_grad_norm: Positive | Off | None = None
+    """Scale all gradients down to this global norm before the moments see them, above 0, or ``off``."""
+    decay_form: Literal["inside", "decoupled"] | None = None
+    """Weight decay as part of the update that the ratio scales, or apart from it as in AdamW."""
+    adapt_undecayed: bool | None = None
+    """Give a trust ratio also to tensors without weight decay."""
+    grad_averaging: bool = True
+    """The gradient enters the first moment with weight ``1 - beta1``; False gives it weight 1."""
+
+    @field_validator("variant")
+    @classmethod
+    def _known_variant(cls, variant: str) -> str:
+        if variant not in VARIANTS:
+            raise unknown_name("optimizer.variant", variant, VARIANTS)
+        return variant
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting with its value: as given, else the variant's, else the paper's."""
+        usual = {**PAPER, **VARIANTS[self.variant]}
+        return {name: usual[name] if value is None else value for name, value in super().settings.items()}
+
+    @property
+    def carries(self) -> str:
+        return "moments" if self.grad_averaging else "summed moments"
+
+    def build(self, parameters: Parameters) -> Any:
+        from shardscope.methods.optimizers.lamb._torch_build import build
+
+        return build(self, parameters)

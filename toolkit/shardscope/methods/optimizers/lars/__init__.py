@@ -1,0 +1,83 @@
+"""LARS (You et al. 2017, arXiv:1708.03888): momentum SGD with a rate of its own for every layer."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from shardscope.errors import SpecError
+from shardscope.spec.optimizer import Fraction, Look, NonNegative, Optimizer, Parameters, Positive
+
+
+class Lars(Optimizer):
+    """Momentum SGD whose layers move by a share of their own norm."""
+
+    name = "lars"
+    usual_rates = (0.3, 30.0)
+    scaling = "linear"
+    look = Look("#c49a0c", "dashdot", "triangle-up")
+    without_ratios = ("SGD", 0.1)
+    advice = MappingProxyType(
+        {
+            "trust_clip": "there it takes plain SGD steps: raise the learning rate, lower trust_coefficient, or set "
+            "trust_clip=False"
+        }
+    )
+
+    lr: Positive = 1.0
+    """Learning rate before the schedule, above 0."""
+    momentum: Fraction = 0.9
+    """Decay of the velocity a step, 0 <= value < 1."""
+    weight_decay: NonNegative = 1e-4
+    """Decay a step in units of the rate, at least 0."""
+    eps: NonNegative = 0.0
+    """Added to the ratio's divisor, at least 0."""
+    exclude: Literal["none", "1d"] = "none"
+    """``1d``: biases and norms (at most one dimension) get neither decay nor a ratio."""
+    trust_coefficient: Positive = 1e-3
+    """The share of its own norm that a layer moves at lr 1, above 0."""
+    momentum_form: Literal["classic", "torch", "post"] = "classic"
+    """Learning rate and ratio both inside the velocity (``classic``, the paper), the ratio only (``torch``), or both
+    applied after it, with the velocity's norm in the ratio (``post``)."""
+    norm_of: Literal["sum", "parts"] | None = None
+    """The ratio divides by ``|g + wd w|`` (``sum``) or by ``|g| + wd |w|`` (``parts``, the paper and the default)."""
+    nesterov: bool = False
+    """Look one step ahead along the velocity."""
+    trust_clip: bool = False
+    """The layer's own rate instead of lr, up to lr (LARC)."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.nesterov and self.momentum == 0:
+            raise SpecError(
+                "optimizer.nesterov=True has no effect with momentum=0; leave it out, or give a momentum"
+            )
+        if self.momentum_form == "post" and self.norm_of == "parts":
+            raise SpecError(
+                "optimizer.norm_of='parts' has no effect with momentum_form='post', which takes the norm "
+                "of the velocity; leave it out"
+            )
+        return self
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting with its value, as given or by default."""
+        return {**super().settings, "norm_of": self.norm_of or "parts"}
+
+    @property
+    def state_tensors(self) -> int:
+        return 1
+
+    @property
+    def carries(self) -> str:
+        inside = {"classic": " with rate and ratio inside", "torch": " with the ratio inside", "post": ""}
+        return f"velocity{inside[self.momentum_form]}" if self.momentum else "nothing"
+
+    def build(self, parameters: Parameters) -> Any:
+        from shardscope.methods.optimizers.lars._torch import TorchLars
+
+        settings = self.settings
+        groups = parameters.groups(settings.pop("exclude"), weight_decay=0.0, adapt=False)
+        return TorchLars(groups, **settings, reduce_squares=parameters.reduce_squares)

@@ -1,0 +1,26 @@
+"""SGD with Nesterov's momentum, as torch has it (Sutskever et al. 2013)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from shardscope.methods.optimizers.sgd import SGD
+from shardscope.spec.optimizer import Look, Parameters
+
+
+class Nesterov(SGD):
+    """SGD that looks one step ahead along its velocity."""
+
+    name = "nesterov"
+    usual_rates = (3e-3, 0.3)
+    look = Look("#5f6fd6", "dash", "square")
+
+    momentum: float = Field(default=0.9, gt=0, lt=1)
+    """Decay of the velocity a step, 0 < value < 1; without a momentum it would be ``sgd``."""
+
+    def build(self, parameters: Parameters) -> Any:
+        from shardscope.methods.optimizers.sgd._torch import build
+
+        return build(self, parameters, nesterov=True)

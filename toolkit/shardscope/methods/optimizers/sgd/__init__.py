@@ -1,0 +1,43 @@
+"""Stochastic gradient descent, plain or with momentum, as torch has it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from shardscope.spec.optimizer import Fraction, Look, NonNegative, Optimizer, Parameters, Positive
+
+
+class SGD(Optimizer):
+    """``v = momentum v + g; w -= lr (v + weight_decay w)``."""
+
+    name = "sgd"
+    usual_rates = (1e-2, 1.0)
+    scaling = "linear"
+    takes_sparse = True
+    look = Look("#777c85", "dot", "circle")
+
+    lr: Positive = 0.1
+    """Learning rate before the schedule, above 0."""
+    momentum: Fraction = 0.0
+    """Decay of the velocity a step, 0 <= value < 1."""
+    weight_decay: NonNegative = 0.0
+    """Decay a step in units of the rate, at least 0."""
+    exclude: Literal["none", "1d"] = "none"
+    """``1d``: biases and norms (at most one dimension) are not decayed."""
+
+    @property
+    def state_tensors(self) -> int:
+        return int(self.momentum > 0)
+
+    @property
+    def carries(self) -> str:
+        return "velocity" if self.momentum else "nothing"
+
+    @property
+    def in_layout(self) -> str:
+        return "nesterov" if self.momentum else "sgd"
+
+    def build(self, parameters: Parameters) -> Any:
+        from shardscope.methods.optimizers.sgd._torch import build
+
+        return build(self, parameters, nesterov=False)

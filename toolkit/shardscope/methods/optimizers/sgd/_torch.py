@@ -1,0 +1,22 @@
+"""SGD in torch: its own, in its fused form, which on a CPU is 1.7 to 3 times as fast as the loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from shardscope.spec.optimizer import Parameters
+from shardscope.training.optim.sparse import prepare_sgd
+
+if TYPE_CHECKING:
+    from shardscope.methods.optimizers.sgd import SGD
+
+
+def build(spec: SGD, parameters: Parameters, *, nesterov: bool) -> torch.optim.Optimizer:
+    """Torch's SGD over `parameters`, plain or looking ahead."""
+    settings = spec.settings
+    groups = parameters.groups(settings.pop("exclude"), weight_decay=0.0)
+    built = torch.optim.SGD(groups, **settings, nesterov=nesterov, fused=parameters.take_fused)
+    built.register_step_pre_hook(prepare_sgd)
+    return built
