@@ -9,8 +9,9 @@ import pytest
 from shardscope.analytic.communication.compression import METHODS
 from shardscope.elsewhere import MEANT
 from shardscope.errors import unknown_name
-from shardscope.spec import optimizer
+from shardscope.spec import Optimizer
 from shardscope.spec.compression import Compression
+from shardscope.spec.registry import names
 from shardscope.spec.strategy import STRATEGIES
 from shardscope.tuning.objectives import OBJECTIVES
 from shardscope.tuning.pruning.named import PRUNERS
@@ -18,7 +19,7 @@ from shardscope.tuning.samplers import SAMPLERS
 
 VALID = {
     "sampler": SAMPLERS, "pruner": PRUNERS, "strategy": STRATEGIES, "objective": OBJECTIVES,
-    "optimizer": optimizer.Optimizer._defaults, "compression": Compression._defaults,
+    "optimizer": names(Optimizer), "compression": Compression._defaults,
     "precision": ("bf16", "fp16", "fp32", "fp64"),
 }  # fmt: skip
 
@@ -51,11 +52,11 @@ def test_a_name_from_elsewhere_is_answered_with_what_is_meant(field: str, value:
 
 def test_what_is_suggested_is_there_and_no_valid_name_is_taken_for_another() -> None:
     for field, hints in MEANT.items():
-        for hint, names in hints.items():
+        for hint, others in hints.items():
             own = "compression" if hint.startswith("compression=") else field
             suggested = re.findall(r"'([^']+)'", hint.replace("torch's", ""))
             assert {name.partition(":")[0] for name in suggested} <= {*VALID[own]}, hint
-            assert not set(names.split()) & {*VALID[field]}
+            assert not set(others.split()) & {*VALID[field]}
 
 
 def test_where_a_field_has_other_names_only_those_are_suggested() -> None:
