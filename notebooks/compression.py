@@ -47,7 +47,7 @@ def train(compression="none", **changes):
 # %%
 MILLION = 1_000_000
 for method in ("bf16", "int8", "int4", "qsgd", "terngrad", "sign", "topk", "randomblock"):
-    packet = comm.packet_bytes(ss.Compression(method), MILLION)
+    packet = ss.Compression(method).packet_bytes(MILLION)
     print(
         f"{method:12} {8 * packet / MILLION:7.3f} bits an element, {4 * MILLION / packet:6.1f} times less than fp32"
     )
@@ -64,7 +64,7 @@ for method in ("bf16", "int8", "int4", "qsgd", "terngrad", "sign", "topk", "rand
 shapes = [(1024, 1024)]
 for exchange in ("gather", "two-phase"):
     for workers in (2, 4, 8, 16):
-        sent = comm.compressed_bytes(ss.Compression("int8", exchange=exchange), shapes, workers).max()
+        sent = ss.Compression("int8", exchange=exchange).bucket_bytes(shapes, workers).max()
         fp32 = comm.ring_all_reduce_bytes(1024 * 1024, 4, workers).max()
         print(f"int8, {exchange:9} among {workers:2}: {fp32 / sent:5.2f} times less than the ring's fp32")
 

@@ -95,7 +95,7 @@ class TestJobFromOptions:
     def test_another_optimizer_does_not_inherit_the_old_ones_settings(self, tmp_path: Path) -> None:
         path = tmp_path / "job.json"
         path.write_text(job_from("--optimizer", "lars", "--lr", "2").to_json())
-        assert job_from("--job", str(path), "--optimizer", "adamw").optimizer.lr is None
+        assert job_from("--job", str(path), "--optimizer", "adamw").optimizer.lr == 1e-3
 
     def test_a_job_file_that_is_not_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(SpecError, match=r"nothing\.json.*No such file"):

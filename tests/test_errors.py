@@ -19,7 +19,7 @@ from shardscope.tuning.samplers import SAMPLERS
 
 VALID = {
     "sampler": SAMPLERS, "pruner": PRUNERS, "strategy": STRATEGIES, "objective": OBJECTIVES,
-    "optimizer": names(Optimizer), "compression": Compression._defaults,
+    "optimizer": names(Optimizer), "compression": names(Compression),
     "precision": ("bf16", "fp16", "fp32", "fp64"),
 }  # fmt: skip
 

@@ -29,10 +29,9 @@ import shardscope as ss
 from benchmarks._report import compare
 from benchmarks.optimizer_step import gpt_parameters
 from conformance.compressor import job_of
-from shardscope.measure.break_even import UNSTEADY
-from shardscope.spec.compression import DEFAULTS
+from shardscope.spec.registry import names, require_known
 from shardscope.training.collectives.packets import Packets, packet_rows
-from shardscope.training.compression import METHODS, Bucket, Carrier
+from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.compression.packed import Packed
 from shardscope.training.compression.route import VARIABLE
 from shardscope.training.meter import Meter
@@ -63,7 +62,7 @@ def calls_of(
     compression: ss.Compression, flat: Tensor, shapes: list[torch.Size]
 ) -> dict[str, Callable[[], object]]:
     """The columns that the method has, ready to be timed."""
-    compressor = METHODS[compression.name](compression, job_of(compression, 2))
+    compressor = compression.build(job_of(compression, 2))
     calls: dict[str, Callable[[], object]] = {}
     if isinstance(compressor, Packed):
         codec, out = compressor.codec, torch.empty_like(flat)
@@ -71,13 +70,13 @@ def calls_of(
         calls["encode"] = lambda: codec.encode(flat, packet, 7)
         calls["decode"] = lambda: codec.decode(packet, out, 7)
     calls["step"] = step_of(compression, flat, shapes)
-    if "feedback" in DEFAULTS[compression.name]:
-        calls["with feedback"] = step_of(compression.model_copy(update={"feedback": True}), flat, shapes)
+    if "feedback" in compression.settings:
+        calls["with feedback"] = step_of(compression.replace(feedback=True), flat, shapes)
     return calls
 
 
 def step_of(compression: ss.Compression, flat: Tensor, shapes: list[torch.Size]) -> Callable[[], None]:
-    compressor = METHODS[compression.name](compression, job_of(compression, 2))
+    compressor = compression.build(job_of(compression, 2))
     carrier = Carrier(lambda tensor: tensor, Alone(), Meter(), 0, lambda tensor: tensor)
     names, own, steps = [f"p{i}" for i in range(len(shapes))], flat.clone(), itertools.count(100)
 
@@ -96,6 +95,11 @@ def routes() -> Iterator[str]:
     yield "torch"
 
 
+def usual() -> list[str]:
+    known = [require_known(ss.Compression, name) for name in names(ss.Compression)]
+    return [m.name for m in known if m.is_on and (m.is_fixed or m.name == ADAPTIVE)]
+
+
 def main() -> None:
     torch.set_num_threads(2)
     shapes = [param.shape for param in gpt_parameters()]
@@ -105,7 +109,7 @@ def main() -> None:
         os.environ[VARIABLE] = route
         print(f"\n{route}, {flat.numel() / 1e6:.1f} M elements: times a copy")
         print(f"{'':<15}{'copy ms':>9}" + "".join(f"{column:>15}" for column in COLUMNS))
-        for name in sys.argv[1:] or [name for name in METHODS if name not in UNSTEADY or name == ADAPTIVE]:
+        for name in sys.argv[1:] or usual():
             calls = {COPY: lambda: there.copy_(flat), **calls_of(ss.Compression(name), flat, shapes)}
             with contextlib.redirect_stdout(io.StringIO()):
                 timings = compare(calls, rounds=ROUNDS, baseline=COPY, warm_up=2)

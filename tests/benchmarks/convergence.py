@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import shardscope as ss
 from shardscope.errors import RunFailed, SpecError
 from shardscope.runtime import shut_down
-from shardscope.training.compression import METHODS
+from shardscope.spec.registry import names
 
 SEEDS = (0, 1, 2)
 RANKS = 2
@@ -61,7 +61,12 @@ def methods(steps: int) -> list[ss.Compression]:
         "onebit-adam": [{}, {"warmup_steps": 2 * fifth}],
         "sign": [{}, {"feedback": False}],
     }
-    return [ss.Compression(name, **given) for name in METHODS for given in special.get(name, [{}])]
+    return [
+        ss.Compression(name, **given)
+        for name in names(ss.Compression)
+        if name != "none"
+        for given in special.get(name, [{}])
+    ]
 
 
 @dataclass(frozen=True)
@@ -252,7 +257,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--optimizer", nargs="+", choices=RATES["digits"], default=list(RATES["digits"]))
-    parser.add_argument("--method", nargs="+", choices=METHODS, help="by default every method there is")
+    parser.add_argument(
+        "--method", nargs="+", choices=names(ss.Compression), help="by default every method there is"
+    )
     parser.add_argument("--steps", type=int, help="of each run (default: 300 and 200)")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--file", type=Path, default=Path("runs/convergence.json"))

@@ -14,8 +14,8 @@ from _report import compare
 from optimizer_step import gpt_parameters
 from torch import Tensor
 
+from shardscope.methods.compressors.powersgd._torch import PowerSgd
 from shardscope.training.compression import Bucket, Carrier
-from shardscope.training.compression.powersgd import PowerSgd
 from shardscope.training.meter import Meter
 
 

@@ -15,10 +15,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks._report import compare
 from shardscope.analytic.communication.sparse import index_bytes, least_index_bits
+from shardscope.methods.compressors.randomblock._torch import RandomBlock
+from shardscope.methods.compressors.randomk._torch import RandomK
+from shardscope.methods.compressors.topk._torch import TopK
 from shardscope.training.compression.codec import Codec
-from shardscope.training.compression.randomblock import RandomBlock
-from shardscope.training.compression.randomk import RandomK
-from shardscope.training.compression.topk import TopK
 
 RATIO = 0.01
 BAR = 5.0

@@ -40,7 +40,8 @@ STRATEGIES: tuple[Any, ...] = (
     ss.ParameterServer(mode="async", dedicated=True), ss.ParameterServer(mode="ssp", staleness=2),
 )  # fmt: skip
 METHODS = (
-    ss.Compression(), ss.Compression("fp16"), ss.Compression("int8"), ss.Compression("qsgd"), ss.Compression("sign"),
+    ss.Compression("none"), ss.Compression("fp16"), ss.Compression("int8"), ss.Compression("qsgd"),
+    ss.Compression("sign"),
     ss.Compression("topk", ratio=0.1), ss.Compression("randomk", ratio=0.2), ss.Compression("powersgd", rank=32),
     ss.Compression("local-sgd", every=4),
 )  # fmt: skip

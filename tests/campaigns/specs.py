@@ -22,8 +22,7 @@ from _nasty import IN_JSON, IN_PYTHON, mutated
 
 import shardscope as ss
 from shardscope.errors import ShardscopeError
-from shardscope.spec import STRATEGIES, Optimizer, registry
-from shardscope.spec.compression import DEFAULTS as COMPRESSIONS
+from shardscope.spec import STRATEGIES, Compression, Optimizer, registry
 
 CASES = 16_000
 LIMIT_S = 5
@@ -57,7 +56,7 @@ def _job(source: random.Random) -> dict[str, Any]:
         "optimizer": source.choice(("sgd", {"name": source.choice(registry.names(Optimizer)), "lr": 0.1})),
         "lr_schedule": source.choice(("cosine", {"name": "polynomial", "warmup_steps": 3, "power": 2.0})),
         "batch": source.choice((64, {"global_size": 64, "micro_size": 8})), "steps": 10, "clip_norm": 1.0, "seed": 1,
-        "compression": source.choice(("none", {"name": source.choice(list(COMPRESSIONS))})), "eval_every": 5,
+        "compression": source.choice(("none", {"name": source.choice(registry.names(Compression))})), "eval_every": 5,
         "checkpoint": {"every": 3, "keep": 2}, "record": {"spans_first": 3, "noise_every": 1}, "timeout_s": 60.0,
         "link": source.choice((None, {"bandwidth": "1 Gbit/s", "latency": "1 ms"})), "name": "a name", "until": 5,
     }  # fmt: skip

@@ -17,8 +17,6 @@ from hypothesis.extra import numpy as arrays
 
 import shardscope as ss
 from conformance.compressor import job_of
-from shardscope.analytic.communication.compressed import packet_bytes
-from shardscope.training.compression import METHODS
 from shardscope.training.compression.codec import Codec
 from shardscope.training.compression.packed import Packed
 from shardscope.training.compression.route import VARIABLE
@@ -38,7 +36,7 @@ def codec_of(compression: ss.Compression, route: str) -> Codec:
     """The method's codec, built for one of the two routes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, route)
-        compressor = METHODS[compression.name](compression, job_of(compression, 2))
+        compressor = compression.build(job_of(compression, 2))
     assert isinstance(compressor, Packed)
     return compressor.codec
 
@@ -93,7 +91,7 @@ class CodecConformance:
         codec = codec_of(compression, route)
         for count in LENGTHS:
             values = random_values(count)
-            assert codec.num_bytes(count) == packet_bytes(compression, count)
+            assert codec.num_bytes(count) == compression.packet_bytes(count)
             assert torch.isfinite(round_trip(codec, values)).all()
 
     def test_zeros_come_back_as_zeros(self, compression: ss.Compression, route: str) -> None:

@@ -18,7 +18,7 @@ import torch
 
 import shardscope as ss
 from conformance.ranks import RankPool
-from shardscope.analytic.communication import compressed_bytes, ring_all_reduce_bytes
+from shardscope.analytic.communication import ring_all_reduce_bytes
 from shardscope.training.collectives import Ring
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression import Bucket, Carrier, Compressor, NotFinite, build_compressor
@@ -130,7 +130,7 @@ class CompressorConformance:
 
     def expected_bytes(self, compression: ss.Compression, world_size: int) -> list[int]:
         """By rank, from the formula."""
-        return list(compressed_bytes(compression, SHAPES, world_size))
+        return list(compression.bucket_bytes(SHAPES, world_size))
 
     def test_buckets_of_awkward_sizes_meet(
         self, compression: ss.Compression, pool: RankPool, tmp_path: Path
@@ -147,7 +147,7 @@ class CompressorConformance:
         ranks = pool.run(body, tmp_path)
         for rows in zip(*ranks, strict=True):
             size, came = rows[0][0], rows[0][2]
-            stated = compressed_bytes(compression, [(size,)], pool.world_size)
+            stated = compression.bucket_bytes([(size,)], pool.world_size)
             assert [row[1] for row in rows] == list(stated), size
             assert all(torch.equal(row[2], came) for row in rows), size
             assert came.shape == (size,)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from shardscope.spec.compression import DEFAULTS, KINDS, Compression
+from shardscope.spec.compression import Compression
+from shardscope.spec.registry import names, require_known
 from shardscope.spec.strategy import STRATEGIES
-from shardscope.training.compression import METHODS
 
 
 def carried_by(strategy: str) -> list[Compression]:
     """Every method that goes with the strategy, as it comes; and with error feedback where that is not how it comes."""
-    names = [name for name in METHODS if KINDS[name] in STRATEGIES[strategy].carries]
-    plain = [Compression(name) for name in names]
+    known = [require_known(Compression, name) for name in names(Compression)]
+    plain = [method() for method in known if method.is_on and method.carriage in STRATEGIES[strategy].carries]
     if strategy == "gossip":
         return [method for method in plain if method.name not in ("sign-vote", "terngrad")]
     return plain + [
-        Compression(name, feedback=True) for name in names if DEFAULTS[name].get("feedback") is False
+        method.replace(feedback=True) for method in plain if method.settings.get("feedback") is False
     ]
 
 

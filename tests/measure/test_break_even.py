@@ -81,7 +81,7 @@ def test_break_even_has_a_row_a_method_and_workers_and_names_the_best_way() -> N
     slow, times = found.best(4, 1e3)
     assert slow.name == "topk"
     assert times > 2
-    assert found.best(4, 1e30) == (ss.Compression(), 1.0)
+    assert found.best(4, 1e30) == (ss.Compression("none"), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_only_rings_and_all_reduces_of_several_ranks_are_predicted() -> None:
 def test_a_gain_within_the_error_of_predictions_is_no_reason_to_compress() -> None:
     from shardscope.measure.worth import PredictedStep, Worth
 
-    plain = PredictedStep(ss.Compression(), 100.0, 0.1, 0.0, 0.0, 0.0)
+    plain = PredictedStep(ss.Compression("none"), 100.0, 0.1, 0.0, 0.0, 0.0)
     packed = PredictedStep(ss.Compression("int4"), 10.0, 0.09, 0.003, 0.0, 0.002)
     found = Worth("a link", (plain, packed))
     assert not found.pays

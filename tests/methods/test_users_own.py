@@ -15,8 +15,14 @@ import pytest
 import torch
 
 import shardscope as ss
-from shardscope.conformance import LRScheduleConformance, OptimizerConformance, check_method
+from shardscope.conformance import (
+    CompressionConformance,
+    LRScheduleConformance,
+    OptimizerConformance,
+    check_method,
+)
 from shardscope.spec import registry
+from shardscope.training.compression.codec import Codec
 
 TOP = Path(__file__).parents[2]
 CELL = """
@@ -58,6 +64,49 @@ class LionStep(torch.optim.Optimizer):
 """
 
 
+COMPRESSION = """
+class Halved(PackedCompression):
+    "Sends each number as a float of 16 bits, the first half of them only; the rest waits."
+
+    name = "halved"
+
+    share: float = 0.5
+    feedback: bool = True
+
+    def packet_bytes(self, num_elements):
+        return 2 * int(self.share * num_elements)
+
+    def codec(self):
+        return HalvedCodec(self)
+
+
+class HalvedCodec(Codec):
+    def __init__(self, spec):
+        self.spec = spec
+
+    def num_bytes(self, num_elements):
+        return self.spec.packet_bytes(num_elements)
+
+    def encode(self, values, packet, seed):
+        kept = packet.view(torch.float16)
+        kept.copy_(values[: kept.numel()])
+
+    def decode(self, packet, out, seed, *, add=False):
+        kept = packet.view(torch.float16)
+        if not add:
+            out.zero_()
+        out[: kept.numel()] += kept
+"""
+
+
+def run_compression_cell() -> type[ss.Compression]:
+    cell: dict[str, Any] = {
+        "ss": ss, "torch": torch, "Codec": Codec, "PackedCompression": ss.PackedCompression, "__name__": "__main__",
+    }  # fmt: skip
+    exec(COMPRESSION, cell)
+    return cell["Halved"]
+
+
 def run_optimizer_cell() -> type[ss.Optimizer]:
     cell: dict[str, Any] = {"ss": ss, "torch": torch, "__name__": "__main__"}
     exec(OPTIMIZER, cell)
@@ -84,6 +133,10 @@ def job_of(**changes: Any) -> ss.Job:
 
 class TestSawtooth(LRScheduleConformance):
     method = run_cell()
+
+
+class TestHalved(CompressionConformance):
+    method = run_compression_cell()
 
 
 class TestLion(OptimizerConformance):

@@ -8,6 +8,7 @@ import pytest
 
 from shardscope.runtime import alarms
 from shardscope.runtime.layer_series import OwedSeries, RatioSeries
+from shardscope.spec import Optimizer
 
 
 def ratios(values, layer="w", bounds=None, weights=None, lr=1e-3) -> RatioSeries:
@@ -28,7 +29,9 @@ def owed(values, layer="w", gradient=1.0, kind="residual") -> OwedSeries:
 
 def all_of(*series, optimizer="lamb"):
     told = [one for one in series if isinstance(one, RatioSeries)]
-    return alarms.alarms_of(optimizer, told, [one for one in series if isinstance(one, OwedSeries)])
+    return alarms.alarms_of(
+        Optimizer(optimizer), told, [one for one in series if isinstance(one, OwedSeries)]
+    )
 
 
 def test_healthy_series_raise_none_and_neither_do_short_ones():

@@ -16,7 +16,6 @@ from conformance.codec import needs_numba
 from conformance.runs import all_gone, endless_job, family, rank_pids, small_job
 from shardscope import cli
 from shardscope.analytic.communication import (
-    compressed_bytes,
     exchanged_bytes,
     fully_sharded_bytes,
     parameter_server_pull_bytes,
@@ -41,7 +40,7 @@ def test_a_runs_events_and_summary_show_what_compression_saves_and_costs() -> No
     shapes = [(start["num_params"],)]
     assert summary.compression == "int4 feedback=True"
     assert summary.uncompressed_bytes_per_step == 2 * 4 * start["num_params"]
-    assert summary.bytes_per_step == sum(compressed_bytes(run.job.compression, shapes, 2))
+    assert summary.bytes_per_step == sum(run.job.compression.bucket_bytes(shapes, 2))
     assert summary.bytes_ratio == pytest.approx(4 / (0.5 + 4 / 256), rel=0.02)
     assert summary.codec_s_per_step is not None
     assert json.loads((run.path / "summary.json").read_text())["compression"] == "int4 feedback=True"

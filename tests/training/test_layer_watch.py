@@ -15,9 +15,9 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.sharded import jagged
 from conformance.strategy import relative_difference
+from shardscope.methods.compressors.dgc._torch import MomentumCorrection
 from shardscope.runtime.layers import layers_of
 from shardscope.training.compression.bucket import Bucket, Kept
-from shardscope.training.compression.dgc import MomentumCorrection
 from shardscope.training.compression.memory import ErrorFeedback
 from shardscope.training.context import RankContext
 from shardscope.training.events import EventWriter

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from shardscope.measure.break_even import break_even
     from shardscope.measure.worth import worth
+    from shardscope.methods.compressors.packed import PackedCompression
     from shardscope.runtime import Run, launch, load_job, runs
     from shardscope.runtime.check import check
     from shardscope.runtime.check_report import CheckReport
@@ -93,6 +94,7 @@ _HOMES = {
         "StudyError",
         "UntrustedCode",
     ),
+    "shardscope.methods.compressors.packed": ("PackedCompression",),
     "shardscope.measure.break_even": ("break_even",),
     "shardscope.measure.worth": ("worth",),
     "shardscope.runtime": ("Run", "launch", "load_job", "runs"),
@@ -152,6 +154,7 @@ __all__ = [
     "Link",
     "Model",
     "Optimizer",
+    "PackedCompression",
     "ParameterServer",
     "Pipeline",
     "Plans",

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from shardscope.analytic import communication as comm
 from shardscope.analytic.communication.compression import METHODS
 from shardscope.errors import SpecError
+from shardscope.methods.compressors.topk._torch import TopK
 from shardscope.spec.layout import COMPRESSION_NAMES
-from shardscope.training.compression.topk import TopK
 
 LOSSY = COMPRESSION_NAMES[1:]
 

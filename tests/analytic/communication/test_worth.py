@@ -34,7 +34,7 @@ def test_below_the_level_bandwidth_the_packed_exchange_is_quicker_and_above_it_i
 
 def test_gathered_integers_among_eight_weigh_what_the_ring_sends() -> None:
     shapes = [[(1024, 1024)]]
-    plain = exchange_of(ss.Compression(), shapes, 8)
+    plain = exchange_of(ss.Compression("none"), shapes, 8)
     gathered = exchange_of(ss.Compression("int8", exchange="gather"), shapes, 8)
     assert gathered.sent_bytes / plain.sent_bytes == pytest.approx(1 + 4 / 256, rel=0.01)
     assert float(level_bandwidth(plain, gathered._replace(codec_s=0.01))) == 0
@@ -47,9 +47,9 @@ def test_buckets_are_padded_and_wait_for_one_another_each_by_itself() -> None:
     shares = [256, 2 * 256]
     assert packed.sent_bytes == sum(2 * 2 * (share + 4 * share // 256) for share in shares)
     assert packed.rounds == 4
-    plain = exchange_of(ss.Compression(), buckets, 3)
+    plain = exchange_of(ss.Compression("none"), buckets, 3)
     assert plain.rounds == 8
-    whole = exchange_of(ss.Compression(), [[*buckets[0], *buckets[1]]], 3)
+    whole = exchange_of(ss.Compression("none"), [[*buckets[0], *buckets[1]]], 3)
     assert plain.sent_bytes == pytest.approx(whole.sent_bytes, abs=8)
     assert whole.rounds == 4
 

@@ -17,11 +17,10 @@ from hypothesis import strategies as some
 import shardscope as ss
 from conformance.compressor import CompressorConformance, bucket_of, carrier_of, sent_bytes
 from conformance.ranks import RankPool
-from shardscope.analytic.communication import compressed_bytes
+from shardscope.methods.compressors.adaptive_bits._torch import AdaptiveBits, layer_of, spread_of
+from shardscope.methods.compressors.adaptive_bits._torch_plan import Layer, allot
+from shardscope.methods.compressors.adaptive_rank._torch import AdaptiveRank, least_rank
 from shardscope.training.compression import Bucket
-from shardscope.training.compression.adaptive_bits import AdaptiveBits, layer_of, spread_of
-from shardscope.training.compression.adaptive_plan import Layer, allot
-from shardscope.training.compression.adaptive_rank import AdaptiveRank, least_rank
 from shardscope.training.context import RankContext
 from shardscope.training.trainer import Trainer
 
@@ -139,7 +138,7 @@ def test_bits_move_to_the_layer_whose_gradient_grows(feedback: bool, pool: RankP
     assert plans[4][4] < plans[2][4]
     assert 4 < results[0]["mean"] <= 4.5
     for rank, result in enumerate(results):
-        expected = [compressed_bytes(compression, SHAPES, pool.world_size, plan=plan)[rank] for plan in plans]
+        expected = [compression.bucket_bytes(SHAPES, pool.world_size, plan=plan)[rank] for plan in plans]
         assert result["sent"] == expected
     if feedback:
         given_ = sum(
@@ -215,9 +214,7 @@ def test_ranks_follow_the_spectrum(shape: tuple[int, int], pool: RankPool, tmp_p
     assert errors[every - 1] <= 1.2 * error
     for rank, result in enumerate(results):
         plans = [None if k % every == 0 else [ranks[k]] for k in range(len(ranks))]
-        expected = [
-            compressed_bytes(compression, [shape], pool.world_size, plan=plan)[rank] for plan in plans
-        ]
+        expected = [compression.bucket_bytes([shape], pool.world_size, plan=plan)[rank] for plan in plans]
         assert result["sent"] == expected
     assert np.mean(results[0]["sent"][-every + 1 :]) < results[0]["sent"][0]
 
@@ -295,7 +292,7 @@ def test_a_real_model_trains_in_many_buckets_and_tells_its_plan(
         events = [json.loads(line) for line in lines]
         for event in (e for e in events if e["event"] == "step"):
             expected = sum(
-                int(compressed_bytes(job.compression, shapes, pool.world_size, plan=plan)[rank])
+                int(job.compression.bucket_bytes(shapes, pool.world_size, plan=plan)[rank])
                 for at, plan, shapes in result["seen"]
                 if at == event["step"]
             )

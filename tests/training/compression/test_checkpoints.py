@@ -49,7 +49,7 @@ def methods_of(strategy: Any) -> list[ss.Compression]:
     kind = strategy if isinstance(strategy, str) else strategy.kind
     if kind == "ring":
         known = remembering(kind)
-        return known + [m for m in carried_by(kind) if m.kind in ("layers", "steps") and m not in known]
+        return known + [m for m in carried_by(kind) if m.carriage in ("layers", "steps") and m not in known]
     found = carried_by(kind) if kind == "gossip" else remembering(kind)  # its public copies remember
     return [method for method in found if method.name in ("int8", "int4", "topk")]
 
@@ -63,7 +63,7 @@ def optimizer_for(method: ss.Compression) -> ss.Optimizer:
 
 def job_for(strategy: Any, world_size: int, method: ss.Compression) -> tuple[ss.Job, int]:
     """A job for the method and the step to go on from: past their warm-up for methods that have one."""
-    half, steps = (6, 8) if method.kind == "steps" else (HALF, STEPS)
+    half, steps = (6, 8) if method.carriage == "steps" else (HALF, STEPS)
     return job_of(strategy, world_size, method, steps=steps, checkpoint=ss.Checkpoint(every=half)), half
 
 
@@ -368,7 +368,7 @@ def test_a_run_that_never_compressed_has_nothing_to_recall(pool: RankPool, tmp_p
         pytest.skip("two and three ranks will do")
 
     def body(context: RankContext) -> list[float | None]:
-        plain = Trainer(job_of("gossip", context.world_size, ss.Compression()), context, tmp_path)
+        plain = Trainer(job_of("gossip", context.world_size, ss.Compression("none")), context, tmp_path)
         plain.train(Never())
         (tmp_path / "packed").mkdir(exist_ok=True)
         packed = Trainer(

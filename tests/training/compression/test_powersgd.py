@@ -18,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 import shardscope as ss
 from conformance.compressor import CompressorConformance, bucket_of, carrier_of, make
 from conformance.ranks import RankPool
-from shardscope.analytic.communication import compressed_bytes, ring_all_reduce_bytes, stepwise_bytes
+from shardscope.analytic.communication import ring_all_reduce_bytes, stepwise_bytes
 from shardscope.measure.break_even import gradient_buckets
+from shardscope.methods.compressors.powersgd._torch import PowerSgd
+from shardscope.methods.compressors.powersgd._torch_orthogonal import orthonormalize_, unit_rows_
 from shardscope.training.compression import Bucket
-from shardscope.training.compression.orthogonal import orthonormalize_, unit_rows_
-from shardscope.training.compression.powersgd import PowerSgd
 from shardscope.training.context import RankContext
 from shardscope.training.trainer import Trainer
 
@@ -216,7 +216,7 @@ def test_buckets_without_matrices_go_as_they_are_in_one_message(pool: RankPool, 
 
     results = pool.run(body, tmp_path)
     truth = torch.stack([noise(rank, 1, shapes) for rank in range(pool.world_size)]).mean(dim=0)
-    expected = compressed_bytes(ss.Compression("powersgd", rank=2), shapes, pool.world_size)
+    expected = ss.Compression("powersgd", rank=2).bucket_bytes(shapes, pool.world_size)
     for rank, (flat, calls, sent) in enumerate(results):
         assert flat.dtype == torch.float64
         assert torch.allclose(flat.float(), truth, atol=1e-6)
@@ -250,7 +250,7 @@ def test_a_warmup_sends_gradients_as_they_are_and_leaves_nothing_behind(
             assert torch.allclose(means[step - 1], truth, atol=1e-6)
             assert sent[step - 1] == ring_all_reduce_bytes(elements, 4, world_size)[rank]
         assert torch.equal(means[2], alone)
-        assert sent[2] == compressed_bytes(warm, MATRICES, world_size)[rank]
+        assert sent[2] == warm.bucket_bytes(MATRICES, world_size)[rank]
 
 
 def test_a_resumed_run_ends_its_warmup_at_the_same_step() -> None:
@@ -343,7 +343,7 @@ def test_many_buckets_cut_anew_in_a_real_model(strategy: str, pool: RankPool, tm
             events = [json.loads(line) for line in (tmp_path / f"rank-{rank}.jsonl").read_text().splitlines()]
             for event in (e for e in events if e["event"] == "step"):
                 expected = sum(
-                    int(compressed_bytes(compression, shapes, pool.world_size)[rank])
+                    int(compression.bucket_bytes(shapes, pool.world_size)[rank])
                     for at, _, shapes in seen
                     if at == event["step"]
                 )

@@ -21,11 +21,11 @@ from conformance.compressor import (
     make,
 )
 from conformance.ranks import RankPool
+from shardscope.methods.compressors.sign._torch import MajorityVote
 from shardscope.training.compression import NotFinite
 from shardscope.training.compression.bits import pack_bits, packed_size, unpack_bits
 from shardscope.training.compression.noise import draw, keys_of
 from shardscope.training.compression.route import VARIABLE
-from shardscope.training.compression.signs import MajorityVote
 from shardscope.training.context import RankContext
 
 

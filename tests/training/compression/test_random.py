@@ -14,11 +14,10 @@ from hypothesis import given, settings
 import shardscope as ss
 from conformance.compressor import exchange, gradients, make
 from conformance.ranks import RankPool
-from shardscope.analytic.communication import packet_bytes
+from shardscope.methods.compressors.randomblock._torch import RandomBlock, ScaledRandomBlock
+from shardscope.methods.compressors.randomk._torch import RandomK, ScaledRandomK
 from shardscope.training.compression import NotFinite
 from shardscope.training.compression.codec import Codec
-from shardscope.training.compression.randomblock import RandomBlock, ScaledRandomBlock
-from shardscope.training.compression.randomk import RandomK, ScaledRandomK
 from shardscope.training.compression.randomk_draw import draw
 from shardscope.training.context import RankContext
 
@@ -75,7 +74,7 @@ def test_what_is_drawn_comes_back_as_it_was(
 ) -> None:
     values = torch.randn(count)
     got = through(codec, values, seed)
-    assert codec.num_bytes(count) == packet_bytes(compression, count)
+    assert codec.num_bytes(count) == compression.packet_bytes(count)
     assert torch.equal(got[got != 0], values[got != 0])
     assert 4 * int((got != 0).sum()) <= codec.num_bytes(count)
     assert torch.equal(got, through(codec, values, seed))

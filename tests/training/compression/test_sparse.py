@@ -20,9 +20,8 @@ from conformance.compressor import (
     sent_bytes,
 )  # fmt: skip
 from conformance.ranks import RankPool
-from shardscope.analytic.communication import compressed_bytes
+from shardscope.methods.compressors.dgc._torch import MomentumCorrection
 from shardscope.training.compression import Bucket
-from shardscope.training.compression.dgc import MomentumCorrection
 from shardscope.training.context import RankContext
 
 
@@ -54,7 +53,7 @@ class TestDeepGradientCompression(CompressorConformance):
     ]
 
     def expected_bytes(self, compression: ss.Compression, world_size: int) -> list[int]:
-        return list(compressed_bytes(compression.at_step(1), SHAPES, world_size))
+        return list(compression.at_step(1).bucket_bytes(SHAPES, world_size))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def test_the_bytes_of_a_warming_ratio_are_those_of_each_step(pool: RankPool, tmp
         return sent
 
     expected = [
-        int(compressed_bytes(compression.at_step(step), SHAPES, pool.world_size)[0]) for step in range(1, 6)
+        int(compression.at_step(step).bucket_bytes(SHAPES, pool.world_size)[0]) for step in range(1, 6)
     ]
     assert pool.run(body, tmp_path)[0] == expected
     assert expected == sorted(expected, reverse=True)

@@ -23,10 +23,10 @@ from conformance.ranks import RankPool
 from shardscope.analytic.communication import stepwise_bytes
 from shardscope.errors import SpecError
 from shardscope.measure.break_even import gradient_buckets
+from shardscope.methods.compressors.onebit_adam._torch import OneBit
+from shardscope.methods.compressors.sign._torch import BlockSign
 from shardscope.methods.optimizers.lamb._torch_frozen import FreezableLamb
 from shardscope.training.compression import NotFinite
-from shardscope.training.compression.onebit import OneBit
-from shardscope.training.compression.signs import BlockSign
 from shardscope.training.context import RankContext
 from shardscope.training.evaluate import evaluate
 from shardscope.training.trainer import Trainer
@@ -397,9 +397,10 @@ def test_clipping_inside_lamb_is_refused() -> None:
         job(optimizer=ss.Optimizer("lamb", variant="apex"), compression="onebit-lamb")
 
 
-def test_the_formula_is_for_methods_whose_steps_differ() -> None:
-    with pytest.raises(SpecError, match="'int8' is not told step by step"):
-        stepwise_bytes(ss.Compression("int8"), [SHAPES], 2, step=1, steps=10)
+def test_the_formula_holds_where_all_steps_are_alike() -> None:
+    int8 = ss.Compression("int8")
+    for step in (1, 10):
+        assert (stepwise_bytes(int8, [SHAPES], 2, step=step, steps=10) == int8.bucket_bytes(SHAPES, 2)).all()
 
 
 @pytest.mark.parametrize(("before", "until", "then", "ends"), [(30, 8, 60, 6), (60, 8, 30, 8)])

@@ -13,13 +13,12 @@ import torch
 from hypothesis import given, settings
 
 import shardscope as ss
-from shardscope.analytic.communication import packet_bytes
 from shardscope.analytic.communication.sparse import index_bytes, kept_elements, least_index_bits
-from shardscope.training.compression import topk_select
+from shardscope.methods.compressors.randomk._torch import RandomK
+from shardscope.methods.compressors.topk import _torch_select as topk_select
+from shardscope.methods.compressors.topk._torch import TopK
+from shardscope.methods.compressors.topk._torch_loops import compiled_loops
 from shardscope.training.compression.codec import Codec
-from shardscope.training.compression.randomk import RandomK
-from shardscope.training.compression.topk import TopK
-from shardscope.training.compression.topk_loops import compiled_loops
 
 RATIOS = (0.001, 0.01, 0.1, 0.24, 0.3, 0.5, 0.99, 1.0)
 LENGTHS = (1, 2, 3, 7, 64, 257, 1000, 4099)
@@ -77,7 +76,7 @@ def test_the_largest_come_back_as_they_were_and_nothing_else(
     for selection in ("sampled", "exact"):
         codec = TopK(ratio, selection)
         packet = packed(codec, values, seed)
-        assert packet.numel() == packet_bytes(ss.Compression("topk", ratio=ratio), count)
+        assert packet.numel() == ss.Compression("topk", ratio=ratio).packet_bytes(count)
         got = back(codec, packet, count, seed)
         assert torch.equal(got, by_sorting(values, int(kept_elements(count, ratio))))
         left, all_ = (values - got).double().square().sum(), values.double().square().sum()

@@ -8,12 +8,15 @@ Each test trains real ranks where it says so. `check_method(Sawtooth)` runs the 
 
 from __future__ import annotations
 
+from shardscope.conformance.compression import CompressionConformance
 from shardscope.conformance.lr_schedule import LRScheduleConformance
 from shardscope.conformance.method import MethodConformance
 from shardscope.conformance.optimizer import OptimizerConformance
 from shardscope.spec.method import Method
 
-_CLASSES: tuple[type[MethodConformance], ...] = (LRScheduleConformance, OptimizerConformance)
+_CLASSES: tuple[type[MethodConformance], ...] = (
+    CompressionConformance, LRScheduleConformance, OptimizerConformance,
+)  # fmt: skip
 
 
 def check_method(method: type[Method]) -> None:
@@ -42,4 +45,10 @@ def check_method(method: type[Method]) -> None:
             raise AssertionError(f"{method.__name__} fails {name}: {error}") from error
 
 
-__all__ = ["LRScheduleConformance", "MethodConformance", "OptimizerConformance", "check_method"]
+__all__ = [
+    "CompressionConformance",
+    "LRScheduleConformance",
+    "MethodConformance",
+    "OptimizerConformance",
+    "check_method",
+]

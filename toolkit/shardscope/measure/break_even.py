@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 USUAL = tuple(
-    Compression(name=name)
-    for name in ("bf16", "int8", "int4", "qsgd", "sign", "topk", "randomblock", "powersgd")
+    Compression(name) for name in ("bf16", "int8", "int4", "qsgd", "sign", "topk", "randomblock", "powersgd")
 )
 """Methods that are looked at unless others are named: one of each kind."""
-UNSTEADY = ("onebit-adam", "onebit-lamb", "local-sgd", "adaptive-bits", "adaptive-rank")
-"""Methods whose exchange changes with the steps, or with what they find in the gradients."""
 WORKERS = (2, 4, 8, 16, 32, 64)
 
 
@@ -91,7 +88,7 @@ class BreakEven:
             (float(exchange_time(method.exchanges[column], rate, self.latency_s)), method.compression)
             for method in self.methods
         ]
-        seconds, quickest = min([(plain, Compression()), *times], key=lambda pair: pair[0])
+        seconds, quickest = min([(plain, Compression("none")), *times], key=lambda pair: pair[0])
         return quickest, plain / seconds
 
     def to_frame(self) -> pd.DataFrame:
@@ -136,7 +133,7 @@ def break_even(
     for compression in compressions:
         refuse_unsteady(compression)
     ring = Ring(bucket_mb=job.strategy.bucket_mb) if isinstance(job.strategy, Bucketed) else Ring()
-    ringed = job.replace(strategy=ring, world_size=2, batch=2, compression=Compression())
+    ringed = job.replace(strategy=ring, world_size=2, batch=2, compression=Compression("none"))
     jobs = [ringed.replace(compression=one) for one in compressions]
     buckets = gradient_buckets(ringed)
     plain = tuple(exchange(ringed, buckets, count) for count in counts)
@@ -169,7 +166,7 @@ def refuse_unsteady(compression: Compression) -> None:
     Raises:
         SpecError: It is one of them.
     """
-    if compression.name in UNSTEADY:
+    if not compression.is_fixed:
         raise SpecError(
             f"compression={compression.name!r} exchanges different things at different steps, so no one step can be "
             f"predicted; take for example {', '.join(method.name for method in USUAL)}"

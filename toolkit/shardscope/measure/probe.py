@@ -29,7 +29,7 @@ def probe_of(job: Job) -> Run:
 def plain_job(job: Job) -> Job:
     """The few steps that are run."""
     return job.replace(
-        compression=Compression(), link=None, steps=PROBE_STEPS, name="probe", lr_schedule=LRSchedule("constant"),
+        compression=Compression("none"), link=None, steps=PROBE_STEPS, name="probe", lr_schedule=LRSchedule("constant"),
         record=Record(),
     )  # fmt: skip
 

@@ -147,7 +147,7 @@ def worth(
             "use strategy='ring' or 'all-reduce' on 2 ranks or more"
         )
     link = job.link if link is None else link_of(link)
-    compressions = [Compression(), *methods_of(methods)]
+    compressions = [Compression("none"), *methods_of(methods)]
     for compression in compressions:
         refuse_unsteady(compression)
     jobs = [job.replace(compression=compression) for compression in compressions]

@@ -81,9 +81,7 @@ def tells_of_layers(job: Job) -> bool:
 
 def owes(job: Job) -> bool:
     """Whether the job's compression remembers what it has not sent."""
-    name = job.compression.name
-    always = name == "dgc" or name.startswith("onebit-")
-    return always or bool(job.compression.settings.get("feedback", False))
+    return job.compression.remembers
 
 
 def layers_of(events: Iterable[Event], optimizer: Optimizer | None) -> Layers:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
 from shardscope.spec.batch import Batch
-from shardscope.spec.compression import Compression
+from shardscope.spec.compression import AnyCompression, Compression
 from shardscope.spec.data import check_compatible
 from shardscope.spec.link import LinkOrName
 from shardscope.spec.lr_schedule import AnyLRSchedule, LRSchedule
@@ -128,7 +128,7 @@ class Job(Spec):
     """How the learning rate moves over the steps: a schedule, or its name."""
     batch: Annotated[Batch, _coerce(Batch, "global_size")] = Batch(global_size=64)
     """Samples a step, or just the global batch size."""
-    compression: Annotated[Compression, _coerce(Compression, "name")] = Compression(name="none")
+    compression: AnyCompression = Field(default_factory=lambda: Compression("none"))
     """How gradients are compressed on their way, or the method's name."""
     steps: Count = 100
     """Optimizer steps, 1 to 2147483647."""
@@ -208,7 +208,8 @@ class Job(Spec):
         all_work = self.num_data_ranks == self.world_size
         self.batch.accumulation(self.num_data_ranks, among=None if all_work else workers)
         self.strategy.check(self)
-        self.compression.check(self)
+        if self.compression.is_here:
+            self.compression.check(self)
         check_noise_scale(self)
         if self.lr_schedule.warmup_steps > self.steps:
             raise SpecError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
-from shardscope.errors import SpecError, quoted
+from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec import registry
 from shardscope.spec._base import Spec
 from shardscope.spec.user_code import UserCode
@@ -110,6 +110,19 @@ class Method(Spec, metaclass=_ByName):
         return {field: getattr(self, field) for field in type(self).model_fields}
 
     @property
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not at their defaults, with their values."""
+        fields = type(self).model_fields.items()
+        return {
+            name: getattr(self, name) for name, info in fields if getattr(self, name) != info.get_default()
+        }
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its code is known, and not its name and settings alone."""
+        return True
+
+    @property
     def user_code(self) -> UserCode | None:
         """The class, where it is the user's own."""
         cls = type(self)
@@ -161,6 +174,10 @@ class _Unloaded(Method):
         return {**super().settings, **(self.model_extra or {})}
 
     @property
+    def is_here(self) -> bool:
+        return False
+
+    @property
     def user_code(self) -> UserCode:
         return UserCode(name=self.name)
 
@@ -171,9 +188,11 @@ class _Unloaded(Method):
 def _no_setting(method: type[Method], setting: str, value: Any) -> SpecError:
     """A setting that the method does not have, and which methods have it."""
     takers = " or ".join(registry.having(method.base_class(), setting))
-    own = ", ".join(method.model_fields) or "none"
-    way_out = f"leave it out, or use {takers}" if takers else f"its settings are {own}"
-    return SpecError(f"{method.kind}.{setting}={quoted(value)} has no effect on {method.name}; {way_out}")
+    if not takers:
+        return unknown_name(f"setting of {method.name}", setting, method.model_fields)
+    return SpecError(
+        f"{method.kind}.{setting}={quoted(value)} has no effect on {method.name}; leave it out, or use {takers}"
+    )
 
 
 def _takes_none(method: type[Method], setting: str) -> bool:

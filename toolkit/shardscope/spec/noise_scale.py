@@ -26,10 +26,10 @@ def check_noise_scale(job: Job) -> None:
             f"record.noise_scale=True does not go with strategy={job.strategy.label!r}, where {reason}; "
             f"use one of {', '.join(able)}"
         )
-    if job.compression.name == "local-sgd":
+    if job.compression.period > 1:
         raise SpecError(
-            "record.noise_scale=True does not go with compression='local-sgd', where each rank has parameters of its "
-            "own; use another method, or none"
+            f"record.noise_scale=True does not go with compression={job.compression.name!r}, where each rank has "
+            "parameters of its own; use another method, or none"
         )
     share = job.batch.per_rank(job.num_data_ranks)
     if job.num_data_ranks * job.batch.accumulation(job.num_data_ranks) == 1:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
+from shardscope.spec.look import YOUR_OWN, Look
 from shardscope.spec.method import Method, required
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Off = Literal["off"]
-
-
-class Look(NamedTuple):
-    """How figures draw a method."""
-
-    color: str
-    dash: str = "solid"
-    symbol: str = "circle"
 
 
 class Parameters(Protocol):
@@ -85,7 +78,7 @@ class Optimizer(Method):
     """Of a layer-wise optimizer: the rule that is left where a layer has no trust ratio, and that rule's usual rate."""
     advice: ClassVar[Mapping[str, str]] = {}
     """Of a layer-wise optimizer: what to do where a trust ratio is held at a bound, by bound."""
-    look: ClassVar[Look] = Look("#8a6d3b")
+    look: ClassVar[Look] = YOUR_OWN
     """How figures draw it."""
 
     if TYPE_CHECKING:

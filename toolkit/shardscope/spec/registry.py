@@ -151,14 +151,15 @@ def _check_free(cls: type[Method], others: Mapping[tuple[str, str], type[Method]
 
 def _arguments(cls: type, name: str) -> str:
     """A function's arguments as they are written, such as ``(step, steps)``."""
-    return f"({', '.join(list(signature(getattr(cls, name)).parameters)[1:])})"
+    member = getattr(cls, name)
+    return "" if isinstance(member, property) else f"({', '.join(list(signature(member).parameters)[1:])})"
 
 
 @cache
 def _built_in(folder: str) -> dict[str, str]:
     """The module of each built-in method by name, none of them imported."""
     package = import_module(f"{GROUP}.{folder}")
-    found = (module.name for module in iter_modules(package.__path__) if not module.name.startswith("_"))
+    found = (module.name for module in iter_modules(package.__path__) if module.ispkg)
     return {name.replace("_", "-"): f"{GROUP}.{folder}.{name}" for name in found}
 
 

@@ -26,15 +26,18 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
 from shardscope.errors import SpecError, quoted, unknown_name
-from shardscope.spec import compression, registry
+from shardscope.spec import registry
 from shardscope.spec._base import Spec
+from shardscope.spec.compression import Compression
 from shardscope.spec.lr_schedule import LRSchedule
 from shardscope.spec.method import Method
 from shardscope.spec.numbers import Count, Number
 from shardscope.spec.optimizer import Optimizer
 
-_KINDS: Mapping[str, type[Method]] = {"optimizer": Optimizer, "lr_schedule": LRSchedule}
-BRANCHES = ("optimizer", "compression", "lr_schedule")
+_KINDS: Mapping[str, type[Method]] = {
+    "optimizer": Optimizer, "compression": Compression, "lr_schedule": LRSchedule,
+}  # fmt: skip
+BRANCHES = tuple(_KINDS)
 """Settings whose choice brings settings of its own."""
 PLAIN = (
     "batch", "lr_rule", "warmup", "strategy", "precision", "recompute", "clip_norm", "world_size", "seed",
@@ -216,9 +219,7 @@ def _check_setting(name: str, parts: Name) -> None:
 
 
 def _table(owner: str) -> Mapping[str, Mapping[str, Any]]:
-    kind = _KINDS.get(owner)
-    if kind is None:
-        return compression.DEFAULTS
+    kind = _KINDS[owner]
     return {name: kind.by_name(name).settings for name in registry.names(kind)}
 
 

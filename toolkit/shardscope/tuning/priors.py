@@ -256,19 +256,19 @@ def _paying(job: Job, space: Space, objectives: Sequence[str]) -> list[Mapping[s
 
     def cost(compression: Compression) -> float:
         whole = compression.period > 1  # local SGD: everything as it is, once in so many steps
-        exchange = exchange_of(Compression() if whole else compression, buckets, job.world_size)
+        exchange = exchange_of(Compression("none") if whole else compression, buckets, job.world_size)
         if job.link is None:
             return exchange.sent_bytes / compression.period
         seconds = exchange_time(exchange, job.link.bandwidth, job.link.latency_s)
         return float(seconds) / compression.period
 
-    plain, found = cost(Compression()), []
+    plain, found = cost(Compression("none")), []
     for method in map(str, chosen.values):
         if method == "none" or not _goes(job, method):
             continue
         for strength in _strengths(space, method):
             params = {"compression": method, **strength}
-            seconds = cost(apply(job.replace(compression=Compression()), params).compression)
+            seconds = cost(apply(job.replace(compression=Compression("none")), params).compression)
             if seconds <= _WORTH_A_TRIAL * plain:
                 found.append((seconds, params))
     return [params for _, params in sorted(found, key=lambda pair: pair[0], reverse=True)]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope.spec import Optimizer, registry
-from shardscope.spec.optimizer import Look
+from shardscope.spec.look import YOUR_OWN
 from shardscope.tuning.batch_sweep import BatchSweep, Point
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._front import log_ticks
@@ -108,7 +108,7 @@ def _ticks(values: Sequence[float]) -> dict[str, Any]:
 def _trace(line: SweepLine, *, beside: float) -> go.Scatter:
     """Drawn a little beside its batch, so that whiskers do not hide each other."""
     optimizer = registry.find(Optimizer, line.optimizer)
-    colour, dash, symbol = optimizer.look if optimizer else Look(theme.GREY)
+    colour, dash, symbol = optimizer.look if optimizer else YOUR_OWN
     ups = [_apart(high, middle) for high, middle in zip(line.highs, line.medians, strict=True)]
     downs = [_apart(middle, low) for middle, low in zip(line.medians, line.lows, strict=True)]
     return go.Scatter(

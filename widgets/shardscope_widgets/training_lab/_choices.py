@@ -20,14 +20,12 @@ from shardscope.spec import (
     Record,
     registry,
 )
-from shardscope.spec.compression import DEFAULTS as METHODS
 from shardscope.spec.data import DATA, is_path
 from shardscope.spec.job import PRECISIONS, RECOMPUTE
 from shardscope.spec.models import MODELS
 from shardscope.spec.strategy import StrategySpec, parse_strategy
 from shardscope.spec.units import parse
 from shardscope_widgets.training_lab._families import applies
-from shardscope_widgets.training_lab._methods import method_values
 
 AS_IT_IS = "as it is"
 """In the place of a bandwidth: the machine's own, unpaced."""
@@ -37,10 +35,9 @@ CATALOGUES: dict[str, tuple[str, ...]] = {
     "data": tuple(DATA),
     "precision": tuple(PRECISIONS),
     "recompute": tuple(RECOMPUTE),
-    "compression": tuple(METHODS),
 }
 """The names that each choice knows."""
-KINDS: dict[str, type[Method]] = {"lr_schedule": LRSchedule}
+KINDS: dict[str, type[Method]] = {"compression": Compression, "lr_schedule": LRSchedule}
 """The kinds of methods among the choices, whose names are asked for when they are needed: a user may add to them."""
 
 
@@ -172,46 +169,6 @@ class Choices(t.HasTraits):
         rest = {name: other for name, other in getattr(self, f"{field}_options").items() if name != setting}
         setattr(self, f"{field}_options", rest if value == usual[setting] else {**rest, setting: value})
 
-    @t.validate("compression")
-    def _known_method(self, proposal: Mapping[str, Any]) -> Any:
-        """What is set for the method that is left is kept for when it is chosen again."""
-        name = self._known_name("compression", proposal["value"])
-        self._methods = {**getattr(self, "_methods", {}), self.compression: self.compression_options}
-        return name
-
-    @t.observe("compression")
-    def _settings_of_method(self, _change: object) -> None:
-        self.compression_options = self._methods.get(self.compression, {})
-
-    @t.validate("compression_options")
-    def _possible_settings(self, proposal: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings as the method takes them, without those left at None.
-
-        Raises:
-            TraitError: The method does not take them.
-        """
-        given = {field: value for field, value in proposal["value"].items() if value is not None}
-        if "name" in given:
-            raise t.TraitError(
-                f"compression_options: name={given['name']!r} is not a setting; set compression"
-            )
-        try:
-            made = Compression(name=self.compression, **given)
-        except SpecError as error:
-            raise t.TraitError(str(error)) from None
-        return {field: getattr(made, field) for field in given}
-
-    @property
-    def all_compression_options(self) -> dict[str, Any]:
-        """Every setting of the chosen compression by field, defaults included."""
-        return method_values(self.compression, self.compression_options)
-
-    def set_compression_option(self, field: str, value: Any) -> None:
-        """Set one setting of the chosen compression."""
-        rest = {name: other for name, other in self.compression_options.items() if name != field}
-        is_default = value == METHODS[self.compression][field]
-        self.compression_options = rest if is_default else {**rest, field: value}
-
     @t.observe("model")
     def _data_for_model(self, _change: object) -> None:
         if not self._fit():
@@ -288,7 +245,7 @@ class Choices(t.HasTraits):
             optimizer=Optimizer(name=self.optimizer, lr=self.lr),
             lr_schedule=self.method("lr_schedule"),
             batch=Batch(global_size=self.global_batch, micro_size=self.micro_batch or suited),
-            compression=Compression(name=self.compression, **self.compression_options),
+            compression=self.method("compression"),
             link=self.link(),
             precision=self.precision,
             recompute=self.recompute,
@@ -298,7 +255,7 @@ class Choices(t.HasTraits):
         )
 
 
-def _changed(spec: StrategySpec | Method) -> dict[str, Any]:
+def _changed(spec: StrategySpec) -> dict[str, Any]:
     """The settings of a strategy that are not the default."""
     fields = type(spec).model_fields
     values = {name: getattr(spec, name) for name in fields if name != "kind"}

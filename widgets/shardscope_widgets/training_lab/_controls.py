@@ -8,8 +8,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from shardscope_widgets.training_lab._choices import AS_IT_IS, NO_LATENCY, Choices, known_names
-from shardscope_widgets.training_lab._families import families
-from shardscope_widgets.training_lab._methods import method_families
+from shardscope_widgets.training_lab._families import compressor_families, families
 from shardscope_widgets.training_lab._picker import Picker
 
 _MICRO = (("as it suits", 0), *((str(n), n) for n in (1, 2, 4, 8, 16, 32, 64)))
@@ -56,7 +55,9 @@ def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
         "global_batch": number(description="Global batch", min=1, max=1_000_000, value=choices.global_batch),
         "micro_batch": _dropdown(choices, "micro_batch", "Micro-batch", _MICRO),
         "bandwidth": _dropdown(choices, "bandwidth", "Link", _BANDWIDTHS),
-        "compression": Picker(description="Compression", groups=method_families(), value=choices.compression),
+        "compression": Picker(
+            description="Compression", groups=compressor_families(), value=choices.compression
+        ),
         "latency": _dropdown(choices, "latency", "Latency", _LATENCIES),
         "precision": _dropdown(choices, "precision", "Precision"),
         "recompute": _dropdown(choices, "recompute", "Recompute"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from shardscope.spec import STRATEGIES, Method, registry
+from shardscope.spec import STRATEGIES, Compression, Method, registry
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "One process": ("single",),
@@ -18,7 +18,15 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "Layers apart": ("pipeline",),
     "State in shards": ("zero-1", "zero-2", "zero-3"),
 }
+_HEADINGS = (
+    "As they are", "Shorter floats", "Integers in blocks", "Random rounding", "Signs", "Some of the elements",
+    "Low rank", "Now and then",
+)  # fmt: skip
+"""Of methods of compression, in the order in which they are told; others follow."""
 _LABELS = {
+    "every": "Average every",
+    "update_every": "Adapt every",
+    "feedback": "Error feedback",
     "per_node": "Ranks a node",
     "directions": "Ring directions",
     "trace_chunks": "Chunk by chunk",
@@ -26,6 +34,7 @@ _LABELS = {
     "staleness": "Staleness bound",
 }
 _WORDS = {"gpipe": "GPipe", "1f1b": "1F1B", "ssp": "bounded (ssp)"}
+_LEFT_TO_CODE_ANYWHERE = {"block", "clip"}
 _LEFT_TO_CODE = {("pipeline", "microbatches")}
 """Settings without a control: the lab's micro-batch says how many there are."""
 _ONLY_WITH = {("parameter-server", "staleness"): ("mode", "ssp")}
@@ -54,12 +63,21 @@ def families() -> list[tuple[str, list[str]]]:
     return [(name, kinds) for name, kinds in known.items() if kinds]
 
 
+def compressor_families() -> list[tuple[str, list[str]]]:
+    """Each heading with the methods of compression that stand under it."""
+    found: dict[str, list[str]] = {heading: [] for heading in _HEADINGS}
+    for name in registry.names(Compression):
+        found.setdefault(registry.require_known(Compression, name).family, []).append(name)
+    return [(heading, names) for heading, names in found.items() if names]
+
+
 def settings_of_method(kind: type[Method], name: str) -> list[Setting]:
-    """The settings of a method that a control can hold."""
+    """The settings of a method that a control can hold; clips and block sizes are left to code."""
     method = registry.require_known(kind, name)
     found = [
         setting_of(field, info, _LABELS.get(field), info.get_default())
         for field, info in method.model_fields.items()
+        if field not in _LEFT_TO_CODE_ANYWHERE
     ]
     return [setting for setting in found if setting is not None]
 

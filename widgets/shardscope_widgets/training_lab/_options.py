@@ -10,7 +10,6 @@ from traitlets import TraitError
 
 from shardscope_widgets.training_lab._choices import KINDS, Choices
 from shardscope_widgets.training_lab._families import Setting, applies, settings_of, settings_of_method
-from shardscope_widgets.training_lab._methods import method_settings
 from shardscope_widgets.words import safe
 
 MOST = 2**53 - 1
@@ -32,14 +31,6 @@ class Topic(NamedTuple):
 
 STRATEGY = Topic(
     "strategy", "options", settings_of, lambda choices: choices.all_options, Choices.set_option, applies
-)
-COMPRESSION = Topic(
-    "compression",
-    "compression_options",
-    method_settings,
-    lambda choices: choices.all_compression_options,
-    Choices.set_compression_option,
-    lambda *_: True,
 )
 
 

@@ -15,7 +15,7 @@ from shardscope_widgets.training_lab._choices import Choices
 from shardscope_widgets.training_lab._frame import Frame
 from shardscope_widgets.training_lab._history import History
 from shardscope_widgets.training_lab._live import LiveView
-from shardscope_widgets.training_lab._options import COMPRESSION, STRATEGY, Options, topic_of
+from shardscope_widgets.training_lab._options import STRATEGY, Options, topic_of
 from shardscope_widgets.training_lab._panels import Panels
 from shardscope_widgets.training_lab._runbook import Entry
 from shardscope_widgets.words import safe
@@ -29,7 +29,7 @@ class Screen:
     def __init__(self, choices: Choices, check_box: widgets.Widget) -> None:
         self.controls = _controls.make_controls(choices)
         self.options = Options(choices, STRATEGY)
-        self.compression_options = Options(choices, COMPRESSION)
+        self.compression_options = Options(choices, topic_of("compression"))
         self.lr_schedule_options = Options(choices, topic_of("lr_schedule"))
         self.start = widgets.Button(description="Start", icon="play", button_style="primary")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)

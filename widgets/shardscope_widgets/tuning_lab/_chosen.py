@@ -127,7 +127,7 @@ class ChosenPanel:
             self.words.value = f'<div class="ss-words">{told}</div>' if told else ""
             return
         self.loss.figure = _loss_spec(watched.trace)
-        compressed = watched.run.job.compression.name != "none"
+        compressed = watched.run.job.compression.is_on
         formula = watched.formula() if compressed else None
         info = _collectives.collectives_info(watched.sent, len(watched.trace.steps), formula=formula)
         self.bytes.figure = _collectives.collectives_spec(info)

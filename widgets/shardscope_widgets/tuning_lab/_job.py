@@ -8,7 +8,7 @@ from typing import Any
 from shardscope.spec import Job
 from shardscope.spec.data import DATA
 from shardscope.spec.models import MODELS
-from shardscope_widgets.training_lab._choices import AS_IT_IS, Choices, _changed, known_names
+from shardscope_widgets.training_lab._choices import AS_IT_IS, KINDS, Choices, _changed
 
 FIELDS = {
     "model": ("model",), "data": ("data",), "strategy": ("strategy", "options"), "world_size": ("world_size",),
@@ -61,10 +61,12 @@ class JobOfChoices:
         choices.world_size, choices.steps, choices.seed = job.world_size, job.steps, job.seed
         choices.optimizer = job.optimizer.name
         choices.lr = job.optimizer.lr
-        if job.lr_schedule.name in known_names("lr_schedule"):
-            choices.lr_schedule, choices.lr_schedule_options = job.lr_schedule.name, _changed(job.lr_schedule)
+        for kind in KINDS:
+            method = getattr(job, kind)
+            if method.is_here:
+                setattr(choices, kind, method.name)
+                setattr(choices, f"{kind}_options", method.changed)
         choices.global_batch, choices.micro_batch = job.batch.global_size, job.batch.micro_size or 0
-        choices.compression = job.compression.name
         choices.precision, choices.recompute = job.precision, job.recompute
         choices.bandwidth, choices.latency = (
             (AS_IT_IS, "0") if job.link is None else job.link.label.split(", ")

@@ -11,8 +11,7 @@ from math import floor, log10
 from typing import Any, NamedTuple
 
 from shardscope.errors import SpecError
-from shardscope.spec import STRATEGIES, Job, LRSchedule, registry
-from shardscope.spec.compression import DEFAULTS as METHODS
+from shardscope.spec import STRATEGIES, Compression, Job, LRSchedule, registry
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.space import LR_RULES, Between, Choices, PowersOfTwo, Space, Value, parse_name
 from shardscope.tuning.apply import branches_of
@@ -87,11 +86,10 @@ def _offers(job: Job) -> Iterator[tuple[str, Parameter]]:
     yield "lr_rule", Choices(values=LR_RULES)
     yield "warmup", Between(low=0.0, high=0.3)
     yield "lr_schedule", Choices(values=registry.names(LRSchedule))
-    yield "compression", Choices(values=tuple(METHODS))
-    for method, settings in METHODS.items():
-        for setting, (low, high) in _STRENGTHS.items():
-            if setting in settings:
-                yield f"compression[{method}].{setting}", Between(low=low, high=high, log=True)
+    yield "compression", Choices(values=registry.names(Compression))
+    for setting, (low, high) in _STRENGTHS.items():
+        for method in registry.having(Compression, setting):
+            yield f"compression[{method}].{setting}", Between(low=low, high=high, log=True)
     yield "strategy", Choices(values=tuple(STRATEGIES))
 
 

@@ -101,7 +101,7 @@ def figures_html(job: Job, measured: Measured | None, formula: float | None, pro
     parts = [("a step took", seconds_text(measured.step_s))]
     if measured.compute_s is not None:
         parts.append(("of which computing", seconds_text(measured.compute_s)))
-    if job.compression.name != "none":
+    if job.compression.is_on:
         parts.append(("packing, unpacking", seconds_text(measured.codec_s)))
     if projected:
         parts.append(("on the chosen link, projected", projected))

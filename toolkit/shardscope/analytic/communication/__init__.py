@@ -14,7 +14,6 @@ from shardscope.analytic.communication.collective import (
     collective_time,
     collective_volume,
 )
-from shardscope.analytic.communication.compressed import compressed_bytes, packet_bytes, scattered_bytes
 from shardscope.analytic.communication.compression import (
     break_even_bandwidth,
     compressed_all_reduce_time,
@@ -55,14 +54,11 @@ __all__ = [
     "collective_time",
     "collective_volume",
     "compressed_all_reduce_time",
-    "compressed_bytes",
     "compression_cost",
     "crossover",
     "frontier",
     "packed_bytes",
-    "packet_bytes",
     "scaling_efficiency",
-    "scattered_bytes",
     "HierarchicalBytes",
     "all_reduce_bytes",
     "chunk_sizes",

@@ -19,11 +19,10 @@ import numpy.typing as npt
 
 from shardscope.analytic.communication._checks import numbers
 from shardscope.analytic.communication.collective import collective_time
-from shardscope.analytic.communication.compressed import packet_bytes
+from shardscope.analytic.communication.compressed import blocks_bytes, placed_bytes
 from shardscope.analytic.communication.ring import Floats
 from shardscope.analytic.communication.worth import level_rate
 from shardscope.errors import SpecError, unknown_name
-from shardscope.spec.compression import Compression
 from shardscope.spec.layout import COMPRESSION_NAMES
 
 MATRIX_ROWS = 4096
@@ -46,28 +45,27 @@ class Method(NamedTuple):
     source: str
 
 
-def _bytes_per_element(compression: Compression) -> float:
-    """Of a long gradient, whose packet ends in no odd block."""
-    return packet_bytes(compression, 1 << 24) / (1 << 24)
+_LONG = 1 << 24
+"""Elements of a gradient whose packet ends in no odd block."""
 
 
 METHODS: dict[str, Method] = {
     "none": Method(0.0, "sum", 0.0, ""),
-    "fp16": Method(_bytes_per_element(Compression(name="fp16")), "sum", 1.0, "half precision"),
+    "fp16": Method(2.0, "sum", 1.0, "half precision"),
     "int8": Method(
-        _bytes_per_element(Compression(name="int8")),
+        blocks_bytes(_LONG, 256, 8) / _LONG,
         "two-phase",
         2.0,
         "Dettmers et al. 2022, a scale a block",
     ),
     "int4": Method(
-        _bytes_per_element(Compression(name="int4")),
+        blocks_bytes(_LONG, 256, 4) / _LONG,
         "two-phase",
         2.0,
         "Dettmers et al. 2022, a scale a block",
     ),
     "topk-1%": Method(
-        _bytes_per_element(Compression(name="topk", ratio=0.01)),
+        placed_bytes(_LONG, 0.01) / _LONG,
         "gather",
         6.0,
         "Lin et al. 2018 (Deep Gradient Compression): float32 values, and their places at 8.6 bits each",

@@ -1,4 +1,4 @@
-"""Bytes of methods whose steps differ: with an uncompressed warm-up, or local SGD, at a step of a job on our ring."""
+"""Bytes of a step of a job on our ring, whatever its method of compression does at that step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from math import prod
 
 import numpy as np
 
-from shardscope.analytic.communication.compressed import compressed_bytes
 from shardscope.analytic.communication.ring import Ints, ring_all_reduce_bytes
-from shardscope.errors import SpecError
 from shardscope.spec.compression import Compression
 
 
@@ -32,7 +30,7 @@ def stepwise_bytes(
     checkpoints between them cost as much once more.
 
     Args:
-        compression: ``onebit-adam``, ``onebit-lamb``, ``powersgd`` or ``local-sgd``, with its settings.
+        compression: The method with its settings.
         buckets: Shapes of the tensors of each bucket.
         world_size: W, the ranks.
         step: From 1.
@@ -42,25 +40,18 @@ def stepwise_bytes(
         warmup_ended: The last step of a 1-bit method's warm-up in a run that goes on from another, as its ``resume``
             event says: what is frozen stays so, whatever the length of the job would be now. None for a run from its
             start, whose warm-up is the job's.
-
-    Raises:
-        SpecError: Another method.
     """
     sizes = [sum(prod(shape) for shape in shapes) for shapes in buckets]
-    if compression.name == "local-sgd":
+    if compression.period > 1:  # parameters are averaged now and then, as one tensor
         whole = ring_all_reduce_bytes(sum(sizes), element_bytes, world_size, directions=directions)
-        return whole if step % compression.settings["every"] == 0 else np.zeros_like(whole)
-    if compression.name not in ("onebit-adam", "onebit-lamb", "powersgd"):
-        raise SpecError(
-            f"compression={compression.name!r} is not told step by step; use compressed_bytes for it"
-        )
-    if step <= (compression.warmup(steps) if warmup_ended is None else warmup_ended):
+        return whole if step % compression.period == 0 else np.zeros_like(whole)
+    warmup = compression.uncompressed(steps) if warmup_ended is None else warmup_ended
+    if not compression.is_on or step <= warmup:
         each = [
             ring_all_reduce_bytes(size, element_bytes, world_size, directions=directions) for size in sizes
         ]
     else:
-        each = [
-            compressed_bytes(compression, shapes, world_size, directions=directions) for shapes in buckets
-        ]
+        now = compression.at_step(step)
+        each = [now.bucket_bytes(shapes, world_size, directions=directions) for shapes in buckets]
     sent: Ints = np.sum(each, axis=0)
     return sent

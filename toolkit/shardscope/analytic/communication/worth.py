@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.communication._checks import numbers
-from shardscope.analytic.communication.compressed import SUMMED, compressed_bytes, low_rank_elements
 from shardscope.analytic.communication.ring import Floats, ring_all_reduce_bytes
 from shardscope.spec.compression import Compression
 
@@ -64,23 +63,13 @@ def exchange_of(
     sent, rounds = np.zeros(world_size, dtype=np.int64), 0
     for shapes in buckets:
         if is_on:
-            sent += compressed_bytes(compression, shapes, world_size, directions=directions)
-            rounds += _rounds(compression, shapes, ring)
+            sent += compression.bucket_bytes(shapes, world_size, directions=directions)
+            rounds += compression.rounds(shapes, world_size)
         else:
             elements = sum(prod(shape) for shape in shapes)
             sent += ring_all_reduce_bytes(elements, element_bytes, world_size, directions=directions)
             rounds += ring
     return Exchange(float(sent.max()), rounds, codec_s if is_on else 0.0)
-
-
-def _rounds(compression: Compression, shapes: Sequence[tuple[int, ...]], ring: int) -> int:
-    """Of one bucket."""
-    if compression.name in SUMMED:
-        return ring
-    if compression.name in {"powersgd", "adaptive-rank"}:  # the second factor needs the sum of the first
-        messages = low_rank_elements(shapes, [compression.settings["rank"]] * len(shapes))
-        return ring * sum(map(bool, messages))
-    return 1 if compression.settings.get("exchange") == "gather" else 2
 
 
 def exchange_time(exchange: Exchange, bandwidth: npt.ArrayLike, latency: npt.ArrayLike = 0.0) -> Floats:

@@ -9,23 +9,31 @@ reduce-scattered as packets, one for each rank's share; parameters are gathered 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.communication.compressed import scattered_bytes
 from shardscope.analytic.communication.ring import ring_all_reduce_bytes
 from shardscope.analytic.sharding import Shape, padded_elements
-from shardscope.spec.compression import Compression
 
 Ints = npt.NDArray[np.int64]
-_NONE = Compression(name="none")
 _DIGEST_BYTES = 8
 
 
+class Shares(Protocol):
+    """A method of compression whose packets are of single numbers, so that a share of a bucket can be one."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is compressed."""
+
+    def share_bytes(self, share: int, world_size: int) -> Ints:
+        """Bytes that each rank sends so that each ends with its own share, of so many elements; by rank."""
+
+
 def zero_1_bytes(
-    bucket_elements: Sequence[int], element_bytes: int, world_size: int, *, compression: Compression = _NONE
+    bucket_elements: Sequence[int], element_bytes: int, world_size: int, *, compression: Shares | None = None
 ) -> Ints:
     """Bytes that each rank sends in a step of ZeRO-1, however many micro-batches it has; shape `(W,)`, by rank.
 
@@ -33,15 +41,13 @@ def zero_1_bytes(
         bucket_elements: Elements of each flat bucket.
         element_bytes: Bytes of one element.
         world_size: Ranks.
-        compression: Of the gradients; buckets are then padded to equal shares.
+        compression: Of the gradients, None for none; buckets are then padded to equal shares.
     """
     total = np.zeros(world_size, dtype=np.int64)
     for num_elements in bucket_elements:
-        if compression.is_on:
+        if compression is not None and compression.is_on:
             share = -(-num_elements // world_size)
-            total += (
-                scattered_bytes(compression, share, world_size) + (world_size - 1) * share * element_bytes
-            )
+            total += compression.share_bytes(share, world_size) + (world_size - 1) * share * element_bytes
             continue
         total += ring_all_reduce_bytes(num_elements, element_bytes, world_size)
     return total
@@ -69,7 +75,7 @@ def fully_sharded_bytes(
     stage: Literal[2, 3],
     replicas: int = 1,
     micro_batches: int = 1,
-    compression: Compression = _NONE,
+    compression: Shares | None = None,
 ) -> Ints:
     """Bytes that each rank sends in a step of ZeRO-2 or ZeRO-3 under FSDP2, padding included; shape `(W,)`, by rank.
 
@@ -85,7 +91,8 @@ def fully_sharded_bytes(
         stage: 2 or 3.
         replicas: Groups that each hold the whole model in shards (HSDP); divides `world_size`.
         micro_batches: Forward and backward passes a step.
-        compression: Of the gradients, inside each shard group; what crosses between replicas is not compressed.
+        compression: Of the gradients, None for none, inside each shard group; what crosses between replicas is not
+            compressed.
     """
     num_shards = world_size // replicas
     gathers = 1 if stage == 2 else 2 * micro_batches
@@ -96,8 +103,8 @@ def fully_sharded_bytes(
         chunk = share * element_bytes
         exchanged = 2 * (replicas - 1) * chunk
         scattered = (num_shards - 1) * chunk
-        if compression.is_on:
-            scattered = int(scattered_bytes(compression, share, num_shards)[0])
+        if compression is not None and compression.is_on:
+            scattered = int(compression.share_bytes(share, num_shards)[0])
         total += micro_batches * scattered + gathers * (num_shards - 1) * chunk
         total += exchanged // replicas + (replica < exchanged % replicas)
     return total

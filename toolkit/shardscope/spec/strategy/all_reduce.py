@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from shardscope.spec.compression import Kind
+from shardscope.spec.compression import Carriage
 from shardscope.spec.numbers import MessageMiB
 from shardscope.spec.strategy.base import StrategySpec
 
@@ -21,4 +21,4 @@ class AllReduce(Bucketed):
     """DistributedDataParallel with the backend's own all-reduce, buckets overlapped with the backward pass."""
 
     kind: Literal["all-reduce"] = "all-reduce"
-    carries: ClassVar[frozenset[Kind]] = frozenset({"sums", "packets", "layers", "steps"})
+    carries: ClassVar[frozenset[Carriage]] = frozenset({"sums", "packets", "layers", "steps"})

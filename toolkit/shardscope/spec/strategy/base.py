@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from shardscope.spec._base import Spec
-from shardscope.spec.compression import Kind
+from shardscope.spec.compression import Carriage
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -18,7 +18,7 @@ class StrategySpec(Spec):
     _variant: ClassVar[str | None] = None
     min_ranks: ClassVar[int] = 2
     max_ranks: ClassVar[int | None] = None
-    carries: ClassVar[frozenset[Kind]] = frozenset()
+    carries: ClassVar[frozenset[Carriage]] = frozenset()
     """Kinds of gradient compression that go with this strategy."""
     has_exchanges: ClassVar[bool] = False
     """Whether packets can meet in more than one way; else each goes where it is unpacked, and that is all."""

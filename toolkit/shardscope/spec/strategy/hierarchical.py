@@ -6,7 +6,7 @@ from math import isqrt
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from shardscope.errors import SpecError
-from shardscope.spec.compression import Kind
+from shardscope.spec.compression import Carriage
 from shardscope.spec.divisors import divisors_text
 from shardscope.spec.numbers import Count, MessageMiB
 from shardscope.spec.strategy.all_reduce import Bucketed
@@ -22,7 +22,7 @@ class Hierarchical(Bucketed):
     """
 
     kind: Literal["hierarchical"] = "hierarchical"
-    carries: ClassVar[frozenset[Kind]] = frozenset({"sums"})
+    carries: ClassVar[frozenset[Carriage]] = frozenset({"sums"})
     per_node: Count | None = None
     """Ranks a node; divides the world size. None: as many as each machine of the run has; on a single machine, whose
     ranks only play nodes, the largest divisor of the world size that is at most its square root (2 nodes of 2 for 4

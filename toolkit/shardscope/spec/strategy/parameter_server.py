@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, model_validator
 
 from shardscope.errors import SpecError, unknown_name
-from shardscope.spec.compression import Kind
+from shardscope.spec.compression import Carriage
 from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.strategy.base import StrategySpec
 
@@ -52,7 +52,7 @@ class ParameterServer(StrategySpec):
     dedicated: bool = False
     """Whether the servers' ranks only serve. Otherwise they are workers, too, and serve in threads beside it."""
     _variant: ClassVar[str | None] = "mode"
-    carries: ClassVar[frozenset[Kind]] = frozenset({"sums", "packets"})
+    carries: ClassVar[frozenset[Carriage]] = frozenset({"sums", "packets"})
 
     @model_validator(mode="after")
     def _bound_is_asked_for(self) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from shardscope.spec.compression import Kind
+from shardscope.spec.compression import Carriage
 from shardscope.spec.numbers import MessageMiB
 from shardscope.spec.strategy.all_reduce import Bucketed
 
@@ -16,7 +16,7 @@ class Ring(Bucketed):
     """
 
     kind: Literal["ring"] = "ring"
-    carries: ClassVar[frozenset[Kind]] = frozenset({"sums", "packets", "layers", "steps"})
+    carries: ClassVar[frozenset[Carriage]] = frozenset({"sums", "packets", "layers", "steps"})
     directions: Literal[1, 2] = 1
     """1: every chunk travels clockwise. 2: half of each bucket travels each way, so both lanes of a link are used."""
     slice_mb: MessageMiB = 4.0

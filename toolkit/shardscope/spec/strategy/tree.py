@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from shardscope.spec.compression import Kind
+from shardscope.spec.compression import Carriage
 from shardscope.spec.numbers import MessageMiB
 from shardscope.spec.strategy.all_reduce import Bucketed
 
@@ -17,6 +17,6 @@ class Tree(Bucketed):
     """
 
     kind: Literal["tree"] = "tree"
-    carries: ClassVar[frozenset[Kind]] = frozenset({"sums"})
+    carries: ClassVar[frozenset[Carriage]] = frozenset({"sums"})
     slice_mb: MessageMiB = 2.0
     """Longest message in MiB: a longer bucket is cut into slices, which climb and come down at the same time."""

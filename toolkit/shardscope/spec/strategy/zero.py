@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from shardscope.errors import SpecError
-from shardscope.spec.compression import Kind
+from shardscope.spec.compression import Carriage
 from shardscope.spec.numbers import Count, MessageMiB
 from shardscope.spec.strategy.base import StrategySpec
 
@@ -19,7 +19,7 @@ class Zero(StrategySpec):
     collectives: Literal["ring", "backend"] = "ring"
     """``ring``: our own metered reduce-scatter and all-gather. ``backend``: those of gloo or NCCL, to compare with."""
     _variant: ClassVar[str | None] = "collectives"
-    carries: ClassVar[frozenset[Kind]] = frozenset({"sums", "packets"})
+    carries: ClassVar[frozenset[Carriage]] = frozenset({"sums", "packets"})
 
     @property
     def label(self) -> str:
@@ -85,7 +85,7 @@ class FullySharded(Zero):
                 f"strategy.replicas={self.replicas} does not divide world_size={job.world_size} into groups of at "
                 f"least 2 ranks; use {' or '.join(map(str, valid))}"
             )
-        if job.compression.name == "sign-vote":
+        if job.compression.is_a_vote:
             self._check_votes(job)
 
     def _check_votes(self, job: Job) -> None:
@@ -94,12 +94,13 @@ class FullySharded(Zero):
         if parts > 1:
             raise SpecError(
                 f"batch.micro_size={job.batch.micro_size} makes {parts} micro-batches, and strategy={self.kind!r} "
-                "would add up a vote on each with compression='sign-vote'; leave it out, or use strategy='zero-1'"
+                f"would add up a vote on each with compression={job.compression.name!r}; leave it out, or use "
+                "strategy='zero-1'"
             )
         if self.replicas > 1:
             raise SpecError(
                 f"strategy.replicas={self.replicas} would average the votes of as many groups with "
-                "compression='sign-vote'; use replicas=1"
+                f"compression={job.compression.name!r}; use replicas=1"
             )
 
 

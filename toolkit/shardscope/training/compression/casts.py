@@ -25,6 +25,8 @@ class Cast(Codec):
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.summable = dtype
+        is_narrow = dtype == torch.float16
+        self.out_of_range = "use compression='bf16'" if is_narrow else "lower the learning rate"
 
     def num_bytes(self, num_elements: int) -> int:
         return num_elements * self.dtype.itemsize

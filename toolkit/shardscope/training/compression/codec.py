@@ -25,6 +25,8 @@ class Codec(ABC):
     """Whether all ranks draw the same random numbers (those who keep the same elements must)."""
     may_overflow: ClassVar[bool] = False
     """Whether finite values may become infinite in a packet; who packs looks for that."""
+    out_of_range: str = "lower the learning rate, or set feedback=True, with which nothing is multiplied"
+    """What to do where finite values become infinite in a packet."""
     align: int = 1
     """Elements that belong together: a share of a bucket that is packed by itself is a multiple of it."""
 

@@ -237,15 +237,12 @@ def refuse_not_finite(bucket: Bucket, method: str, *, in_float32: bool = True) -
             )
 
 
-def refuse_out_of_range(unpacked: Bucket, method: str) -> None:
+def refuse_out_of_range(unpacked: Bucket, method: str, way_out: str) -> None:
     """Refuse infinities that packing has made of finite gradients, or of their sum.
 
     Raises:
         NotFinite: There is one.
     """
-    way_out = {"fp16": "use compression='bf16'", "bf16": "lower the learning rate"}.get(
-        method, "lower the learning rate, or set feedback=True, with which nothing is multiplied"
-    )
     for name, view in unpacked.views(unpacked.flat).items():
         if not torch.isfinite(view).all():
             raise NotFinite(

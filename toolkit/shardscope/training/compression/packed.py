@@ -120,7 +120,7 @@ class Packed(Compressor):
             return
         is_float = self.codec.summable == torch.float32
         if not torch.isfinite((packed.view(torch.float32) if is_float else unpacked.flat).sum()):
-            refuse_out_of_range(unpacked, self.name)
+            refuse_out_of_range(unpacked, self.name, self.codec.out_of_range)
 
     # From one rank to another.
 

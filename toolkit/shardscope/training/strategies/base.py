@@ -130,7 +130,7 @@ class Strategy(ABC):
     @property
     def tells_of_layers(self) -> bool:
         """Whether this rank is to say what its optimizer did: one for all where all ranks' layers are the same."""
-        return self.context.rank == 0 or self.job.compression.name == "local-sgd"
+        return self.context.rank == 0 or self.job.compression.period > 1
 
     def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
         """What the last update did to the layers that this rank is to tell of."""

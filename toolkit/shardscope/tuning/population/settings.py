@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardscope.errors import unknown_name
-from shardscope.spec import Job
+from shardscope.spec import Job, Method
 from shardscope.spec._base import Spec
 
 Settings = Mapping[str, Any]
@@ -28,6 +28,7 @@ def check_path(job: Job, path: str) -> None:
     if leaf:
         part = getattr(job, head)
         fields = list(type(part).model_fields) if isinstance(part, Spec) else []
+        fields += ["name"] * isinstance(part, Method)
         if leaf not in fields:
             raise unknown_name("setting of the space", path, [f"{head}.{field}" for field in fields])
 
@@ -50,11 +51,19 @@ def with_settings(job: Job, settings: Settings) -> Job:
         if leaf:
             parts.setdefault(head, {})[leaf] = value
     job = job.replace(**changes) if changes else job
-    return job.replace(**{head: getattr(job, head).replace(**fields) for head, fields in parts.items()})
+    return job.replace(**{head: _with_fields(getattr(job, head), fields) for head, fields in parts.items()})
+
+
+def _with_fields(part: Spec, fields: Mapping[str, Any]) -> Spec:
+    """Another name takes over what was set for the one before."""
+    if isinstance(part, Method) and "name" in fields:
+        other: Spec = part.base_class().by_name(**{**part.changed, **fields})
+        return other
+    return part.replace(**fields)
 
 
 def as_json(value: Any) -> Any:
     """A setting as JSON has it: a part of a job by the fields that were given."""
     if isinstance(value, Spec):
-        return value.model_dump(mode="json", exclude_none=True)
+        return value.model_dump(mode="json", exclude_none=True, exclude_defaults=isinstance(value, Method))
     return value

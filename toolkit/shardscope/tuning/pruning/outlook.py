@@ -15,15 +15,12 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.communication import compressed_bytes, stepwise_bytes
+from shardscope.analytic.communication import stepwise_bytes
 from shardscope.runtime.steady import WARM_UP_STEPS
 from shardscope.spec import Compression, Job
 from shardscope.spec.models import model_config
 from shardscope.tuning.measured import Measured
 
-_FORMULAS = ("onebit-adam", "onebit-lamb", "local-sgd", "dgc", "powersgd", "adaptive-rank")
-"""Methods whose steps may differ as a formula says. What moves by what it measures goes on at its pace, but for
-adaptive-rank's warm-up, after which its largest rank counts."""
 _ANY_SIZE = 1_000_000
 """Elements of a module of the user's, where only the proportion of one step's bytes to another's is asked for."""
 
@@ -35,8 +32,7 @@ def is_steady(compression: Compression) -> bool:
         >>> is_steady(Compression("topk")), is_steady(Compression("onebit-adam"))
         (True, False)
     """
-    is_told = compression.kind != "steps" and "update_every" not in compression.settings
-    return is_told and compression.steps_are_alike
+    return compression.is_fixed and compression.carriage != "steps" and compression.steps_are_alike
 
 
 def at_least(name: str, measured: Measured, job: Job) -> float | None:
@@ -51,7 +47,7 @@ def at_least(name: str, measured: Measured, job: Job) -> float | None:
 def expected(name: str, measured: Measured, job: Job) -> float | None:
     """What ``seconds``, ``bytes`` or ``memory`` will most likely come to; None where nothing was measured yet."""
     is_told = name != "memory" and 0 < measured.steps < job.steps
-    is_formula = job.compression.name in _FORMULAS and not job.compression.steps_are_alike
+    is_formula = not job.compression.steps_are_alike
     if not is_formula or not is_told:
         return measured.objective(name, job.steps)
     by_formula = _sent(job.compression, _size(job), job.world_size, job.steps)
@@ -67,9 +63,9 @@ def _seconds(measured: Measured, job: Job, sent: npt.NDArray[np.float64]) -> flo
 
     Without a link nothing is known of what a byte costs, and the pace stands.
     """
-    if (
-        job.compression.name != "dgc" and measured.step_s is not None
-    ):  # each sort of steps as often as it comes
+    first = job.compression.at_step(1)
+    is_gradual = first.is_on and first != job.compression
+    if not is_gradual and measured.step_s is not None:  # each sort of steps as often as it comes
         return measured.step_s * job.steps
     pace = measured.plain_s if measured.step_s is None else measured.step_s
     if pace is None or job.link is None:
@@ -87,21 +83,11 @@ def _size(job: Job) -> int:
 @lru_cache(maxsize=256)
 def _sent(compression: Compression, size: int, world_size: int, steps: int) -> npt.NDArray[np.float64]:
     """Bytes of all ranks in each step, for a model of so many elements in one bucket; shape `(steps,)`."""
-    if compression.name == "dgc":
-        found = [_dgc(compression.at_step(step), size, world_size) for step in range(1, steps + 1)]
-    else:
-        shape: tuple[int, ...] = (size,)
-        if compression.name in ("powersgd", "adaptive-rank"):
-            shape = (isqrt(size), isqrt(size))  # as one matrix, for there are no factors of anything else
-            rank, warmup = (compression.settings[name] for name in ("rank", "warmup_steps"))
-            compression = Compression(name="powersgd", rank=rank, warmup_steps=warmup)
-        found = [
-            int(stepwise_bytes(compression, [[shape]], world_size, step=step, steps=steps).sum())
-            for step in range(1, steps + 1)
-        ]
+    shape: tuple[int, ...] = (size,)
+    if compression.carriage == "layers":
+        shape = (isqrt(size), isqrt(size))  # as one matrix, for there are no factors of anything else
+    found = [
+        int(stepwise_bytes(compression, [[shape]], world_size, step=step, steps=steps).sum())
+        for step in range(1, steps + 1)
+    ]
     return np.asarray(found, dtype=np.float64)
-
-
-@lru_cache(maxsize=4096)
-def _dgc(compression: Compression, size: int, world_size: int) -> int:
-    return int(compressed_bytes(compression, [(size,)], world_size).sum())

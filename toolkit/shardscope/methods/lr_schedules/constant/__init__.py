@@ -10,5 +10,5 @@ class Constant(LRSchedule):
 
     name = "constant"
 
-    def factor_after_warmup(self, step: int, steps: int) -> float:  # noqa: ARG002 - the same in every step
+    def factor_after_warmup(self, step: int, steps: int) -> float:
         return 1.0

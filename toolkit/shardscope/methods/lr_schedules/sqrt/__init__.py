@@ -12,5 +12,5 @@ class Sqrt(LRSchedule):
 
     name = "sqrt"
 
-    def factor_after_warmup(self, step: int, steps: int) -> float:  # noqa: ARG002 - it has no end
+    def factor_after_warmup(self, step: int, steps: int) -> float:
         return math.sqrt(max(self.warmup_steps, 1) / step)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from shardscope.spec.optimizer import Fraction, Look, NonNegative, Optimizer, Parameters, Positive
+from shardscope.spec.look import Look
+from shardscope.spec.optimizer import Fraction, NonNegative, Optimizer, Parameters, Positive
 
 
 class AdamW(Optimizer):

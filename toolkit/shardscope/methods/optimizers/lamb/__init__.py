@@ -9,7 +9,8 @@ from typing import Any, Literal
 from pydantic import field_validator
 
 from shardscope.errors import unknown_name
-from shardscope.spec.optimizer import Fraction, Look, NonNegative, Off, Optimizer, Parameters, Positive
+from shardscope.spec.look import Look
+from shardscope.spec.optimizer import Fraction, NonNegative, Off, Optimizer, Parameters, Positive
 
 PAPER: Mapping[str, Any] = MappingProxyType(
     {

@@ -119,7 +119,7 @@ class TorchLamb(LayerwiseOptimizer):
         own = ("max_grad_norm", "form", "reduce_grad_square", "uncounted", "_grad_factor")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
-    def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:  # noqa: ARG002
+    def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         return {
             "step": torch.zeros((), dtype=torch.float32),
             "exp_avg": torch.zeros_like(param),

@@ -8,7 +8,8 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from shardscope.errors import SpecError
-from shardscope.spec.optimizer import Fraction, Look, NonNegative, Optimizer, Parameters, Positive
+from shardscope.spec.look import Look
+from shardscope.spec.optimizer import Fraction, NonNegative, Optimizer, Parameters, Positive
 
 
 class Lars(Optimizer):

@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import Field
 
 from shardscope.methods.optimizers.sgd import SGD
-from shardscope.spec.optimizer import Look, Parameters
+from shardscope.spec.look import Look
+from shardscope.spec.optimizer import Parameters
 
 
 class Nesterov(SGD):

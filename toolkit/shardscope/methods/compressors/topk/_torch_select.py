@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shardscope.methods.compressors.topk._torch_loops import Loops
 from shardscope.training.compression.randomk_draw import draw
 from shardscope.training.compression.route import share_out
-from shardscope.training.compression.topk_loops import Loops
 
 SAMPLE = 1 << 14
 _SPREAD = 5.0

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shardscope.methods.compressors.powersgd._torch_orthogonal import orthonormalize_, unit_rows_
 from shardscope.training.compression.bucket import Bucket
 from shardscope.training.compression.compressor import Carrier, Compressor, refuse_not_finite
 from shardscope.training.compression.memory import ErrorFeedback, Memory
-from shardscope.training.compression.orthogonal import orthonormalize_, unit_rows_
 
 _FACTOR = "factor."
 
@@ -76,7 +76,7 @@ class PowerSgd(Compressor):
         self._seed = seed
         self._factors: dict[str, Tensor] = {}
 
-    def part_of(self, name: str, values: Tensor, out: Tensor, step: int) -> Part:  # noqa: ARG002
+    def part_of(self, name: str, values: Tensor, out: Tensor, step: int) -> Part:
         """How this tensor goes in this step; the same on all ranks."""
         return Part(name, values, out, self.rank if pays(self.rank, *values.shape) else 0)
 

@@ -29,20 +29,20 @@ class BlockFloat8(BlockCodec):
     def __init__(self, block: int) -> None:
         super().__init__(8, block)
 
-    def contraction(self, num_elements: int) -> float | None:  # noqa: ARG002
+    def contraction(self, num_elements: int) -> float | None:
         """Off by at most 2**-4 of an element, or by 2**-10 where it is below the format's normal numbers."""
         return 1 - 2.0**-8 - self.align * (2.0**-10 / LARGEST) ** 2
 
-    def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:  # noqa: ARG002
+    def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:
         peak_scale(rows, scales, LARGEST)
 
-    def quantize(self, rows: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:  # noqa: ARG002
+    def quantize(self, rows: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
         return rows.mul(inverse_of(scales)).to(FORMAT).view(torch.uint8)
 
     def dequantize(self, codes: Tensor) -> Tensor:
         return codes.view(FORMAT).float()
 
-    def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:  # noqa: ARG002
+    def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:
         from shardscope.training.compression import loops
 
         over_blocks(

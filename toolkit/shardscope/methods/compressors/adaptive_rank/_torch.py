@@ -17,8 +17,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from shardscope.spec.compression import PROBES
-from shardscope.training.compression.powersgd import Part, PowerSgd, pays
+from shardscope.methods.compressors.adaptive_rank import PROBES
+from shardscope.methods.compressors.powersgd._torch import Part, PowerSgd, pays
 
 _RANK = "rank."
 

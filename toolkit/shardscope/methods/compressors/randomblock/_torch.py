@@ -10,8 +10,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from shardscope.methods.compressors.randomk._torch import num_kept
 from shardscope.training.compression.codec import Codec
-from shardscope.training.compression.randomk import num_kept
 from shardscope.training.compression.randomk_draw import draw
 
 
@@ -79,7 +79,7 @@ class ScaledRandomBlock(RandomBlock):
     unbiased: ClassVar[bool] = True
     may_overflow: ClassVar[bool] = True
 
-    def contraction(self, num_elements: int) -> float | None:  # noqa: ARG002
+    def contraction(self, num_elements: int) -> float | None:
         return None
 
     def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shardscope.methods.compressors.randomk._torch import num_kept
+from shardscope.methods.compressors.topk._torch_indices import index_format
+from shardscope.methods.compressors.topk._torch_loops import chosen_loops
+from shardscope.methods.compressors.topk._torch_select import Picked, largest, largest_by_sample
 from shardscope.spec import Compression
 from shardscope.training.compression.codec import Codec
-from shardscope.training.compression.randomk import num_kept
-from shardscope.training.compression.topk_indices import index_format
-from shardscope.training.compression.topk_loops import chosen_loops
-from shardscope.training.compression.topk_select import Picked, largest, largest_by_sample
 
 
 class TopK(Codec):
@@ -50,7 +50,7 @@ class TopK(Codec):
             return largest(values, count, self.loops)
         return largest_by_sample(values, count, seed, self.loops)
 
-    def decode(self, packet: Tensor, out: Tensor, seed: int, *, add: bool = False) -> None:  # noqa: ARG002
+    def decode(self, packet: Tensor, out: Tensor, seed: int, *, add: bool = False) -> None:
         kept, places = self._parts(packet, out.numel())
         if not add:
             out.zero_()

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from shardscope.methods.compressors.adaptive_bits._torch_plan import LEAST, MOST, Layer, allot
 from shardscope.training.collectives.packets import packet_rows
-from shardscope.training.compression.adaptive_plan import LEAST, MOST, Layer, allot
 from shardscope.training.compression.blocks import BlockInt
 from shardscope.training.compression.bucket import Bucket
 from shardscope.training.compression.compressor import Carrier, Compressor, refuse_not_finite
@@ -103,7 +103,7 @@ class AdaptiveBits(Compressor):
         self._seen: dict[str, Layer] = {}
         self._sizes: dict[str, int] = {}
 
-    def begin_step(self, step: int) -> None:  # noqa: ARG002
+    def begin_step(self, step: int) -> None:
         if self._seen:
             self._bits = allot(self._seen, self.budget)
             self._sizes = {name: layer.size for name, layer in self._seen.items()}

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from shardscope.methods.compressors.qsgd._torch import round_at_random
 from shardscope.training.compression.noise import Keys
 from shardscope.training.compression.pieces import CHUNK, CodeCodec, as_words, cuts, over_blocks, words_of
-from shardscope.training.compression.qsgd import round_at_random
 from shardscope.training.compression.scaled import TINY, halving_sum
 
 
@@ -33,7 +33,7 @@ class Ternary(CodeCodec):
         super().__init__(2)
         self.clip = clip
 
-    def num_scales(self, num_elements: int) -> int:  # noqa: ARG002
+    def num_scales(self, num_elements: int) -> int:
         return 1
 
     def scale_of(self, peak: float, squares: NDArray[np.float64], count: int) -> float:
@@ -53,7 +53,7 @@ class Ternary(CodeCodec):
     def codes(self, values: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
         return round_at_random(values * _inverse(float(scales[0])), 1, keys, start)
 
-    def values(self, codes: Tensor, scales: Tensor, start: int) -> Tensor:  # noqa: ARG002
+    def values(self, codes: Tensor, scales: Tensor, start: int) -> Tensor:
         return codes.float().sub_(1.0).mul_(scales[0])
 
     def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:

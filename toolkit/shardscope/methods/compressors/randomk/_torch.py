@@ -55,7 +55,7 @@ class ScaledRandomK(RandomK):
     unbiased: ClassVar[bool] = True
     may_overflow: ClassVar[bool] = True
 
-    def contraction(self, num_elements: int) -> float | None:  # noqa: ARG002
+    def contraction(self, num_elements: int) -> float | None:
         return None
 
     def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:

@@ -43,10 +43,10 @@ class LocalSGD(Compressor):
         self._optimizer = optimizer
         self._parameters = dict(parameters)
 
-    def begin_step(self, step: int) -> None:  # noqa: ARG002
+    def begin_step(self, step: int) -> None:
         self._restore()
 
-    def mean_(self, bucket: Bucket, carrier: Carrier) -> None:  # noqa: ARG002
+    def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
         refuse_not_finite(bucket, self.name, in_float32=False)
 
     def after_step(self, parameters: Sequence[nn.Parameter], carrier: Carrier, step: int) -> None:

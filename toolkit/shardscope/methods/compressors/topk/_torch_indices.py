@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shardscope.training.compression.topk_loops import Loops
+from shardscope.methods.compressors.topk._torch_loops import Loops
 
 Bytes = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]

@@ -44,13 +44,13 @@ class BlockSign(BlockCodec):
         if count % self.align:
             scales[whole:] = mean_magnitudes(rows[whole:], count % self.align)
 
-    def quantize(self, rows: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:  # noqa: ARG002
+    def quantize(self, rows: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
         return _negative(rows)
 
     def dequantize(self, codes: Tensor) -> Tensor:
         return _plus_or_minus(codes)
 
-    def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:  # noqa: ARG002
+    def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:
         from shardscope.training.compression import loops
 
         over_blocks(
@@ -72,13 +72,13 @@ class Vote(CodeCodec):
     def __init__(self) -> None:
         super().__init__(1)
 
-    def num_scales(self, num_elements: int) -> int:  # noqa: ARG002
+    def num_scales(self, num_elements: int) -> int:
         return 0
 
-    def codes(self, values: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:  # noqa: ARG002
+    def codes(self, values: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
         return torch.where(values == 0, _alternating(values.numel(), start + keys[0]), _negative(values))
 
-    def values(self, codes: Tensor, scales: Tensor, start: int) -> Tensor:  # noqa: ARG002
+    def values(self, codes: Tensor, scales: Tensor, start: int) -> Tensor:
         return _plus_or_minus(codes)
 
     def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:

@@ -38,7 +38,7 @@ class Qsgd(BlockCodec):
         delta = 1 - block / (2 * self.levels) ** 2
         return delta if delta > 0 else None
 
-    def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:  # noqa: ARG002
+    def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:
         peak_scale(rows, scales, self.levels)
 
     def quantize(self, rows: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:

@@ -35,7 +35,7 @@ class Natural(PieceCodec):
 
     unbiased: ClassVar[bool] = True
 
-    def contraction(self, num_elements: int) -> float | None:  # noqa: ARG002
+    def contraction(self, num_elements: int) -> float | None:
         """In the mean: the variance is at most an eighth of the square."""
         return 7 / 8
 

@@ -1,0 +1,1 @@
+"""Methods of gradient compression, a folder each, and `packed`, the base of those that are a codec."""

@@ -1,0 +1,36 @@
+"""Gradients in half precision, two bytes a number, added up on the way."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardscope.methods.compressors.packed import PackedCompression
+from shardscope.spec.look import Look
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+
+class FP16(PackedCompression):
+    """Rounds each number to the nearest of half precision."""
+
+    name = "fp16"
+    carriage = "sums"
+    family = "Shorter floats"
+    look = Look("#8b8f99", "dash", "circle-open")
+    survives_overflow = True
+    summed_width = 2
+
+    def packet_bytes(self, num_elements: int) -> int:
+        return 2 * num_elements
+
+    def codec(self) -> Any:
+        from shardscope.methods.compressors.fp16._torch import codec
+
+        return codec()
+
+    def build(self, job: Job) -> Any:
+        """With loss scaling, an overflow is how the scale is found: it goes through, and the step is skipped."""
+        from shardscope.training.compression.packed import Packed
+
+        return Packed(self.name, self.codec(), carries_overflow=job.precision == "fp16")

@@ -1,0 +1,25 @@
+"""Floats of 8 bits (e4m3) with a scale a block (Micikevicius et al. 2022, arXiv:2209.05433)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardscope.methods.compressors.packed import BlockIntegers
+from shardscope.spec.look import Look
+
+
+class FP8(BlockIntegers):
+    """Floats of 8 bits (e4m3) with a scale a block."""
+
+    name = "fp8"
+    family = "Shorter floats"
+    look = Look("#7fb6e3", "dashdot", "square-open")
+
+    @property
+    def width(self) -> int:
+        return 8
+
+    def codec(self) -> Any:
+        from shardscope.methods.compressors.fp8._torch import BlockFloat8
+
+        return BlockFloat8(self.block)

@@ -1,0 +1,24 @@
+"""Integers of 4 bits with a scale a block (Dettmers et al. 2022, arXiv:2110.02861)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardscope.methods.compressors.packed import BlockIntegers
+from shardscope.spec.look import Look
+
+
+class Int4(BlockIntegers):
+    """Integers of 4 bits with a scale a block."""
+
+    name = "int4"
+    look = Look("#5fa4dc", "dash", "square")
+
+    @property
+    def width(self) -> int:
+        return 4
+
+    def codec(self) -> Any:
+        from shardscope.training.compression.blocks import BlockInt
+
+        return BlockInt(self.width, self.block)

@@ -1,0 +1,24 @@
+"""Integers of 8 bits with a scale a block (Dettmers et al. 2022, arXiv:2110.02861)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardscope.methods.compressors.packed import BlockIntegers
+from shardscope.spec.look import Look
+
+
+class Int8(BlockIntegers):
+    """Integers of 8 bits with a scale a block."""
+
+    name = "int8"
+    look = Look("#2a86d1", "solid", "square")
+
+    @property
+    def width(self) -> int:
+        return 8
+
+    def codec(self) -> Any:
+        from shardscope.training.compression.blocks import BlockInt
+
+        return BlockInt(self.width, self.block)

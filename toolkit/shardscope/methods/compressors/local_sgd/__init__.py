@@ -1,0 +1,52 @@
+"""Local SGD: no gradient is exchanged, and parameters are averaged now and then (Stich 2019, arXiv:1805.09767)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from shardscope.spec.compression import Compression, Shapes
+from shardscope.spec.look import Look
+from shardscope.spec.numbers import Count
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+
+class LocalSgd(Compression):
+    """Each rank trains by itself between two averages."""
+
+    name = "local-sgd"
+    carriage = "steps"
+    family = "Now and then"
+    look = Look("#c49a0c", "solid", "hexagon")
+    is_fixed = False
+
+    every: Count = 8
+    """Steps between two averages of the parameters."""
+
+    @property
+    def period(self) -> int:
+        return self.every
+
+    def bucket_bytes(
+        self,
+        shapes: Shapes,
+        world_size: int,
+        *,
+        directions: int = 1,
+        plan: Sequence[int] | None = None,
+    ) -> Any:
+        """Of one average of these parameters, in float32."""
+        from shardscope.analytic.communication.compressed import summed_bytes
+
+        return summed_bytes([sum(prod(shape) for shape in shapes)], world_size, directions=directions)
+
+    def rounds(self, shapes: Shapes, world_size: int) -> int:
+        return 2 * (world_size - 1)
+
+    def build(self, job: Job) -> Any:
+        from shardscope.methods.compressors.local_sgd._torch import LocalSGD
+
+        return LocalSGD(self.name, self.every)

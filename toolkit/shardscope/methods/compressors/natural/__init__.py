@@ -1,0 +1,29 @@
+"""Natural compression: powers of two, rounded at random (Horvath et al. 2019, arXiv:1905.10988)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardscope.methods.compressors.packed import Meeting, PackedCompression
+from shardscope.spec.look import Look
+
+
+class Natural(PackedCompression):
+    """Sign and exponent, 9 bits an element, so that the mean is right."""
+
+    name = "natural"
+    family = "Random rounding"
+    look = Look("#5f6fd6", "longdash", "diamond")
+
+    exchange: Meeting = "two-phase"
+    """How packets meet: ``two-phase`` or ``gather``."""
+
+    def packet_bytes(self, num_elements: int) -> int:
+        from shardscope.analytic.communication.compressed import bits_bytes
+
+        return num_elements + bits_bytes(num_elements, 1)
+
+    def codec(self) -> Any:
+        from shardscope.methods.compressors.natural._torch import Natural
+
+        return Natural()

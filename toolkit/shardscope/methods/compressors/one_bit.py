@@ -1,0 +1,102 @@
+"""What 1-bit Adam and 1-bit LAMB share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from shardscope.errors import SpecError
+from shardscope.methods.compressors.packed import BlockCompression
+from shardscope.spec.numbers import CountOrZero
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+USEFUL_WARMUP = 5
+"""Fewest warm-up steps. On digits (100 steps, 2 ranks, 3 seeds each) the test loss ended at 3 to 11 times the
+uncompressed run's after 1 step, at up to twice after 2 or 3, and at up to 1.5 times after 5 or 10."""
+
+
+class OneBitCompression(BlockCompression):
+    """Signs of the first moment with a magnitude a block, once the second moment is frozen."""
+
+    carriage = "steps"
+    family = "Signs"
+    is_fixed = False
+    least_warmup = USEFUL_WARMUP
+    optimizer: ClassVar[str]
+    """The optimizer that it goes with."""
+
+    warmup_steps: CountOrZero | None = None
+    """Uncompressed steps at the start; None takes 20 % of the job's, at least 5."""
+    block: int = Field(default=1024, ge=8, le=65536)
+    """Elements that share one magnitude; a multiple of 8, 8 to 65536."""
+
+    @property
+    def width(self) -> int:
+        return 1
+
+    @property
+    def remembers(self) -> bool:
+        return True
+
+    @property
+    def steps_are_alike(self) -> bool:
+        """Its warm-up may have ended in an earlier run."""
+        return False
+
+    def uncompressed(self, steps: int) -> int:
+        return max(-(-steps // 5), USEFUL_WARMUP) if self.warmup_steps is None else self.warmup_steps
+
+    def check_follows(self, before: str) -> None:
+        if before != self.name:
+            raise SpecError(
+                f"compression={self.name!r} cannot go on where {before!r} has trained: it lives by what it learns in "
+                "its warm-up; start with it, or go on with another method"
+            )
+
+    def check_optimizer(self, job: Job) -> None:
+        if job.optimizer.name != self.optimizer:
+            raise SpecError(
+                f"compression={self.name!r} does not go with optimizer={job.optimizer.name!r}; use "
+                f"optimizer={self.optimizer!r}"
+            )
+        if job.clip_norm is not None:
+            raise SpecError(
+                f"clip_norm={job.clip_norm:g} does not go with compression={self.name!r}, which exchanges momenta; "
+                "leave it out"
+            )
+        clipped = job.optimizer.settings.get("max_grad_norm", "off")
+        if clipped != "off":
+            raise SpecError(
+                f"optimizer.max_grad_norm={clipped:g} does not go with compression={self.name!r}, which exchanges "
+                "momenta; use max_grad_norm='off'"
+            )
+        self._check_warmup(job.steps)
+
+    def _check_warmup(self, steps: int) -> None:
+        if steps <= USEFUL_WARMUP:
+            raise SpecError(
+                f"steps={steps} are too few for compression={self.name!r}, which begins after a warm-up of at "
+                f"least {USEFUL_WARMUP}; use at least {USEFUL_WARMUP + 1}"
+            )
+        warmup = self.uncompressed(steps)
+        if not USEFUL_WARMUP <= warmup < steps:
+            why = (
+                "no step to compress" if warmup >= steps else "a second moment of too few gradients to freeze"
+            )
+            raise SpecError(
+                f"compression.warmup_steps={warmup} of steps={steps} leaves {self.name} {why}; "
+                f"use {USEFUL_WARMUP} to {steps - 1}"
+            )
+
+    def codec(self) -> Any:
+        from shardscope.methods.compressors.sign._torch import BlockSign
+
+        return BlockSign(self.block)
+
+    def build(self, job: Job) -> Any:
+        from shardscope.methods.compressors.onebit_adam._torch import OneBit
+
+        return OneBit(self.name, self.codec(), self.uncompressed(job.steps))

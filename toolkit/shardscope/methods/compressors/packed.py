@@ -1,0 +1,147 @@
+"""Methods that pack single numbers, or blocks of them, into bytes: what their packets cost, however these meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from shardscope.errors import SpecError
+from shardscope.spec.compression import Compression, Shapes
+from shardscope.spec.method import required
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+Meeting = Literal["two-phase", "gather"]
+"""How packets meet: each rank unpacks, adds and packs again its share (its cost does not grow with the ranks), or every
+rank receives all packets (it does)."""
+Ratio = Annotated[float, Field(gt=0, le=1)]
+
+
+class PackedCompression(Compression):
+    """A codec, with or without error feedback.
+
+    Derive a method of your own from this class: give it a `name`, its settings as fields with defaults, `packet_bytes`
+    and `codec`. Fields called ``feedback`` and ``exchange`` are looked at; without them nothing is remembered and
+    packets meet in two phases.
+    """
+
+    summed_width: ClassVar[int | None] = None
+    """Bytes of one number of a packet, where packets may be added up instead of unpacked."""
+
+    @required
+    def packet_bytes(self, num_elements: int) -> int:
+        """Bytes of one packet of so many values."""
+        raise NotImplementedError
+
+    @required
+    def codec(self) -> Any:
+        """The `shardscope.training.compression.codec.Codec` that packs and unpacks."""
+        raise NotImplementedError
+
+    @property
+    def align(self) -> int:
+        """Elements that belong together: what is packed by itself is a multiple of it."""
+        return 1
+
+    def is_too_coarse(self) -> str:
+        """What `diverges_because` says of packets of which a rank learns next to nothing."""
+        return (
+            f"compression={self.name!r} does not go with strategy='gossip': its packets are further from a "
+            "difference than nothing is; use 'sign', 'int4' or 'int8'"
+        )
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether every rank receives all packets."""
+        return getattr(self, "exchange", None) == "gather"
+
+    def bucket_bytes(
+        self,
+        shapes: Shapes,
+        world_size: int,
+        *,
+        directions: int = 1,
+        plan: Sequence[int] | None = None,
+    ) -> Any:
+        from shardscope.analytic.communication.compressed import everyone, share_size, summed_bytes
+
+        num_elements = sum(prod(shape) for shape in shapes)
+        if self.summed_width is not None:
+            count = self.packet_bytes(num_elements) // self.summed_width
+            return summed_bytes([count], world_size, width=self.summed_width, directions=directions)
+        if self.is_gathered:
+            return everyone((world_size - 1) * self.packet_bytes(num_elements), world_size)
+        share = share_size(num_elements, world_size, self.align)
+        return everyone(2 * (world_size - 1) * self.packet_bytes(share), world_size)
+
+    def share_bytes(self, share: int, world_size: int) -> Any:
+        """Bytes that each rank sends so that each ends with its own share of the mean, of `share` elements; by rank."""
+        from shardscope.analytic.communication.compressed import everyone
+
+        return everyone((world_size - 1) * self.packet_bytes(share), world_size)
+
+    def rounds(self, shapes: Shapes, world_size: int) -> int:
+        if self.summed_width is not None:
+            return 2 * (world_size - 1)
+        return 1 if self.is_gathered else 2
+
+    def build(self, job: Job) -> Any:
+        from shardscope.training.compression.packed import Packed
+
+        exchange = "gather" if self.is_gathered else "two-phase"
+        return Packed.of(self.name, self.codec(), feedback=self.remembers, exchange=exchange)
+
+
+class BlockCompression(PackedCompression):
+    """A float32 scale for each block of elements, and so many bits an element."""
+
+    block: int = Field(default=256, ge=8, le=65536)
+    """Elements that share one scale; a multiple of 8, 8 to 65536."""
+
+    @model_validator(mode="after")
+    def _whole_bytes(self) -> Self:
+        check_block(self.block)
+        return self
+
+    @property
+    @required
+    def width(self) -> int:
+        """Bits an element."""
+        raise NotImplementedError
+
+    @property
+    def align(self) -> int:
+        return self.block
+
+    def packet_bytes(self, num_elements: int) -> int:
+        from shardscope.analytic.communication.compressed import blocks_bytes
+
+        return blocks_bytes(num_elements, self.block, self.width)
+
+
+class BlockIntegers(BlockCompression):
+    """Integers, or floats, of a few bits in blocks."""
+
+    family = "Integers in blocks"
+
+    feedback: bool = False
+    """Error feedback: what a step leaves out is added to the next step's gradient."""
+    exchange: Meeting = "two-phase"
+    """How packets meet: each rank unpacks, adds and packs again its share (``two-phase``; its cost does not grow with
+    the ranks), or every rank receives all packets (``gather``; it does)."""
+
+
+def check_block(block: int) -> None:
+    """Refuse blocks that do not end at a byte.
+
+    Raises:
+        SpecError: With the nearest that does.
+    """
+    if block % 8:
+        raise SpecError(
+            f"compression.block={block} is no multiple of 8; use for example {-(-block // 8) * 8}"
+        )

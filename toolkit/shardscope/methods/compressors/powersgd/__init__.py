@@ -1,0 +1,28 @@
+"""PowerSGD: two thin factors a matrix, by one step of the power iteration (Vogels et al. 2019, arXiv:1905.13727)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from shardscope.methods.compressors.low_rank import LowRankCompression
+from shardscope.spec.look import Look
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+
+class PowerSgd(LowRankCompression):
+    """Factors of the same rank for every matrix."""
+
+    name = "powersgd"
+    look = Look("#11997a", "solid", "star")
+
+    rank: int = Field(default=4, ge=1, le=256)
+    """Rank of every matrix's approximation, 1 to 256."""
+
+    def build(self, job: Job) -> Any:
+        from shardscope.methods.compressors.powersgd._torch import PowerSgd
+
+        return PowerSgd(self.rank, feedback=self.feedback, seed=job.seed, warmup_steps=self.warmup_steps)

@@ -1,0 +1,43 @@
+"""QSGD: integers in blocks, rounded at random (Alistarh et al. 2017, arXiv:1610.02132, without the entropy code)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from shardscope.methods.compressors.packed import BlockCompression, Meeting
+from shardscope.spec.look import Look
+
+
+class Qsgd(BlockCompression):
+    """Each number becomes one of the two levels beside it, so that its mean is right."""
+
+    name = "qsgd"
+    family = "Random rounding"
+    look = Look("#5f6fd6", "dot", "square-open")
+
+    bits: Annotated[int, Field(ge=2, le=8)] = 8
+    """Bits an element, the sign among them, 2 to 8."""
+    exchange: Meeting = "two-phase"
+    """How packets meet: ``two-phase`` or ``gather``."""
+
+    @property
+    def width(self) -> int:
+        return self.bits
+
+    @property
+    def diverges_because(self) -> str | None:
+        """The variance of an element is at most a quarter of the distance of two levels, squared."""
+        least = next(bits for bits in range(2, 64) if (2**bits - 2) ** 2 > self.block)
+        if self.bits >= least:
+            return None
+        return (
+            f"compression.bits={self.bits} with block={self.block} does not go with strategy='gossip': its noise "
+            f"outweighs what ranks differ by; use bits={least} or a smaller block"
+        )
+
+    def codec(self) -> Any:
+        from shardscope.methods.compressors.qsgd._torch import Qsgd
+
+        return Qsgd(self.bits, self.block)

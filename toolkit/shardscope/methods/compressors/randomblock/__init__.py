@@ -1,0 +1,53 @@
+"""Random-k by the block: whole blocks are drawn, which is quicker to pack (Stich et al. 2018, arXiv:1809.07599)."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from shardscope.methods.compressors.packed import PackedCompression, Ratio, check_block
+from shardscope.spec.look import Look
+
+
+class RandomBlock(PackedCompression):
+    """Only values travel; all ranks know which blocks they are of."""
+
+    name = "randomblock"
+    carriage = "sums"
+    family = "Some of the elements"
+    look = Look("#e06c2c", "dash", "diamond-wide")
+    summed_width = 4
+
+    ratio: Ratio = 0.01
+    """Share of the blocks that is sent, 0 < value <= 1."""
+    feedback: bool = True
+    """Error feedback: what a step leaves out is added to the next step's gradient. Without, values are scaled up."""
+    block: int = Field(default=256, ge=8, le=65536)
+    """Elements that are sent together; a multiple of 8, 8 to 65536."""
+
+    @model_validator(mode="after")
+    def _whole_bytes(self) -> Self:
+        check_block(self.block)
+        return self
+
+    def packet_bytes(self, num_elements: int) -> int:
+        from shardscope.analytic.communication.compressed import FLOAT_BYTES, num_blocks
+        from shardscope.analytic.communication.sparse import kept_elements
+
+        kept = int(kept_elements(num_blocks(num_elements, self.block), self.ratio))
+        return FLOAT_BYTES * min(num_elements, kept * self.block)
+
+    @property
+    def align(self) -> int:
+        return self.block
+
+    @property
+    def consensus_step(self) -> float:
+        """In proportion to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
+        return min(0.5, 2.0 * self.ratio)
+
+    def codec(self) -> Any:
+        from shardscope.methods.compressors.randomblock import _torch
+
+        return (_torch.RandomBlock if self.feedback else _torch.ScaledRandomBlock)(self.ratio, self.block)

@@ -1,0 +1,38 @@
+"""Signs with the mean magnitude of each block, and error feedback (Karimireddy et al. 2019, arXiv:1901.09847)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from shardscope.methods.compressors.packed import BlockCompression, Meeting
+from shardscope.spec.look import Look
+
+
+class Sign(BlockCompression):
+    """One bit an element."""
+
+    name = "sign"
+    family = "Signs"
+    look = Look("#b866a6", "solid", "triangle-up")
+
+    block: int = Field(default=1024, ge=8, le=65536)
+    """Elements that share one magnitude; a multiple of 8, 8 to 65536."""
+    feedback: bool = True
+    """Error feedback: what a step leaves out is added to the next step's gradient."""
+    exchange: Meeting = "two-phase"
+    """How packets meet: ``two-phase`` or ``gather``."""
+
+    @property
+    def width(self) -> int:
+        return 1
+
+    @property
+    def consensus_step(self) -> float:
+        return 0.5
+
+    def codec(self) -> Any:
+        from shardscope.methods.compressors.sign._torch import BlockSign
+
+        return BlockSign(self.block)

@@ -1,0 +1,37 @@
+"""TernGrad: -1, 0 or +1 times one scale a packet (Wen et al. 2017, arXiv:1705.07878)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from shardscope.methods.compressors.packed import Meeting, PackedCompression
+from shardscope.spec.look import Look
+
+
+class TernGrad(PackedCompression):
+    """Two bits an element, drawn so that the mean is right but for what is clipped."""
+
+    name = "terngrad"
+    family = "Random rounding"
+    look = Look("#5f6fd6", "dashdot", "diamond-open")
+
+    clip: float = Field(default=2.5, gt=0)
+    """Standard deviations of a packet at which gradients are clipped, above 0."""
+    exchange: Meeting = "two-phase"
+    """How packets meet: ``two-phase`` or ``gather``."""
+
+    def packet_bytes(self, num_elements: int) -> int:
+        from shardscope.analytic.communication.compressed import FLOAT_BYTES, bits_bytes
+
+        return FLOAT_BYTES + bits_bytes(num_elements, 2)
+
+    @property
+    def diverges_because(self) -> str:
+        return self.is_too_coarse()
+
+    def codec(self) -> Any:
+        from shardscope.methods.compressors.terngrad._torch import Ternary
+
+        return Ternary(self.clip)

@@ -1,0 +1,40 @@
+"""Top-k: the largest elements and their places (Lin et al. 2018, arXiv:1712.01887; Stich et al. 2018)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from shardscope.methods.compressors.packed import Meeting, PackedCompression, Ratio
+from shardscope.spec.look import Look
+
+
+class TopK(PackedCompression):
+    """What is left out waits in the residual."""
+
+    name = "topk"
+    family = "Some of the elements"
+    look = Look("#e06c2c", "solid", "diamond")
+
+    ratio: Ratio = 0.01
+    """Share of the elements that is sent, 0 < value <= 1."""
+    feedback: bool = True
+    """Error feedback: what a step leaves out is added to the next step's gradient."""
+    selection: Literal["sampled", "exact"] = "sampled"
+    """Find the threshold in a sample of the elements, or sort all of them."""
+    exchange: Meeting = "gather"
+    """How packets meet: ``two-phase`` or ``gather``."""
+
+    def packet_bytes(self, num_elements: int) -> int:
+        from shardscope.analytic.communication.compressed import placed_bytes
+
+        return placed_bytes(num_elements, self.ratio)
+
+    @property
+    def consensus_step(self) -> float:
+        """In proportion to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
+        return min(0.5, 4.0 * self.ratio)
+
+    def codec(self) -> Any:
+        from shardscope.methods.compressors.topk._torch import TopK
+
+        return TopK(self.ratio, self.selection)
