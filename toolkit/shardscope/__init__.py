@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shardscope import analytic
     from shardscope.analytic.planner import Plans, plan
     from shardscope.analytic.predict import Prediction, predict
+    from shardscope.conformance import check_method
     from shardscope.errors import (
         CheckpointError,
         DataError,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from shardscope.spec.calibration import Calibration
     from shardscope.spec.registry import register
     from shardscope.spec.space import Between, Choices, PowersOfTwo, Space
+    from shardscope.training.compression.codec import SimpleCodec
     from shardscope.tuning.batch_sweep import batch_sweep
     from shardscope.tuning.lr_range import lr_range_test
     from shardscope.tuning.population import Population, PopulationError, train_population
@@ -95,6 +97,8 @@ _HOMES = {
         "UntrustedCode",
     ),
     "shardscope.methods.compressors.packed": ("PackedCompression",),
+    "shardscope.conformance": ("check_method",),
+    "shardscope.training.compression.codec": ("SimpleCodec",),
     "shardscope.measure.break_even": ("break_even",),
     "shardscope.measure.worth": ("worth",),
     "shardscope.runtime": ("Run", "launch", "load_job", "runs"),
@@ -169,6 +173,7 @@ __all__ = [
     "RunNotFound",
     "RunUnreadable",
     "ShardscopeError",
+    "SimpleCodec",
     "Single",
     "Space",
     "SpecError",
@@ -183,6 +188,7 @@ __all__ = [
     "batch_sweep",
     "break_even",
     "check",
+    "check_method",
     "doctor",
     "launch",
     "load_job",

@@ -99,6 +99,9 @@ class Method(Spec, metaclass=_ByName):
             registry.register_used(type(value))
         return value
 
+    def __str__(self) -> str:
+        return repr(self)
+
     @classmethod
     def base_class(cls) -> type[Method]:
         """The base class of the method's kind, such as `LRSchedule`."""

@@ -27,6 +27,7 @@ _LABELS = {
     "every": "Average every",
     "update_every": "Adapt every",
     "feedback": "Error feedback",
+    "warmup_steps": "Warm-up steps",
     "per_node": "Ranks a node",
     "directions": "Ring directions",
     "trace_chunks": "Chunk by chunk",

@@ -8,10 +8,13 @@ drawn from a seed: the same step of the same job draws the same numbers on every
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from shardscope.errors import SpecError
 
 
 class Codec(ABC):
@@ -60,3 +63,48 @@ class Codec(ABC):
         back = torch.empty_like(values)
         self.decode(packet, back, seed)
         values.sub_(back)
+
+
+class SimpleCodec(Codec):
+    """A codec of two functions, for methods of one's own.
+
+    Args:
+        num_bytes: The bytes of a packet of so many values, such as a method's `packet_bytes`.
+        pack: From float32 values, flat, to a tensor of any number format whose bytes are the packet.
+        unpack: From a packet, a flat uint8 tensor, and the number of its values to these values, float32 and flat.
+
+    Example:
+        >>> back = lambda packet, count: packet.view(torch.float16).float()
+        >>> codec = SimpleCodec(lambda count: 2 * count, torch.Tensor.half, back)
+        >>> packet = torch.empty(codec.num_bytes(3), dtype=torch.uint8)
+        >>> codec.encode(torch.tensor([1.0, 2.0, 3.0]), packet, seed=0)
+        >>> codec.decode(packet, out := torch.empty(3), seed=0); out.tolist()
+        [1.0, 2.0, 3.0]
+    """
+
+    def __init__(
+        self,
+        num_bytes: Callable[[int], int],
+        pack: Callable[[Tensor], Tensor],
+        unpack: Callable[[Tensor, int], Tensor],
+    ) -> None:
+        self._num_bytes, self._pack, self._unpack = num_bytes, pack, unpack
+
+    def num_bytes(self, num_elements: int) -> int:
+        return self._num_bytes(num_elements)
+
+    def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:  # noqa: ARG002 - nothing is random
+        made = self._pack(values).contiguous().view(torch.uint8)
+        if made.numel() != packet.numel():
+            raise SpecError(
+                f"pack makes {made.numel()} bytes of {values.numel()} values, and packet_bytes says {packet.numel()}; "
+                "let them agree"
+            )
+        packet.copy_(made)
+
+    def decode(self, packet: Tensor, out: Tensor, seed: int, *, add: bool = False) -> None:  # noqa: ARG002
+        values = self._unpack(packet, out.numel())
+        if add:
+            out.add_(values)
+        else:
+            out.copy_(values)

@@ -1,0 +1,188 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Bring your own
+#
+# A learning-rate schedule, an optimizer or a method of gradient compression is one class. Written in a cell, it is what
+# the built-in ones are: real ranks train with it, its bytes are predicted, studies choose it, the labs list it, and a
+# saved job finds it again. Run the cells from top to bottom; all of it takes about a minute on two cores.
+
+# %%
+from math import cos, pi
+
+import plotly.express as px
+import torch
+
+import shardscope as ss
+
+
+def train(**changes):
+    """One short run, to its end."""
+    fields = {"model": "mlp", "data": "digits", "batch": 48, "steps": 60, "world_size": 2}
+    return ss.launch(ss.Job(**{**fields, **changes})).wait(timeout=120)
+
+
+# %% [markdown]
+# ## A learning-rate schedule
+#
+# Its settings are fields with defaults. `factor_after_warmup` says what the learning rate is multiplied by in a step;
+# the warm-up is there already.
+
+
+# %%
+@ss.register
+class Restarts(ss.LRSchedule):
+    """A cosine that starts again (Loshchilov and Hutter 2017, arXiv:1608.03983)."""
+
+    name = "restarts"
+
+    period: int = 20
+
+    def factor_after_warmup(self, step, steps):
+        return (1 + cos(pi * ((step - 1) % self.period) / self.period)) / 2
+
+
+run = train(lr_schedule=Restarts(warmup_steps=5))
+px.line(run.metrics(), y="lr", labels={"lr": "learning rate"}, height=260)
+
+# %% [markdown]
+# ## A compressor
+#
+# This one rounds every number to 8 bits, with one scale a packet. `packet_bytes` says what a packet of so many numbers
+# weighs, and the codec makes it. `feedback` adds what a step leaves out to the next gradient.
+
+
+# %%
+@ss.register
+class OneScale(ss.PackedCompression):
+    """Integers of 8 bits with one scale."""
+
+    name = "one-scale"
+
+    feedback: bool = True
+
+    def packet_bytes(self, num_elements):
+        return 4 + num_elements
+
+    def codec(self):
+        def pack(values):
+            scale = values.abs().max().clamp(min=1e-30) / 127
+            return torch.cat([scale.view(1).view(torch.int8), (values / scale).round().to(torch.int8)])
+
+        def unpack(packet, _count):
+            return packet[:4].view(torch.float32) * packet[4:].view(torch.int8)
+
+        return ss.SimpleCodec(self.packet_bytes, pack, unpack)
+
+
+# %% [markdown]
+# What a rank sends in a step is known before anything runs, and is what the ranks then count.
+
+# %%
+plain, packed = train(), train(compression="one-scale")
+sent = packed.summary().bytes_per_step
+predicted = ss.Compression("one-scale").bucket_bytes([(packed.events("start")[0]["num_params"],)], 2).sum()
+print(
+    f"{predicted:,} bytes a step predicted, {sent:,.0f} counted; {plain.summary().bytes_per_step:,.0f} without"
+)
+print(
+    f"loss of the last step: {packed.metrics()['loss'].iloc[-1]:.3f}, without {plain.metrics()['loss'].iloc[-1]:.3f}"
+)
+
+# %% [markdown]
+# ## An optimizer
+#
+# `build` makes the `torch.optim.Optimizer`. A rule that moves each number by itself is right however the ranks share
+# the work: whole parameters, shards of them, or the layers of a pipeline's stage.
+
+
+# %%
+class LionStep(torch.optim.Optimizer):
+    """What Lion does in a step (Chen et al. 2023, arXiv:2302.06675)."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            blend, decay = group["betas"]
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+                    weight.sub_(momentum.lerp(weight.grad, 1 - blend).sign(), alpha=group["lr"])
+                    momentum.lerp_(weight.grad, 1 - decay)
+
+
+@ss.register
+class Lion(ss.Optimizer):
+    """Moves by the sign of its momentum."""
+
+    name = "lion"
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.99)
+
+    def build(self, parameters):
+        return LionStep(parameters.groups(), {"lr": self.lr, "betas": self.betas})
+
+
+# %% [markdown]
+# Is it the same under ZeRO-3 on two ranks as on one process? `ss.check` trains both and compares every parameter.
+
+# %%
+ss.check(
+    ss.Job(model="mlp", data="digits", batch=48, optimizer="lion", strategy="zero-3", precision="fp64"),
+    steps=5,
+)
+
+# %% [markdown]
+# ## Does it hold in every way that the toolkit needs?
+#
+# `ss.check_method` runs the tests that the built-in methods pass: names, JSON, studies, 2, 3 and 4 ranks, and for an
+# optimizer every way to share the work and a resumed run. It returns if all of them pass, and names the first that
+# fails.
+
+# %%
+ss.check_method(Restarts)
+ss.check_method(OneScale)
+
+# %% [markdown]
+# ## Search over it
+#
+# Your own methods stand beside the built-in ones in a study, and so do their settings. Trials that cannot win any more
+# are pruned, and have no value.
+
+# %%
+space = {
+    "optimizer": ["adamw", "lion"],
+    "lr_schedule": ["constant", "restarts"],
+    "lr_schedule[restarts].period": (5, 20),
+    "optimizer.lr": (1e-4, 1e-2, "log"),
+}
+job = ss.Job(model="mlp", data="digits", batch=48, steps=30, world_size=2)
+study = ss.tune(
+    job, space, trials=6, objectives=["loss"], baselines=False, name="bring-your-own", progress=False
+)
+study.trials_dataframe(attrs=("number", "state", "value", "params"))
+
+# %% [markdown]
+# ## Saved, and found again
+#
+# `job.json` holds the name, the settings and a digest of the code. Where the cell has been run, the class is found;
+# elsewhere the job can be read, and says what it lacks as soon as it is to be run. A run keeps the code beside its job,
+# and `ss.load_job(run)` loads it: at once what this kernel wrote, everything else on your word (`trust_code=True`).
+
+# %%
+print(ss.load_job(packed).compression)
+print(packed.job.compression.model_dump_json())
