@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+import shardscope as ss
 from shardscope import cli
 from shardscope.commands import lab
 from shardscope.commands._job import build_job
@@ -78,6 +79,18 @@ class TestJobFromOptions:
         ]:
             with pytest.raises(SpecError, match=message):
                 job_from(*options)
+
+    def test_methods_and_their_settings_have_options(self) -> None:
+        job = job_from(
+            *("--optimizer", "lamb", "--optimizer-set", "variant=apex", "--lr", "0.01"),
+            *("--lr-schedule", "cosine", "--lr-schedule-set", "warmup_steps=5", "--lr-schedule-set", "final_ratio=0.1"),
+        )  # fmt: skip
+        assert (job.optimizer.settings["max_grad_norm"], job.optimizer.lr) == (1.0, 0.01)
+        assert job.lr_schedule == ss.LRSchedule("cosine", warmup_steps=5, final_ratio=0.1)
+        with pytest.raises(SpecError, match="--lr-schedule-set 'cosine' is no NAME=VALUE"):
+            job_from("--lr-schedule-set", "cosine")
+        with pytest.raises(SpecError, match="setting of cosine='pace' is not known"):
+            job_from("--lr-schedule", "cosine", "--lr-schedule-set", "pace=2")
 
     def test_single_needs_no_word_on_ranks(self) -> None:
         assert job_from("--strategy", "single").world_size == 1

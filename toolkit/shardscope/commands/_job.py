@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING, Any
 from shardscope.errors import SpecError, UntrustedCode
 
 if TYPE_CHECKING:
-    from shardscope.spec import Compression, Job, Link
+    from shardscope.spec import Job, Link, Method
 
 
 _MOST_BYTES = 16 * 2**20
+_METHODS = {
+    "optimizer": ("update rule, such as sgd, adamw, lamb, lars (default: adamw)", "weight_decay=0.1"),
+    "lr_schedule": (
+        "how the learning rate moves, such as cosine, linear (default: constant)",
+        "warmup_steps=10",
+    ),
+    "compression": ("how gradients are compressed, such as int8, topk (default: none)", "ratio=0.01"),
+}
+"""The kinds of methods that have options of their own: what help says, and a setting as an example."""
 
 
 def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> None:
@@ -33,19 +42,18 @@ def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> Non
         "--strategy", help="strategy, such as ring, tree, zero-3, pipeline:gpipe (default: ring)"
     )
     parser.add_argument("--ranks", type=int, dest="world_size", help="number of ranks (default: 2)")
-    parser.add_argument("--optimizer", help="sgd, nesterov, adamw, lamb, lars (default: adamw)")
     parser.add_argument("--lr", type=float, help="learning rate (default: the optimizer's own)")
     parser.add_argument("--batch", type=int, help="samples a step, over all ranks (default: 64)")
     parser.add_argument(
         "--micro-batch", type=int, help="samples a forward pass on one rank (default: all its share)"
     )
-    parser.add_argument(
-        "--compression", help="how gradients are compressed, such as int8, topk (default: none)"
-    )
-    parser.add_argument(
-        "--compression-set", action="append", metavar="NAME=VALUE",
-        help="a setting of the compression, such as ratio=0.01; may be given several times",
-    )  # fmt: skip
+    for kind, (about, example) in _METHODS.items():
+        option = kind.replace("_", "-")
+        parser.add_argument(f"--{option}", metavar="NAME", help=about)
+        parser.add_argument(
+            f"--{option}-set", action="append", metavar="NAME=VALUE",
+            help=f"a setting of it, such as {example}; may be given several times",
+        )  # fmt: skip
     parser.add_argument("--precision", help="fp32, fp64, bf16, fp16 (default: fp32)")
     parser.add_argument("--recompute", help="none, selective, full (default: none)")
     parser.add_argument("--steps", type=int, help=f"optimizer steps (default: {steps})")
@@ -63,18 +71,16 @@ def build_job(arguments: argparse.Namespace) -> Job:
     Raises:
         SpecError: The file cannot be read, or no such job can exist.
     """
-    from shardscope.spec import Batch, Job, Optimizer
+    from shardscope.spec import Batch, Job
 
     base = _read_job(arguments.job, trust_code=arguments.trust_code) if arguments.job else None
     names = ("model", "data", "strategy", "world_size", "precision", "recompute", "steps", "seed", "name")
     given = vars(arguments)
     fields = {name: given[name] for name in names if given.get(name) is not None}
-    if arguments.optimizer is not None or arguments.lr is not None:
-        same = base is not None and arguments.optimizer in {None, base.optimizer.name}
-        start = (
-            base.optimizer if base is not None and same else Optimizer(name=arguments.optimizer or "adamw")
-        )
-        fields["optimizer"] = start if arguments.lr is None else start.replace(lr=arguments.lr)
+    for kind in _METHODS:
+        method = _method(kind, arguments, base)
+        if method is not None:
+            fields[kind] = method
     if arguments.batch is not None or arguments.micro_batch is not None:
         start_batch = base.batch if base is not None else Batch()
         sizes = {"global_size": arguments.batch, "micro_size": arguments.micro_batch}
@@ -84,8 +90,6 @@ def build_job(arguments: argparse.Namespace) -> Job:
     link = _link(base.link if base is not None else None, arguments)
     if link is not None:
         fields["link"] = link
-    if arguments.compression is not None or arguments.compression_set:
-        fields["compression"] = _compression(arguments, base)
     if base is not None:
         return base.replace(**fields)
     fields.setdefault("model", "gpt-nano")
@@ -110,30 +114,35 @@ def _link(base: Link | None, arguments: argparse.Namespace) -> Link | None:
     return Link(**{**known, **given})
 
 
-def _compression(arguments: argparse.Namespace, base: Job | None) -> Compression:
-    """The file's, changed, where the method stays the same; else a new one."""
-    from shardscope.spec import Compression
+def _method(kind: str, arguments: argparse.Namespace, base: Job | None) -> Method | None:
+    """The file's, changed, where the method stays the same; else a new one. None where no option asks for any."""
+    from shardscope.spec import Job
 
-    settings = dict(map(_setting, arguments.compression_set or []))
-    start = None if base is None else base.compression
-    if start is not None and arguments.compression in {None, start.name}:
-        return start.replace(**settings)
-    return Compression(name=arguments.compression or "none", **settings)
+    name, given = getattr(arguments, kind), getattr(arguments, f"{kind}_set") or []
+    settings = dict(_setting(kind, text) for text in given)
+    if kind == "optimizer" and arguments.lr is not None:
+        settings["lr"] = arguments.lr
+    if name is None and not settings:
+        return None
+    usual: Method = Job.model_fields[kind].get_default(call_default_factory=True)
+    start = usual if base is None else getattr(base, kind)
+    kept = start.changed if name in {None, start.name} else {}
+    made: Method = usual.base_class().by_name(name or start.name, **{**kept, **settings})
+    return made
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def _setting(kind: str, text: str) -> tuple[str, Any]:
     """``ratio=0.01`` as a name and a number, a truth value or a word.
 
     Raises:
         SpecError: It has no such form.
     """
     name, equals, value = text.partition("=")
+    option = f"--{kind.replace('_', '-')}"
     if equals and name == "name":
-        raise SpecError(
-            f"--compression-set {text!r} sets no setting but the method; use --compression {value}"
-        )
+        raise SpecError(f"{option}-set {text!r} sets no setting but the method; use {option} {value}")
     if not equals or not name:
-        raise SpecError(f"--compression-set {text!r} is no NAME=VALUE; write for example ratio=0.01")
+        raise SpecError(f"{option}-set {text!r} is no NAME=VALUE; write for example {_METHODS[kind][1]}")
     try:
         return name, json.loads(value)
     except ValueError:
