@@ -12,7 +12,7 @@ def carried_by(strategy: str) -> list[Compression]:
     known = [require_known(Compression, name) for name in names(Compression)]
     plain = [method() for method in known if method.is_on and method.carriage in STRATEGIES[strategy].carries]
     if strategy == "gossip":
-        return [method for method in plain if method.name not in ("sign-vote", "terngrad")]
+        return [method for method in plain if method.diverges_because is None]
     return plain + [
         method.replace(feedback=True) for method in plain if method.settings.get("feedback") is False
     ]

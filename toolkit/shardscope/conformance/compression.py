@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -12,12 +12,23 @@ from shardscope.runtime import Run
 from shardscope.spec.compression import Compression
 
 _SIZES = (0, 1, 7, 8, 9, 255, 256, 257, 1031, 4099)
+_SEED = 5
+
+
+def _packed(codec: Any, values: torch.Tensor) -> torch.Tensor:
+    packet = torch.zeros(codec.num_bytes(values.numel()), dtype=torch.uint8)
+    codec.encode(values, packet, _SEED)
+    return packet
+
+
+def _back(codec: Any, values: torch.Tensor) -> torch.Tensor:
+    back = torch.full_like(values, torch.nan)  # what is not written stays seen
+    codec.decode(_packed(codec, values), back, _SEED)
+    return back
 
 
 class CompressionConformance(MethodConformance):
-    """Ranks train with it, and send as many bytes as it says. Of a codec: packets are as long as it says, and zeros
-    stay zeros.
-    """
+    """Ranks train with it as it comes, and send as many bytes as it says; its codec keeps what `Codec` promises."""
 
     kind = Compression
     strategies: ClassVar[tuple[str, ...]] = ("ring",)
@@ -32,23 +43,32 @@ class CompressionConformance(MethodConformance):
             told, packed = method.packet_bytes(count), codec.num_bytes(count)
             assert told == packed, f"packet_bytes({count}) is {told}, and its codec makes {packed} bytes"
 
-    def test_packing_repeats_itself_and_leaves_zeros_alone(self) -> None:
-        """The same values and seed make the same packet; nothing comes out of nothing."""
+    def test_a_codec_does_what_its_docstrings_say(self) -> None:
+        """Of many sizes, none included: it repeats itself, leaves what it packs alone, adds, subtracts, keeps zeros."""
         method = self.method()
         if not isinstance(method, PackedCompression):
             return
         codec = method.codec()
-        values = torch.randn(1031, generator=torch.Generator().manual_seed(3))
-        packets = [torch.zeros(codec.num_bytes(values.numel()), dtype=torch.uint8) for _ in range(2)]
-        for packet in packets:
-            codec.encode(values.clone(), packet, 5)
-        assert torch.equal(*packets), "the same values and seed make different packets"
-        if method.is_a_vote:
-            return
-        codec.encode(torch.zeros_like(values), packets[0], 5)
-        back = torch.empty_like(values)
-        codec.decode(packets[0], back, 5)
-        assert not back.any(), "zeros come back as something else"
+        for count in _SIZES:
+            self._check_codec(codec, torch.randn(count, generator=torch.Generator().manual_seed(count)))
+        if not method.is_a_vote:
+            assert not _back(codec, torch.zeros(_SIZES[-1])).any(), "zeros come back as something else"
+        assert _back(codec, torch.ones(_SIZES[-1])).any(), "nothing comes back of what was packed"
+
+    @staticmethod
+    def _check_codec(codec: Any, values: torch.Tensor) -> None:
+        size, given = values.numel(), values.clone()
+        packet = _packed(codec, values)
+        assert torch.equal(values, given), f"encode changes the {size} values that it packs"
+        assert torch.equal(packet, _packed(codec, values)), "the same values and seed make different packets"
+        back, there = _back(codec, values), torch.ones(size)
+        codec.decode(packet, there, _SEED, add=True)
+        assert torch.allclose(there, 1 + back), "decode(..., add=True) does not add to what is there"
+        left = values.clone()
+        codec.subtract(packet, left, _SEED)
+        assert torch.allclose(left, values - back, atol=1e-6), (
+            "subtract leaves something else than what is not sent"
+        )
 
     def _look_at(self, run: Run) -> None:
         """The bytes of the last step, on each rank, against `bucket_bytes` of the job's one bucket."""

@@ -48,8 +48,10 @@ class MethodConformance:
     def test_it_is_known_by_its_name(self) -> None:
         """Jobs, studies and labs find it."""
         register(self.method)
-        assert self.method.name in names(self.kind)
-        assert isinstance(self.kind.by_name(self.method.name), self.method)
+        name = self.method.name
+        assert name in names(self.kind), f"{name!r} is not among {', '.join(names(self.kind))}"
+        found = type(self.kind.by_name(name))
+        assert found is self.method, f"{name!r} makes a {found.__name__}"
 
     def test_it_survives_json(self) -> None:
         """A job that has it is read back as it was written."""

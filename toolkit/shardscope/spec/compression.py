@@ -44,7 +44,8 @@ class Compression(Method):
     carriage: ClassVar[Carriage] = "packets"
     """How it works on a gradient."""
     family: ClassVar[str] = "Your own"
-    """The heading that it stands under in lists."""
+    """The heading that it stands under in lists: for example ``Shorter floats``, ``Integers in blocks``, ``Random
+    rounding``, ``Signs``, ``Some of the elements`` or ``Low rank``; another one is added to them."""
     look: ClassVar[Look] = YOUR_OWN
     """How figures draw it."""
     is_on: ClassVar[bool] = True

@@ -166,11 +166,20 @@ def _built_in(folder: str) -> dict[str, str]:
 @cache
 def _class_in(module: str, kind: type[Any]) -> Any:
     """The one method that a built-in method's folder defines."""
-    (cls,) = (
+    found = [
         value
         for value in vars(import_module(module)).values()
         if isinstance(value, type) and issubclass(value, kind) and value.__module__ == module
-    )
+    ]
+    if len(found) != 1:
+        classes = ", ".join(cls.__name__ for cls in found) or "none"
+        raise SpecError(f"the folder {module} must define one {kind.__name__}, and defines {classes}")
+    cls: Any = found[0]
+    _check(cls)
+    if cls.name.replace("-", "_") != module.rpartition(".")[2]:
+        raise SpecError(
+            f"{cls.__name__}.name={cls.name!r} is not that of its folder {module}; let them agree"
+        )
     _check(cls)
     return cls
 

@@ -10,13 +10,14 @@ _WIDEST = 48
 
 
 def kept_elements(num_elements: npt.ArrayLike, ratio: npt.ArrayLike) -> Ints:
-    """Elements that are sent of `num_elements`: the nearest whole number to the ratio of them, and at least one.
+    """Elements that are sent of `num_elements`: the nearest whole number to the ratio of them, and at least one of any.
 
     Example:
         >>> int(kept_elements(25_000_000, 0.01))
         250000
     """
-    return np.maximum(1, np.rint(np.multiply(ratio, num_elements))).astype(np.int64)
+    kept = np.maximum(1, np.rint(np.multiply(ratio, num_elements)))
+    return np.minimum(kept, num_elements).astype(np.int64)
 
 
 def index_bytes(num_elements: npt.ArrayLike, kept: npt.ArrayLike) -> Ints:

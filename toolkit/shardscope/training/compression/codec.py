@@ -49,7 +49,10 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:
-        """Pack finite float32 `values`, flat, into the uint8 `packet` of `num_bytes` bytes."""
+        """Pack finite float32 `values`, flat, into the uint8 `packet` of `num_bytes` bytes.
+
+        There may be no values at all. They are left as they are: error feedback still needs them.
+        """
 
     @abstractmethod
     def decode(self, packet: Tensor, out: Tensor, seed: int, *, add: bool = False) -> None:
