@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import pytest
 import torch
 
 import shardscope as ss
+from shardscope.conformance import (
+    CompressionConformance,
+    LRScheduleConformance,
+    OptimizerConformance,
+    check_method,
+)
+from shardscope.spec import registry
+from shardscope.tuning.apply import apply
+from shardscope.tuning.definition import Definition
 
 TOP = Path(__file__).parents[2]
 CELL = """
@@ -75,3 +92,369 @@ def run_compression_cell() -> type[ss.Compression]:
     cell: dict[str, Any] = {"ss": ss, "torch": torch, "__name__": "__main__"}
     exec(COMPRESSION, cell)
     return cell["FirstHalf"]
+
+
+def run_optimizer_cell() -> type[ss.Optimizer]:
+    cell: dict[str, Any] = {"ss": ss, "torch": torch, "__name__": "__main__"}
+    exec(OPTIMIZER, cell)
+    return cell["Lion"]
+
+
+def run_cell(depth: float = 0.5) -> type[ss.LRSchedule]:
+    """The class that a notebook cell defines, as if the cell had just been run."""
+    cell: dict[str, Any] = {"ss": ss, "__name__": "__main__", "DEPTH": depth}
+    exec(CELL.replace("DEPTH", str(depth)), cell)
+    return cell["Sawtooth"]
+
+
+@pytest.fixture(autouse=True)
+def no_methods_left() -> Iterator[None]:
+    yield
+    registry._of_users.clear()
+
+
+def job_of(**changes: Any) -> ss.Job:
+    fields = {"model": "mlp", "data": "digits", "strategy": "ring", "batch": 24, "steps": 6}
+    return ss.Job(**{**fields, **changes})
+
+
+class TestSawtooth(LRScheduleConformance):
+    method = run_cell()
+
+
+class TestFirstHalf(CompressionConformance):
+    method = run_compression_cell()
+
+
+class TestLion(OptimizerConformance):
+    method = run_optimizer_cell()
+
+
+def test_an_optimizer_that_builds_something_else_is_refused() -> None:
+    class Builds(ss.Optimizer):
+        name = "builds"
+
+        def build(self, parameters: object) -> object:
+            return parameters
+
+    with pytest.raises(ss.RunFailed, match="optimizer='builds' built <shardscope.training.optim"):
+        ss.launch(job_of(optimizer=Builds(), world_size=2)).wait(60)
+
+
+def test_check_method_runs_the_same_tests_and_names_the_one_that_fails() -> None:
+    class Negative(ss.LRSchedule):
+        name = "negative"
+
+        def factor_after_warmup(self, step: int, steps: int) -> float:
+            return -1.0
+
+    with pytest.raises(
+        AssertionError, match="Negative fails test_factors_are_finite_and_not_negative: the factor"
+    ):
+        check_method(Negative)
+
+
+class TestRegistration:
+    def test_a_class_is_known_once_it_is_registered_or_used(self) -> None:
+        assert "sawtooth" not in registry.names(ss.LRSchedule)
+        with pytest.raises(ss.SpecError, match="lr_schedule='sawtooth' is not known"):
+            job_of(lr_schedule="sawtooth")
+        sawtooth = run_cell()
+        assert job_of(lr_schedule=sawtooth(period=3)).lr_schedule.settings["period"] == 3
+        assert job_of(lr_schedule="sawtooth").lr_schedule == sawtooth()
+        assert job_of(lr_schedule=sawtooth) == job_of(lr_schedule="sawtooth")
+        assert ss.LRSchedule("sawtooth", period=5) == sawtooth(period=5)
+
+    def test_a_cell_that_is_run_again_replaces_the_class(self) -> None:
+        first = ss.register(run_cell(0.5))
+        old_job = job_of(lr_schedule="sawtooth")
+        second = ss.register(run_cell(0.8))
+        assert job_of(lr_schedule="sawtooth").lr_schedule.factor(2, 6) == pytest.approx(1 - 0.8 / 4)
+        assert old_job.lr_schedule.factor(2, 6) == pytest.approx(1 - 0.5 / 4)
+        old_job.replace(steps=9)  # hands the earlier class to a job once more
+        assert registry.find(ss.LRSchedule, "sawtooth") is second
+        assert first is not second
+
+    def test_what_is_missing_is_named(self) -> None:
+        class Half(ss.LRSchedule):
+            name = "half"
+
+        class Nameless(ss.LRSchedule):
+            def factor_after_warmup(self, step: int, steps: int) -> float:
+                return 1.0
+
+        class Spaced(Nameless):
+            name = "my own"
+
+        class NoDefault(Nameless):
+            name = "no-default"
+            period: int
+
+        class Cosine(Nameless):
+            name = "cosine"
+
+        for cls, said in (
+            (Half, r"Half is no whole lr_schedule: it lacks factor_after_warmup\(step, steps\); define it"),
+            (Nameless, "Nameless lacks a name; give it one"),
+            (Spaced, "Spaced has name='my own'; give it one of small letters"),
+            (NoDefault, "NoDefault.period has no default"),
+            (Cosine, "Cosine.name='cosine' is taken by another lr_schedule"),
+            (int, "int is not a method; derive it"),
+        ):
+            with pytest.raises(ss.SpecError, match=said):
+                ss.register(cls)  # type: ignore[type-var]
+        with pytest.raises(ss.SpecError, match="NoDefault.period has no default"):
+            job_of(lr_schedule=NoDefault(period=3))
+
+
+class TestSavedJobs:
+    def test_json_holds_name_settings_and_a_digest_and_is_read_where_the_class_is_not(self) -> None:
+        job = job_of(lr_schedule=run_cell()(period=3))
+        text = job.to_json()
+        saved = json.loads(text)["lr_schedule"]
+        assert {**saved, "code": "?"} == {"name": "sawtooth", "warmup_steps": 0, "period": 3, "code": "?"}
+        registry._of_users.clear()
+        elsewhere = ss.Job.from_json(text)
+        assert elsewhere.lr_schedule.settings == {"warmup_steps": 0, "period": 3}
+        assert elsewhere.to_json() == text
+        with pytest.raises(ss.SpecError, match="the code of 'sawtooth' is not part of this job.json"):
+            elsewhere.lr_schedule.factor(1, 6)
+        with pytest.raises(ss.SpecError, match="the code of 'sawtooth' is not part of this job.json"):
+            ss.launch(elsewhere)
+
+    def test_the_same_cell_run_again_finds_its_jobs_and_another_one_does_not(self) -> None:
+        text = job_of(lr_schedule=run_cell()(period=3)).to_json()
+        registry._of_users.clear()
+        again = ss.register(run_cell())
+        assert type(ss.Job.from_json(text).lr_schedule) is again
+        ss.register(run_cell(0.8))
+        other = ss.Job.from_json(text).lr_schedule
+        assert other.user_code is not None
+        assert not other.user_code.is_here
+
+    def test_a_run_is_loaded_with_its_class(self) -> None:
+        run = ss.launch(job_of(lr_schedule=run_cell()(period=3), world_size=2)).wait(60)
+        assert run.state == "completed", run.error
+        rates = [event["lr"] for event in run.events("step", rank=0)]
+        assert rates == pytest.approx([1e-3, 1e-3 * 5 / 6, 1e-3 * 4 / 6] * 2)
+        registry._of_users.clear()
+        loaded = ss.load_job(run)  # this process wrote the code
+        assert loaded.lr_schedule.factor(2, 6) == pytest.approx(5 / 6)
+        assert ss.LRSchedule("sawtooth").settings["period"] == 4
+
+    def test_another_process_reads_the_run_and_loads_its_class_on_the_users_word(self) -> None:
+        run = ss.launch(job_of(lr_schedule=run_cell()(period=3), world_size=2)).wait(60)
+        read = f"""
+            import shardscope as ss
+            job = ss.Run.attach({str(run.path)!r}).job
+            print(job.lr_schedule.settings)
+            try:
+                ss.load_job({str(run.path)!r})
+            except ss.UntrustedCode as error:
+                print(error)
+            print(ss.load_job({str(run.path)!r}, trust_code=True).lr_schedule.factor(2, 6))
+        """
+        settings, refusal, factor = printed_by(read)
+        assert settings == "{'warmup_steps': 0, 'period': 3}"
+        assert "carries code: lr_schedule='sawtooth'" in refusal
+        assert float(factor) == pytest.approx(5 / 6)
+
+
+def printed_by(code: str, **environment: str) -> list[str]:
+    """The lines that a Python process of its own prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, **environment}, cwd=TOP,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_it_is_an_axis_of_a_study_with_its_settings(tmp_path: Path) -> None:
+    ss.register(run_cell())
+    space = {"lr_schedule": ["constant", "sawtooth"], "lr_schedule[sawtooth].period": (2, 5)}
+    study = ss.tune(
+        job_of(world_size=2), space, trials=4, storage=f"sqlite:///{tmp_path}/study.db", progress=False, root=tmp_path
+    )  # fmt: skip
+    chosen = [trial.params for trial in study.trials]
+    assert any(params["lr_schedule"] == "sawtooth" for params in chosen)
+    assert all(
+        ("lr_schedule[sawtooth].period" in params) == (params["lr_schedule"] == "sawtooth")
+        for params in chosen
+    )
+    with pytest.raises(
+        ss.SpecError, match=r"space: setting of sawtooth='perod' is not known; did you mean 'period'"
+    ):
+        ss.Space({"lr_schedule[sawtooth].perod": (2, 5)})
+
+
+def test_it_is_checked_against_one_process() -> None:
+    report = ss.check(job_of(lr_schedule=run_cell()(), world_size=2), steps=4)
+    assert report.passed, report
+
+
+class TestOddClasses:
+    """What a cell may hold that is no whole method is refused in a sentence, wherever it is handed in."""
+
+    def test_settings_that_cannot_be(self) -> None:
+        class Base(ss.LRSchedule):
+            def factor_after_warmup(self, step: int, steps: int) -> float:
+                return 1.0
+
+        class Annotated(Base):
+            name: str = "annotated"
+
+        class Code(Base):
+            name = "code"
+            code: int = 3
+
+        class Kind(Base):
+            name = "kinded"
+            kind = "lr_schedule"
+
+        class Levels(Base):
+            name = "levels"
+            levels: list[int] = [1, 2]  # noqa: RUF012 - as a cell may have it
+
+        class Picky(Base):
+            name = "picky"
+
+            def model_post_init(self, _context: object) -> None:
+                raise ValueError("not today")
+
+        for cls, said in (
+            (Base, "Base lacks a name"),
+            (Annotated, "Annotated.name cannot be a setting; write it without an annotation"),
+            (Code, "Code.code cannot be a setting; write it another name"),
+            (Kind, "Kind sets its kind or folder"),
+            (Levels, "makes no fixed value .*; give settings such as tuples"),
+            (Picky, "not today"),
+        ):
+            with pytest.raises(ss.SpecError, match=said):
+                job_of(lr_schedule=cls)
+        for call in (
+            lambda: ss.PackedCompression("int8"),
+            lambda: job_of(compression=ss.PackedCompression),
+            lambda: job_of(optimizer=ss.Optimizer),
+            lambda: ss.check_method(5),  # type: ignore[arg-type]
+        ):
+            with pytest.raises((ss.SpecError, TypeError), match="it lacks|is not a method"):
+                call()
+
+    def test_a_key_of_json_is_never_taken_for_an_argument(self) -> None:
+        for fields in ({"name": "adamw", "cls": 3}, {"name": "adamw", "self": 3}):
+            with pytest.raises(ss.SpecError, match="setting of adamw"):
+                job_of(optimizer=fields)
+        with pytest.raises(ss.SpecError, match="digest of code that is no text"):
+            job_of(optimizer={"name": "mine", "code": 3})
+        with pytest.raises(ss.SpecError, match="setting of topk='code' is not known"):
+            ss.Compression("topk", code="abc")
+
+    def test_a_compressor_may_change_with_the_steps(self) -> None:
+        class EveryOther(run_compression_cell()):  # type: ignore[misc]
+            name = "every-other"
+
+            def at_step(self, step: int) -> ss.Compression:
+                return ss.Compression("none") if step % 2 == 0 else self
+
+        assert job_of(compression=EveryOther(), steps=10).compression.at_step(2).name == "none"
+
+
+class TestDigests:
+    def test_it_covers_what_a_class_inherits_and_its_attributes(self) -> None:
+        def made(rate: float, shared: float) -> type[ss.LRSchedule]:
+            cell: dict[str, Any] = {"ss": ss, "__name__": "__main__", "ClassVar": ClassVar}
+            exec(
+                "class Base(ss.LRSchedule):\n"
+                f"    def factor_after_warmup(self, step, steps):\n        return {shared} * self.RATE\n"
+                f"class Mine(Base):\n    name = 'mine'\n    RATE: ClassVar[float] = {rate}\n",
+                cell,
+            )
+            return cell["Mine"]
+
+        digests = [
+            made(*values).code_digest() for values in ((0.5, 1.0), (0.5, 1.0), (0.75, 1.0), (0.5, 0.9))
+        ]
+        assert digests[0] == digests[1]
+        assert len(set(digests)) == 3
+
+    def test_it_is_the_same_in_every_process(self) -> None:
+        lines = [
+            "class Mine(ss.LRSchedule):", "    name = 'mine'", "    def factor_after_warmup(self, step, steps):",
+            "        return 1.0 if str(step) in {'a', 'b', 'c', 'd'} else 0.5",
+        ]  # fmt: skip
+        code = f"import shardscope as ss\nexec({chr(10).join(lines)!r})\nprint(Mine.code_digest())"
+        assert len({printed_by(code, PYTHONHASHSEED=seed)[0] for seed in ("1", "2", "3")}) == 1
+
+    def test_code_out_of_a_run_takes_the_place_of_none_that_is_defined_here(self) -> None:
+        run = ss.launch(job_of(lr_schedule=run_cell(0.5)(period=3), world_size=2)).wait(60)
+        current = ss.register(run_cell(0.8))
+        loaded = ss.load_job(run)
+        assert loaded.lr_schedule.factor(2, 6) == pytest.approx(1 - 0.5 / 3)
+        loaded.replace(steps=7)
+        assert registry.find(ss.LRSchedule, "sawtooth") is current
+        assert type(job_of(lr_schedule="sawtooth").lr_schedule) is current
+
+    def test_a_stand_in_is_changed_pickled_and_compared(self) -> None:
+        text = job_of(lr_schedule=run_cell()(period=3)).to_json()
+        registry._of_users.clear()
+        job = ss.Job.from_json(text)
+        assert job == ss.Job.from_json(text)
+        changed = job.replace(lr_schedule=job.lr_schedule.replace(warmup_steps=2))
+        assert json.loads(changed.to_json())["lr_schedule"] == {
+            **json.loads(text)["lr_schedule"], "warmup_steps": 2
+        }  # fmt: skip
+        assert pickle.loads(pickle.dumps(job)) == job
+        assert apply(job, {"batch": 32}).lr_schedule.settings["period"] == 3
+
+
+def test_jobs_and_studies_of_earlier_versions_are_read() -> None:
+    fields = {"name": "cosine", "warmup_steps": 2, "power": None, "final_ratio": None}
+    written = json.loads(job_of().to_json())
+    del written["lr_schedule"]
+    assert ss.Job.from_fields({**written, "schedule": fields}).lr_schedule == ss.LRSchedule(
+        "cosine", warmup_steps=2
+    )
+    space = ss.Space({"schedule": ["cosine", "linear"]})
+    assert apply(job_of(), {"schedule": "linear"}).lr_schedule.name == "linear"
+    assert space.parameters["schedule"].ends() == ("cosine", "linear")
+    definition = Definition(job=job_of(), space=space, objectives=("loss",))
+    old = json.loads(definition.to_json())
+    old["job"]["schedule"] = old["job"].pop("lr_schedule")
+    assert Definition.from_fields(old) == definition
+
+
+class TestInstalledPackages:
+    """A package's methods are found by their entry points, on the ranks too."""
+
+    @pytest.fixture
+    def site(self, tmp_path: Path) -> Path:
+        """A folder of packages as pip leaves them: one whole method, and entry points that are broken."""
+        (tmp_path / "saw.py").write_text("import shardscope as ss\n" + CELL.replace("DEPTH", "0.5"))
+        about = tmp_path / "saw-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: saw\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(
+            "[shardscope.methods]\nsawtooth = saw:Sawtooth\nmissing = saw:Nothing\nnumber = saw:int\ngone = nowhere:X\n"
+        )
+        return tmp_path
+
+    def test_it_trains_by_name_and_needs_no_code_in_the_run(self, site: Path) -> None:
+        code = """
+            import json, shardscope as ss
+            from shardscope.spec import registry
+            print(registry.names(ss.LRSchedule)[-1], registry.origin(type(ss.LRSchedule("sawtooth"))))
+            job = ss.Job(model="mlp", data="digits", batch=24, steps=4, lr_schedule="sawtooth")
+            assert job.user_code == {} and "code" not in json.loads(job.to_json())["lr_schedule"]
+            run = ss.launch(job).wait(90)
+            print(run.state, run.error or "", [event["lr"] for event in run.events("step", rank=0)])
+            for point, why in sorted(registry.broken_plugins().items()):
+                print(point, why)
+        """
+        found, trained, *broken = printed_by(
+            code, PYTHONPATH=f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        )
+        assert found == "sawtooth installed"
+        assert trained.startswith("completed")
+        assert json.loads(trained[trained.index("[") :]) == pytest.approx([1e-3, 0.875e-3, 0.75e-3, 0.625e-3])
+        assert [line.split(" ")[1] for line in broken] == ["gone", "missing", "number"]

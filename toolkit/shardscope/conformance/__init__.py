@@ -32,7 +32,8 @@ def check_method(method: type[Method]) -> None:
     Example:
         >>> check_method(Sawtooth)  # doctest: +SKIP
     """
-    base = next((cls for cls in _CLASSES if issubclass(method, cls.kind)), None)
+    is_class = isinstance(method, type)
+    base = next((cls for cls in _CLASSES if is_class and issubclass(method, cls.kind)), None)
     if base is None:
         raise TypeError(
             f"{method!r} is not a method; derive it from a kind of methods, such as ss.LRSchedule"

@@ -107,7 +107,7 @@ class Compression(Method):
             2
         """
         warmup = getattr(self, "warmup_steps", None)
-        if not warmup or to == steps:
+        if not isinstance(warmup, int) or not warmup or to == steps:
             return self
         least = min(warmup, self.least_warmup)
         return self.replace(warmup_steps=min(to, max(least, round(warmup * to / steps))))
@@ -173,10 +173,11 @@ class Compression(Method):
                 "use precision='bf16', or compression='fp16'"
             )
         self.check_optimizer(job)
-        if self.at_step(job.steps).name != self.name:
+        warmup = self.uncompressed(job.steps)
+        if warmup >= job.steps:
             raise SpecError(
-                f"compression.warmup_steps={self.settings['warmup_steps']} of steps={job.steps} leaves {self.name} no "
-                f"step to compress; use 0 to {job.steps - 1}"
+                f"compression.warmup_steps={warmup} of steps={job.steps} leaves {self.name} no step to compress; use 0 "
+                f"to {job.steps - 1}"
             )
 
     def _way_out(self, job: Job) -> str:

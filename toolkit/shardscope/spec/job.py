@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.errors import SpecError, unknown_name
+from shardscope.spec import registry
 from shardscope.spec._base import Spec
 from shardscope.spec.batch import Batch
 from shardscope.spec.compression import AnyCompression, Compression
@@ -26,7 +27,7 @@ PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
 RECOMPUTE = ("none", "selective", "full")
 LOSSES = ("cross-entropy", "mse")
 _FORMER_NAMES = {"schedule": "lr_schedule"}
-"""Of fields, in the job.json of earlier versions."""
+"""Of fields, in earlier versions."""
 
 
 class Checkpoint(Spec):
@@ -168,6 +169,14 @@ class Job(Spec):
 
     @model_validator(mode="before")
     @classmethod
+    def _under_former_names(cls, fields: Any) -> Any:
+        """Jobs and studies of earlier versions are read as they were written."""
+        if isinstance(fields, dict):
+            return {_FORMER_NAMES.get(name, name): value for name, value in fields.items()}
+        return fields
+
+    @model_validator(mode="before")
+    @classmethod
     def _one_rank_for_single(cls, fields: Any) -> Any:
         if isinstance(fields, dict) and "world_size" not in fields and "strategy" in fields:
             strategy = parse_strategy(fields["strategy"])
@@ -281,14 +290,7 @@ class Job(Spec):
         named = getattr(self, field)
         if not isinstance(named, Method):
             return code
-        is_it = isinstance(code, type) and issubclass(code, named.base_class()) and code.name == named.name
-        if not is_it:
+        if not (isinstance(code, type) and issubclass(code, named.base_class()) and code.name == named.name):
             raise SpecError(f"{code!r} is not the {named.kind} {named.name!r} that this job names")
+        registry.register_loaded(code)
         return code(**named.settings)
-
-    @classmethod
-    def from_fields(cls, fields: Any) -> Self:
-        """A job by its fields, as JSON has them; also by the names that fields had in earlier versions."""
-        if isinstance(fields, dict):
-            fields = {_FORMER_NAMES.get(name, name): value for name, value in fields.items()}
-        return super().from_fields(fields)

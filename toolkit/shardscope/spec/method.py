@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from abc import abstractmethod
-from collections.abc import Iterator
 from functools import cache
-from types import CodeType, FunctionType, NoneType
+from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
@@ -15,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, SerializerFunctionWrapH
 from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec import registry
 from shardscope.spec._base import Spec
+from shardscope.spec.code_digest import digest_of
 from shardscope.spec.user_code import UserCode
 
 if TYPE_CHECKING:
@@ -38,8 +37,12 @@ class _ByName(ModelMetaclass):
 
     if not TYPE_CHECKING:
 
-        def __call__(cls, *args: Any, **fields: Any) -> Any:  # noqa: N805 - of a metaclass
-            return cls.by_name(*args, **fields) if "kind" in vars(cls) else super().__call__(*args, **fields)
+        def __call__(cls, /, *args: Any, **fields: Any) -> Any:  # noqa: N805 - of a metaclass
+            if Method in cls.__bases__:
+                return cls.by_name(*args, **fields)
+            if inspect.isabstract(cls):
+                registry.check(cls)  # says what it lacks
+            return super().__call__(*args, **fields)
 
 
 class Method(Spec, metaclass=_ByName):
@@ -59,7 +62,7 @@ class Method(Spec, metaclass=_ByName):
     """The method's name, unique within its kind: small letters, digits and hyphens."""
 
     @classmethod
-    def by_name(cls, *args: Any, **fields: Any) -> Any:
+    def by_name(cls, /, *args: Any, **fields: Any) -> Any:
         """The method of this kind with this name and these settings; None leaves one at its default.
 
         Raises:
@@ -68,17 +71,34 @@ class Method(Spec, metaclass=_ByName):
         fields = cls._with_positional(args, fields) if args else fields
         if "name" not in fields:
             raise SpecError(f"{cls.__name__} needs a name; give one of {', '.join(registry.names(cls))}")
-        name, code = fields.pop("name"), fields.pop("code", None)
-        found = registry.find(cls, name) if isinstance(name, str) else None
-        if code is not None and isinstance(name, str) and (found is None or found.code_digest() != code):
-            return _Unloaded.stand_in(cls, name, code, fields)
-        method = found or registry.require_known(cls, name)
+        method = registry.require_known(cls, fields.pop("name"))
         for setting in fields.keys() - method.model_fields.keys():
             if fields[setting] is not None:
                 raise _no_setting(method, setting, fields[setting])
-        return method(
-            **{key: value for key, value in fields.items() if value is not None or _takes_none(method, key)}
-        )
+        given = {key: each for key, each in fields.items() if each is not None or _takes_none(method, key)}
+        return method(**given)
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> Any:
+        """The method that JSON describes; a stand-in where the code that it was saved with is not here.
+
+        Raises:
+            SpecError: There is no such method, or it does not take these settings.
+        """
+        if not isinstance(fields, dict):
+            return super().from_fields(fields)
+        name, code = fields.get("name"), fields.get("code")
+        settings = {key: value for key, value in fields.items() if key not in ("name", "code")}
+        if Method not in cls.__bases__:  # a method itself, whose own name it may be given
+            return super().from_fields(settings if name == cls.name else fields)
+        if code is None:
+            return super().from_fields({key: value for key, value in fields.items() if key != "code"})
+        if not (isinstance(name, str) and isinstance(code, str)):
+            raise SpecError(f"{cls.kind}={quoted(fields)} has a name or a digest of code that is no text")
+        found = registry.find(cls, name)
+        if found is None or found.code_digest() != code:
+            return _stand_in(cls, name, code, settings)
+        return super().from_fields({"name": name, **settings})
 
     @classmethod
     def resolve(cls, value: Any) -> Any:
@@ -105,7 +125,7 @@ class Method(Spec, metaclass=_ByName):
     @classmethod
     def base_class(cls) -> type[Method]:
         """The base class of the method's kind, such as `LRSchedule`."""
-        return next(base for base in cls.__mro__ if "kind" in vars(base))
+        return next(base for base in cls.__mro__ if Method in base.__bases__ and base is not _Unloaded)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -116,8 +136,9 @@ class Method(Spec, metaclass=_ByName):
     def changed(self) -> dict[str, Any]:
         """The settings that are not at their defaults, with their values."""
         fields = type(self).model_fields.items()
+        usual = {name: info.get_default(call_default_factory=True) for name, info in fields}
         return {
-            name: getattr(self, name) for name, info in fields if getattr(self, name) != info.get_default()
+            name: getattr(self, name) for name, default in usual.items() if getattr(self, name) != default
         }
 
     @property
@@ -129,7 +150,9 @@ class Method(Spec, metaclass=_ByName):
     def user_code(self) -> UserCode | None:
         """The class, where it is the user's own."""
         cls = type(self)
-        return UserCode.of(cls, name=cls.name) if registry.origin(cls) == "user" else None
+        if cls.code_digest() is None:  # a class of the user's has it from now on, also once it is pickled
+            return None
+        return UserCode.of(cls, name=cls.name)
 
     @classmethod
     def code_digest(cls) -> str | None:
@@ -137,7 +160,7 @@ class Method(Spec, metaclass=_ByName):
 
         It covers the class's settings and functions, and not what these call.
         """
-        return _digest_of(cls) if registry.origin(cls) == "user" else None
+        return digest_of(cls) if registry.origin(cls) == "user" else None
 
     @classmethod
     def _prefix(cls) -> str:
@@ -157,20 +180,11 @@ class _Unloaded(Method):
 
     _code: str = PrivateAttr()
 
-    @staticmethod
-    def stand_in(kind: type[Method], name: str, code: str, settings: dict[str, Any]) -> Any:
-        """An object of `kind` whose members refuse to work."""
+    def replace(self, **changes: Any) -> Any:
+        return _stand_in(self.base_class(), self.name, self._code, {**self.settings, **changes})
 
-        def refuse(self: Method, *_args: object, **_fields: object) -> None:
-            assert self.user_code is not None
-            _ = self.user_code.function  # raises
-
-        members = dict.fromkeys(kind.__abstractmethods__, refuse)
-        about = {"name": name, "__module__": __name__, "model_config": ConfigDict(extra="allow")}
-        build: Any = type(kind)
-        made = build(f"Unloaded{kind.__name__}", (_Unloaded, kind), {**about, **members})(**settings)
-        made._code = code  # noqa: SLF001 - of this class
-        return made
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _stand_in, (self.base_class(), self.name, self._code, self.settings)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -188,6 +202,25 @@ class _Unloaded(Method):
         return self._code
 
 
+def _stand_in(kind: type[Method], name: str, code: str, settings: dict[str, Any]) -> Any:
+    """An object of `kind` whose members refuse to work."""
+    made: Any = _stand_in_class(kind, name)(**settings)
+    made._code = code  # noqa: SLF001 - of this module
+    return made
+
+
+@cache
+def _stand_in_class(kind: type[Method], name: str) -> Any:
+    def refuse(self: Method, *_args: object, **_fields: object) -> None:
+        assert self.user_code is not None
+        _ = self.user_code.function  # raises
+
+    members = dict.fromkeys(kind.__abstractmethods__, refuse)
+    about = {"name": name, "__module__": __name__, "model_config": ConfigDict(extra="allow")}
+    build: Any = type(kind)
+    return build(f"Unloaded{kind.__name__}", (_Unloaded, kind), {**about, **members})
+
+
 def _no_setting(method: type[Method], setting: str, value: Any) -> SpecError:
     """A setting that the method does not have, and which methods have it."""
     takers = " or ".join(registry.having(method.base_class(), setting))
@@ -200,32 +233,8 @@ def _no_setting(method: type[Method], setting: str, value: Any) -> SpecError:
 
 def _takes_none(method: type[Method], setting: str) -> bool:
     field = method.model_fields.get(setting)
-    return field is not None and NoneType in get_args(field.annotation)
+    return field is not None and _has_none(field.annotation)
 
 
-@cache
-def _digest_of(cls: type[Method]) -> str:
-    fields = {name: (str(info.annotation), repr(info.default)) for name, info in cls.model_fields.items()}
-    code = sorted((name, _text_of(function)) for name, function in _functions_of(cls))
-    return hashlib.sha256(repr((cls.__name__, cls.name, fields, code)).encode()).hexdigest()
-
-
-def _functions_of(cls: type[Method]) -> Iterator[tuple[str, FunctionType]]:
-    for name, value in vars(cls).items():
-        function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-        if isinstance(function, FunctionType) and not name.startswith("__"):
-            yield name, function
-
-
-def _text_of(function: FunctionType) -> str:
-    """The source of a function; where it is gone, what it was compiled to."""
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):
-        return repr(_compiled(function.__code__))
-
-
-def _compiled(code: CodeType) -> tuple[Any, ...]:
-    """What a function does, without where it was written."""
-    constants = [_compiled(each) if isinstance(each, CodeType) else each for each in code.co_consts]
-    return code.co_code, code.co_names, code.co_varnames, constants
+def _has_none(annotation: Any) -> bool:
+    return annotation in (None, NoneType, Any) or any(map(_has_none, get_args(annotation)))

@@ -29,6 +29,8 @@ Kind = TypeVar("Kind", bound="Method")
 GROUP = "shardscope.methods"
 """The entry-point group in which packages name their methods; also the package of the built-in ones."""
 _NAME = re.compile("[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_TAKEN = {"name", "kind", "folder", "code", "settings", "changed", "label"}
+"""What settings cannot be called."""
 
 _of_users: dict[tuple[str, str], type[Method]] = {}
 _replaced: WeakSet[type[Method]] = WeakSet()
@@ -50,7 +52,7 @@ def register(cls: AnyMethod) -> AnyMethod:
         ...     def factor_after_warmup(self, step, steps):
         ...         return 0.5 ** (10 * step // steps)
     """
-    _check(cls)
+    check(cls)
     if origin(cls) != "user":
         return cls
     key = (cls.kind, cls.name)
@@ -64,9 +66,26 @@ def register(cls: AnyMethod) -> AnyMethod:
 
 
 def register_used(cls: type[Method]) -> None:
-    """Register a class that a job was given, unless a later definition has replaced it already."""
-    if origin(cls) == "user" and cls not in _replaced and _of_users.get((cls.kind, cls.name)) is not cls:
+    """Register a class that a job was given, unless a later definition has replaced it already.
+
+    Raises:
+        SpecError: As `register`.
+    """
+    if origin(cls) == "user" and cls not in _replaced and cls not in list(_of_users.values()):
         register(cls)
+
+
+def register_loaded(cls: type[Method]) -> None:
+    """Register a class that came out of a file, if its name is free: it takes the place of none that is defined here.
+
+    Raises:
+        SpecError: As `register`.
+    """
+    known = _of_users.get((cls.kind, cls.name))
+    if known is None:
+        register_used(cls)
+    elif known is not cls:
+        _replaced.add(cls)
 
 
 def names(kind: type[Method]) -> tuple[str, ...]:
@@ -74,7 +93,7 @@ def names(kind: type[Method]) -> tuple[str, ...]:
     found = [
         *_built_in(kind.folder),
         *(name for of, name in _plugins() if of == kind.kind),
-        *(name for of, name in _of_users if of == kind.kind),
+        *(name for of, name in list(_of_users) if of == kind.kind),
     ]
     return tuple(dict.fromkeys(found))
 
@@ -109,7 +128,7 @@ def origin(cls: type[Method]) -> str:
     """Whose a method is: ``built-in``, ``installed`` or ``user``."""
     if cls.__module__.startswith(f"{GROUP}."):
         return "built-in"
-    return "installed" if cls in _plugins().values() else "user"
+    return "installed" if f"{cls.__module__}:{cls.__qualname__}" in _entry_points() else "user"
 
 
 def broken_plugins() -> dict[str, str]:
@@ -118,7 +137,7 @@ def broken_plugins() -> dict[str, str]:
     return dict(_broken_plugins)
 
 
-def _check(cls: Any) -> None:
+def check(cls: Any) -> None:
     """Refuse what is not a whole method.
 
     Raises:
@@ -131,15 +150,39 @@ def _check(cls: Any) -> None:
         lacking = sorted(cls.__abstractmethods__)  # type: ignore[attr-defined]  # an abstract class has these
         missing = ", ".join(f"{name}{_arguments(cls, name)}" for name in lacking)
         raise SpecError(f"{title} is no whole {kind}: it lacks {missing}; define it")
-    name = getattr(cls, "name", None)
+    method: type[Method] = cls
+    _check_names(method)
+    for field, info in method.model_fields.items():
+        if info.is_required():
+            raise SpecError(
+                f"{title}.{field} has no default, so {method.name!r} alone would not do; give it one"
+            )
+    try:
+        hash(method())
+    except TypeError as error:
+        raise SpecError(
+            f"{title}() makes no fixed value ({error}); give settings such as tuples instead of lists"
+        ) from None
+    except SpecError:
+        raise
+    except Exception as error:
+        raise SpecError(f"{title}() cannot be made ({error}); let it do with its defaults") from None
+
+
+def _check_names(cls: type[Method]) -> None:
+    title, name = cls.__name__, getattr(cls, "name", None)
+    for taken in sorted(_TAKEN & cls.model_fields.keys()):
+        how = "without an annotation, as in name = 'my-own'" if taken == "name" else "another name"
+        raise SpecError(f"{title}.{taken} cannot be a setting; write it {how}")
+    if vars(cls).keys() & {"kind", "folder"} and cls is not cls.base_class():
+        raise SpecError(
+            f"{title} sets its kind or folder, which are those of {cls.base_class().__name__}; leave them out"
+        )
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         what = "lacks a name" if name is None else f"has name={quoted(name)}"
         raise SpecError(
             f"{title} {what}; give it one of small letters, digits and hyphens, such as name = 'my-own'"
         )
-    for field, info in cls.model_fields.items():  # type: ignore[attr-defined]  # it has a kind, so it is a Method
-        if info.is_required():
-            raise SpecError(f"{title}.{field} has no default, so {name!r} alone would not do; give it one")
 
 
 def _check_free(cls: type[Method], others: Mapping[tuple[str, str], type[Method]]) -> None:
@@ -175,13 +218,18 @@ def _class_in(module: str, kind: type[Any]) -> Any:
         classes = ", ".join(cls.__name__ for cls in found) or "none"
         raise SpecError(f"the folder {module} must define one {kind.__name__}, and defines {classes}")
     cls: Any = found[0]
-    _check(cls)
+    check(cls)
     if cls.name.replace("-", "_") != module.rpartition(".")[2]:
         raise SpecError(
             f"{cls.__name__}.name={cls.name!r} is not that of its folder {module}; let them agree"
         )
-    _check(cls)
     return cls
+
+
+@cache
+def _entry_points() -> frozenset[str]:
+    """Where installed packages say that their methods are, as ``module:class``; none is imported."""
+    return frozenset(point.value for point in entry_points(group=GROUP))
 
 
 @cache
@@ -192,9 +240,9 @@ def _plugins() -> dict[tuple[str, str], type[Method]]:
         where = f"{point.dist.name if point.dist else '?'}: {point.name}"
         try:
             cls = point.load()
-            _check(cls)
+            check(cls)
             _check_free(cls, found)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _broken_plugins[where] = str(error) or type(error).__name__
         else:
             found[cls.kind, cls.name] = cls

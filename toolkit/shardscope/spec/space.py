@@ -44,6 +44,8 @@ PLAIN = (
 )  # fmt: skip
 """Settings that stand for themselves. ``warmup`` is a share of the steps; ``lr_rule`` is how the learning rate, given
 for the job's own batch, follows the batch of the trial: ``none``, ``linear`` or ``sqrt``."""
+FORMER_NAMES = {"schedule": "lr_schedule"}
+"""Of settings, in studies of earlier versions."""
 LR_RULES = ("none", "linear", "sqrt")
 _NAME = re.compile(r"(?P<owner>[a-z_]+)(\[(?P<branch>[a-z0-9-]+)\])?(\.(?P<setting>[a-z_0-9]+))?")
 
@@ -191,7 +193,7 @@ def parse_name(name: str) -> Name:
         raise SpecError(
             f"space: {quoted(name)} is not the name of a setting; write for example 'optimizer[lamb].lr'"
         )
-    parts = Name(found["owner"], found["branch"], found["setting"])
+    parts = Name(FORMER_NAMES.get(found["owner"], found["owner"]), found["branch"], found["setting"])
     if parts.owner not in (*BRANCHES, *PLAIN):
         raise unknown_name("space: setting", parts.owner, (*BRANCHES, *PLAIN))
     if parts.owner in PLAIN and (parts.branch or parts.setting):

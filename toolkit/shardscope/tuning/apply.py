@@ -8,7 +8,7 @@ from typing import Any
 from shardscope.analytic.large_batch import scaled_lr
 from shardscope.errors import SpecError
 from shardscope.spec import Batch, Compression, Job, LRSchedule, Optimizer
-from shardscope.spec.space import BRANCHES, Choices, Space, Value, parse_name
+from shardscope.spec.space import BRANCHES, FORMER_NAMES, Choices, Space, Value, parse_name
 
 _AS_THEY_ARE = ("strategy", "precision", "recompute", "clip_norm", "world_size", "seed")
 
@@ -29,6 +29,7 @@ def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> J
     Raises:
         SpecError: These settings do not go together.
     """
+    params = {FORMER_NAMES.get(name, name): value for name, value in params.items()}
     parts = {name: parse_name(name) for name in params}
     fields: dict[str, Any] = {name: params[name] for name in _AS_THEY_ARE if name in params}
     batch = int(str(params.get("batch", job.batch.global_size)))

@@ -140,7 +140,10 @@ class Choices(t.HasTraits):
     @t.observe(*KINDS)
     def _options_of_kind(self, change: Mapping[str, Any]) -> None:
         field = change["name"]
-        setattr(self, f"{field}_options", self._left.get((field, change["new"]), {}))
+        try:
+            setattr(self, f"{field}_options", self._left.get((field, change["new"]), {}))
+        except t.TraitError:  # its class was defined anew, without these settings
+            setattr(self, f"{field}_options", {})
 
     @t.validate(*(f"{field}_options" for field in KINDS))
     def _possible_options(self, proposal: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,8 +63,8 @@ def _code(value: Any) -> str:
 
 def _method(value: Method) -> str:
     """By name; a method of the user's own by its class, which the code of a job does not define."""
-    given = [f"{field}={_code(each)}" for field, each in _given(value).items()]
-    if value.user_code is not None:
+    given = [f"{field}={_code(each)}" for field, each in value.changed.items()]
+    if value.user_code is not None and value.is_here:
         return f"{type(value).__name__}({', '.join(given)})"
     base = value.base_class().__name__
     return f"ss.{base}({', '.join([_quoted(value.name), *given])})" if given else _quoted(value.name)

@@ -59,8 +59,8 @@ class JobOfChoices:
         choices.strategy = job.strategy.kind
         choices.options = _changed(job.strategy)
         choices.world_size, choices.steps, choices.seed = job.world_size, job.steps, job.seed
-        choices.optimizer = job.optimizer.name
-        choices.lr = job.optimizer.lr
+        if job.optimizer.is_here:
+            choices.optimizer, choices.lr = job.optimizer.name, job.optimizer.lr
         for kind in KINDS:
             method = getattr(job, kind)
             if method.is_here:

@@ -21,6 +21,7 @@ def stepwise_bytes(
     element_bytes: int = 4,
     directions: int = 1,
     warmup_ended: int | None = None,
+    plan: Sequence[int] | None = None,
 ) -> Ints:
     """Bytes that each rank sends in one step; shape `(W,)`, by rank.
 
@@ -40,6 +41,7 @@ def stepwise_bytes(
         warmup_ended: The last step of a 1-bit method's warm-up in a run that goes on from another, as its ``resume``
             event says: what is frozen stays so, whatever the length of the job would be now. None for a run from its
             start, whose warm-up is the job's.
+        plan: Of a method that adapts: each tensor's bits or rank in force, as for its `bucket_bytes`.
     """
     sizes = [sum(prod(shape) for shape in shapes) for shapes in buckets]
     if compression.period > 1:  # parameters are averaged now and then, as one tensor
@@ -52,6 +54,6 @@ def stepwise_bytes(
         ]
     else:
         now = compression.at_step(step)
-        each = [now.bucket_bytes(shapes, world_size, directions=directions) for shapes in buckets]
+        each = [now.bucket_bytes(shapes, world_size, directions=directions, plan=plan) for shapes in buckets]
     sent: Ints = np.sum(each, axis=0)
     return sent

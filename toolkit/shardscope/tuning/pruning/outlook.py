@@ -86,8 +86,10 @@ def _sent(compression: Compression, size: int, world_size: int, steps: int) -> n
     shape: tuple[int, ...] = (size,)
     if compression.carriage == "layers":
         shape = (isqrt(size), isqrt(size))  # as one matrix, for there are no factors of anything else
+    rank = compression.settings.get("rank")
+    plan = None if rank is None else [int(rank)]  # the largest, as between two looks
     found = [
-        int(stepwise_bytes(compression, [[shape]], world_size, step=step, steps=steps).sum())
+        int(stepwise_bytes(compression, [[shape]], world_size, step=step, steps=steps, plan=plan).sum())
         for step in range(1, steps + 1)
     ]
     return np.asarray(found, dtype=np.float64)

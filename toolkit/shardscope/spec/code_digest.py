@@ -1,0 +1,77 @@
+"""A digest of the code of a class of the user's, by which a saved job finds it again."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from types import CodeType, FunctionType
+from typing import Any
+
+_MINE = "_code_digest"
+_PACKAGE = "shardscope."
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def digest_of(cls: type[Any]) -> str:
+    """The same for the same source, in every process.
+
+    It covers the class and those of the user's that it is derived from: settings with their bounds, functions, and
+    other attributes. What its functions call is no part of it. A class keeps its digest when it is pickled, since its
+    source stays behind.
+    """
+    kept = vars(cls).get(_MINE)
+    if isinstance(kept, str):
+        return kept
+    own = [
+        base
+        for base in cls.__mro__
+        if not base.__module__.startswith((_PACKAGE, "pydantic", "builtins", "abc"))
+    ]
+    found = hashlib.sha256(repr([_told(base) for base in own]).encode()).hexdigest()
+    setattr(cls, _MINE, found)
+    return found
+
+
+def _told(cls: type[Any]) -> list[Any]:
+    fields = getattr(cls, "__pydantic_fields__", {})
+    settings = [
+        (name, _plain(info.annotation), _plain(info.metadata), _default(info))
+        for name, info in fields.items()
+    ]
+    members = [
+        (name, _text_of(value))
+        for name, value in vars(cls).items()
+        if not name.startswith("__") and name not in (_MINE, "_abc_impl", "model_config", "model_fields")
+    ]
+    return [cls.__name__, sorted(settings), sorted(members)]
+
+
+def _default(info: Any) -> str:
+    return _text_of(info.default_factory) if info.default_factory else _plain(info.default)
+
+
+def _text_of(member: Any) -> str:
+    """The source of a function, or what it was compiled to where that is gone; of other members what they print."""
+    function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+    if not isinstance(function, FunctionType):
+        return _plain(member)
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        return repr(
+            (_compiled(function.__code__), _plain(function.__defaults__), _plain(function.__kwdefaults__))
+        )
+
+
+def _compiled(code: CodeType) -> tuple[Any, ...]:
+    """What a function does, without where it was written."""
+    constants = [_compiled(each) if isinstance(each, CodeType) else _plain(each) for each in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, constants
+
+
+def _plain(value: Any) -> str:
+    """What a value prints, sets in order and without addresses."""
+    if isinstance(value, set | frozenset):
+        return repr(sorted(map(_plain, value)))
+    return _ADDRESS.sub("", repr(value))
