@@ -69,7 +69,7 @@ class Codec(ABC):
 
 
 class SimpleCodec(Codec):
-    """A codec of two functions, for methods of one's own.
+    """A codec of two functions, for methods of one's own. They are not asked to pack or unpack no values.
 
     Args:
         num_bytes: The bytes of a packet of so many values, such as a method's `packet_bytes`.
@@ -97,6 +97,9 @@ class SimpleCodec(Codec):
         return self._num_bytes(num_elements)
 
     def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:  # noqa: ARG002 - nothing is random
+        if not values.numel():
+            packet.zero_()
+            return
         made = self._pack(values).contiguous().view(torch.uint8)
         if made.numel() != packet.numel():
             raise SpecError(
@@ -106,6 +109,8 @@ class SimpleCodec(Codec):
         packet.copy_(made)
 
     def decode(self, packet: Tensor, out: Tensor, seed: int, *, add: bool = False) -> None:  # noqa: ARG002
+        if not out.numel():
+            return
         values = self._unpack(packet, out.numel())
         if add:
             out.add_(values)
