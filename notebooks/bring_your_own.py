@@ -61,8 +61,9 @@ px.line(run.metrics(), y="lr", labels={"lr": "learning rate"}, height=260)
 # %% [markdown]
 # ## A compressor
 #
-# This one rounds every number to 8 bits, with one scale a packet. `packet_bytes` says what a packet of so many numbers
-# weighs, and the codec makes it. `feedback` adds what a step leaves out to the next gradient.
+# This one rounds every value to 8 bits, with one scale per packet. `packet_bytes` returns the size of a packet in
+# bytes, and the codec packs and unpacks it. With `feedback`, the rounding error of a step is added to the next
+# gradient.
 
 
 # %%

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import traceback
@@ -43,6 +44,9 @@ def run(
     lets out is a violation. ``at_most`` bounds the share of outcomes whose names begin with a text.
     """
     campaign = Path(sys.argv[0]).stem
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # so that a case ends its processes when it is timed out
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)

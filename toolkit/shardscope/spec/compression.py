@@ -78,7 +78,7 @@ class Compression(Method):
         return 1
 
     def uncompressed(self, steps: int) -> int:  # noqa: ARG002 - most have no warm-up
-        """Steps at the start of a job of so many that send gradients as they are."""
+        """Uncompressed warm-up steps in a job of `steps` steps."""
         return 0
 
     def at_step(self, step: int) -> Compression:  # noqa: ARG002 - most are the same at each

@@ -15,17 +15,17 @@ FLOAT_BYTES = 4
 
 
 def bits_bytes(num_elements: int, bits: int) -> int:
-    """Bytes of so many elements of so many bits, without a gap."""
+    """Size in bytes of `num_elements` values packed at `bits` bits each, rounded up to a whole byte."""
     return -(-num_elements * bits // 8)
 
 
 def num_blocks(num_elements: int, block: int) -> int:
-    """Blocks that so many elements are cut into; the last may be shorter."""
+    """Number of blocks of `block` elements in `num_elements`; the last block may be shorter."""
     return -(-num_elements // block)
 
 
 def blocks_bytes(num_elements: int, block: int, bits: int) -> int:
-    """Bytes of elements of so many bits with a float32 scale for each block."""
+    """Size in bytes of block-quantized values: `bits` bits each, plus one float32 scale per block."""
     return num_blocks(num_elements, block) * FLOAT_BYTES + bits_bytes(num_elements, bits)
 
 
@@ -53,7 +53,14 @@ def everyone(each: int, world_size: int) -> Ints:
 def summed_bytes(
     messages: Sequence[int], world_size: int, *, width: int = FLOAT_BYTES, directions: int = 1
 ) -> Ints:
-    """Bytes by rank of messages of so many numbers of `width` bytes each, added up on a ring one after the other."""
+    """Bytes each rank sends to ring all-reduce the messages one after another; shape `(W,)`, by rank.
+
+    Args:
+        messages: Elements in each message.
+        world_size: W, the ranks.
+        width: Bytes per element.
+        directions: Of the ring.
+    """
     sent: Ints = np.zeros(world_size, dtype=np.int64)
     for count in messages:
         sent = sent + ring_all_reduce_bytes(count, width, world_size, directions=directions)

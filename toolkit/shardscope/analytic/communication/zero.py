@@ -29,7 +29,7 @@ class Shares(Protocol):
         """Whether anything is compressed."""
 
     def share_bytes(self, share: int, world_size: int) -> Ints:
-        """Bytes that each rank sends so that each ends with its own share, of so many elements; by rank."""
+        """Bytes each rank sends to reduce-scatter one bucket, `share` elements per rank; shape `(W,)`, by rank."""
 
 
 def zero_1_bytes(

@@ -34,7 +34,7 @@ class PackedCompression(Compression):
 
     @required
     def packet_bytes(self, num_elements: int) -> int:
-        """Bytes of one packet of so many values."""
+        """Size in bytes of a packet that holds `num_elements` values."""
         raise NotImplementedError
 
     @required
@@ -79,7 +79,7 @@ class PackedCompression(Compression):
         return everyone(2 * (world_size - 1) * self.packet_bytes(share), world_size)
 
     def share_bytes(self, share: int, world_size: int) -> Any:
-        """Bytes that each rank sends so that each ends with its own share of the mean, of `share` elements; by rank."""
+        """Bytes each rank sends to reduce-scatter one bucket, `share` elements per rank; shape `(W,)`, by rank."""
         from shardscope.analytic.communication.compressed import everyone
 
         return everyone((world_size - 1) * self.packet_bytes(share), world_size)
@@ -97,7 +97,7 @@ class PackedCompression(Compression):
 
 
 class BlockCompression(PackedCompression):
-    """A float32 scale for each block of elements, and so many bits an element."""
+    """Values of `width` bits each, with one float32 scale per block."""
 
     block: int = Field(default=256, ge=8, le=65536)
     """Elements that share one scale; a multiple of 8, 8 to 65536."""
@@ -143,5 +143,5 @@ def check_block(block: int) -> None:
     """
     if block % 8:
         raise SpecError(
-            f"compression.block={block} is no multiple of 8; use for example {-(-block // 8) * 8}"
+            f"compression.block={block} is not a multiple of 8; use, for example, {-(-block // 8) * 8}"
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AdaptiveBits(Compression):
-    """A budget of bits, allotted anew every so many steps."""
+    """Reallocates a bit budget across layers every `update_every` steps."""
 
     name = "adaptive-bits"
     carriage = "layers"
