@@ -47,7 +47,7 @@ def start(*argv: str) -> subprocess.Popen[str]:
 class TestJobFromOptions:
     def test_without_options_it_is_the_small_gpt_on_two_ranks(self) -> None:
         job = job_from()
-        assert (job.model, job.data, job.strategy.kind, job.world_size) == (
+        assert (job.model, job.data, job.strategy.name, job.world_size) == (
             "gpt-nano",
             "python-source",
             "ring",
@@ -63,7 +63,7 @@ class TestJobFromOptions:
             *("--optimizer", "lamb", "--lr", "0.004", "--batch", "32", "--micro-batch", "4"),
             *("--precision", "bf16", "--recompute", "full", "--steps", "7", "--seed", "3", "--name", "mine"),
         )  # fmt: skip
-        assert (job.strategy.kind, job.world_size, job.steps, job.seed) == ("all-reduce", 4, 7, 3)
+        assert (job.strategy.name, job.world_size, job.steps, job.seed) == ("all-reduce", 4, 7, 3)
         assert (job.optimizer.name, job.optimizer.lr) == ("lamb", 0.004)
         assert (job.batch.global_size, job.batch.micro_size) == (32, 4)
         assert (job.precision, job.recompute, job.name) == ("bf16", "full", "mine")

@@ -12,13 +12,13 @@ from shardscope.errors import unknown_name
 from shardscope.spec import Optimizer
 from shardscope.spec.compression import Compression
 from shardscope.spec.registry import names
-from shardscope.spec.strategy import STRATEGIES
+from shardscope.spec.strategy import strategies
 from shardscope.tuning.objectives import OBJECTIVES
 from shardscope.tuning.pruning.named import PRUNERS
 from shardscope.tuning.samplers import SAMPLERS
 
 VALID = {
-    "sampler": SAMPLERS, "pruner": PRUNERS, "strategy": STRATEGIES, "objective": OBJECTIVES,
+    "sampler": SAMPLERS, "pruner": PRUNERS, "strategy": strategies(), "objective": OBJECTIVES,
     "optimizer": names(Optimizer), "compression": names(Compression),
     "precision": ("bf16", "fp16", "fp32", "fp64"),
 }  # fmt: skip

@@ -11,8 +11,8 @@ from shardscope.analytic.step import step_time
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, Device, Link
 from shardscope.spec.layout import COMPRESSION_NAMES, OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout
-from shardscope.spec.layout_faults import STAGES_A_RANK
 from shardscope.spec.model import Mixture, Transformer
+from shardscope.spec.pipeline_schedule import schedules
 
 DENSE = Transformer(layers=22, hidden=2048, heads=16, vocab=51200, seq=1024)
 SPARSE = DENSE.replace(
@@ -20,9 +20,9 @@ SPARSE = DENSE.replace(
 )
 LINKS = ("intra", "inter", "host", "drives", "memory")
 EVERY_SCHEDULE = [
-    (name, held)
-    for name, stages in STAGES_A_RANK.items()
-    for held in ([stages.least] if stages.most else [2, 3])
+    (schedule.name, held)
+    for schedule in schedules()
+    for held in ([schedule.least_stages] if schedule.most_stages else [2, 3])
 ]
 ONE_STAGE = [(name, held) for name, held in EVERY_SCHEDULE if held == 1]
 few = st.sampled_from([1, 2, 3, 4, 8])

@@ -26,9 +26,9 @@ from shardscope.analytic.memory import (
 )
 from shardscope.analytic.memory.columns import held_by, pipeline_of
 from shardscope.analytic.schedules import closed
-from shardscope.spec.layout import SCHEDULE_NAMES, Layout
-from shardscope.spec.layout_faults import STAGES_A_RANK
+from shardscope.spec.layout import Layout, schedule_names
 from shardscope.spec.model import LatentAttention, Mixture, Transformer
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 GPT = Transformer(layers=24, hidden=1024, heads=16, vocab=50304, seq=1024)
 LLAMA = Transformer(
@@ -228,16 +228,16 @@ def test_habits_of_your_own_can_be_given() -> None:
     assert dataclasses.is_dataclass(memory_term(GPT, Layout(), framework=frugal))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULE_NAMES)
+@pytest.mark.parametrize("schedule", schedule_names())
 def test_micro_batches_in_flight_are_those_that_the_schedules_closed_form_counts(schedule: str) -> None:
-    stages = STAGES_A_RANK[schedule]
-    held = [stages.least] if stages.most else [stages.least, 3, 4]
+    known = PipelineSchedule(schedule)
+    held = [known.least_stages] if known.most_stages else [known.least_stages, 3, 4]
     for p, rounds, v in product(range(2, 13), (1, 2, 3, 5), held):
         layout = Layout(pipeline=p, virtual_stages=v, schedule=schedule, global_batch=rounds * p)
         pipeline = pipeline_of(Layouts.of([layout]), layers=p * v)
         for place in range(p):
             ours = held_by(np.array([float(place)]), pipeline, dense=None).in_flight
-            closed_form = closed.in_flight(SCHEDULE_NAMES.index(schedule), place, p, rounds * p, v)
+            closed_form = closed.in_flight(schedule_names().index(schedule), place, p, rounds * p, v)
             assert float(ours[0]) == pytest.approx(float(closed_form)), (p, rounds, v, place)
 
 

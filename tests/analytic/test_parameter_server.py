@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 import shardscope as ss
 from shardscope.analytic import communication as comm
-from shardscope.training.parameter_server.messages import HEADER_BYTES
+from shardscope.methods.strategies.parameter_server._torch_messages import HEADER_BYTES
 
 SIZES = st.lists(st.integers(0, 10**6), min_size=1, max_size=30)
 

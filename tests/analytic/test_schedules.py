@@ -8,25 +8,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardscope.analytic.schedules import FACTS, SCHEDULES, Op, Table, build
+from shardscope.analytic.schedules import Op, Table, build
 from shardscope.errors import SpecError
-from shardscope.spec.layout import SCHEDULE_NAMES
-from shardscope.spec.strategy.pipeline import SHAPES
+from shardscope.spec.layout import schedule_names
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 
-CASES = [(name, stages, count) for name in SCHEDULES for stages in (2, 4) for count in (8, 12)]
+CASES = [(name, stages, count) for name in schedule_names() for stages in (2, 4) for count in (8, 12)]
 CASES += [("zero-bubble", 3, 8), ("interleaved", 3, 8), ("zbv", 3, 2), ("dualpipev", 3, 6), ("gpipe", 5, 2)]
-TORCHS = [case for case in CASES if case[0] in SHAPES]
+TORCHS = [case for case in CASES if PipelineSchedule(case[0]).torch_class]
 EQUAL = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 ANY = settings(max_examples=60, deadline=None)
 
 
 @st.composite
-def tables(draw: st.DrawFn, names: tuple[str, ...] = SCHEDULE_NAMES) -> tuple[str, int, int, Table]:
+def tables(draw: st.DrawFn, names: tuple[str, ...] = schedule_names()) -> tuple[str, int, int, Table]:
     """Any schedule with up to 8 ranks and 32 micro-batches that it accepts."""
     name, stages = draw(st.sampled_from(names)), draw(st.integers(1, 8))
-    allowed = [count for count in range(1, 33) if FACTS[name].accepts(count, stages)]
-    count, shape = draw(st.sampled_from(allowed)), FACTS[name].shape
-    held = draw(st.integers(shape.least, shape.most or 4))
+    schedule = PipelineSchedule(name)
+    allowed = [count for count in range(1, 33) if schedule.accepts(count, stages)]
+    count = draw(st.sampled_from(allowed))
+    held = draw(st.integers(schedule.least_stages, schedule.most_stages or 4))
     return name, stages, count, build(name, stages, count, held)
 
 
@@ -107,17 +108,17 @@ def test_every_stage_does_everything_once_and_nothing_before_what_it_needs(
                 assert start >= end.get(key, end.get(("B" if need[0] == "I" else "I", need[1], batch), 1e9))
     kinds = {kind for kind, _, _ in end}
     assert kinds <= set("FBIW")
-    assert ("I" in kinds) <= FACTS[name].shape.splits_backward
+    assert ("I" in kinds) <= PipelineSchedule(name).splits_backward
     assert all(1 <= peak <= microbatches for peak in table.peak_in_flight)
     assert 0 <= table.bubble_fraction < 1
     assert len(table.ranks) == stages
 
 
 def test_no_schedule_deadlocks_with_up_to_8_ranks_and_32_micro_batches() -> None:
-    for name, facts in FACTS.items():
+    for name in schedule_names():
         for stages in range(1, 9):
             for count in (1, 2, stages, stages + 1, 2 * stages, 31, 32):
-                if facts.accepts(count, stages):
+                if PipelineSchedule(name).accepts(count, stages):
                     assert len(build(name, stages, count).order.sequence) == len(
                         build(name, stages, count).ops
                     )
@@ -183,8 +184,8 @@ def test_memory_never_exceeds_that_of_the_schedule_it_improves_on() -> None:
 
 def test_bubbles_come_in_the_order_of_the_papers() -> None:
     for stages in range(2, 9):
-        idle = {name: max(build(name, stages, 4 * stages).timeline(EQUAL).idle) for name in SCHEDULES}
-        whole = {name: value / FACTS[name].shape.default for name, value in idle.items()}
+        idle = {name: max(build(name, stages, 4 * stages).timeline(EQUAL).idle) for name in schedule_names()}
+        whole = {name: value / PipelineSchedule(name).default_stages for name, value in idle.items()}
         assert whole["zb-h2"] == whole["zbv"] == 0
         assert whole["zb-h1"] < whole["1f1b"] == whole["gpipe"]
         assert whole["zero-bubble"] < whole["interleaved"] < whole["1f1b"]
@@ -309,8 +310,3 @@ def test_impossible_schedules_are_refused(arguments: tuple, message: str) -> Non
 def test_impossible_times_are_refused(settings_: dict, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         build("1f1b", 2, 4).timeline(**settings_)
-
-
-def test_every_name_of_a_layout_has_a_table_and_what_a_job_can_run_is_marked() -> None:
-    assert tuple(SCHEDULES) == tuple(FACTS) == SCHEDULE_NAMES
-    assert [name for name, facts in FACTS.items() if facts.runnable] == list(SHAPES)

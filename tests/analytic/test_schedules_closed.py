@@ -7,22 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardscope.analytic.schedules import FACTS, Table, build, closed
-from shardscope.spec.layout import SCHEDULE_NAMES
+from shardscope.analytic.schedules import Table, build, closed
+from shardscope.spec.layout import schedule_names
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 
-INDEX = {name: place for place, name in enumerate(SCHEDULE_NAMES)}
+INDEX = {name: place for place, name in enumerate(schedule_names())}
 EQUAL = {"F": 1.0, "I": 1.0, "W": 1.0}
 
 
 def numbers(name: str) -> list[tuple[int, int, int]]:
     """Ranks, micro-batches up to four times as many, stages a rank."""
-    shape = FACTS[name].shape
+    schedule = PipelineSchedule(name)
     return [
         (p, m, v)
         for p in range(1, 9)
         for m in range(1, 4 * p + 1)
-        for v in range(shape.least, (shape.most or 3) + 1)
-        if FACTS[name].accepts(m, p)
+        for v in range(schedule.least_stages, (schedule.most_stages or 3) + 1)
+        if schedule.accepts(m, p)
     ]
 
 
@@ -30,7 +31,7 @@ def counted(name: str, p: int, m: int, v: int, costs: dict[str, float]) -> float
     return max(build(name, p, m, v).timeline(costs).idle)
 
 
-@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+@pytest.mark.parametrize("name", schedule_names())
 def test_for_equal_durations_the_bubble_is_the_counted_one(name: str) -> None:
     cases = numbers(name)
     p, m, v = np.array(cases).T
@@ -41,7 +42,7 @@ def test_for_equal_durations_the_bubble_is_the_counted_one(name: str) -> None:
     assert meeting == pytest.approx([line.end - max(line.busy) for line in lines])
 
 
-@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+@pytest.mark.parametrize("name", schedule_names())
 def test_what_is_in_flight_is_what_the_table_holds(name: str) -> None:
     for p, m, v in numbers(name):
         table = build(name, p, m, v).peak_activation()
@@ -52,7 +53,7 @@ def test_what_is_in_flight_is_what_the_table_holds(name: str) -> None:
             assert tuple(formula) == pytest.approx(table)
 
 
-EXACT = [name for name in SCHEDULE_NAMES if name not in ("v-half", "v-min")]
+EXACT = [name for name in schedule_names() if name not in ("v-half", "v-min")]
 
 
 @settings(max_examples=150, deadline=None)
@@ -65,8 +66,8 @@ EXACT = [name for name in SCHEDULE_NAMES if name not in ("v-half", "v-min")]
 def test_for_any_durations_the_bubble_is_the_counted_one(
     name: str, pick: int, costs: tuple[float, float, float], v: int
 ) -> None:
-    shape = FACTS[name].shape
-    v = min(max(v, shape.least), shape.most or 3)
+    schedule = PipelineSchedule(name)
+    v = min(max(v, schedule.least_stages), schedule.most_stages or 3)
     cases = [case for case in numbers(name) if case[2] == v and (name != "zbv" or case[1] >= 2 * case[0] - 1)]
     p, m, _ = cases[pick % len(cases)]
     f, i, w = costs
@@ -111,7 +112,7 @@ def test_the_papers_formulas_are_what_comes_out_where_they_hold() -> None:
 def test_one_layout_and_many_are_the_same_call() -> None:
     rng = np.random.default_rng(0)
     schedule, p, m = (
-        rng.integers(0, len(SCHEDULE_NAMES), 500),
+        rng.integers(0, len(schedule_names()), 500),
         rng.integers(1, 17, 500),
         rng.integers(32, 65, 500),
     )
@@ -130,7 +131,7 @@ def test_one_layout_and_many_are_the_same_call() -> None:
 
 
 def test_the_work_and_the_bubble_are_the_step() -> None:
-    for name in SCHEDULE_NAMES:
+    for name in schedule_names():
         table: Table = build(name, 4, 16)
         line = table.timeline(EQUAL)
         held = table.num_stages // 4

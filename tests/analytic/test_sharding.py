@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shardscope.analytic.sharding import bucket_elements, replica_buckets
-from shardscope.training.strategies._flat import cut_into_buckets
+from shardscope.methods.strategies.zero_1._torch_flat import cut_into_buckets
 
 
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=12), num_bytes=st.integers(1, 300))

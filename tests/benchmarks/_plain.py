@@ -11,7 +11,7 @@ from math import ceil, floor, log2
 from typing import NamedTuple
 
 from shardscope.analytic.planner.search import Setting
-from shardscope.spec.layout import SCHEDULE_NAMES
+from shardscope.spec.layout import schedule_names
 
 V_SHAPED = {"zbv", "v-half", "v-min", "dualpipev"}
 STATE_BYTES, GRADIENT_BYTES, WEIGHT_BYTES, MAIN_GRADIENT_BYTES = 12, 2, 2, 4
@@ -45,7 +45,7 @@ def rows_of(layouts):
         layouts.offload, layouts.sequence_parallel,
     )  # fmt: skip
     rows = (Row(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
-    return [row._replace(schedule=SCHEDULE_NAMES[row.schedule]) for row in rows]
+    return [row._replace(schedule=schedule_names()[row.schedule]) for row in rows]
 
 
 class Plain:

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks._report import compare
 from conformance.ranks import RankPool
-from shardscope.spec.strategy import Hierarchical as HierarchicalSpec
+from shardscope.methods.strategies.hierarchical import Hierarchical as HierarchicalSpec
 from shardscope.training.collectives import Hierarchical, Ring, Tree
 from shardscope.training.context import RankContext
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
-from shardscope.spec.layout import SCHEDULE_NAMES, Layout
+from shardscope.spec.layout import Layout, schedule_names
 from shardscope.spec.model import Transformer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -29,7 +29,7 @@ def layouts(rows: int) -> Layouts:
     random = np.random.default_rng(0)
     power = lambda most: (1 << random.integers(0, most, rows)).astype(np.int64)
     data, context = power(8), power(3)
-    schedules = [SCHEDULE_NAMES.index(name) for name in IN_FLIGHT]
+    schedules = [schedule_names().index(name) for name in IN_FLIGHT]
     return Layouts(
         data=data, tensor=power(4), pipeline=power(7), context=context, expert=np.ones(rows, np.int64),
         zero=random.integers(0, 4, rows), shard=data * context, micro_batch=power(3), num_microbatches=power(8),
@@ -48,7 +48,7 @@ def row(table: Layouts, index: int) -> Layout:
         data=data, tensor=int(table.tensor[index]), pipeline=int(table.pipeline[index]),
         context=int(table.context[index]), zero=int(table.zero[index]),  # type: ignore[arg-type]
         micro_batch=micro, global_batch=data * micro * int(table.num_microbatches[index]),
-        schedule=SCHEDULE_NAMES[table.schedule[index]],  # type: ignore[arg-type]
+        schedule=schedule_names()[table.schedule[index]],  # type: ignore[arg-type]
         recompute=names[int(table.recompute[index])],  # type: ignore[arg-type]
         sequence_parallel=bool(table.sequence_parallel[index]),
     )  # fmt: skip

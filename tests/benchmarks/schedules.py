@@ -16,8 +16,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks._report import compare
-from shardscope.analytic.schedules import SCHEDULES, closed
-from shardscope.spec.layout import SCHEDULE_NAMES
+from shardscope.analytic.schedules import closed
+from shardscope.spec.layout import schedule_names
 from shardscope_widgets import PipelineExplorer
 
 MANY, FEW = 1_000_000, 1_000
@@ -26,7 +26,7 @@ MANY, FEW = 1_000_000, 1_000
 def closed_forms() -> None:
     rng = np.random.default_rng(0)
     rows = (
-        rng.integers(0, len(SCHEDULE_NAMES), MANY),
+        rng.integers(0, len(schedule_names()), MANY),
         rng.integers(1, 65, MANY),
         rng.integers(64, 513, MANY),
         rng.integers(1, 5, MANY),
@@ -50,7 +50,9 @@ def closed_forms() -> None:
 
 
 def sliders() -> None:
-    explorers = {name: PipelineExplorer(schedule=name, stages=8, microbatches=32) for name in SCHEDULES}
+    explorers = {
+        name: PipelineExplorer(schedule=name, stages=8, microbatches=32) for name in schedule_names()
+    }
     compare(
         {name: lambda explorer=explorer: _move(explorer) for name, explorer in explorers.items()},
         rounds=10,

@@ -22,7 +22,8 @@ from _nasty import IN_JSON, IN_PYTHON, mutated
 
 import shardscope as ss
 from shardscope.errors import ShardscopeError
-from shardscope.spec import STRATEGIES, Compression, Optimizer, registry
+from shardscope.spec import Compression, Optimizer, registry
+from shardscope.spec.strategy import strategies
 
 CASES = 16_000
 LIMIT_S = 5
@@ -49,7 +50,7 @@ SPACE = {
 
 
 def _job(source: random.Random) -> dict[str, Any]:
-    kind = source.choice(list(STRATEGIES))
+    kind = source.choice(list(strategies()))
     return {
         "model": source.choice(("mlp", "gpt-nano", "cnn")), "data": source.choice(("digits", "python-source", "a.txt")),
         "strategy": source.choice((kind, {"kind": kind})), "world_size": source.choice((1, 2, 4)),

@@ -24,7 +24,8 @@ import shardscope as ss
 _BASE = {"model": "mlp", "data": "digits", "world_size": 3, "batch": 48, "steps": 6, "seed": 3}
 _STRATEGIES = (
     "single", "all-reduce", "ring", "ring:2", "tree", "hierarchical", "parameter-server", "gossip", "zero-1", "zero-2",
-    "zero-3", "pipeline", "pipeline:gpipe", "pipeline:interleaved",
+    "zero-3", "zero-3:backend", "pipeline", "pipeline:gpipe", "pipeline:interleaved", "pipeline:zero-bubble",
+    "pipeline:zbv", "pipeline:dualpipev",
 )  # fmt: skip
 _OPTIMIZERS = ("sgd", "nesterov", "adamw", "lamb", "lars")
 _COMPRESSORS = (

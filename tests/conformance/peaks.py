@@ -17,7 +17,7 @@ from shardscope.training.context import RankContext
 from shardscope.training.memory import Storages
 from shardscope.training.models import build_model
 from shardscope.training.sharding import local
-from shardscope.training.strategies._fully_sharded import FullySharded
+from shardscope.training.strategies.fully_sharded import FullySharded
 from shardscope.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -105,6 +105,6 @@ def predicted(job: ss.Job, rank: int = 0) -> ModuleMemory:
     return module_memory(
         table_of(model), batch=job.batch.per_rank(job.world_size), optimizer=job.optimizer.name,
         data_bytes=SAMPLES[model].nbytes / len(SAMPLES[model]) + TARGET_BYTES[model], recompute=job.recompute,
-        zero_stage=STAGES[job.strategy.kind], data_parallel=job.world_size, rank=rank,
+        zero_stage=STAGES[job.strategy.name], data_parallel=job.world_size, rank=rank,
         bucket_mb=getattr(job.strategy, "bucket_mb", 25.0),
     )  # fmt: skip

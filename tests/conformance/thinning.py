@@ -24,8 +24,7 @@ import pytest
 
 from conformance.compressor import CompressorConformance
 from conformance.strategy import OPTIMIZERS, StrategyConformance
-from shardscope.spec import STRATEGIES
-from shardscope.spec.strategy import parse_strategy
+from shardscope.spec.strategy import Strategy, strategies
 
 FEWEST, SIZES = 2, 3
 """World sizes are 2, 3 and 4."""
@@ -94,7 +93,7 @@ def _meets_method(item: pytest.Function, given: dict[str, Any]) -> bool:
 def _meets_optimizer(item: pytest.Function, given: dict[str, Any]) -> bool:
     if "optimizer" not in given:
         return True
-    turn = list(STRATEGIES).index(parse_strategy(item.cls.strategy).kind)
+    turn = list(strategies()).index(Strategy.resolve(item.cls.strategy).name)
     place = list(OPTIMIZERS).index(given["optimizer"]) + given["pools"] + turn
     if "recompute" not in given:
         return (place + (given.get("precision") == "fp32")) % SIZES == 0

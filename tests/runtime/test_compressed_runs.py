@@ -16,7 +16,6 @@ from conformance.codec import needs_numba
 from conformance.runs import all_gone, endless_job, family, rank_pids, small_job
 from shardscope import cli
 from shardscope.analytic.communication import (
-    exchanged_bytes,
     fully_sharded_bytes,
     parameter_server_pull_bytes,
     parameter_server_push_bytes,
@@ -163,7 +162,7 @@ def test_the_totals_are_those_of_the_forms_that_count_each_rank(world: int) -> N
     size = 4 * elements
 
     for ring in (ss.Ring(), ss.Zero1()):
-        assert exchanged_bytes(ring, size, world) == sum(ring_all_reduce_bytes(elements, 4, world))
+        assert ring.exchanged_bytes(size, world) == sum(ring_all_reduce_bytes(elements, 4, world))
     for stage in (2, 3):
         spec = {2: ss.Zero2, 3: ss.Zero3}[stage]
         for replicas in [r for r in (1, 2) if world % r == 0 and world > r]:
@@ -171,7 +170,8 @@ def test_the_totals_are_those_of_the_forms_that_count_each_rank(world: int) -> N
                 exact = fully_sharded_bytes(
                     [shapes], 4, world, stage=stage, replicas=replicas, micro_batches=m
                 )
-                assert exchanged_bytes(spec(replicas=replicas), size, world, micro_batches=m) == sum(exact)
+                strategy = spec(replicas=replicas)
+                assert strategy.exchanged_bytes(size, world, micro_batches=m) == sum(exact)
     for dedicated in (False, True):
         moved = [
             sum(count([size // 2, size // 2][: 1 if world == 2 else 2], world, dedicated=dedicated))
@@ -179,9 +179,8 @@ def test_the_totals_are_those_of_the_forms_that_count_each_rank(world: int) -> N
         ]
         servers = 1 if world == 2 else 2
         strategy = ss.ParameterServer(servers=servers, dedicated=dedicated)
-        assert exchanged_bytes(strategy, size // 2 * servers, world) == sum(moved)
-    with pytest.raises(SpecError, match="exchanges no gradients"):
-        exchanged_bytes(ss.Pipeline(), size, world)
+        assert strategy.exchanged_bytes(size // 2 * servers, world) == sum(moved)
+    assert ss.Pipeline().exchanged_bytes(size, world) is None
 
 
 # The command line.

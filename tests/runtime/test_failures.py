@@ -42,8 +42,7 @@ from shardscope.training.events import EventWriter
             {"strategy": ss.ParameterServer(dedicated=True), "world_size": 4},
             "global_size=64 does not divide over the 3 workers of world_size=4; use 63 or 66",
         ),
-        ({"strategy": None}, "strategy=None is not a strategy; give a name such as 'ring'"),
-        ({"strategy": ss.Zero3}, "is not a strategy; give a name such as 'ring', or one with settings"),
+        ({"strategy": None}, "strategy=None is not a Strategy; give a name"),
         (
             {"strategy": {"kind": "parameter-server", "staleness": 4}},
             "staleness=4 has no effect with mode='sync'; leave it out, or use mode='ssp'",

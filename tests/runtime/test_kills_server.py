@@ -101,7 +101,7 @@ def test_stopping_ends_all_ranks_cleanly_wherever_each_is(strategy: Any) -> None
 
 def test_what_goes_wrong_in_a_servers_thread_ends_the_run_and_is_told() -> None:
     def make_model() -> nn.Module:
-        from shardscope.training.parameter_server import Server
+        from shardscope.methods.strategies.parameter_server._torch_server import Server
 
         def broken(self: Server, workers: list[int]) -> float:
             raise KeyError("no such shard")

@@ -7,7 +7,7 @@ import pytest
 from shardscope.errors import SpecError
 from shardscope.spec import Compression, Job, Optimizer
 from shardscope.spec.registry import names, require_known
-from shardscope.spec.strategy import STRATEGIES
+from shardscope.spec.strategy import strategies
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,9 @@ def test_a_strategy_without_gradients_on_the_wire_names_those_that_take_the_meth
     strategy: str, name: str
 ) -> None:
     takers = [
-        kind for kind, spec in STRATEGIES.items() if require_known(Compression, name).carriage in spec.carries
+        kind
+        for kind, spec in strategies().items()
+        if require_known(Compression, name).carriage in spec.carries
     ]
     with pytest.raises(SpecError) as refused:
         Job(model="mlp", data="digits", strategy=strategy, compression=name)

@@ -8,10 +8,10 @@ import pytest
 
 from shardscope.errors import SpecError
 from shardscope.spec.cluster import Cluster, Device, Link
-from shardscope.spec.layout import SCHEDULE_NAMES, Layout
-from shardscope.spec.layout_faults import STAGES_A_RANK
+from shardscope.spec.layout import Layout
 from shardscope.spec.layout_rules import problems
 from shardscope.spec.model import LayerTable, Mixture, Transformer
+from shardscope.spec.pipeline_schedule import schedules
 
 DENSE = Transformer(name="dense", layers=8, hidden=64, heads=8, kv_heads=4, vocab=100, seq=32)
 SPARSE = DENSE.replace(name="sparse", mixture=Mixture(experts=4, active=2, ffn=64))
@@ -73,9 +73,10 @@ def test_a_table_of_layers_can_be_replicated_and_cut_between_its_rows() -> None:
 
 
 def test_every_schedule_has_its_stages() -> None:
-    assert set(STAGES_A_RANK) == set(SCHEDULE_NAMES)
-    for name, stages in STAGES_A_RANK.items():
-        layout = Layout(pipeline=2, schedule=name, virtual_stages=stages.least, global_batch=4)
+    for schedule in schedules():
+        layout = Layout(
+            pipeline=2, schedule=schedule.name, virtual_stages=schedule.least_stages, global_batch=4
+        )
         assert list(problems(layout, DENSE, None)) == []
 
 

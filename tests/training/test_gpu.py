@@ -6,7 +6,7 @@ import pytest
 
 import shardscope as ss
 from conformance.runs import small_job
-from shardscope.spec import STRATEGIES
+from shardscope.spec.strategy import strategies
 
 torch = pytest.importorskip("torch")
 NUM_GPUS = torch.cuda.device_count()
@@ -14,7 +14,7 @@ NUM_GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NUM_GPUS == 0, reason="torch sees no GPU on this machine")]
 
 OPTIMIZERS = ["sgd", "nesterov", "adamw", "lamb", "lars"]
-SYNCHRONOUS = [kind for kind in STRATEGIES if kind not in ("single", "gossip")]
+SYNCHRONOUS = [kind for kind in strategies() if kind not in ("single", "gossip")]
 
 
 def losses(job: ss.Job) -> list[float]:

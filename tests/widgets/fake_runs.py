@@ -65,7 +65,7 @@ class FakeRun:
 
 def fake_job(strategy: str = "ring", world_size: int = 2, *, model: str = "gpt-nano", steps: int = 60) -> Any:
     return SimpleNamespace(
-        model=model, data="python-source", strategy=SimpleNamespace(kind=strategy, label=strategy),
+        model=model, data="python-source", strategy=SimpleNamespace(name=strategy, label=strategy),
         world_size=world_size, steps=steps, label=f"{strategy}-{model}",
     )  # fmt: skip
 

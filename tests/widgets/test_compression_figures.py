@@ -32,7 +32,7 @@ def trace(
     `every` sends and waits."""
     compression = SimpleNamespace(name=method, label=method, period=every)
     job = SimpleNamespace(
-        model="mlp", data="digits", strategy=SimpleNamespace(kind=strategy, label=strategy), world_size=2,
+        model="mlp", data="digits", strategy=SimpleNamespace(name=strategy, label=strategy), world_size=2,
         compression=compression, link=SimpleNamespace(label=link) if link else None,
     )  # fmt: skip
     made = Trace.of(SimpleNamespace(id=method, name=f"{strategy}-{method}-mlp", job=job))

@@ -6,89 +6,93 @@ import threading
 
 import pytest
 
+import shardscope as ss
 from shardscope.errors import RunFailed, SpecError
 from shardscope.runtime.check_report import compare
-from shardscope.spec import STRATEGIES
-from shardscope_widgets.training_lab._families import families, settings_of
+from shardscope.spec.strategy import strategies
+from shardscope_widgets.training_lab._families import settings_of_method, strategy_families
 from widgets.fake_runs import consensus_events, fake_run, memory_events, schedule_events, update_events
 
 
 class TestFamilies:
     def test_every_strategy_has_its_place_once(self):
-        listed = [kind for _, kinds in families() for kind in kinds]
-        assert sorted(listed) == sorted(STRATEGIES)
+        listed = [kind for _, kinds in strategy_families() for kind in kinds]
+        assert sorted(listed) == sorted(strategies())
 
     def test_settings_come_from_the_spec_with_its_own_words(self):
-        directions, trace = settings_of("ring")
+        directions, trace = settings_of_method(ss.Strategy, "ring")
         assert (directions.kind, directions.values, directions.default) == ("choice", (("1", 1), ("2", 2)), 1)
         assert (trace.kind, trace.default) == ("switch", False)
         assert trace.help.startswith("Write one event for every chunk")
-        (per_node,) = settings_of("hierarchical")
+        (per_node,) = settings_of_method(ss.Strategy, "hierarchical")
         assert (per_node.kind, per_node.optional, per_node.default) == ("count", True, None)
 
 
 class TestOptions:
     def test_only_the_chosen_strategys_settings_are_there(self, lab):
-        assert [control.description for control in lab.screen.options.children] == [
+        assert [control.description for control in lab.screen.options["strategy"].children] == [
             "Ring directions",
             "Chunk by chunk",
         ]
         lab.strategy = "hierarchical"
-        assert [control.description for control in lab.screen.options.children] == ["Ranks a node"]
+        assert [control.description for control in lab.screen.options["strategy"].children] == [
+            "Ranks a node"
+        ]
         lab.strategy = "all-reduce"
-        assert lab.screen.options.children == ()
-        assert lab.screen.options.layout.display == "none"
+        assert lab.screen.options["strategy"].children == ()
+        assert lab.screen.options["strategy"].layout.display == "none"
 
     def test_a_control_sets_the_option_and_the_other_way_round(self, lab):
-        lab.screen.options.controls["directions"].value = 2
-        assert lab.options == {"directions": 2}
+        lab.screen.options["strategy"].controls["directions"].value = 2
+        assert lab.strategy_options == {"directions": 2}
         assert lab.job().strategy.label == "ring:2"
-        lab.options = {"trace_chunks": True}
-        assert lab.screen.options.controls["directions"].value == 1
-        assert lab.screen.options.controls["trace_chunks"].value is True
+        lab.strategy_options = {"trace_chunks": True}
+        assert lab.screen.options["strategy"].controls["directions"].value == 1
+        assert lab.screen.options["strategy"].controls["trace_chunks"].value is True
 
     def test_a_short_string_sets_the_option_that_it_names(self, lab):
         lab.strategy = "ring:2"
-        assert (lab.strategy, lab.options) == ("ring", {"directions": 2})
+        assert (lab.strategy, lab.strategy_options) == ("ring", {"directions": 2})
         lab.strategy = "hierarchical:2"
         assert lab.job().strategy.per_node == 2
 
     def test_going_back_to_a_strategy_finds_it_as_it_was(self, lab):
-        lab.options = {"directions": 2}
+        lab.strategy_options = {"directions": 2}
         lab.strategy = "tree"
-        assert lab.options == {}
+        assert lab.strategy_options == {}
         lab.strategy = "ring"
-        assert lab.options == {"directions": 2}
+        assert lab.strategy_options == {"directions": 2}
 
     def test_nothing_stands_for_the_specs_own_choice(self, lab):
         lab.strategy = "hierarchical"
-        lab.screen.options.controls["per_node"].value = 2
+        lab.screen.options["strategy"].controls["per_node"].value = 2
         assert lab.job().strategy.per_node == 2
-        lab.screen.options.controls["per_node"].value = 0
+        lab.screen.options["strategy"].controls["per_node"].value = 0
         assert lab.job().strategy.per_node is None
 
     def test_a_setting_that_is_hidden_is_kept_and_not_used(self, lab):
         lab.strategy = "parameter-server:ssp"
-        lab.screen.options.controls["staleness"].value = 3
+        lab.screen.options["strategy"].controls["staleness"].value = 3
         assert lab.job().strategy.bound == 3
-        lab.screen.options.controls["mode"].value = "sync"
+        lab.screen.options["strategy"].controls["mode"].value = "sync"
         assert lab.job().strategy.bound == 0
-        lab.screen.options.controls["mode"].value = "ssp"
+        lab.screen.options["strategy"].controls["mode"].value = "ssp"
         assert lab.job().strategy.bound == 3
 
     def test_what_cannot_be_is_said_beside_the_button(self, lab):
         lab.strategy = "hierarchical"
-        lab.screen.options.controls["per_node"].value = 3
+        lab.screen.options["strategy"].controls["per_node"].value = 3
         assert lab.screen.start.disabled
         assert "strategy.per_node=3 does not divide" in lab.screen.plan.value
 
-    @pytest.mark.parametrize("kind", STRATEGIES)
+    @pytest.mark.parametrize("kind", strategies())
     def test_every_strategy_can_be_chosen_and_every_setting_has_words(self, lab, kind):
         lab.world_size = 4
         lab.strategy = kind
-        assert lab.job().strategy.kind == kind
+        assert lab.job().strategy.name == kind
         assert all(
-            control.description and control.tooltip for control in lab.screen.options.controls.values()
+            control.description and control.tooltip
+            for control in lab.screen.options["strategy"].controls.values()
         )
         assert not lab.screen.start.disabled
 

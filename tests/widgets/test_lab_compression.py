@@ -31,7 +31,7 @@ class TestSettings:
         lab.compression_options = {"feedback": True}
         lab.compression = "topk"
         assert lab.compression_options == {"ratio": 0.1}
-        assert lab.screen.compression_options.controls["ratio"].value == 0.1
+        assert lab.screen.options["compression"].controls["ratio"].value == 0.1
         lab.compression = "int8"
         assert lab.compression_options == {"feedback": True}
 
@@ -56,14 +56,14 @@ class TestSettings:
         with pytest.raises(traitlets.TraitError, match=words.replace(".", r"\.")):
             lab.compression_options = options
         assert lab.compression_options == {}
-        lab.screen.compression_options.controls["ratio"].value = 0.05
+        lab.screen.options["compression"].controls["ratio"].value = 0.05
         assert lab.job().compression.label == "topk ratio=0.05"
 
     def test_a_setting_left_at_none_takes_the_methods_default(self, lab):
         lab.compression = "topk"
         lab.compression_options = {"ratio": None, "selection": "exact"}
         assert lab.compression_options == {"selection": "exact"}
-        assert lab.screen.compression_options.controls["ratio"].value == 0.01
+        assert lab.screen.options["compression"].controls["ratio"].value == 0.01
 
     def test_numbers_written_as_text_become_numbers(self, lab):
         lab.compression = "topk"
@@ -72,7 +72,7 @@ class TestSettings:
 
     def test_what_is_refused_in_a_control_is_taken_back_and_said_beside_it(self, lab):
         lab.compression = "topk"
-        options = lab.screen.compression_options
+        options = lab.screen.options["compression"]
         options.controls["ratio"].value = 3
         assert options.controls["ratio"].value == 0.01
         assert options.children[-1] is options.refusal
@@ -90,7 +90,7 @@ class TestSettings:
         lab.compression = compression
         lab.compression_options = {field: value}
         assert lab.compression_options == {field: value}
-        assert lab.screen.compression_options.controls[field].value == value
+        assert lab.screen.options["compression"].controls[field].value == value
 
 
 class TestLink:

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from shardscope.analytic.schedules import FACTS, SCHEDULES, build
+from shardscope.analytic.schedules import build
+from shardscope.spec.layout import schedule_names
 from shardscope_widgets import PipelineExplorer, Trace, figures
 from shardscope_widgets.figures._schedule import Line, schedule_json
 from shardscope_widgets.pipeline_explorer._comparison import comparison_html, comparison_info
@@ -34,7 +35,7 @@ class TestFigure:
         assert info.waiting == Line((0, 1, 2, 4, 6, 7, 9), (1, 0, 1, 0, 1, 1, 1))
 
     def test_the_area_of_waiting_ranks_is_the_bubble(self):
-        for name in SCHEDULES:
+        for name in schedule_names():
             info = predicted(name, 3, 6, F=1.0, I=1.3, W=0.8)
             at, value = info.waiting
             area = sum((b - a) * count for a, b, count in zip(at, at[1:], value, strict=False))
@@ -79,7 +80,7 @@ class TestFigure:
 class TestComparison:
     def test_every_row_is_what_its_table_counts(self):
         rows = comparison_info(4, 8, virtual_stages=2, t_f=0.01, t_input=0.01, t_weight=0.01)
-        assert [row.name for row in rows] == list(FACTS)
+        assert [row.name for row in rows] == list(schedule_names())
         for row in rows:
             table = build(row.name, 4, 8, row.virtual_stages)
             part = 0.01 / row.virtual_stages
@@ -145,7 +146,7 @@ class TestExplorer:
     @pytest.mark.parametrize("slider", ["t_input", "microbatches"])
     def test_a_slider_is_followed_within_milliseconds_of_work(self, slider):
         explorer = PipelineExplorer(stages=8, microbatches=26)
-        for name in SCHEDULES:
+        for name in schedule_names():
             explorer.set_trait("microbatches", 26)
             explorer.set_trait("schedule", name)
             took = []

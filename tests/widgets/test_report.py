@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from shardscope.spec import STRATEGIES
+from shardscope.spec.strategy import strategies
 from shardscope_widgets import demo, write_report
 from shardscope_widgets.figures import comparison_info
 from shardscope_widgets.trace import Trace
@@ -45,10 +45,10 @@ def test_runs_without_a_step_are_named_and_left_out(tmp_path):
 
 def test_the_demo_has_every_strategy_on_every_workload():
     jobs = demo.jobs()
-    assert {(job.model, job.strategy.kind) for job in jobs} == {
-        (workload[0], kind) for workload in demo.WORKLOADS for kind in STRATEGIES
+    assert {(job.model, job.strategy.name) for job in jobs} == {
+        (workload[0], kind) for workload in demo.WORKLOADS for kind in strategies()
     }
-    assert {job.world_size for job in jobs if job.strategy.kind != "single"} == {4}
+    assert {job.world_size for job in jobs if job.strategy.name != "single"} == {4}
 
 
 def test_the_table_is_aligned():

@@ -18,7 +18,7 @@ from widgets.fake_runs import fake_run, step_events
 
 def finish_steps(lab, run, *steps):
     for step in steps:
-        run.write(step_events(run.job.strategy.kind, run.job.world_size, step))
+        run.write(step_events(run.job.strategy.name, run.job.world_size, step))
     lab.refresh()
 
 

@@ -35,39 +35,43 @@ if TYPE_CHECKING:
     from shardscope.measure.break_even import break_even
     from shardscope.measure.worth import worth
     from shardscope.methods.compressors.packed import PackedCompression
+    from shardscope.methods.strategies.all_reduce import AllReduce
+    from shardscope.methods.strategies.bucketed import BucketedStrategy
+    from shardscope.methods.strategies.gossip import Gossip
+    from shardscope.methods.strategies.hierarchical import Hierarchical
+    from shardscope.methods.strategies.parameter_server import ParameterServer
+    from shardscope.methods.strategies.pipeline import Pipeline
+    from shardscope.methods.strategies.ring import Ring
+    from shardscope.methods.strategies.single import Single
+    from shardscope.methods.strategies.tree import Tree
+    from shardscope.methods.strategies.zero_1 import Zero1
+    from shardscope.methods.strategies.zero_2 import Zero2
+    from shardscope.methods.strategies.zero_3 import Zero3
     from shardscope.runtime import Run, launch, load_job, runs
     from shardscope.runtime.check import check
     from shardscope.runtime.check_report import CheckReport
     from shardscope.runtime.doctor import diagnose as doctor
     from shardscope.spec import (
-        AllReduce,
         Batch,
         Checkpoint,
         Cluster,
         Compression,
         Device,
-        Gossip,
-        Hierarchical,
         Job,
         Layout,
         Link,
         LRSchedule,
         Model,
         Optimizer,
-        ParameterServer,
-        Pipeline,
         Record,
-        Ring,
-        Single,
-        Tree,
-        Zero1,
-        Zero2,
-        Zero3,
+        Strategy,
     )
     from shardscope.spec.calibration import Calibration
+    from shardscope.spec.pipeline_schedule import PipelineSchedule
     from shardscope.spec.registry import register
     from shardscope.spec.space import Between, Choices, PowersOfTwo, Space
     from shardscope.training.compression.codec import SimpleCodec
+    from shardscope.training.strategies.own_all_reduce import OwnAllReduce
     from shardscope.tuning.batch_sweep import batch_sweep
     from shardscope.tuning.lr_range import lr_range_test
     from shardscope.tuning.population import Population, PopulationError, train_population
@@ -80,6 +84,7 @@ _HOMES = {
     "shardscope.analytic.planner": ("Plans", "plan"),
     "shardscope.analytic.predict": ("Prediction", "predict"),
     "shardscope.spec.calibration": ("Calibration",),
+    "shardscope.spec.pipeline_schedule": ("PipelineSchedule",),
     "shardscope.spec.registry": ("register",),
     "shardscope.spec.space": ("Between", "Choices", "PowersOfTwo", "Space"),
     "shardscope.tuning.batch_sweep": ("batch_sweep",),
@@ -97,8 +102,21 @@ _HOMES = {
         "UntrustedCode",
     ),
     "shardscope.methods.compressors.packed": ("PackedCompression",),
+    "shardscope.methods.strategies.bucketed": ("BucketedStrategy",),
+    "shardscope.methods.strategies.all_reduce": ("AllReduce",),
+    "shardscope.methods.strategies.gossip": ("Gossip",),
+    "shardscope.methods.strategies.hierarchical": ("Hierarchical",),
+    "shardscope.methods.strategies.parameter_server": ("ParameterServer",),
+    "shardscope.methods.strategies.pipeline": ("Pipeline",),
+    "shardscope.methods.strategies.ring": ("Ring",),
+    "shardscope.methods.strategies.single": ("Single",),
+    "shardscope.methods.strategies.tree": ("Tree",),
+    "shardscope.methods.strategies.zero_1": ("Zero1",),
+    "shardscope.methods.strategies.zero_2": ("Zero2",),
+    "shardscope.methods.strategies.zero_3": ("Zero3",),
     "shardscope.conformance": ("check_method",),
     "shardscope.training.compression.codec": ("SimpleCodec",),
+    "shardscope.training.strategies.own_all_reduce": ("OwnAllReduce",),
     "shardscope.measure.break_even": ("break_even",),
     "shardscope.measure.worth": ("worth",),
     "shardscope.runtime": ("Run", "launch", "load_job", "runs"),
@@ -107,29 +125,19 @@ _HOMES = {
     "shardscope.runtime.doctor": ("doctor",),
     "shardscope.tuning.lr_range": ("lr_range_test",),
     "shardscope.spec": (
-        "AllReduce",
         "Batch",
         "Checkpoint",
         "Cluster",
         "Compression",
         "Device",
-        "Gossip",
-        "Hierarchical",
         "Job",
         "LRSchedule",
         "Layout",
         "Link",
         "Model",
         "Optimizer",
-        "ParameterServer",
-        "Pipeline",
         "Record",
-        "Ring",
-        "Single",
-        "Tree",
-        "Zero1",
-        "Zero2",
-        "Zero3",
+        "Strategy",
     ),
     "shardscope.tuning.population": ("Population", "PopulationError", "train_population"),
 }
@@ -140,6 +148,7 @@ __all__ = [
     "AllReduce",
     "Batch",
     "Between",
+    "BucketedStrategy",
     "CheckReport",
     "Calibration",
     "Checkpoint",
@@ -158,9 +167,11 @@ __all__ = [
     "Link",
     "Model",
     "Optimizer",
+    "OwnAllReduce",
     "PackedCompression",
     "ParameterServer",
     "Pipeline",
+    "PipelineSchedule",
     "Plans",
     "Population",
     "PopulationError",
@@ -177,6 +188,7 @@ __all__ = [
     "Single",
     "Space",
     "SpecError",
+    "Strategy",
     "StudyError",
     "Tree",
     "UntrustedCode",

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from shardscope.runtime.machine import usable_cores
-from shardscope.spec import STRATEGIES, Batch, Job
-from shardscope.spec.strategy import StrategySpec, parse_strategy
+from shardscope.spec import Batch, Job, Strategy
+from shardscope.spec.strategy import strategies
 from shardscope_widgets.figures._comparison import HEADERS, Row, comparison_info, comparison_text
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import seconds_text
@@ -33,17 +33,17 @@ _BAR = 28
 
 def jobs(*, ranks: int = RANKS, steps: int | None = None) -> list[Job]:
     """Every workload by every strategy in the catalogue; one process where a strategy allows no more."""
-    return [_job(kind, workload, ranks=ranks, steps=steps) for workload in WORKLOADS for kind in STRATEGIES]
+    return [_job(name, workload, ranks=ranks, steps=steps) for workload in WORKLOADS for name in strategies()]
 
 
-def _job(kind: str, workload: tuple[str, str, int, int], *, ranks: int, steps: int | None) -> Job:
+def _job(name: str, workload: tuple[str, str, int, int], *, ranks: int, steps: int | None) -> Job:
     model, data, batch, usual = workload
-    strategy: StrategySpec = parse_strategy(kind)
+    strategy = Strategy(name)
     world_size = min(ranks, strategy.max_ranks or ranks)
     micro = strategy.suggested_micro_size(batch, world_size)
     return Job(
         model=model, data=data, strategy=strategy, world_size=world_size,
-        batch=Batch(global_size=batch, micro_size=micro), steps=steps or usual, name=f"{kind} {model}",
+        batch=Batch(global_size=batch, micro_size=micro), steps=steps or usual, name=f"{name} {model}",
     )  # fmt: skip
 
 

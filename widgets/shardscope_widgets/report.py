@@ -38,10 +38,10 @@ _EXPLAIN = {
     "timeline": "Each row is a rank: computing above, communicating below, idle in grey.",
     "memory": "Bytes that tensors hold on each rank, each kind at its own peak within the newest measured step. "
     "Gathered parameters are borrowed from other ranks for a moment.",
-    "pipeline": "One bar is one pass of one micro-batch, whose number it carries; between the bars is the bubble.",
+    "passes": "One bar is one pass of one micro-batch, whose number it carries; between the bars is the bubble.",
     "staleness": "A gradient is as stale as the number of updates that were applied while it was being computed.",
     "consensus": "Ranks that average with neighbours only hold slightly different parameters; this is how far apart.",
-    "ring": "Each line is one chunk of the gradients on its way from a rank to its neighbour.",
+    "hops": "Each line is one chunk of the gradients on its way from a rank to its neighbour.",
 }
 
 
@@ -98,7 +98,7 @@ class _Page:
         return f"<section>{''.join(parts)}</section>"
 
     def _held(self, traces: Sequence[Trace]) -> list[str]:
-        alone = next((trace for trace in traces if trace.strategy == "single"), None)
+        alone = next((trace for trace in traces if trace.world_size == 1), None)
         info = figures.memory_kinds_info(traces, alone=alone)
         if not info.runs:
             return []
@@ -116,7 +116,7 @@ class _Page:
         schedule, staleness = figures.gantt_info(trace), figures.staleness_info(trace)
         timeline, ring = figures.timeline_info(trace), figures.ring_info(trace)
         if schedule.ops:
-            words = f"{figures.gantt_text(schedule)} {_EXPLAIN['pipeline']}"
+            words = f"{figures.gantt_text(schedule)} {_EXPLAIN['passes']}"
             parts += self._part(f"Schedule of {trace.label}", words, figures.draw_gantt(schedule))
         if timeline.steps:
             words = f"{figures.timeline_text(timeline)} {_EXPLAIN['timeline']}"
@@ -125,7 +125,7 @@ class _Page:
             words = f"{figures.staleness_text(staleness)} {_EXPLAIN['staleness']}"
             parts += self._part(f"Staleness of {trace.label}", words, figures.draw_staleness(staleness))
         if ring.rounds:
-            words = f"{figures.ring_text(ring)} {_EXPLAIN['ring']}"
+            words = f"{figures.ring_text(ring)} {_EXPLAIN['hops']}"
             parts += self._part(f"Ring of {trace.label}", words, figures.ring(trace))
         return parts
 

@@ -139,12 +139,12 @@ class Trace:
         """An empty trace that carries the names of `run`; feed it events, or use `read`."""
         job = run.job
         workload = f"{label_of(job.model)} on {label_of(job.data)}"
-        bound = getattr(job.strategy, "bound", None)
+        bound, schedule = getattr(job.strategy, "bound", None), getattr(job.strategy, "schedule", None)
         compression, link = getattr(job, "compression", None), getattr(job, "link", None)
         return cls(
-            run.id, run.name, job.strategy.kind, job.world_size, workload,
-            schedule=str(getattr(job.strategy, "schedule", "")),
-            passes=job.strategy.passes(job.batch.accumulation(1)) if job.strategy.kind == "pipeline" else 1,
+            run.id, run.name, job.strategy.name, job.world_size, workload,
+            schedule=schedule.name if schedule is not None else "",
+            passes=job.strategy.passes(job.batch.accumulation(1)) if schedule is not None else 1,
             bound=None if bound is None or math.isinf(bound) else float(bound),
             method=getattr(compression, "name", "none"), method_label=getattr(compression, "label", "none"),
             period=getattr(compression, "period", 1), link="" if link is None else link.label,

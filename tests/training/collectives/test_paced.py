@@ -21,6 +21,8 @@ import torch.distributed as dist
 from conformance.ranks import RankPool
 from shardscope.analytic.communication import collective_time
 from shardscope.errors import LaunchError
+from shardscope.methods.strategies.parameter_server._torch_messages import Link as Messages
+from shardscope.methods.strategies.parameter_server._torch_messages import Message
 from shardscope.spec import Link
 from shardscope.training.collectives import Ring, Tree
 from shardscope.training.collectives.neighbours import Neighbours
@@ -28,8 +30,6 @@ from shardscope.training.collectives.paced_group import PacedGroups, PacedProces
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.collectives.switch import SharedFile
 from shardscope.training.context import RankContext
-from shardscope.training.parameter_server.messages import Link as Messages
-from shardscope.training.parameter_server.messages import Message
 
 REPEATS, ATTEMPTS = 4, 8
 ROOM, SLACK_S = 1.35, 5e-3

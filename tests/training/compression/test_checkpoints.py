@@ -46,7 +46,7 @@ def parameters_of(trainer: Trainer) -> list[Tensor]:
 
 def methods_of(strategy: Any) -> list[ss.Compression]:
     """All that remember something under the ring; a few of them elsewhere, where they are kept in the same way."""
-    kind = strategy if isinstance(strategy, str) else strategy.kind
+    kind = strategy if isinstance(strategy, str) else strategy.name
     if kind == "ring":
         known = remembering(kind)
         return known + [m for m in carried_by(kind) if m.carriage in ("layers", "steps") and m not in known]
@@ -78,7 +78,7 @@ FEWER = {3: ["zero-1", "zero-3"], 4: ["parameter-server"]}
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
     pool: RankPool, tmp_path: Path, strategy: Any
 ) -> None:
-    kind = strategy if isinstance(strategy, str) else strategy.kind
+    kind = strategy if isinstance(strategy, str) else strategy.name
     if kind not in FEWER.get(pool.world_size, [kind]):
         pytest.skip("two ranks will do")
 
@@ -111,7 +111,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
 def owed_by(trainer: Trainer, shards: int) -> dict[str, Tensor]:
     """Residuals by parameter."""
     state = trainer.strategy.remembered()
-    if not trainer.job.strategy.kind.startswith(("zero-2", "zero-3")):
+    if not trainer.job.strategy.name.startswith(("zero-2", "zero-3")):
         return {name: tensor.clone() for name, tensor in state.items() if "padding" not in name}
     return by_parameter(state, units_with_parameters(trainer.model), shards)
 

@@ -14,9 +14,9 @@ from conformance.memory import batch, make, step
 from conformance.ranks import RankPool
 from conformance.runs import small_job
 from shardscope.analytic.memory import model_states
+from shardscope.methods.strategies.parameter_server._torch_messages import HEADER_BYTES
 from shardscope.training.context import RankContext
 from shardscope.training.memory import MemoryWatch, StepMemory, Storages, held_by_default
-from shardscope.training.parameter_server.messages import HEADER_BYTES
 from shardscope.training.trainer import Trainer
 
 OPTIMIZERS = ["sgd", "nesterov", "adamw", "lamb", "lars"]

@@ -16,10 +16,10 @@ from conformance.methods import carried_by
 from conformance.ranks import RankPool
 from shardscope.analytic import communication as comm
 from shardscope.errors import SpecError
+from shardscope.methods.strategies.gossip._torch_choco import PublicCopies
 from shardscope.training.collectives.neighbours import Neighbours
 from shardscope.training.compression import build_compressor
 from shardscope.training.context import RankContext
-from shardscope.training.strategies._choco import PublicCopies
 from shardscope.training.trainer import Trainer
 
 BLOCK = 64

@@ -123,11 +123,11 @@ def zero_job(strategy: Any, world_size: int, micro_batches: int = 1, **changes: 
 
 def formula(trainer: Trainer, micro_batches: int) -> int:
     ours, strategy = trainer.job, trainer.strategy
-    if ours.strategy.kind == "zero-1":
+    if ours.strategy.name == "zero-1":
         buckets = [sum(p.numel() for _, p in bucket.named) for bucket in strategy.buckets]
         return int(comm.zero_1_bytes(buckets, 4, ours.world_size, compression=ours.compression)[0])
     sent = comm.fully_sharded_bytes(
-        units(trainer), 4, ours.world_size, stage=2 if ours.strategy.kind == "zero-2" else 3,
+        units(trainer), 4, ours.world_size, stage=2 if ours.strategy.name == "zero-2" else 3,
         replicas=ours.strategy.replicas, micro_batches=micro_batches, compression=ours.compression,
     )  # fmt: skip
     agreed = comm.agreement_bytes(len(units(trainer)), ours.world_size, replicas=ours.strategy.replicas)
@@ -140,13 +140,13 @@ def formula(trainer: Trainer, micro_batches: int) -> int:
     ids=lambda s: s.label,
 )
 def test_a_steps_bytes_are_those_of_the_formula(pool: RankPool, tmp_path: Path, strategy: Any) -> None:
-    if strategy.kind != "zero-1" and strategy.replicas > 1 and pool.world_size != 4:
+    if strategy.name != "zero-1" and strategy.replicas > 1 and pool.world_size != 4:
         pytest.skip("two replicas of two shards are four ranks")
 
     def measure(context: RankContext) -> list[tuple[ss.Compression, int, int, int]]:
         rows = []
-        for method in carried_by(strategy.kind):
-            if method.name == "sign-vote" and strategy.kind != "zero-1":
+        for method in carried_by(strategy.name):
+            if method.name == "sign-vote" and strategy.name != "zero-1":
                 continue  # refused: see below
             trainer = Trainer(
                 zero_job(strategy, context.world_size, 2, compression=method), context, tmp_path

@@ -12,8 +12,7 @@ import pytest
 import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import FullConformance, StrategyConformance
-from shardscope.spec import STRATEGIES
-from shardscope.spec.strategy import parse_strategy
+from shardscope.spec.strategy import strategies
 
 
 class TestAllReduce(FullConformance):
@@ -44,8 +43,8 @@ def test_every_strategy_joins_the_matrix(monkeypatch: pytest.MonkeyPatch) -> Non
         module = module_from_spec(found)
         monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up there
         found.loader.exec_module(module)
-    tested = {parse_strategy(cls.strategy).kind for cls in _all_below(StrategyConformance)}
-    assert tested == set(STRATEGIES) - BY_THEIR_OWN_PROPERTY
+    tested = {ss.Strategy.resolve(cls.strategy).name for cls in _all_below(StrategyConformance)}
+    assert tested == set(strategies()) - BY_THEIR_OWN_PROPERTY
 
 
 def _all_below(cls: type[StrategyConformance]) -> Iterator[type[StrategyConformance]]:

@@ -17,7 +17,7 @@ from conformance.runs import small_job
 from conformance.strategy import StrategyConformance
 from shardscope.analytic.communication import all_reduce_bytes
 from shardscope.training.context import RankContext
-from shardscope.training.strategies import build
+from shardscope.training.strategies import build_strategy
 
 
 class TestHierarchical(StrategyConformance):
@@ -59,7 +59,7 @@ def test_machines_of_unequal_size_are_refused(pool: RankPool, tmp_path: Path, si
     job = small_job(strategy="hierarchical", world_size=4)
 
     def prepare(context: RankContext) -> str:
-        strategy = build(job, replace(context, local_world_size=sizes[context.rank]))
+        strategy = build_strategy(job, replace(context, local_world_size=sizes[context.rank]))
         try:
             strategy.prepare()  # type: ignore[attr-defined]
         except ss.SpecError as error:

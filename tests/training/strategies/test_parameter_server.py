@@ -20,7 +20,7 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import OPTIMIZERS, StrategyConformance
 from shardscope.analytic import communication as comm
-from shardscope.spec.strategy import ParameterServer
+from shardscope.methods.strategies.parameter_server import ParameterServer
 from shardscope.training.context import RankContext
 from shardscope.training.trainer import Trainer
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import shardscope as ss
-import shardscope.spec.strategy as strategies
 from conformance.ranks import RankPool
 from shardscope.training.context import RankContext
 from shardscope.training.trainer import Trainer
@@ -45,9 +44,9 @@ class Reversed(nn.Module):
 
 
 STRATEGIES = {
-    "ring": (strategies.Ring(bucket_mb=0.003), 1),
-    "ring:2": (strategies.Ring(directions=2, bucket_mb=0.003), 2),
-    "all-reduce": (strategies.AllReduce(bucket_mb=0.003), 1),
+    "ring": (ss.Ring(bucket_mb=0.003), 1),
+    "ring:2": (ss.Ring(directions=2, bucket_mb=0.003), 2),
+    "all-reduce": (ss.AllReduce(bucket_mb=0.003), 1),
 }
 """With the micro-batches in which each rank takes its share of a batch."""
 

@@ -16,12 +16,13 @@ from conformance.ranks import RankPool
 from conformance.strategy import StrategyConformance, job, train
 from shardscope.analytic import communication as comm
 from shardscope.analytic import schedules
+from shardscope.spec.layout import schedule_names
 from shardscope.spec.models import GPTConfig, MLPConfig
 from shardscope.training.context import RankContext
 from shardscope.training.models import build_model
 from shardscope.training.trainer import Trainer
 
-SCHEDULES = [name for name, facts in schedules.FACTS.items() if facts.runnable]
+SCHEDULES = schedule_names()
 OTHERS = [name for name in SCHEDULES if name != "1f1b"]
 
 

@@ -50,12 +50,12 @@ def job_of(strategy: Any, world_size: int, micro_batches: int = 1, **changes: An
 
 def formula(trainer: Trainer, micro_batches: int) -> int:
     strategy, world = trainer.job.strategy, trainer.job.world_size
-    if strategy.kind == "zero-1":
+    if strategy.name == "zero-1":
         buckets = [sum(p.numel() for _, p in bucket.named) for bucket in trainer.strategy.buckets]
         by_rank = comm.zero_1_bytes(buckets, ITEM, world)
     else:
         by_rank = comm.fully_sharded_bytes(
-            units(trainer), ITEM, world, stage=2 if strategy.kind == "zero-2" else 3,
+            units(trainer), ITEM, world, stage=2 if strategy.name == "zero-2" else 3,
             replicas=strategy.replicas, micro_batches=micro_batches,
         ) + comm.agreement_bytes(len(units(trainer)), world, replicas=strategy.replicas)  # fmt: skip
     return int(by_rank[trainer.context.rank])
@@ -156,7 +156,7 @@ def test_a_rank_holds_its_shard_and_no_more(pool: RankPool, tmp_path: Path, stra
     for rank, row in enumerate(pool.run(held, tmp_path)):
         whole = sum(torch.Size(shape).numel() for shape in row["shapes"]) * ITEM
         padded = sum(sharding.padded_elements(shape, world) for shape in row["shapes"]) // world * ITEM
-        if strategy.kind == "zero-1":
+        if strategy.name == "zero-1":
             shard = int(sharding.flat_shard_elements(row["buckets"], world)[rank]) * ITEM
             assert abs(shard - whole / world) <= len(row["buckets"]) * ITEM
             assert (row["parameters"], row["gradients"]) == (whole, whole)

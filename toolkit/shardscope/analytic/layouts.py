@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.spec.layout import COMPRESSION_NAMES, OFFLOAD_NAMES, RECOMPUTE_NAMES, SCHEDULE_NAMES, Layout
+from shardscope.spec.layout import COMPRESSION_NAMES, OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout, schedule_names
 
 Ints = npt.NDArray[np.int64]
 
@@ -72,7 +72,7 @@ class Layouts(_Columns):
             micro_batch=column("micro_batch"),
             num_microbatches=column("num_microbatches"),
             virtual_stages=column("virtual_stages"),
-            schedule=index("schedule", SCHEDULE_NAMES),
+            schedule=index("schedule", schedule_names()),
             recompute=index("recompute", RECOMPUTE_NAMES),
             offload=index("offload", OFFLOAD_NAMES),
             compression=index("compression", COMPRESSION_NAMES),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from shardscope.errors import SpecError
@@ -11,10 +13,10 @@ from shardscope.spec.layout import (
     GradCompression,
     Layout,
     LayoutOptimizer,
-    LayoutSchedule,
     Offload,
     Precision,
     Recompute,
+    searched_schedules,
 )
 
 if TYPE_CHECKING:
@@ -25,13 +27,13 @@ _COUNTS = (
     "data", "tensor", "pipeline", "context", "expert", "zero", "shard", "global_batch", "micro_batch",
     "virtual_stages",
 )  # fmt: skip
-_CHOICES = {
-    "schedule": LayoutSchedule,
-    "recompute": Recompute,
-    "precision": Precision,
-    "optimizer": LayoutOptimizer,
-    "offload": Offload,
-    "compression": GradCompression,
+_CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
+    "schedule": searched_schedules,
+    "recompute": partial(get_args, Recompute),
+    "precision": partial(get_args, Precision),
+    "optimizer": partial(get_args, LayoutOptimizer),
+    "offload": partial(get_args, Offload),
+    "compression": partial(get_args, GradCompression),
 }
 
 
@@ -56,9 +58,7 @@ def add_to(commands: Any) -> None:
         )
     for name, names in _CHOICES.items():
         default = Layout.model_fields[name].default
-        parser.add_argument(
-            f"--{name}", choices=get_args(names), default=default, help=f"(default: {default})"
-        )
+        parser.add_argument(f"--{name}", choices=names(), default=default, help=f"(default: {default})")
     parser.add_argument("--sequence-parallel", action="store_true", help="cut norms over the tensor ranks")
     parser.add_argument("--no-flash-attention", action="store_true", help="attention in separate kernels")
     parser.add_argument("--json", action="store_true", help="print the figures and their terms as JSON")

@@ -12,10 +12,13 @@ from shardscope.conformance.compression import CompressionConformance
 from shardscope.conformance.lr_schedule import LRScheduleConformance
 from shardscope.conformance.method import MethodConformance
 from shardscope.conformance.optimizer import OptimizerConformance
+from shardscope.conformance.pipeline_schedule import PipelineScheduleConformance
+from shardscope.conformance.strategy import StrategyConformance
 from shardscope.spec.method import Method
 
 _CLASSES: tuple[type[MethodConformance], ...] = (
-    CompressionConformance, LRScheduleConformance, OptimizerConformance,
+    CompressionConformance, LRScheduleConformance, OptimizerConformance, PipelineScheduleConformance,
+    StrategyConformance,
 )  # fmt: skip
 
 
@@ -51,5 +54,7 @@ __all__ = [
     "LRScheduleConformance",
     "MethodConformance",
     "OptimizerConformance",
+    "PipelineScheduleConformance",
+    "StrategyConformance",
     "check_method",
 ]

@@ -6,12 +6,14 @@ import tempfile
 from typing import Any, ClassVar
 
 import cloudpickle
+import numpy as np
 
 from shardscope.runtime import Run, launch
 from shardscope.spec import Job
 from shardscope.spec.method import Method
 from shardscope.spec.registry import names, register
 from shardscope.spec.space import Space
+from shardscope.training.parameters import FILE
 from shardscope.tuning.apply import apply, check
 
 _STEPS = 4
@@ -41,6 +43,23 @@ class MethodConformance:
             assert run.state == "completed", f"it ended as {run.state}: {run.error or run.reason}"
             self._look_at(run)
         return run
+
+    def _resumes(self, job: Job, *, tolerance: float = 0.0) -> None:
+        """A run in two pieces ends with the weights of one in one piece, to the bit unless a tolerance is given."""
+        with tempfile.TemporaryDirectory(prefix="shardscope-conformance-") as root:
+            whole = launch(job, root=root).wait(_TIMEOUT_S)
+            first = launch(job.replace(until=2), root=root).wait(_TIMEOUT_S)
+            second = launch(job, root=root, resume=first).wait(_TIMEOUT_S)
+            for run in (whole, first, second):
+                assert run.state == "completed", f"{job.strategy.label}: {run.error or run.reason}"
+            with np.load(whole.path / FILE) as ours, np.load(second.path / FILE) as theirs:
+                for name in ours.files:
+                    if ours[name].tobytes() == theirs[name].tobytes():
+                        continue
+                    apart = float(np.abs(ours[name] - theirs[name]).max(initial=0.0))
+                    assert apart <= tolerance, (
+                        f"{job.strategy.label}: {name} of a resumed run is {apart:.2g} off"
+                    )
 
     def _look_at(self, run: Run) -> None:
         """Check what a finished run has written; for kinds to override."""

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-
 from shardscope.conformance.method import MethodConformance
-from shardscope.runtime import Run, launch
+from shardscope.runtime import Run
 from shardscope.runtime.check import check
 from shardscope.spec import Record
 from shardscope.spec.optimizer import Optimizer
-
-_TIMEOUT_S = 120
 
 
 class OptimizerConformance(MethodConformance):
@@ -32,22 +26,8 @@ class OptimizerConformance(MethodConformance):
     def test_a_resumed_run_ends_where_one_in_one_piece_does(self) -> None:
         """Whole and sharded state are saved and read again."""
         for strategy in ("ring", "zero-1", "zero-3"):
-            with tempfile.TemporaryDirectory(prefix="shardscope-conformance-") as root:
-                job = self._job(strategy=strategy, world_size=2, record=Record(parameters=True))
-                whole = launch(job, root=root).wait(_TIMEOUT_S)
-                first = launch(job.replace(until=2), root=root).wait(_TIMEOUT_S)
-                second = launch(job, root=root, resume=first).wait(_TIMEOUT_S)
-                for run in (whole, first, second):
-                    assert run.state == "completed", f"under {strategy}: {run.error or run.reason}"
-                assert _weights(whole.path) == _weights(second.path), (
-                    f"a resumed {strategy} run has other weights"
-                )
+            self._resumes(self._job(strategy=strategy, world_size=2, record=Record(parameters=True)))
 
     def _look_at(self, run: Run) -> None:
         for event in run.events("step"):
             assert event["lr"] == run.job.optimizer.lr, f"step {event['step']} trained with lr={event['lr']}"
-
-
-def _weights(run: Path) -> dict[str, bytes]:
-    with np.load(run / "parameters.npz", allow_pickle=False) as file:
-        return {name: file[name].tobytes() for name in file.files}

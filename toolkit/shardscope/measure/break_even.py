@@ -17,8 +17,9 @@ from shardscope.analytic.sharding import replica_buckets
 from shardscope.errors import SpecError
 from shardscope.measure.asked import bandwidth_of, latency_of, methods_of, whole, workers_of
 from shardscope.measure.codecs import Buckets, codec_seconds
-from shardscope.spec import Compression, Job, Ring
-from shardscope.spec.strategy import Bucketed
+from shardscope.methods.strategies.bucketed import BucketedStrategy
+from shardscope.spec import Compression, Job
+from shardscope.spec.strategy import Strategy
 from shardscope.spec.user_code import label_of
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def break_even(
     whole("repeats", repeats, 1)
     for compression in compressions:
         refuse_unsteady(compression)
-    ring = Ring(bucket_mb=job.strategy.bucket_mb) if isinstance(job.strategy, Bucketed) else Ring()
+    ring = Strategy("ring", bucket_mb=getattr(job.strategy, "bucket_mb", None))
     ringed = job.replace(strategy=ring, world_size=2, batch=2, compression=Compression("none"))
     jobs = [ringed.replace(compression=one) for one in compressions]
     buckets = gradient_buckets(ringed)
@@ -148,9 +149,9 @@ def break_even(
 
 def exchange(job: Job, buckets: Buckets, workers: int, *, codec_s: float = 0.0) -> Exchange:
     """One step's of a job, its bytes counted as it sends them: gradients of its precision, its ring's directions."""
-    directions = job.strategy.directions if isinstance(job.strategy, Ring) else 1
     return exchange_of(
-        job.compression, buckets, workers, codec_s=codec_s, element_bytes=_gradient_bytes(job), directions=directions
+        job.compression, buckets, workers, codec_s=codec_s, element_bytes=_gradient_bytes(job),
+        directions=getattr(job.strategy, "ring_directions", None) or 1,
     )  # fmt: skip
 
 
@@ -193,7 +194,7 @@ def gradient_shapes(job: Job) -> list[tuple[int, ...]]:
 
 def gradient_buckets(job: Job) -> Buckets:
     """The shapes, as a job on the strategy ``ring`` or ``all-reduce`` sends them: bucket by bucket."""
-    assert isinstance(job.strategy, Bucketed)
+    assert isinstance(job.strategy, BucketedStrategy)
     return replica_buckets(gradient_shapes(job), job.strategy.bucket_mb, element_bytes=_gradient_bytes(job))
 
 

@@ -13,7 +13,7 @@ from statistics import median
 from shardscope.measure.probe import steps_with_spans
 from shardscope.runtime import launch
 from shardscope.runtime.tail import Event
-from shardscope.spec import Job, Link, Ring
+from shardscope.spec import Job, Link, Strategy
 
 _LATENCY_S = 5e-3
 """A link's latency while it is measured, at most: what comes on top of it is the same."""
@@ -38,7 +38,7 @@ def message_seconds(job: Job, link: Link | None) -> float:
     latency = 0.0 if link is None else min(link.latency_s, _LATENCY_S)
     paced = None if link is None else Link(bandwidth=_BANDWIDTH, latency_s=latency)
     small = Job(
-        model="mlp", data="digits", strategy=Ring(bucket_mb=_BUCKET_MB), world_size=job.world_size,
+        model="mlp", data="digits", strategy=Strategy("ring", bucket_mb=_BUCKET_MB), world_size=job.world_size,
         batch=job.world_size, threads=job.threads, steps=_STEPS, link=paced, name="messages",
     )  # fmt: skip
     run = launch(small).wait()

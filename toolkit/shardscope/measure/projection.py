@@ -20,7 +20,7 @@ from shardscope.runtime import Run
 from shardscope.runtime.steady import WARM_UP_STEPS
 from shardscope.runtime.summary import steps_of
 from shardscope.runtime.tail import Event
-from shardscope.spec import Link, ParameterServer, Pipeline
+from shardscope.spec import Link
 from shardscope.training.meter import Span
 
 
@@ -113,8 +113,7 @@ class Projector:
 
 def _refuse(run: Run) -> None:
     strategy = run.job.strategy
-    waits = isinstance(strategy, Pipeline) or (isinstance(strategy, ParameterServer) and strategy.bound != 0)
-    if waits or getattr(strategy, "replicas", 1) > 1:
+    if not strategy.ranks_meet:
         raise SpecError(
             f"a run of strategy={strategy.label!r} cannot be projected step by step, for its ranks are not all in the "
             "same communications; run it on the link instead"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shardscope.analytic.communication import collective_time
 from shardscope.runtime.tail import Event
-from shardscope.spec import Hierarchical, Job, Link
+from shardscope.spec import Job, Link
 from shardscope.training.collectives.tree import SLICE_BYTES as TREE_SLICE_BYTES
 
 _RING = {
@@ -94,7 +94,7 @@ class Wire:
         if name == "reduce_scatter":
             name = "all_reduce" if self._on_gloo else "ring_reduce_scatter"  # gloo runs an all-reduce inside
         if name in _RING:
-            return self._by(_RING[name], "ring", link, self._in_ring(name))
+            return self._by(_RING[name], "ring", link, self.job.strategy.ring_size(name, self.world_size))
         if name in _TREE:
             return self._by(_TREE[name], "tree", link, self.world_size)
         others = self.world_size - 1
@@ -125,16 +125,6 @@ class Wire:
             return found if isinstance(link, Links) else float(found)
 
         return takes
-
-    def _in_ring(self, name: str) -> int:
-        """Ranks in the ring that goes by this name."""
-        strategy = self.job.strategy
-        if not isinstance(strategy, Hierarchical) or not name.startswith("ring_"):
-            return self.world_size
-        per_node = strategy.ranks_per_node(self.world_size, self.world_size)
-        if per_node in (1, self.world_size):
-            return self.world_size
-        return self.world_size // per_node if name == "ring_all_reduce" else per_node
 
 
 def _served(counted: Mapping[str, Counted], link: Link | Links) -> Any:

@@ -26,8 +26,10 @@ from shardscope.measure.break_even import USUAL, exchange, gradient_buckets, ref
 from shardscope.measure.codecs import codec_seconds
 from shardscope.measure.messages import message_seconds
 from shardscope.measure.probe import Probed, probe_of, probed
+from shardscope.methods.strategies.bucketed import BucketedStrategy
 from shardscope.runtime import Run
 from shardscope.spec import Compression, Job, Link
+from shardscope.spec.strategy import Strategy, strategies_where
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,6 +120,10 @@ class Worth:
         return self.verdict
 
 
+def _in_a_ring(strategy: Strategy) -> bool:
+    return isinstance(strategy, BucketedStrategy) and strategy.ring_directions is not None
+
+
 def worth(
     job: Job,
     *,
@@ -141,10 +147,11 @@ def worth(
         SpecError: The job has another strategy, one rank, or a method does not go with it; or the probe is of another
             job, or tells nothing.
     """
-    if job.strategy.kind not in {"ring", "all-reduce"} or job.world_size == 1:
+    if not _in_a_ring(job.strategy) or job.world_size == 1:
+        rings = strategies_where(_in_a_ring)
         raise SpecError(
-            f"strategy={job.strategy.kind!r} on world_size={job.world_size} is not one whose compression is predicted; "
-            "use strategy='ring' or 'all-reduce' on 2 ranks or more"
+            f"strategy={job.strategy.name!r} on world_size={job.world_size} is not one whose compression is predicted; "
+            f"use strategy={' or '.join(map(repr, rings))} on 2 ranks or more"
         )
     link = job.link if link is None else link_of(link)
     compressions = [Compression("none"), *methods_of(methods)]

@@ -17,7 +17,7 @@ from shardscope.runtime.check_report import CheckReport, compare
 from shardscope.runtime.driver import launch
 from shardscope.runtime.run import Run
 from shardscope.runtime.summary import mean_loss, steps_of
-from shardscope.spec import Batch, Checkpoint, Compression, Job, Record, Single
+from shardscope.spec import Batch, Checkpoint, Compression, Job, Record, Strategy
 from shardscope.spec.user_code import label_of
 
 OnStep = Callable[[Run, int], None]
@@ -63,7 +63,7 @@ def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
         SpecError: The job is on one process already, or `steps` is not possible.
     """
     require(job, Job, by="check", write="ss.check(ss.Job(...))")
-    if isinstance(job.strategy, Single):
+    if job.world_size == 1:
         raise SpecError(
             "strategy='single' is what others are checked against; check a strategy such as 'ring'"
         )
@@ -74,7 +74,7 @@ def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
     )  # fmt: skip
     micro = job.batch.micro_size or job.batch.per_rank(job.num_data_ranks)
     alone = sharded.replace(
-        strategy=Single(), world_size=1, compression=Compression(name="none"),
+        strategy=Strategy("single"), world_size=1, compression=Compression(name="none"),
         batch=Batch(global_size=job.batch.global_size, micro_size=micro),
         record=Record(parameters=True), name=f"check single {label_of(job.model)}",
     )  # fmt: skip

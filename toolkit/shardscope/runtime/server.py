@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 _NEEDED = ("numpy.ma", "torch._dynamo", "shardscope.runtime.agent", "shardscope.runtime.worker")
-_LATER = ("shardscope.training.checkpoint", "shardscope.training.pipeline.stage")
+_LATER = ("shardscope.training.checkpoint", "shardscope.methods.strategies.pipeline._torch")
 """Imported when there is nothing else to do: most runs never need it, and the first launch does not wait for it."""
 DRIVER_ENDED = b"d"
 """What an agent reads from its pipe when the driver is gone; where the pipe just closes, the server is."""

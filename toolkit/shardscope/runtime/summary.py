@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from shardscope.analytic.communication import exchanged_bytes
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.steady import per_step
 from shardscope.runtime.tail import Event, read_events
@@ -171,8 +170,8 @@ def _compression(job: Job, starts: list[Event], steps: dict[int, list[Event]]) -
     codec = {step: max(e["codec_s"] for e in row) for step, row in steps.items()}
     return {
         "compression": job.compression.label,
-        "uncompressed_bytes_per_step": exchanged_bytes(
-            job.strategy, starts[0]["gradient_bytes"], job.world_size, micro_batches=micro_batches
+        "uncompressed_bytes_per_step": job.strategy.exchanged_bytes(
+            starts[0]["gradient_bytes"], job.world_size, micro_batches=micro_batches
         ),
         "codec_s_per_step": per_step(codec, job.compression.period),
     }

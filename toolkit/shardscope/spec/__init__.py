@@ -19,21 +19,7 @@ if TYPE_CHECKING:
     from shardscope.spec.method import Method
     from shardscope.spec.model import Model
     from shardscope.spec.optimizer import Optimizer
-    from shardscope.spec.strategy import (
-        STRATEGIES,
-        AllReduce,
-        Gossip,
-        Hierarchical,
-        ParameterServer,
-        Pipeline,
-        Ring,
-        Single,
-        Strategy,
-        Tree,
-        Zero1,
-        Zero2,
-        Zero3,
-    )
+    from shardscope.spec.strategy import Strategy
     from shardscope.spec.user_code import UserCode
 
 _HOMES = {
@@ -47,35 +33,17 @@ _HOMES = {
     "method": ("Method",),
     "model": ("Model",),
     "optimizer": ("Optimizer",),
-    "strategy": (
-        "STRATEGIES",
-        "AllReduce",
-        "Gossip",
-        "Hierarchical",
-        "ParameterServer",
-        "Pipeline",
-        "Ring",
-        "Single",
-        "Strategy",
-        "Tree",
-        "Zero1",
-        "Zero2",
-        "Zero3",
-    ),
+    "strategy": ("Strategy",),
     "user_code": ("UserCode",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "STRATEGIES",
-    "AllReduce",
     "Batch",
     "Checkpoint",
     "Cluster",
     "Compression",
     "Device",
-    "Gossip",
-    "Hierarchical",
     "Job",
     "LRSchedule",
     "Layout",
@@ -83,17 +51,9 @@ __all__ = [
     "Method",
     "Model",
     "Optimizer",
-    "ParameterServer",
-    "Pipeline",
     "Record",
-    "Ring",
-    "Single",
     "Strategy",
-    "Tree",
     "UserCode",
-    "Zero1",
-    "Zero2",
-    "Zero3",
 ]
 
 

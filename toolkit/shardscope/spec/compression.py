@@ -160,12 +160,12 @@ class Compression(Method):
             return
         if self.carriage not in type(job.strategy).carries:
             raise SpecError(
-                f"compression={self.name!r} does not go with strategy={job.strategy.kind!r}; {self._way_out(job)}"
+                f"compression={self.name!r} does not go with strategy={job.strategy.name!r}; {self._way_out(job)}"
             )
         if "exchange" in self.changed and not type(job.strategy).has_exchanges:
             raise SpecError(
                 f"compression.exchange={self.settings['exchange']!r} has no effect with "
-                f"strategy={job.strategy.kind!r}, whose packets go straight to where they are unpacked; leave it out"
+                f"strategy={job.strategy.name!r}, whose packets go straight to where they are unpacked; leave it out"
             )
         if job.precision == "fp16" and not self.survives_overflow:
             raise SpecError(
@@ -182,11 +182,13 @@ class Compression(Method):
 
     def _way_out(self, job: Job) -> str:
         """What goes with the job's strategy, and which strategies take this method."""
-        from shardscope.spec.strategy import STRATEGIES  # they name the carriages above
+        from shardscope.spec.strategy import strategies  # they name the carriages above
 
         methods = (registry.require_known(Compression, name) for name in registry.names(Compression))
         carried = [method.name for method in methods if method.carriage in type(job.strategy).carries]
-        takers = ", ".join(kind for kind, strategy in STRATEGIES.items() if self.carriage in strategy.carries)
+        takers = ", ".join(
+            name for name, strategy in strategies().items() if self.carriage in strategy.carries
+        )
         if carried:
             return f"it takes {', '.join(carried)}, and {self.name} goes with {takers}"
         return f"it exchanges no gradients; use compression='none', or one of {takers}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -20,7 +20,7 @@ from shardscope.spec.models import model_config
 from shardscope.spec.noise_scale import check_noise_scale
 from shardscope.spec.numbers import Count, CountOrZero, Seed
 from shardscope.spec.optimizer import AnyOptimizer, Optimizer
-from shardscope.spec.strategy import Ring, Strategy, StrategySpec, parse_strategy
+from shardscope.spec.strategy import AnyStrategy, Strategy
 from shardscope.spec.user_code import Named, UserCode, label_of
 
 PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
@@ -119,7 +119,7 @@ class Job(Spec):
     """``digits``, ``python-source``, a path (text, ``.npz``, ``.npy``), or a callable returning ``(train, test)``.
     Inputs and targets are tensors, or tuples and mappings of them: a model is called with a tuple's items as arguments
     and with a mapping's as keywords. A mapping with ``labels`` is both, as Hugging Face's models take it."""
-    strategy: Strategy = Ring()
+    strategy: AnyStrategy = Field(default_factory=lambda: Strategy("ring"))
     """How the ranks share the work: a strategy, or its short string such as ``"ring"``."""
     world_size: int = Field(default=2, ge=1, le=1024)
     """Number of ranks. 1 to 1024; ``single`` runs on 1."""
@@ -179,8 +179,8 @@ class Job(Spec):
     @classmethod
     def _one_rank_for_single(cls, fields: Any) -> Any:
         if isinstance(fields, dict) and "world_size" not in fields and "strategy" in fields:
-            strategy = parse_strategy(fields["strategy"])
-            if getattr(strategy, "max_ranks", None) == 1:
+            strategy = Strategy.resolve(fields["strategy"])
+            if strategy.max_ranks == 1:
                 return {**fields, "strategy": strategy, "world_size": 1}
         return fields
 
@@ -190,11 +190,11 @@ class Job(Spec):
         """Where none is given, the micro-batch that suits the strategy: a pipeline needs several."""
         if not isinstance(fields, dict):
             return fields
-        batch, strategy = fields.get("batch", 64), parse_strategy(fields.get("strategy", "ring"))
+        batch, strategy = fields.get("batch", 64), Strategy.resolve(fields.get("strategy", "ring"))
         if isinstance(batch, int | dict):
             batch = Batch.from_fields(batch) if isinstance(batch, dict) else Batch(global_size=batch)
         world_size = fields.get("world_size", cls.model_fields["world_size"].default)
-        known = isinstance(batch, Batch) and isinstance(strategy, StrategySpec) and type(world_size) is int
+        known = isinstance(batch, Batch) and type(world_size) is int
         if not known or batch.micro_size is not None or world_size < 1:
             return fields
         micro_size = strategy.suggested_micro_size(batch.global_size, world_size)
@@ -211,15 +211,9 @@ class Job(Spec):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        self._check_ranks()
         self._check_names()
-        workers = f"the {self.num_data_ranks} workers of world_size={self.world_size}"
-        all_work = self.num_data_ranks == self.world_size
-        self.batch.accumulation(self.num_data_ranks, among=None if all_work else workers)
-        self.strategy.check(self)
-        if self.compression.is_here:
-            self.compression.check(self)
-        check_noise_scale(self)
+        if self.strategy.is_here:
+            self._check_strategy()
         if self.lr_schedule.warmup_steps > self.steps:
             raise SpecError(
                 f"lr_schedule.warmup_steps={self.lr_schedule.warmup_steps} is more than steps={self.steps}; "
@@ -229,16 +223,26 @@ class Job(Spec):
             raise SpecError(f"until={self.until} is more than steps={self.steps}; use 1 to {self.steps}")
         return self
 
+    def _check_strategy(self) -> None:
+        self._check_ranks()
+        workers = f"the {self.num_data_ranks} workers of world_size={self.world_size}"
+        all_work = self.num_data_ranks == self.world_size
+        self.batch.accumulation(self.num_data_ranks, among=None if all_work else workers)
+        self.strategy.check(self)
+        if self.compression.is_here:
+            self.compression.check(self)
+        check_noise_scale(self)
+
     def _check_ranks(self) -> None:
-        kind, low, high = self.strategy.kind, self.strategy.min_ranks, self.strategy.max_ranks
+        name, low, high = self.strategy.name, self.strategy.min_ranks, self.strategy.max_ranks
         if self.world_size < low:
             raise SpecError(
-                f"strategy={kind!r} needs at least {low} ranks, got world_size={self.world_size}; "
+                f"strategy={name!r} needs at least {low} ranks, got world_size={self.world_size}; "
                 f"use world_size={low} or strategy='single'"
             )
         if high is not None and self.world_size > high:
             raise SpecError(
-                f"strategy={kind!r} runs on {high} rank, got world_size={self.world_size}; "
+                f"strategy={name!r} runs on {high} rank, got world_size={self.world_size}; "
                 f"use world_size={high} or another strategy such as 'ring'"
             )
 
@@ -270,12 +274,13 @@ class Job(Spec):
 
     @property
     def user_code(self) -> dict[str, UserCode]:
-        """The code of the user's, by the field that it stands in: functions, and classes of methods."""
-        fields = {name: getattr(self, name) for name in type(self).model_fields}
-        found = {
-            name: value.user_code if isinstance(value, Method) else value for name, value in fields.items()
-        }
-        return {name: value for name, value in found.items() if isinstance(value, UserCode)}
+        """The code of the user's, by the field that it stands in: functions, and classes of methods.
+
+        A method within a method stands under both fields, as in ``strategy.schedule``.
+        """
+        return dict(
+            found for name in type(self).model_fields for found in _code_in(name, getattr(self, name))
+        )
 
     def with_user_code(self, code: Mapping[str, Callable[..., Any]]) -> Self:
         """This job with functions, and classes of methods, in place of their names.
@@ -283,14 +288,33 @@ class Job(Spec):
         Raises:
             SpecError: A class is not the method that the job names.
         """
-        changes = {name: self._with_code(name, value) for name, value in code.items()}
+        changes: dict[str, Any] = {}
+        for place, value in code.items():
+            field, _, setting = place.partition(".")
+            owner = changes.get(field, getattr(self, field))
+            changes[field] = (
+                owner.replace(**{setting: _with_code(getattr(owner, setting), value)})
+                if setting
+                else _with_code(owner, value)
+            )
         return self.replace(**changes)
 
-    def _with_code(self, field: str, code: Callable[..., Any]) -> Any:
-        named = getattr(self, field)
-        if not isinstance(named, Method):
-            return code
-        if not (isinstance(code, type) and issubclass(code, named.base_class()) and code.name == named.name):
-            raise SpecError(f"{code!r} is not the {named.kind} {named.name!r} that this job names")
-        registry.register_loaded(code)
-        return code(**named.settings)
+
+def _code_in(place: str, value: Any) -> Iterator[tuple[str, UserCode]]:
+    """The code in a field, and in the settings of a method that stands there."""
+    code = value.user_code if isinstance(value, Method) else value
+    if isinstance(code, UserCode):
+        yield place, code
+    if isinstance(value, Method):
+        for setting, each in value.settings.items():
+            if isinstance(each, Method):
+                yield from _code_in(f"{place}.{setting}", each)
+
+
+def _with_code(named: Any, code: Callable[..., Any]) -> Any:
+    if not isinstance(named, Method):
+        return code
+    if not (isinstance(code, type) and issubclass(code, named.base_class()) and code.name == named.name):
+        raise SpecError(f"{code!r} is not the {named.kind} {named.name!r} that this job names")
+    registry.register_loaded(code)
+    return code(**named.settings)

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
+from pydantic import AfterValidator
+
+from shardscope.errors import SpecError
 from shardscope.spec import layout_rules
 from shardscope.spec._base import Spec
 from shardscope.spec.numbers import Count, CountOrZero, Degree
+from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
 
 if TYPE_CHECKING:
     from shardscope.spec.cluster import Cluster
     from shardscope.spec.model import LayerTable, Transformer
 
-LayoutSchedule = Literal[
-    "gpipe", "1f1b", "interleaved", "zero-bubble", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipev"
-]
+
+def schedule_names() -> tuple[str, ...]:
+    """The names of all schedules, in the order in which columns of layouts count them."""
+    return tuple(schedule.name for schedule in schedules())
+
+
+def searched_schedules() -> tuple[str, ...]:
+    """Those that layouts can have: of which it is known in closed form what a rank holds."""
+    return tuple(schedule.name for schedule in schedules() if schedule.held_terms is not None)
+
+
+def _known_schedule(name: str) -> str:
+    if PipelineSchedule(name).held_terms is None:
+        raise SpecError(
+            f"schedule={name!r} does not say what a rank holds in closed form; give its class held_terms, or use one "
+            f"of {', '.join(searched_schedules())}"
+        )
+    return name
+
+
+LayoutSchedule = Annotated[str, AfterValidator(_known_schedule)]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "states", "activations", "all"]
 Precision = Literal["fp32", "bf16", "fp16", "fp16-mixed", "bf16-mixed", "fp8-mixed"]
 LayoutOptimizer = Literal["sgd", "nesterov", "adamw", "lamb", "lars", "adafactor", "adam8bit", "muon"]
 GradCompression = Literal["none", "fp16", "int8", "int4", "topk-1%", "powersgd-4"]
 
-SCHEDULE_NAMES: tuple[str, ...] = get_args(LayoutSchedule)
 RECOMPUTE_NAMES: tuple[str, ...] = get_args(Recompute)
 OFFLOAD_NAMES: tuple[str, ...] = get_args(Offload)
 COMPRESSION_NAMES: tuple[str, ...] = get_args(GradCompression)

@@ -6,42 +6,15 @@ Both ask here. Arguments are numbers or arrays that broadcast; so is what comes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from shardscope.spec.model import Transformer
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 Numbers = Any
 """A number, or an array of them: this floor knows no arrays, only what they share with numbers."""
 Broken = Any
 """True or False, or an array of them."""
-
-
-@dataclass(frozen=True)
-class StagesARank:
-    """How many stages a rank of a schedule may hold."""
-
-    least: int
-    most: int | None
-
-
-STAGES_A_RANK: dict[str, StagesARank] = {
-    "gpipe": StagesARank(1, 1),
-    "1f1b": StagesARank(1, 1),
-    "interleaved": StagesARank(2, None),
-    "zero-bubble": StagesARank(2, None),
-    "zb-h1": StagesARank(1, 1),
-    "zb-h2": StagesARank(1, 1),
-    "zbv": StagesARank(2, 2),
-    "v-half": StagesARank(2, 2),
-    "v-min": StagesARank(2, 2),
-    "dualpipev": StagesARank(2, 2),
-}
-"""Of every schedule in `spec.layout.SCHEDULE_NAMES`."""
-CHUNKED = tuple(name for name, stages in STAGES_A_RANK.items() if stages.most is None)
-"""Schedules that look at `virtual_stages`."""
-V_SHAPED = tuple(name for name, stages in STAGES_A_RANK.items() if stages.least == stages.most == 2)
-"""Schedules that run down the ranks and back up: each rank holds two stages, the first one also the last."""
 
 
 def indivisible(size: Numbers, parts: Numbers) -> Broken:
@@ -90,11 +63,11 @@ def uneven_chunks(layers: int, pipeline: Numbers, virtual_stages: int) -> Broken
     return indivisible(layers, pipeline * virtual_stages) & (virtual_stages > 1)
 
 
-def uneven_rounds(schedule: str, pipeline: Numbers, microbatches: Numbers) -> Broken:
-    """An interleaved schedule takes micro-batches in rounds of as many as there are ranks."""
-    return indivisible(microbatches, pipeline) & (schedule in CHUNKED)
+def uneven_rounds(schedule: PipelineSchedule, pipeline: Numbers, microbatches: Numbers) -> Broken:
+    """A schedule of any number of stages a rank takes micro-batches in rounds of as many as there are ranks."""
+    return indivisible(microbatches, pipeline) & (schedule.most_stages is None)
 
 
-def too_few_microbatches(schedule: str, pipeline: Numbers, microbatches: Numbers) -> Broken:
-    """DualPipeV needs two micro-batches a rank."""
-    return (microbatches < 2 * pipeline) & (schedule == "dualpipev")
+def too_few_microbatches(schedule: PipelineSchedule, pipeline: Numbers, microbatches: Numbers) -> Broken:
+    """There are fewer for each rank than the schedule needs."""
+    return microbatches < schedule.least_per_rank * pipeline

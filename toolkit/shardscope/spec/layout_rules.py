@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from shardscope.errors import SpecError
 from shardscope.spec import layout_faults as faults
 from shardscope.spec.divisors import divisors_text
-from shardscope.spec.layout_faults import STAGES_A_RANK
 from shardscope.spec.model import LayerTable, Transformer
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 if TYPE_CHECKING:
     from shardscope.spec.cluster import Cluster
@@ -84,23 +84,24 @@ def _groups(layout: Layout) -> Iterator[str]:
 
 
 def _schedule(layout: Layout) -> Iterator[str]:
-    stages, held = STAGES_A_RANK[layout.schedule], layout.virtual_stages
+    schedule, held = PipelineSchedule(layout.schedule), layout.virtual_stages
     if layout.pipeline == 1:
         if held != 1:
             yield f"virtual_stages={held} has no effect with pipeline=1; use pipeline=2 or more, or virtual_stages=1"
         return
-    if held < stages.least or (stages.most is not None and held > stages.most):
-        allowed = str(stages.least) if stages.least == stages.most else f"{stages.least} or more"
+    least, most = schedule.least_stages, schedule.most_stages
+    if held < least or (most is not None and held > most):
+        allowed = str(least) if least == most else f"{least} or more"
         yield f"virtual_stages={held}: the {layout.schedule} schedule holds {allowed} stages a rank; use {allowed}"
-    if faults.uneven_rounds(layout.schedule, layout.pipeline, layout.num_microbatches):
+    if faults.uneven_rounds(schedule, layout.pipeline, layout.num_microbatches):
         yield (
             f"num_microbatches={layout.num_microbatches} is no multiple of pipeline={layout.pipeline}, which the "
             f"{layout.schedule} schedule needs; change global_batch, micro_batch or data"
         )
-    if faults.too_few_microbatches(layout.schedule, layout.pipeline, layout.num_microbatches):
+    if faults.too_few_microbatches(schedule, layout.pipeline, layout.num_microbatches):
         yield (
-            f"num_microbatches={layout.num_microbatches} is too few for the dualpipev schedule on "
-            f"pipeline={layout.pipeline}; use {2 * layout.pipeline} or more"
+            f"num_microbatches={layout.num_microbatches} is too few for the {layout.schedule} schedule on "
+            f"pipeline={layout.pipeline}; use {schedule.least_per_rank * layout.pipeline} or more"
         )
 
 

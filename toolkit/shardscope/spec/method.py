@@ -111,8 +111,9 @@ class Method(Spec, metaclass=_ByName):
             registry.register_used(value)
             return value()
         if not isinstance(value, cls):
+            article = "an" if cls.__name__[0] in "AEIOU" else "a"
             raise SpecError(
-                f"{cls.kind}={quoted(value)} is no {cls.__name__}; give a name such as "
+                f"{cls.kind}={quoted(value)} is not {article} {cls.__name__}; give a name such as "
                 f"{registry.names(cls)[0]!r}, or an object of such a class"
             )
         if not isinstance(value, _Unloaded):
@@ -121,6 +122,11 @@ class Method(Spec, metaclass=_ByName):
 
     def __str__(self) -> str:
         return repr(self)
+
+    @classmethod
+    def heading(cls) -> str:
+        """What lists call it."""
+        return cls.name
 
     @classmethod
     def base_class(cls) -> type[Method]:

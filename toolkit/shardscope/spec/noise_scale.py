@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardscope.errors import SpecError
-from shardscope.spec.strategy import STRATEGIES, parse_strategy
+from shardscope.spec.strategy import strategies_where
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -21,7 +21,7 @@ def check_noise_scale(job: Job) -> None:
         return
     reason = job.strategy.hides_noise_because
     if reason is not None:
-        able = [kind for kind in STRATEGIES if parse_strategy(kind).hides_noise_because is None]
+        able = strategies_where(lambda strategy: strategy.hides_noise_because is None)
         raise SpecError(
             f"record.noise_scale=True does not go with strategy={job.strategy.label!r}, where {reason}; "
             f"use one of {', '.join(able)}"

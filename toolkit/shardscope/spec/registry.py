@@ -28,7 +28,7 @@ Kind = TypeVar("Kind", bound="Method")
 
 GROUP = "shardscope.methods"
 """The entry-point group in which packages name their methods; also the package of the built-in ones."""
-_NAME = re.compile("[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_NAME = re.compile("[a-z0-9]+(-[a-z0-9]+)*")
 _TAKEN = {"name", "kind", "folder", "code", "settings", "changed", "label"}
 """What settings cannot be called."""
 
@@ -119,6 +119,11 @@ def require_known(kind: type[Kind], name: Any) -> type[Kind]:
     return found
 
 
+def all_of(kind: type[Kind]) -> tuple[type[Kind], ...]:
+    """The classes of all methods of a kind, in the order of `names`."""
+    return tuple(require_known(kind, name) for name in names(kind))
+
+
 def having(kind: type[Method], setting: str) -> Iterator[str]:
     """The names of those methods of a kind that have a setting."""
     return (name for name in names(kind) if setting in require_known(kind, name).model_fields)
@@ -203,7 +208,12 @@ def _built_in(folder: str) -> dict[str, str]:
     """The module of each built-in method by name, none of them imported."""
     package = import_module(f"{GROUP}.{folder}")
     found = (module.name for module in iter_modules(package.__path__) if module.ispkg)
-    return {name.replace("_", "-"): f"{GROUP}.{folder}.{name}" for name in found}
+    return {_name_of(name): f"{GROUP}.{folder}.{name}" for name in found}
+
+
+def _name_of(folder: str) -> str:
+    """A method's name by its folder, which begins with an underscore where the name begins with a digit."""
+    return folder.removeprefix("_").replace("_", "-")
 
 
 @cache
@@ -219,7 +229,7 @@ def _class_in(module: str, kind: type[Any]) -> Any:
         raise SpecError(f"the folder {module} must define one {kind.__name__}, and defines {classes}")
     cls: Any = found[0]
     check(cls)
-    if cls.name.replace("-", "_") != module.rpartition(".")[2]:
+    if cls.name != _name_of(module.rpartition(".")[2]):
         raise SpecError(
             f"{cls.__name__}.name={cls.name!r} is not that of its folder {module}; let them agree"
         )

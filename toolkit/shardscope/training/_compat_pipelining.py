@@ -8,12 +8,14 @@ Imported only where a pipeline runs: it costs 20 ms.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
 logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
 """On any error torch writes its whole schedule to the log; the error itself is raised, and said in one sentence."""
@@ -99,3 +101,35 @@ class StaticStage(PipelineStage):
                 buffer, landing = self._landing.pop(id(info.buffer))
                 with torch.no_grad():
                     buffer.copy_(landing)
+
+
+_KINDS = {
+    "F": _ComputationType.FORWARD,
+    "B": _ComputationType.FULL_BACKWARD,
+    "I": _ComputationType.BACKWARD_INPUT,
+    "W": _ComputationType.BACKWARD_WEIGHT,
+}
+
+
+class OrderedSchedule(_PipelineScheduleRuntime):
+    """Any order of passes, carried out by torch's runtime, which puts the messages in between.
+
+    Args:
+        ranks: The operations of every rank in order, each its kind, its stage and its micro-batch.
+        stages: Of this rank.
+        options: As for torch's schedules.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[Sequence[tuple[str, int, int]]],
+        stages: Sequence[PipelineStage],
+        microbatches: int,
+        **options: Any,
+    ) -> None:
+        super().__init__(list(stages), microbatches, **options)  # type: ignore[no-untyped-call]
+        self.pipeline_order = {
+            rank: [_Action(stage, _KINDS[kind], batch) for kind, stage, batch in row]
+            for rank, row in enumerate(ranks)
+        }
+        self._prepare_schedule_with_comms(self.pipeline_order)

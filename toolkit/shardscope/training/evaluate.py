@@ -14,7 +14,7 @@ from torch import Tensor
 from shardscope.training.data import Source, read_batch
 from shardscope.training.data.batches import named_tensors
 from shardscope.training.loss import Pairing, accuracy, pairing_of
-from shardscope.training.strategies.base import LossFunction, Strategy
+from shardscope.training.strategies.base import LossFunction, RankStrategy
 
 MAX_ROWS, MAX_TARGETS = 512, 32_768
 """How much of the test split an evaluation looks at, in rows and in targets (tokens): enough for a figure, few enough
@@ -26,7 +26,7 @@ class FailedTogether(Exception):
 
 
 def evaluate(
-    strategy: Strategy,
+    strategy: RankStrategy,
     source: Source,
     loss_function: LossFunction,
     place: Callable[[Any], Any],
@@ -83,7 +83,7 @@ def _noted(failures: list[Exception]) -> Iterator[None]:
         failures.append(error)
 
 
-def _parts(strategy: Strategy, num_rows: int) -> Iterator[tuple[Tensor, bool]]:
+def _parts(strategy: RankStrategy, num_rows: int) -> Iterator[tuple[Tensor, bool]]:
     """This rank's rows, a micro-batch at a time, and whether they count.
 
     Where a forward pass needs all ranks, each gets equally many parts of equal size: what is missing is filled with

@@ -17,14 +17,14 @@ import torch
 
 from shardscope.training.events import EventWriter
 from shardscope.training.optim import LayerSignal, LayerwiseOptimizer
-from shardscope.training.strategies.base import Strategy
+from shardscope.training.strategies.base import RankStrategy
 
 
 @dataclass
 class LayerWatch:
     """One rank's watch."""
 
-    strategy: Strategy
+    strategy: RankStrategy
     events: EventWriter
 
     def begin(self, optimizer: torch.optim.Optimizer, *, is_due: bool) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shardscope.training.strategies.base import Strategy
+from shardscope.training.strategies.base import RankStrategy
 
 FILE = "parameters.npz"
 _EXACT = {torch.float32, torch.float64}
 
 
-def save_parameters(folder: Path, strategy: Strategy) -> Path:
+def save_parameters(folder: Path, strategy: RankStrategy) -> Path:
     """Write all parameters, whole and by name, to ``parameters.npz``; called by all ranks, written by rank 0.
 
     ``names`` holds the parameters' names and ``value-N`` the N-th of them: a name of the user's could be one that

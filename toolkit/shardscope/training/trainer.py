@@ -53,7 +53,7 @@ from shardscope.training.optim.sparse import settle_sparse_embeddings
 from shardscope.training.parameters import FILE as PARAMETERS
 from shardscope.training.parameters import save_parameters
 from shardscope.training.recompute import apply_recompute
-from shardscope.training.strategies import StepResult, build
+from shardscope.training.strategies import StepResult, build_strategy
 from shardscope.training.strategies.base import MicroBatch
 
 FIGURES_EVERY = 10
@@ -107,7 +107,7 @@ class Trainer:
             weakref.finalize(self, os.close, self._home)
         _seed_everything(self.job.seed)
         self.loss_function = resolve_loss(resolve(self.job.loss))
-        self.strategy = build(self.job, self.context)
+        self.strategy = build_strategy(self.job, self.context)
         model = build_model(resolve(self.job.model))
         self.data = self._data(model)
         if is_unfinished(model):

@@ -12,12 +12,6 @@ from shardscope.spec.models import model_config
 from shardscope.spec.units import gib_text, positive, quantity
 from shardscope.tuning.traced import traced
 
-_STAGES = {
-    "single": 0, "all-reduce": 0, "ring": 0, "tree": 0, "hierarchical": 0, "gossip": 0,
-    "zero-1": 1, "zero-2": 2, "zero-3": 3,
-}  # fmt: skip
-"""Strategies whose step the formulas describe."""
-
 
 class MemoryLimit:
     """Finds trials that a rank cannot hold.
@@ -60,7 +54,7 @@ class MemoryLimit:
 
 def predicted_peak(job: Job) -> float | None:
     """Bytes on the rank that holds most; None where no formula describes the job."""
-    stage = _STAGES.get(job.strategy.kind)
+    stage = job.strategy.zero_stage
     described = isinstance(job.model, str) and job.precision == "fp32" and job.loss == "cross-entropy"
     described = described and job.optimizer.in_layout in STATES
     if stage is None or not described or job.device == "cuda":

@@ -126,7 +126,7 @@ class Session:
             )  # fmt: skip
         else:
             definition = _define(job, space, objectives, own, equal, baselines=baselines)
-            name = name or f"{label_of(job.model)}-{job.strategy.kind}"
+            name = name or f"{label_of(job.model)}-{job.strategy.name}"
         place_of(name, root)  # a name that cannot be is refused like the rest, before anything is made
         chosen = sampler_of(sampler, seed=seed, num_objectives=len(definition.objectives))
         rungs = rungs_of(promote, definition)

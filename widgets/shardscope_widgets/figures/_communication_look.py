@@ -19,24 +19,24 @@ _GAP = 0.12
 HALVES = ([0.0, 0.5 - _GAP / 2], [0.5 + _GAP / 2, 1.0])
 
 LOOKS = {
-    "parameter-server": Look(theme.STRATEGY_COLOURS["parameter-server"], "dashdot"),
+    "parameter-server": Look(theme.strategy_colour("parameter-server"), "dashdot"),
     "byteps": Look("#7d4f9e", "dash"),
-    "ring": Look(theme.STRATEGY_COLOURS["ring"]),
+    "ring": Look(theme.strategy_colour("ring")),
     "bidirectional-ring": Look("#f0a43a", "dash"),
     "chain": Look("#a35a3a", "dot"),
-    "tree": Look(theme.STRATEGY_COLOURS["tree"]),
+    "tree": Look(theme.strategy_colour("tree")),
     "pipelined-tree": Look("#62b84f", "dash"),
     "double-binary-tree": Look("#1a6c79", "dot"),
     "halving-doubling": Look("#2a86d1", "dash"),
     "recursive-doubling": Look("#62bfcb", "dot"),
-    "hierarchical": Look(theme.STRATEGY_COLOURS["hierarchical"]),
+    "hierarchical": Look(theme.strategy_colour("hierarchical")),
     "torus-2d": Look("#8f97ea", "dashdot"),
     "in-network": Look("#c49a0c", "dash"),
     "nvls": Look("#8b8f99", "dot"),
     "optical-ring": Look("#d6457f"),
     "scatter-all-gather": Look("#2a86d1", "dash"),
-    "pairwise": Look(theme.STRATEGY_COLOURS["ring"]),
-    "bruck": Look(theme.STRATEGY_COLOURS["tree"], "dash"),
+    "pairwise": Look(theme.strategy_colour("ring")),
+    "bruck": Look(theme.strategy_colour("tree"), "dash"),
     "direct": Look("#8b8f99"),
 }
 

@@ -66,7 +66,7 @@ class Row(NamedTuple):
 def comparison_info(traces: Sequence[Trace]) -> tuple[Row, ...]:
     """One row a run, in the given order."""
     rows = [_row(trace) for trace in traces]
-    base = {row.workload: row.per_second for row in rows if row.strategy == "single" and row.per_second}
+    base = {row.workload: row.per_second for row in rows if row.world_size == 1 and row.per_second}
     return tuple(_with_speed(row, base.get(row.workload)) for row in rows)
 
 
@@ -113,7 +113,7 @@ def _verdict(workload: str, rows: Sequence[Row]) -> str:
     losses = [row.loss for row in rows if row.loss is not None]
     rate = rate_text(fastest.per_second or 0.0, fastest.counted)
     text = f"{workload}: {fastest.label} is the fastest with {rate}"
-    if fastest.speed and fastest.strategy != "single":
+    if fastest.speed and fastest.world_size > 1:
         text += f", {three_digits(fastest.speed)} times one process on {plural(fastest.world_size, 'rank')}"
     spread = max(losses) - min(losses)
     if len({row.steps for row in rows}) > 1:

@@ -1,9 +1,8 @@
 """A pipeline's schedule as it was carried out: one row a rank, one bar for each pass of each micro-batch.
 
 The bubble is the part of the ranks' time between the step's first operation and its last in which they do nothing.
-GPipe and 1F1B with p stages of equal cost and m micro-batches a pass cannot have less than (p - 1) / (m + p - 1) of it
-(Huang et al., GPipe, NeurIPS 2019; Narayanan et al., Efficient large-scale language model training on GPU clusters
-using Megatron-LM, SC 2021, section 2.2, there as a fraction of the ideal time).
+Beside the measured one stands that of the schedule's own table, for stages of equal cost: (p - 1) / (m + p - 1) of
+GPipe and 1F1B with p stages and m micro-batches a pass (Huang et al., GPipe, NeurIPS 2019).
 """
 
 from __future__ import annotations
@@ -13,6 +12,9 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.analytic.schedules import build
+from shardscope.spec import registry
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope_widgets.figures import theme
 from shardscope_widgets.trace import Op, Trace
 from shardscope_widgets.words import plural, safe, seconds_text
@@ -23,7 +25,6 @@ OP_NAMES = {
     "I": "backward for inputs",
     "W": "backward for weights",
 }
-WITH_IDEAL = ("gpipe", "1f1b")
 ROW_PX = 46
 
 
@@ -40,7 +41,7 @@ class GanttOp(NamedTuple):
 
 
 class GanttInfo(NamedTuple):
-    """One step: its operations, how long it took, and the bubble measured and, where a formula has it, ideal."""
+    """One step: its operations, how long it took, and the bubble measured and by the schedule's table."""
 
     label: str
     schedule: str
@@ -75,12 +76,17 @@ def gantt_info(trace: Trace, *, last_step: int | None = None) -> GanttInfo:
     return GanttInfo(
         trace.label, trace.schedule, known[-1], ranks, stages, parts, tuple(_bar(op, zero, turns) for op in ops),
         round(end_ms, 4), max(0.0, 1 - busy_ms / (end_ms * trace.world_size)),
-        _ideal(trace.schedule, stages, parts // trace.passes),
+        _ideal(trace.schedule, trace.world_size, stages, parts // trace.passes),
     )  # fmt: skip
 
 
-def _ideal(schedule: str, stages: int, microbatches: int) -> float | None:
-    return (stages - 1) / (microbatches + stages - 1) if schedule in WITH_IDEAL else None
+def _ideal(schedule: str, ranks: int, stages: int, microbatches: int) -> float | None:
+    """The bubble of the schedule's table; None where it is not known here."""
+    method = registry.find(PipelineSchedule, schedule)
+    if method is None:
+        return None
+    ideal: float = build(method(), ranks, microbatches, stages // ranks).bubble_fraction
+    return ideal
 
 
 def _turns(ops: Sequence[Op]) -> dict[tuple[int, int], int]:
@@ -105,7 +111,8 @@ def gantt_text(info: GanttInfo) -> str:
     ideal = (
         ""
         if info.ideal is None
-        else f"; with stages of equal cost it would be {info.ideal:.0%}, (p-1)/(m+p-1)"
+        else "; with stages of equal cost and backward passes twice as long as forward ones it would be "
+        f"{info.ideal:.0%}"
     )
     parts = "1 micro-batch" if info.num_microbatches == 1 else f"{info.num_microbatches} micro-batches"
     return (

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from shardscope.analytic.planner import REASONS, Plans, short
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import Look
 from shardscope_widgets.words import safe, seconds_text, three_digits
@@ -323,7 +324,7 @@ def _cells(found: Plans, place: int) -> list[str]:
     layout = plan.layout
     zero = f"{layout.zero} over {layout.shard}" if layout.shard else str(layout.zero)
     schedule: str = "" if layout.pipeline == 1 else layout.schedule
-    if layout.schedule in {"interleaved", "zero-bubble"} and schedule:
+    if schedule and PipelineSchedule(layout.schedule).most_stages is None:
         schedule = f"{schedule} ×{layout.virtual_stages}"
     dollars = "" if plan.dollars is None else three_digits(plan.dollars)
     cells = [

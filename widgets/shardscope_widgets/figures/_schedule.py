@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.analytic.schedules import FACTS, Timeline
+from shardscope.analytic.schedules import Timeline
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._pipeline import OP_NAMES, ROW_PX, GanttInfo, GanttOp, bars, rank_axis
 from shardscope_widgets.words import plural, seconds_text, three_digits
@@ -145,7 +146,7 @@ def schedule_text(info: ScheduleInfo) -> str:
     )
     peak = three_digits(max(info.peak))
     return (
-        f"{FACTS[gantt.schedule].title}: {parts} through {plural(gantt.num_stages, 'stage')} on "
+        f"{PipelineSchedule(gantt.schedule).heading()}: {parts} through {plural(gantt.num_stages, 'stage')} on "
         f"{plural(len(gantt.ranks), 'rank')} take {seconds_text(gantt.end_ms / 1e3)}, in {gantt.bubble:.1%} of which "
         f"ranks do nothing. {waits}; the fullest holds the activations of {peak} whole micro-batches."
     )
@@ -156,7 +157,7 @@ def schedule_title(info: ScheduleInfo) -> str:
     gantt = info.gantt
     paler = ", paler: later stages of a rank" if gantt.num_stages > len(gantt.ranks) else ""
     return (
-        f"<b>{FACTS[gantt.schedule].title}</b>, predicted: step {seconds_text(gantt.end_ms / 1e3)}, "
+        f"<b>{PipelineSchedule(gantt.schedule).heading()}</b>, predicted: step {seconds_text(gantt.end_ms / 1e3)}, "
         f"bubble {gantt.bubble:.1%}{paler}"
     )
 

@@ -11,33 +11,17 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.spec import Strategy, registry
+
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 GREY = "#777c85"
 GRID = "rgba(127,132,141,0.22)"
 AXIS = "rgba(127,132,141,0.55)"
 HOVER = "#262a31"
 
-STRATEGY_COLOURS = {
-    "single": "#8b8f99",
-    "parameter-server": "#b866a6",
-    "all-reduce": "#2a86d1",
-    "ring": "#e06c2c",
-    "tree": "#11997a",
-    "hierarchical": "#5f6fd6",
-    "gossip": "#c49a0c",
-    "zero-1": "#62bfcb",
-    "zero-2": "#2b94a3",
-    "zero-3": "#1a6c79",
-    "pipeline": "#a35a3a",
-}
 SPARE_COLOURS = ("#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 PATTERNS = ("", "/", ".", "x", "-", "\\")
-FIRST_DASH = {
-    "ring": 0, "all-reduce": 1, "single": 2, "parameter-server": 3, "tree": 4, "hierarchical": 5, "gossip": 2,
-    "zero-1": 1, "zero-2": 3, "zero-3": 4, "pipeline": 5,
-}  # fmt: skip
-
 LEGEND_ABOVE = {
     "orientation": "h", "y": 1, "yref": "container", "yanchor": "top", "x": 0, "xanchor": "left",
     "traceorder": "normal",
@@ -99,8 +83,14 @@ _SPARE_SPANS = ("#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
 
 
 def strategy_colour(strategy: str) -> str:
-    """The colour of a strategy; one that is not in the table gets a spare that depends on its name alone."""
-    return STRATEGY_COLOURS.get(strategy) or SPARE_COLOURS[sum(map(ord, strategy)) % len(SPARE_COLOURS)]
+    """The colour of a strategy; one that is not known here gets a spare that depends on its name alone."""
+    method = registry.find(Strategy, strategy)
+    return method.look.colour if method else SPARE_COLOURS[sum(map(ord, strategy)) % len(SPARE_COLOURS)]
+
+
+def _first_dash(strategy: str) -> int:
+    method = registry.find(Strategy, strategy)
+    return DASHES.index(method.look.dash) if method else 3
 
 
 def span_look(name: str) -> Look:
@@ -133,7 +123,7 @@ def run_looks(strategies: Sequence[str]) -> list[Look]:
     seen: dict[str, int] = {}
     looks = []
     for strategy in strategies:
-        place = seen[strategy] = seen.get(strategy, FIRST_DASH.get(strategy, 3) - 1) + 1
+        place = seen[strategy] = seen.get(strategy, _first_dash(strategy) - 1) + 1
         looks.append(
             Look(strategy_colour(strategy), DASHES[place % len(DASHES)], PATTERNS[place % len(PATTERNS)])
         )

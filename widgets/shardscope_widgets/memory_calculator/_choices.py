@@ -12,18 +12,18 @@ from shardscope.errors import unknown_name
 from shardscope.spec.layout import (
     OFFLOAD_NAMES,
     RECOMPUTE_NAMES,
-    SCHEDULE_NAMES,
     Layout,
     LayoutOptimizer,
     Precision,
+    searched_schedules,
 )
-from shardscope.spec.layout_faults import STAGES_A_RANK
 from shardscope.spec.model import Transformer
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope_widgets.memory_calculator import _catalogue
 
 NAMES: dict[str, tuple[str, ...]] = {
     "framework": tuple(FRAMEWORKS),
-    "schedule": SCHEDULE_NAMES,
+    "schedule": searched_schedules(),
     "recompute": RECOMPUTE_NAMES,
     "precision": get_args(Precision),
     "optimizer": get_args(LayoutOptimizer),
@@ -100,8 +100,10 @@ class Choices(t.HasTraits):
 
     def _without_effect(self, model: Transformer) -> dict[str, Any]:
         """Choices that stay as they are on the screen, and mean nothing as others stand."""
-        held, allowed = self.virtual_stages, STAGES_A_RANK[self.schedule]
-        held = min(max(held, allowed.least), allowed.most or held)
+        schedule = PipelineSchedule(self.schedule)
+        held = min(
+            max(self.virtual_stages, schedule.least_stages), schedule.most_stages or self.virtual_stages
+        )
         return {
             "sequence_parallel": self.sequence_parallel and self.tensor > 1,
             "shard": self.shard if self.zero else 0,

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardscope.analytic.schedules import FACTS, closed
+from shardscope.analytic.schedules import closed
+from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
 from shardscope_widgets.words import safe, seconds_text, three_digits
 
-HEADERS = ("Schedule", "Stages a rank", "Step", "Bubble", "Activations", "of 1F1B's", "Runs here")
-NAMES = tuple(FACTS)
+HEADERS = ("Schedule", "Stages a rank", "Step", "Bubble", "Activations", "of 1F1B's")
 
 
 class Row(NamedTuple):
@@ -40,27 +40,26 @@ def comparison_info(
         t_input: Of its backward pass for inputs.
         t_weight: Of its backward pass for weights.
     """
-    held = np.array([_stages_of(name, virtual_stages) for name in NAMES])
-    index = np.arange(len(NAMES))
+    known = schedules()
+    held = np.array([schedule.stages_of(virtual_stages) for schedule in known])
+    index = np.arange(len(known))
     bubbles = closed.bubble_time(index, stages, microbatches, held, t_f, t_input, t_weight, ranks_meet=True)
     ranks = np.arange(stages)
     peaks = closed.in_flight(index[:, None], ranks, stages, microbatches, held[:, None]).max(axis=1)
     work = microbatches * (t_f + t_input + t_weight)
     rows = []
-    for name, count, bubble, peak in zip(NAMES, held.tolist(), bubbles.tolist(), peaks.tolist(), strict=True):
-        if FACTS[name].accepts(microbatches, stages):
+    for schedule, count, bubble, peak in zip(
+        known, held.tolist(), bubbles.tolist(), peaks.tolist(), strict=True
+    ):
+        name = schedule.name
+        if schedule.accepts(microbatches, stages):
             step = work + bubble
             rows.append(
                 Row(name, count, step, bubble / step if step else 0.0, peak, peak / min(stages, microbatches))
             )
         else:
-            rows.append(Row(name, count, 0, 0, 0, 0, f"needs {FACTS[name].needs(stages)} micro-batches"))
+            rows.append(Row(name, count, 0, 0, 0, 0, f"needs {schedule.needs(stages)} micro-batches"))
     return tuple(rows)
-
-
-def _stages_of(name: str, virtual_stages: int) -> int:
-    shape = FACTS[name].shape
-    return max(shape.least, virtual_stages) if shape.most is None else shape.default
 
 
 def comparison_html(rows: Sequence[Row], selected: str) -> str:
@@ -75,13 +74,12 @@ def comparison_html(rows: Sequence[Row], selected: str) -> str:
 
 
 def _row_html(row: Row, *, is_selected: bool, best: float) -> str:
-    facts = FACTS[row.name]
+    schedule = PipelineSchedule(row.name)
     mark = ' class="selected" aria-current="true"' if is_selected else ""
-    title = f'<th scope="row" title="{safe(facts.idea)} {safe(facts.source)}.">{safe(facts.title)}</th>'
-    runs = "yes" if facts.runnable else "no"
+    title = f'<th scope="row" title="{safe(schedule.about())} {safe(schedule.source)}.">{safe(schedule.heading())}</th>'
     if row.problem:
         problem = f'<td colspan="4">{safe(row.problem)}</td>'
-        return f"<tr{mark}>{title}<td>{row.virtual_stages}</td>{problem}<td>{runs}</td></tr>"
+        return f"<tr{mark}>{title}<td>{row.virtual_stages}</td>{problem}</tr>"
     slower = (
         f"<small>+{row.step_s / best - 1:.0%}</small>"
         if row.step_s > best * 1.005
@@ -93,7 +91,6 @@ def _row_html(row: Row, *, is_selected: bool, best: float) -> str:
         f"{_meter(row.bubble)}{row.bubble:.1%}",
         three_digits(row.held),
         f"{_meter(row.held_vs_1f1b / 2)}{row.held_vs_1f1b:.2f}",
-        runs,
     )
     return f"<tr{mark}>{title}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipywidgets as widgets
 import traitlets as t
 
-from shardscope.analytic.schedules import FACTS
+from shardscope.spec.pipeline_schedule import schedules
 
 MOST_RANKS, MOST_MICROBATCHES = 16, 64
 
@@ -16,7 +16,8 @@ def make_controls(choices: t.HasTraits) -> dict[str, widgets.DOMWidget]:
     fine = {"step": 0.5, "readout_format": ".1f"}
     controls: dict[str, widgets.DOMWidget] = {
         "schedule": widgets.Dropdown(
-            description="Schedule", options=[(facts.title, name) for name, facts in FACTS.items()]
+            description="Schedule",
+            options=[(schedule.heading(), schedule.name) for schedule in schedules()],
         ),
         "stages": number(description="Ranks", min=1, max=MOST_RANKS),
         "microbatches": number(description="Micro-batches", min=1, max=MOST_MICROBATCHES),

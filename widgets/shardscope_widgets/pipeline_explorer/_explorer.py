@@ -10,9 +10,10 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 import traitlets as t
 
-from shardscope.analytic.schedules import FACTS, Timeline, build, closed
-from shardscope.errors import ShardscopeError
-from shardscope.spec.layout import SCHEDULE_NAMES
+from shardscope.analytic.schedules import Timeline, build, closed
+from shardscope.errors import ShardscopeError, SpecError
+from shardscope.spec.layout import schedule_names
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope_widgets.figures._schedule import ScheduleInfo, schedule_info, schedule_json, schedule_text
 from shardscope_widgets.pipeline_explorer._comparison import comparison_html, comparison_info
 from shardscope_widgets.pipeline_explorer._controls import MOST_MICROBATCHES, MOST_RANKS, make_controls, panel
@@ -44,7 +45,7 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         >>> explorer.timeline.bubble_fraction  # what the figure shows
     """
 
-    schedule = t.Enum(SCHEDULE_NAMES, "1f1b", help="The order in which each rank works.")
+    schedule = t.Unicode("1f1b", help="The order in which each rank works.")
     stages = t.Int(4, min=1, max=MOST_RANKS, help="Ranks, one behind the other.")
     microbatches = t.Int(8, min=1, max=MOST_MICROBATCHES, help="Micro-batches of a step.")
     virtual_stages = t.Int(
@@ -90,17 +91,25 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         self.observe(lambda _: self.refresh(), list(self.class_own_traits()))
         self.refresh()
 
+    @t.validate("schedule")
+    def _known_schedule(self, proposal: Any) -> str:
+        try:
+            return str(PipelineSchedule(proposal["value"]).name)
+        except SpecError as error:
+            raise t.TraitError(str(error)) from None
+
     @property
     def held(self) -> int:
         """Stages of a rank: as chosen where the schedule leaves the choice, else its own."""
-        shape = FACTS[self.schedule].shape
-        return max(shape.least, self.virtual_stages) if shape.most is None else shape.default
+        return PipelineSchedule(self.schedule).stages_of(self.virtual_stages)
 
     def refresh(self) -> None:
         """Count the schedule anew and show it."""
-        facts = FACTS[self.schedule]
-        self.controls["virtual_stages"].layout.display = "none" if facts.shape.most else None
-        self._idea.value = f'<div class="ss-idea">{safe(facts.idea)}<cite>{safe(facts.source)}</cite></div>'
+        schedule = PipelineSchedule(self.schedule)
+        self.controls["virtual_stages"].layout.display = "none" if schedule.most_stages else None
+        self._idea.value = (
+            f'<div class="ss-idea">{safe(schedule.about())}<cite>{safe(schedule.source)}</cite></div>'
+        )
         rows = comparison_info(
             self.stages, self.microbatches, virtual_stages=self.virtual_stages,
             t_f=self.t_f / 1e3, t_input=self.t_input / 1e3, t_weight=self.t_weight / 1e3,
@@ -134,7 +143,7 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
     def _against_formula(self, info: ScheduleInfo) -> str:
         """What was counted, and what the closed form says of the same pipeline without sends and uneven stages."""
         bubble = closed.bubble_time(
-            SCHEDULE_NAMES.index(self.schedule), self.stages, self.microbatches, self.held,
+            schedule_names().index(self.schedule), self.stages, self.microbatches, self.held,
             self.t_f, self.t_input, self.t_weight, ranks_meet=True,
         )  # fmt: skip
         work = self.microbatches * (self.t_f + self.t_input + self.t_weight)

@@ -10,7 +10,7 @@ import traitlets as t
 
 from shardscope.analytic.planner import Plans, plan
 from shardscope.spec.cluster import Cluster, Device
-from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, SCHEDULE_NAMES
+from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, searched_schedules
 from shardscope.spec.model import Model, Transformer
 from shardscope_widgets.figures import _plans
 from shardscope_widgets.planner._screen import Screen
@@ -22,7 +22,7 @@ FILTERS: dict[str, tuple[Any, ...]] = {
     "pipeline": (1, 2, 4, 8, 16, 32, 64),
     "context": (1, 2, 4, 8, 16),
     "zero": (0, 1, 2, 3),
-    "schedule": SCHEDULE_NAMES,
+    "schedule": searched_schedules(),
     "recompute": RECOMPUTE_NAMES,
     "offload": OFFLOAD_NAMES,
     "compression": ("fp16", "int8", "int4", "topk-1%", "powersgd-4"),

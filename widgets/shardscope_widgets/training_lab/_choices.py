@@ -9,7 +9,6 @@ import traitlets as t
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import (
-    STRATEGIES,
     Batch,
     Compression,
     Job,
@@ -18,14 +17,14 @@ from shardscope.spec import (
     Method,
     Optimizer,
     Record,
+    Strategy,
     registry,
 )
 from shardscope.spec.data import DATA, is_path
 from shardscope.spec.job import PRECISIONS, RECOMPUTE
 from shardscope.spec.models import MODELS
-from shardscope.spec.strategy import StrategySpec, parse_strategy
 from shardscope.spec.units import parse
-from shardscope_widgets.training_lab._families import applies
+from shardscope_widgets.training_lab._families import applies, option_of, options_of
 
 AS_IT_IS = "as it is"
 """In the place of a bandwidth: the machine's own, unpaced."""
@@ -37,7 +36,7 @@ CATALOGUES: dict[str, tuple[str, ...]] = {
     "recompute": tuple(RECOMPUTE),
 }
 """The names that each choice knows."""
-KINDS: dict[str, type[Method]] = {"compression": Compression, "lr_schedule": LRSchedule}
+KINDS: dict[str, type[Method]] = {"strategy": Strategy, "compression": Compression, "lr_schedule": LRSchedule}
 """The kinds of methods among the choices, whose names are asked for when they are needed: a user may add to them."""
 
 
@@ -58,7 +57,9 @@ class Choices(t.HasTraits):
     model = t.Any("gpt-nano", help="A name from the catalogue, or a callable that returns an nn.Module.")
     data = t.Any("python-source", help="A name from the catalogue, a path, or a callable.")
     strategy = t.Unicode("ring", help="How the ranks share the work.")
-    options = t.Dict(help="Settings of the strategy that differ from its defaults, by field.")
+    strategy_options = t.Dict(
+        key_trait=t.Unicode(), help="Settings of the strategy that differ from its defaults, by field."
+    )
     world_size = t.Int(2, min=1, max=64, help="Number of ranks; a single process takes 1 whatever this says.")
     optimizer = t.Unicode("adamw", help="Name of the optimizer.")
     lr = t.Float(1e-3, help="Learning rate; choosing an optimizer sets its default.")
@@ -86,39 +87,6 @@ class Choices(t.HasTraits):
     steps = t.Int(200, min=1, help="Optimizer steps.")
     seed = t.Int(0, min=0, help="Seed of weights and data order.")
 
-    @t.validate("strategy")
-    def _known_strategy(self, proposal: Mapping[str, Any]) -> str:
-        """A short string such as ``pipeline:gpipe`` sets the option that it names, too."""
-        asked = proposal["value"]
-        spec = parse_strategy(asked)
-        self._remembered = {**self._options_by_kind(), self.strategy: self.options}
-        if asked != spec.kind:
-            self._remembered[spec.kind] = _changed(spec)
-        if spec.kind == self.strategy:
-            self.options = self._remembered.get(spec.kind, {})
-        return str(spec.kind)
-
-    @t.observe("strategy")
-    def _options_of_strategy(self, _change: object) -> None:
-        self.options = self._options_by_kind().get(self.strategy, {})
-
-    def _options_by_kind(self) -> dict[str, dict[str, Any]]:
-        """What was set for strategies chosen earlier, so that going back to one finds it as it was."""
-        remembered: dict[str, dict[str, Any]] = getattr(self, "_remembered", {})
-        return remembered
-
-    @property
-    def all_options(self) -> dict[str, Any]:
-        """Every setting of the chosen strategy by field, defaults included."""
-        fields = STRATEGIES[self.strategy].model_fields
-        return {name: info.default for name, info in fields.items() if name != "kind"} | self.options
-
-    def set_option(self, field: str, value: Any) -> None:
-        """Set one setting of the chosen strategy."""
-        default = STRATEGIES[self.strategy].model_fields[field].default
-        rest = {name: other for name, other in self.options.items() if name != field}
-        self.options = rest if value == default else {**rest, field: value}
-
     @t.validate("model", "data", "optimizer", "precision", "recompute")
     def _known(self, proposal: Mapping[str, Any]) -> Any:
         return self._known_name(proposal["trait"].name, proposal["value"])
@@ -131,11 +99,19 @@ class Choices(t.HasTraits):
 
     @t.validate(*KINDS)
     def _known_kind(self, proposal: Mapping[str, Any]) -> Any:
-        """What is set for the method that is left is kept for when it is chosen again."""
-        field = proposal["trait"].name
-        name = self._known_name(field, proposal["value"])
+        """What is set for the method that is left is kept for when it is chosen again.
+
+        A short string such as ``pipeline:gpipe`` sets the option that it names, too.
+        """
+        field, asked = proposal["trait"].name, proposal["value"]
         self._left[field, getattr(self, field)] = getattr(self, f"{field}_options")
-        return name
+        if asked in known_names(field):
+            return asked
+        made = KINDS[field].by_name(asked)
+        self._left[field, made.name] = options_of(made)
+        if made.name == getattr(self, field):
+            setattr(self, f"{field}_options", self._left[field, made.name])
+        return made.name
 
     @t.observe(*KINDS)
     def _options_of_kind(self, change: Mapping[str, Any]) -> None:
@@ -157,20 +133,34 @@ class Choices(t.HasTraits):
         if "name" in given:
             raise t.TraitError(f"{field}_options: name={given['name']!r} is not a setting; set {field}")
         try:
-            made = KINDS[field].by_name(getattr(self, field), **given)
+            made = self._made(field, given)
         except SpecError as error:
             raise t.TraitError(str(error)) from None
-        return {setting: getattr(made, setting) for setting in given}
+        return {
+            name: option_of(getattr(made, name)) if name in made.changed else given[name] for name in given
+        }
 
     def method(self, field: str) -> Any:
         """The chosen method of a kind, with its settings."""
-        return KINDS[field].by_name(getattr(self, field), **getattr(self, f"{field}_options"))
+        return self._made(field, getattr(self, f"{field}_options"))
+
+    def _made(self, field: str, options: Mapping[str, Any]) -> Any:
+        """A setting that means nothing beside the others is remembered, not used."""
+        kind, name = KINDS[field], getattr(self, field)
+        chosen = {**kind.by_name(name).settings, **options}
+        return kind.by_name(name, **{each: v for each, v in options.items() if applies(each, chosen)})
+
+    def method_options(self, field: str) -> dict[str, Any]:
+        """Every setting of the chosen method of a kind, defaults included."""
+        usual = KINDS[field].by_name(getattr(self, field)).settings
+        changed: dict[str, Any] = getattr(self, f"{field}_options")
+        return {name: option_of(value) for name, value in usual.items()} | changed
 
     def set_method_option(self, field: str, setting: str, value: Any) -> None:
         """Set one setting of the chosen method of a kind."""
-        usual = KINDS[field].by_name(getattr(self, field)).settings
+        usual = option_of(KINDS[field].by_name(getattr(self, field)).settings[setting])
         rest = {name: other for name, other in getattr(self, f"{field}_options").items() if name != setting}
-        setattr(self, f"{field}_options", rest if value == usual[setting] else {**rest, setting: value})
+        setattr(self, f"{field}_options", rest if value == usual else {**rest, setting: value})
 
     @t.observe("model")
     def _data_for_model(self, _change: object) -> None:
@@ -228,7 +218,9 @@ class Choices(t.HasTraits):
     @property
     def num_ranks(self) -> int:
         """Ranks that will run: the chosen number, within what the strategy allows."""
-        return min(self.world_size, STRATEGIES[self.strategy].max_ranks or self.world_size)
+        return min(
+            self.world_size, registry.require_known(Strategy, self.strategy).max_ranks or self.world_size
+        )
 
     def job(self) -> Job:
         """The job that the choices describe.
@@ -236,9 +228,7 @@ class Choices(t.HasTraits):
         Raises:
             SpecError: They do not go together; the sentence says what to change.
         """
-        chosen = self.all_options  # a setting that means nothing beside the others is remembered, not used
-        used = {name: v for name, v in self.options.items() if applies(self.strategy, name, chosen)}
-        strategy = STRATEGIES[self.strategy](**used)
+        strategy = self.method("strategy")
         suited = strategy.suggested_micro_size(self.global_batch, self.num_ranks)
         return Job(
             model=self.model,
@@ -256,10 +246,3 @@ class Choices(t.HasTraits):
             steps=self.steps,
             seed=self.seed,
         )
-
-
-def _changed(spec: StrategySpec) -> dict[str, Any]:
-    """The settings of a strategy that are not the default."""
-    fields = type(spec).model_fields
-    values = {name: getattr(spec, name) for name in fields if name != "kind"}
-    return {name: value for name, value in values.items() if value != fields[name].default}

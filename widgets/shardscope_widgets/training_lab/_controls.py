@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from shardscope_widgets.training_lab._choices import AS_IT_IS, NO_LATENCY, Choices, known_names
-from shardscope_widgets.training_lab._families import compressor_families, families
+from shardscope_widgets.training_lab._families import compressor_families, strategy_families
 from shardscope_widgets.training_lab._picker import Picker
 
 _MICRO = (("as it suits", 0), *((str(n), n) for n in (1, 2, 4, 8, 16, 32, 64)))
@@ -45,7 +45,7 @@ def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
     controls = {
         "model": _dropdown(choices, "model", "Model"),
         "data": _dropdown(choices, "data", "Data"),
-        "strategy": Picker(description="Strategy", groups=families(), value=choices.strategy),
+        "strategy": Picker(description="Strategy", groups=strategy_families(), value=choices.strategy),
         "world_size": number(description="Ranks", min=1, max=64, value=choices.world_size),
         "optimizer": _dropdown(choices, "optimizer", "Optimizer"),
         "lr": widgets.BoundedFloatText(

@@ -5,19 +5,13 @@ The families are the chapters of that story; the settings are read from each str
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from shardscope.spec import STRATEGIES, Compression, Method, registry
+from shardscope.spec import Compression, Method, registry
+from shardscope.spec.strategy import strategies
 
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "One process": ("single",),
-    "A central server": ("parameter-server",),
-    "All-reduce": ("all-reduce", "ring", "tree", "hierarchical"),
-    "Without a centre": ("gossip",),
-    "Layers apart": ("pipeline",),
-    "State in shards": ("zero-1", "zero-2", "zero-3"),
-}
 _HEADINGS = (
     "As they are", "Shorter floats", "Integers in blocks", "Random rounding", "Signs", "Some of the elements",
     "Low rank", "Now and then",
@@ -34,16 +28,15 @@ _LABELS = {
     "microbatches": "Micro-batches",
     "staleness": "Staleness bound",
 }
-_WORDS = {"gpipe": "GPipe", "1f1b": "1F1B", "ssp": "bounded (ssp)"}
-_LEFT_TO_CODE_ANYWHERE = {"block", "clip"}
-_LEFT_TO_CODE = {("pipeline", "microbatches")}
-"""Settings without a control: the lab's micro-batch says how many there are."""
-_ONLY_WITH = {("parameter-server", "staleness"): ("mode", "ssp")}
+_WORDS = {"ssp": "bounded (ssp)"}
+_LEFT_TO_CODE = {"block", "clip", "bucket_mb", "slice_mb", "gamma", "microbatches"}
+"""Settings without a control; the lab's micro-batch says how many micro-batches there are."""
+_ONLY_WITH = {"staleness": ("mode", "ssp")}
 """Settings that mean something only beside a certain value of another."""
 
 
 class Setting(NamedTuple):
-    """One setting of a strategy: what it may be set to, and what it is when left alone.
+    """One setting of a method: what it may be set to, and what it is when left alone.
 
     `kind` is ``choice`` (among `values`), ``switch``, ``number`` or ``count`` (a whole number; 0 stands for None where
     `optional`).
@@ -58,46 +51,47 @@ class Setting(NamedTuple):
     optional: bool = False
 
 
-def families() -> list[tuple[str, list[str]]]:
-    """Each family with those of its strategies that there are."""
-    known = {name: [kind for kind in kinds if kind in STRATEGIES] for name, kinds in FAMILIES.items()}
-    return [(name, kinds) for name, kinds in known.items() if kinds]
+def strategy_families() -> list[tuple[str, list[str]]]:
+    """Each heading with the strategies that stand under it, in the order in which training systems evolved."""
+    found: dict[str, list[str]] = {}
+    for name, method in strategies().items():
+        found.setdefault(method.family, []).append(name)
+    return list(found.items())
 
 
 def compressor_families() -> list[tuple[str, list[str]]]:
     """Each heading with the methods of compression that stand under it."""
     found: dict[str, list[str]] = {heading: [] for heading in _HEADINGS}
-    for name in registry.names(Compression):
-        found.setdefault(registry.require_known(Compression, name).family, []).append(name)
+    for method in registry.all_of(Compression):
+        found.setdefault(method.family, []).append(method.name)
     return [(heading, names) for heading, names in found.items() if names]
 
 
 def settings_of_method(kind: type[Method], name: str) -> list[Setting]:
-    """The settings of a method that a control can hold; clips and block sizes are left to code."""
-    method = registry.require_known(kind, name)
+    """The settings of a method that a control can hold; sizes of blocks, buckets and slices are left to code."""
+    fields = registry.require_known(kind, name).model_fields.items()
     found = [
-        setting_of(field, info, _LABELS.get(field), info.get_default())
-        for field, info in method.model_fields.items()
-        if field not in _LEFT_TO_CODE_ANYWHERE
+        setting_of(field, info, _LABELS.get(field), info.get_default(call_default_factory=True))
+        for field, info in fields
+        if field not in _LEFT_TO_CODE
     ]
     return [setting for setting in found if setting is not None]
 
 
-def settings_of(kind: str) -> list[Setting]:
-    """The settings of a strategy that are choices, switches or counts; sizes of buckets and slices are left to code."""
-    fields = STRATEGIES[kind].model_fields.items()
-    found = [
-        setting_of(name, info, _LABELS.get(name), info.default)
-        for name, info in fields
-        if name != "kind" and (kind, name) not in _LEFT_TO_CODE
-    ]
-    return [setting for setting in found if setting is not None and setting.kind != "number"]
-
-
-def applies(kind: str, field: str, chosen: dict[str, Any]) -> bool:
+def applies(setting: str, chosen: Mapping[str, Any]) -> bool:
     """Whether a setting means something beside what else is chosen."""
-    other, value = _ONLY_WITH.get((kind, field), (None, None))
+    other, value = _ONLY_WITH.get(setting, (None, None))
     return other is None or chosen.get(other) == value
+
+
+def option_of(value: Any) -> Any:
+    """A setting's value as options have it: a method without settings of its own by its name."""
+    return value.name if isinstance(value, Method) and not value.changed else value
+
+
+def options_of(method: Method) -> dict[str, Any]:
+    """What of a method's settings differs from its defaults."""
+    return {name: option_of(value) for name, value in method.changed.items()}
 
 
 def setting_of(name: str, info: Any, label: str | None, default: Any) -> Setting | None:
@@ -110,6 +104,9 @@ def setting_of(name: str, info: Any, label: str | None, default: Any) -> Setting
     if get_origin(annotation) is Literal:
         values = tuple((_WORDS.get(value, str(value)), value) for value in get_args(annotation))
         return Setting(*about, "choice", default, values)
+    if isinstance(annotation, type) and issubclass(annotation, Method):
+        methods = tuple((method.heading(), method.name) for method in registry.all_of(annotation))
+        return Setting(*about, "choice", option_of(default), methods)
     if annotation is bool:
         return Setting(*about, "switch", default)
     if annotation is int:

@@ -1,97 +1,70 @@
-"""The settings of the chosen strategy, or compression, as controls made from its spec; they change with the choice."""
+"""The settings of the chosen method of a kind as controls made from its spec; they change with the choice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import ipywidgets as widgets
 from traitlets import TraitError
 
 from shardscope_widgets.training_lab._choices import KINDS, Choices
-from shardscope_widgets.training_lab._families import Setting, applies, settings_of, settings_of_method
+from shardscope_widgets.training_lab._families import Setting, applies, settings_of_method
 from shardscope_widgets.words import safe
 
 MOST = 2**53 - 1
 """Of what can be typed: the largest whole number that a page holds exactly. What is too much is for the spec to say."""
 
 
-class Topic(NamedTuple):
-    """Whose settings they are: the trait that names it, the trait that holds what differs from its defaults, and how
-    to read and set them.
-    """
-
-    chooser: str
-    trait: str
-    settings: Callable[[str], list[Setting]]
-    values: Callable[[Choices], dict[str, Any]]
-    put: Callable[[Choices, str, Any], None]
-    applies: Callable[[str, str, dict[str, Any]], bool]
-
-
-STRATEGY = Topic(
-    "strategy", "options", settings_of, lambda choices: choices.all_options, Choices.set_option, applies
-)
-
-
-def topic_of(field: str) -> Topic:
-    """The settings of the chosen method of a kind."""
-    return Topic(
-        field, f"{field}_options", lambda name: settings_of_method(KINDS[field], name),
-        lambda choices: choices.method(field).settings,
-        lambda choices, setting, value: choices.set_method_option(field, setting, value),
-        lambda *_: True,
-    )  # fmt: skip
-
-
 class Options(widgets.GridBox):  # type: ignore[misc]
-    """Bound both ways to the traits of `choices` that `topic` names. Controls are made once and kept.
+    """Bound both ways to the traits of `choices` for a kind of methods. Controls are made once and kept.
 
     A value that the choices refuse is taken back, and `refusal` says why until the next one is taken.
     """
 
-    def __init__(self, choices: Choices, topic: Topic) -> None:
-        self._choices, self._topic = choices, topic
+    def __init__(self, choices: Choices, field: str) -> None:
+        self._choices, self._field = choices, field
         self._made: dict[str, dict[str, widgets.DOMWidget]] = {}
         self.refusal = widgets.HTML()
         self.refusal.add_class("ss-refusal")
         super().__init__()
         self.add_class("ss-controls")
         self.add_class("ss-options")
-        choices.observe(lambda _change: self._show(), [topic.chooser, topic.trait])
+        choices.observe(lambda _change: self._show(), [field, f"{field}_options"])
         self._show()
 
     @property
-    def _kind(self) -> str:
-        return str(getattr(self._choices, self._topic.chooser))
+    def _name(self) -> str:
+        return str(getattr(self._choices, self._field))
+
+    @property
+    def _settings(self) -> list[Setting]:
+        return settings_of_method(KINDS[self._field], self._name)
 
     @property
     def controls(self) -> dict[str, widgets.DOMWidget]:
         """The controls of what is chosen, by field."""
-        kind = self._kind
-        if kind not in self._made:
-            settings = self._topic.settings(kind)
-            self._made[kind] = {setting.field: self._control(kind, setting) for setting in settings}
-        return self._made[kind]
+        name = self._name
+        if name not in self._made:
+            self._made[name] = {setting.field: self._control(name, setting) for setting in self._settings}
+        return self._made[name]
 
     def _show(self, refused: str = "") -> None:
-        kind, chosen = self._kind, self._topic.values(self._choices)
-        shown = []
-        for setting in self._topic.settings(kind):
+        chosen, shown = self._choices.method_options(self._field), []
+        for setting in self._settings:
             control = self.controls[setting.field]
             control.value = _to_control(setting, chosen[setting.field])
-            if self._topic.applies(kind, setting.field, chosen):
+            if applies(setting.field, chosen):
                 shown.append(control)
         self.refusal.value = f'<div class="ss-note bad" role="alert">{safe(refused)}</div>' if refused else ""
         self.children = (*shown, *([self.refusal] if refused else []))
         self.layout.display = None if shown else "none"
 
-    def _control(self, kind: str, setting: Setting) -> widgets.DOMWidget:
+    def _control(self, name: str, setting: Setting) -> widgets.DOMWidget:
         control = _make(setting)
         control.tooltip = f"0 leaves it to the default. {setting.help}" if setting.optional else setting.help
 
         def changed(change: dict[str, Any]) -> None:
-            if self._kind == kind:
+            if self._name == name:
                 self._put(setting, change["new"])
 
         control.observe(changed, "value")
@@ -99,7 +72,7 @@ class Options(widgets.GridBox):  # type: ignore[misc]
 
     def _put(self, setting: Setting, value: Any) -> None:
         try:
-            self._topic.put(self._choices, setting.field, _from_control(setting, value))
+            self._choices.set_method_option(self._field, setting.field, _from_control(setting, value))
         except TraitError as error:
             self._show(refused=str(error))
 

@@ -130,4 +130,4 @@ class Panels:
 def alone_beside(focus: Trace | None, shown: Sequence[Trace]) -> Trace | None:
     """The run on one process that the others can be held against: of the same model and data."""
     same = [trace for trace in shown if focus is not None and trace.workload == focus.workload]
-    return next((trace for trace in same if trace.strategy == "single"), None)
+    return next((trace for trace in same if trace.world_size == 1), None)

@@ -11,11 +11,11 @@ from shardscope_widgets.html import summary_html
 from shardscope_widgets.ring_view import RingView
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab import _controls, _words
-from shardscope_widgets.training_lab._choices import Choices
+from shardscope_widgets.training_lab._choices import KINDS, Choices
 from shardscope_widgets.training_lab._frame import Frame
 from shardscope_widgets.training_lab._history import History
 from shardscope_widgets.training_lab._live import LiveView
-from shardscope_widgets.training_lab._options import STRATEGY, Options, topic_of
+from shardscope_widgets.training_lab._options import Options
 from shardscope_widgets.training_lab._panels import Panels
 from shardscope_widgets.training_lab._runbook import Entry
 from shardscope_widgets.words import safe
@@ -28,9 +28,7 @@ class Screen:
 
     def __init__(self, choices: Choices, check_box: widgets.Widget) -> None:
         self.controls = _controls.make_controls(choices)
-        self.options = Options(choices, STRATEGY)
-        self.compression_options = Options(choices, topic_of("compression"))
-        self.lr_schedule_options = Options(choices, topic_of("lr_schedule"))
+        self.options = {field: Options(choices, field) for field in KINDS}
         self.start = widgets.Button(description="Start", icon="play", button_style="primary")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.check = widgets.Button(description="Check", icon="check")
@@ -47,14 +45,7 @@ class Screen:
 
     def _arrange(self, check_box: widgets.Widget) -> tuple[widgets.Widget, ...]:
         buttons = widgets.HBox([self.start, self.stop, self.check])
-        panel = _controls.panel(
-            self.controls,
-            {
-                "strategy": self.options,
-                "compression": self.compression_options,
-                "lr_schedule": self.lr_schedule_options,
-            },
-        )
+        panel = _controls.panel(self.controls, self.options)
         left = widgets.VBox([panel, buttons, self.plan, self.history])
         right = widgets.VBox([self.status, self.problem, check_box, self.tabs])
         main = widgets.HBox([left, right])

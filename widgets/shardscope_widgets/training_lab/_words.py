@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardscope.errors import RunFailed
-from shardscope.spec import STRATEGIES, Job
+from shardscope.spec import Job, Strategy, registry
 from shardscope.spec.models import MODELS
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import Entry
@@ -41,9 +41,9 @@ def _share(job: Job) -> str:
     return f"{among} of {job.world_size} ranks take {share} each"
 
 
-def strategy_text(kind: str) -> str:
+def strategy_text(name: str) -> str:
     """The first sentence of a strategy's own description."""
-    return (STRATEGIES[kind].__doc__ or "").strip().splitlines()[0]
+    return (registry.require_known(Strategy, name).__doc__ or "").strip().partition("\n")[0]
 
 
 def progress_text(entry: Entry) -> str:

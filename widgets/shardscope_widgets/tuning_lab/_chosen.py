@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from shardscope.analytic.communication import exchanged_bytes
-from shardscope.errors import SpecError
 from shardscope.runtime.run import Run
 from shardscope.spec import Job
 from shardscope_widgets.figures import _collectives, theme
@@ -75,13 +73,10 @@ class Watched:
         if not self.trace.num_params:
             return None
         job = self.run.job
-        try:
-            return exchanged_bytes(
-                job.strategy, _BYTES_A_PARAMETER * self.trace.num_params, job.world_size,
-                micro_batches=job.batch.accumulation(job.num_data_ranks),
-            )  # fmt: skip
-        except SpecError:
-            return None
+        return job.strategy.exchanged_bytes(
+            _BYTES_A_PARAMETER * self.trace.num_params, job.world_size,
+            micro_batches=job.batch.accumulation(job.num_data_ranks),
+        )  # fmt: skip
 
 
 class ChosenPanel:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import shardscope as ss
-from shardscope.spec import Job, Link, Method
+from shardscope.errors import SpecError
+from shardscope.spec import Job, Link, Method, Strategy
 from shardscope.spec._base import Spec
-from shardscope.spec.strategy import StrategySpec, parse_strategy
 from shardscope.spec.units import Kind, bit_rate_text, parse, seconds_text
 from shardscope.spec.user_code import UserCode, label_of
 
@@ -52,13 +52,21 @@ def _given(spec: Spec) -> dict[str, Any]:
 def _code(value: Any) -> str:
     if isinstance(value, UserCode):
         return label_of(value)
-    if isinstance(value, StrategySpec) and parse_strategy(value.label) == value:
+    if isinstance(value, Strategy) and _is_short(value):
         return _quoted(value.label)
     if isinstance(value, Method):
         return _method(value)
     if isinstance(value, Spec):
         return _part(value)
     return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _is_short(strategy: Strategy) -> bool:
+    """Whether its label is a short string that makes it."""
+    try:
+        return Strategy.resolve(strategy.label) == strategy and strategy.user_code is None
+    except SpecError:
+        return False
 
 
 def _method(value: Method) -> str:
@@ -72,7 +80,6 @@ def _method(value: Method) -> str:
 
 def _part(value: Spec) -> str:
     name, given = type(value).__name__, _given(value)
-    given = {field: each for field, each in given.items() if field != "kind"}
     if [*given] == [_SHORT.get(name)]:
         return _code(next(iter(given.values())))
     home = "ss" if hasattr(ss, name) else "ss.spec"

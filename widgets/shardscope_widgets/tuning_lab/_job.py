@@ -8,10 +8,11 @@ from typing import Any
 from shardscope.spec import Job
 from shardscope.spec.data import DATA
 from shardscope.spec.models import MODELS
-from shardscope_widgets.training_lab._choices import AS_IT_IS, KINDS, Choices, _changed
+from shardscope_widgets.training_lab._choices import AS_IT_IS, KINDS, Choices
+from shardscope_widgets.training_lab._families import options_of
 
 FIELDS = {
-    "model": ("model",), "data": ("data",), "strategy": ("strategy", "options"), "world_size": ("world_size",),
+    "model": ("model",), "data": ("data",), "strategy": ("strategy", "strategy_options"), "world_size": ("world_size",),
     "optimizer": ("optimizer", "lr"), "lr_schedule": ("lr_schedule", "lr_schedule_options"),
     "batch": ("global_batch", "micro_batch"), "compression": ("compression", "compression_options"),
     "link": ("bandwidth", "latency"), "precision": ("precision",),
@@ -56,8 +57,6 @@ class JobOfChoices:
             value = getattr(job, field)
             if isinstance(value, str) and (value in known or field == "data"):
                 setattr(choices, field, value)
-        choices.strategy = job.strategy.kind
-        choices.options = _changed(job.strategy)
         choices.world_size, choices.steps, choices.seed = job.world_size, job.steps, job.seed
         if job.optimizer.is_here:
             choices.optimizer, choices.lr = job.optimizer.name, job.optimizer.lr
@@ -65,7 +64,7 @@ class JobOfChoices:
             method = getattr(job, kind)
             if method.is_here:
                 setattr(choices, kind, method.name)
-                setattr(choices, f"{kind}_options", method.changed)
+                setattr(choices, f"{kind}_options", options_of(method))
         choices.global_batch, choices.micro_batch = job.batch.global_size, job.batch.micro_size or 0
         choices.precision, choices.recompute = job.precision, job.recompute
         choices.bandwidth, choices.latency = (

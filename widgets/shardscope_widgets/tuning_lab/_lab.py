@@ -26,7 +26,7 @@ from shardscope_widgets.figures._trials import ORDER, TrialInfo
 from shardscope_widgets.training_lab._choices import Choices
 from shardscope_widgets.training_lab._driver import Driver as Clock
 from shardscope_widgets.training_lab._guard import Guard
-from shardscope_widgets.training_lab._options import STRATEGY, Options
+from shardscope_widgets.training_lab._options import Options
 from shardscope_widgets.tuning_lab import _controls, _search, _words
 from shardscope_widgets.tuning_lab._acts import TrialActs
 from shardscope_widgets.tuning_lab._engine import Engine, engine_of
@@ -123,7 +123,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
 
     def _usual_name(self) -> str:
         job = self._jobs.base or self.job()
-        return f"{label_of(job.model)}-{job.strategy.kind}"
+        return f"{label_of(job.model)}-{job.strategy.name}"
 
     def _find(self, *, is_shown_as_begun: bool, takes_trials: bool) -> None:
         """Show the study of this name if there is one; the controls may show what it was begun with."""
@@ -161,7 +161,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         }  # fmt: skip
         self.minimise = _controls.objectives_picker(self._own_names())
         self.screen = Screen(
-            self.controls["job"], Options(self, STRATEGY), self.controls["study"], self.controls["link"],
+            self.controls["job"], Options(self, "strategy"), self.controls["study"], self.controls["link"],
             self.controls["axes"], self.minimise,
         )  # fmt: skip
         self.pictures = Pictures(self.screen, self._guard)

@@ -11,9 +11,10 @@ from math import floor, log10
 from typing import Any, NamedTuple
 
 from shardscope.errors import SpecError
-from shardscope.spec import STRATEGIES, Compression, Job, LRSchedule, registry
+from shardscope.spec import Compression, Job, LRSchedule, registry
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.space import LR_RULES, Between, Choices, PowersOfTwo, Space, Value, parse_name
+from shardscope.spec.strategy import strategies
 from shardscope.tuning.apply import branches_of
 from shardscope.tuning.priors import default_space
 from shardscope_widgets.words import three_digits
@@ -90,7 +91,7 @@ def _offers(job: Job) -> Iterator[tuple[str, Parameter]]:
     for setting, (low, high) in _STRENGTHS.items():
         for method in registry.having(Compression, setting):
             yield f"compression[{method}].{setting}", Between(low=low, high=high, log=True)
-    yield "strategy", Choices(values=tuple(STRATEGIES))
+    yield "strategy", Choices(values=tuple(strategies()))
 
 
 def _row(name: str, parameter: Parameter, offered: Parameter | None, *, is_on: bool) -> Row:

@@ -21,7 +21,6 @@ from shardscope.analytic.communication.compression import (
     packed_bytes,
 )
 from shardscope.analytic.communication.crossover import Crossing, crossover, frontier, scaling_efficiency
-from shardscope.analytic.communication.exchange import exchanged_bytes
 from shardscope.analytic.communication.gossip import gossip_contraction, gossip_mix_bytes
 from shardscope.analytic.communication.groups import group_strides, ring_time, spanning_link
 from shardscope.analytic.communication.hierarchical import HierarchicalBytes, hierarchical_all_reduce_bytes
@@ -62,7 +61,6 @@ __all__ = [
     "HierarchicalBytes",
     "all_reduce_bytes",
     "chunk_sizes",
-    "exchanged_bytes",
     "exposed_time",
     "fully_sharded_bytes",
     "gossip_contraction",

@@ -8,14 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.layouts import Layouts
-from shardscope.spec.layout import SCHEDULE_NAMES
+from shardscope.spec.pipeline_schedule import HeldTerms, schedules
 
 Floats = npt.NDArray[np.float64]
-
-_V_SHAPED = np.array([name in ("zbv", "v-half", "v-min", "dualpipev") for name in SCHEDULE_NAMES])
-_ROUNDED = np.array([name in ("zbv", "v-half", "v-min") for name in SCHEDULE_NAMES])
-_V_MIN = SCHEDULE_NAMES.index("v-min")
-_CHUNKED = np.array([name in ("interleaved", "zero-bubble") for name in SCHEDULE_NAMES])
 
 
 class Pipeline(NamedTuple):
@@ -28,7 +23,8 @@ class Pipeline(NamedTuple):
     interleaved: npt.NDArray[np.bool_]
     rounded: npt.NDArray[np.bool_]
     """Whether the schedule is a V of building blocks, which hold whole micro-batches."""
-    v_min: npt.NDArray[np.bool_]
+    in_thirds: npt.NDArray[np.bool_]
+    """Whether every third rank holds one less where a third of the ranks leaves two thirds over."""
     head_at: Floats
     """Place of the output projection: a V-shaped schedule brings it back to the first rank."""
     layers: Floats
@@ -54,42 +50,30 @@ class Holding(NamedTuple):
     """Micro-batches whose activations it keeps, in units of the whole rank."""
 
 
-_HELD = {
-    "gpipe": (0.0, 0.0, np.inf),
-    "1f1b": (1.0, 0.0, 0.0),
-    "interleaved": (1.0, 0.0, 0.0),
-    "zero-bubble": (0.0, 1.0, 0.0),
-    "zb-h1": (0.0, 1.0, 0.0),
-    "zb-h2": (0.0, 2.0, -1.0),
-    "zbv": (0.0, 1.0, 0.0),
-    "v-half": (0.0, 0.5, 1.0),
-    "v-min": (0.0, 1 / 3, 4 / 3),
-    "dualpipev": (0.0, 1.0, 0.5),
-}
-"""Micro-batches in flight for each rank from this one to the last, for each rank of all, and in any case: what
-`schedules.closed.in_flight` says, as coefficients that a million layouts look up at once. A test holds them together.
-"""
-_OF_LEFT, _OF_ALL, _CONSTANT = np.array([_HELD[name] for name in SCHEDULE_NAMES]).T.copy()
-
-
 def pipeline_of(layouts: Layouts, layers: int) -> Pipeline:
     """The pipelines of the layouts, for a model of so many layers."""
     ranks, schedule = layouts.pipeline.astype(float), layouts.schedule
-    folded, interleaved = _V_SHAPED[schedule], _CHUNKED[schedule]
+    known = schedules()
+    folded = np.array([each.v_shaped for each in known])[schedule]
+    interleaved = np.array([each.most_stages is None for each in known])[schedule]
+    terms = [each.held_terms or HeldTerms(0.0, 0.0) for each in known]
+    of_left, of_all, constant, rounded, in_thirds = (
+        np.array(column)[schedule] for column in zip(*terms, strict=True)
+    )
     own = np.floor(layers / ranks)
     return Pipeline(
         ranks=ranks,
         microbatches=layouts.num_microbatches.astype(float),
         chunks=np.where(interleaved, layouts.virtual_stages, 1.0 + folded),
         interleaved=interleaved & (layouts.virtual_stages > 1),
-        rounded=_ROUNDED[schedule],
-        v_min=schedule == _V_MIN,
+        rounded=rounded,
+        in_thirds=in_thirds,
         head_at=(ranks - 1) * ~folded,
         layers=own,
         rest=layers - own * ranks,
-        of_left=_OF_LEFT[schedule],
-        of_all=_OF_ALL[schedule],
-        constant=_CONSTANT[schedule],
+        of_left=of_left,
+        of_all=of_all,
+        constant=constant,
     )
 
 
@@ -131,7 +115,7 @@ def _in_flight(place: Floats, pipeline: Pipeline) -> Floats:
         held = np.where(pipeline.interleaved, whole / chunks, held)
     if pipeline.rounded.any():
         whole = np.floor(held + 1e-9)
-        some = np.flatnonzero(pipeline.v_min)  # a remainder takes ten times an addition
+        some = np.flatnonzero(pipeline.in_thirds)  # a remainder takes ten times an addition
         whole[some] -= (pipeline.ranks[some] % 3 == 2) & (np.broadcast_to(place, whole.shape)[some] % 3 == 0)
         held = np.where(pipeline.rounded, np.minimum(whole, (pipeline.microbatches + place + 1) / 2), held)
     return np.minimum(held, pipeline.microbatches)

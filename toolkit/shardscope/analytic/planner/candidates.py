@@ -26,7 +26,7 @@ from shardscope.analytic.planner.space import LARGEST_MICRO_BATCH, Space
 from shardscope.spec import layout_faults
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.divisors import divisors
-from shardscope.spec.layout import COMPRESSION_NAMES, OFFLOAD_NAMES, RECOMPUTE_NAMES, SCHEDULE_NAMES
+from shardscope.spec.layout import COMPRESSION_NAMES, OFFLOAD_NAMES, RECOMPUTE_NAMES, schedule_names
 from shardscope.spec.model import Transformer
 
 
@@ -169,7 +169,8 @@ def _bodies(
         "no recomputation": (again == 1) & (recipe.flash_attention and "none" in space.recompute),
     }
     faults = first_fault(rules, len(place))
-    names = np.array([SCHEDULE_NAMES.index(name) for name, _ in options], np.int64)
+    known = schedule_names()
+    names = np.array([known.index(name) for name, _ in options], np.int64)
     virtual = np.array([held for _, held in options], np.int64)
     held = np.where(stages > 1, virtual.take(option), 1)
     bodies = Bodies(place, micro_batch, count, names.take(option), held, sequence, again)

@@ -21,11 +21,11 @@ from shardscope.spec.layout import (
     COMPRESSION_NAMES,
     OFFLOAD_NAMES,
     RECOMPUTE_NAMES,
-    SCHEDULE_NAMES,
     Layout,
+    schedule_names,
 )
-from shardscope.spec.layout_faults import CHUNKED
 from shardscope.spec.partition import even_split
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from shardscope.analytic.layouts import Layouts
 
 _NAMED = {
-    "schedule": SCHEDULE_NAMES,
     "recompute": RECOMPUTE_NAMES,
     "offload": OFFLOAD_NAMES,
     "compression": COMPRESSION_NAMES,
@@ -315,7 +314,13 @@ def layout_at(layouts: Layouts, row: int, global_batch: int) -> Layout:
         value = getattr(layouts, name)
         if isinstance(value, np.ndarray):
             value = int(value[row])
-            value = _NAMED[name][value] if name in _NAMED else value
+            value = (
+                schedule_names()[value]
+                if name == "schedule"
+                else _NAMED[name][value]
+                if name in _NAMED
+                else value
+            )
         fields[name] = value
     fields["sequence_parallel"] = bool(fields["sequence_parallel"])
     whole = fields["shard"] == fields["data"] * fields["context"]
@@ -336,7 +341,7 @@ def short(layout: Layout) -> str:
     if layout.zero:
         parts.append(f"zero-{layout.zero}" + (f" over {layout.shard}" if layout.shard else ""))
     if layout.pipeline > 1:
-        held = f" x{layout.virtual_stages}" if layout.schedule in CHUNKED else ""
+        held = f" x{layout.virtual_stages}" if PipelineSchedule(layout.schedule).most_stages is None else ""
         parts.append(layout.schedule + held)
     parts.append(f"micro-batch {layout.micro_batch}")
     if layout.recompute != "none":

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from shardscope.spec import layout_faults
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -89,12 +90,12 @@ def schedule_faults(
     name: str, virtual: int, *, layers: int, stages: Ints, microbatches: Ints, is_first: bool
 ) -> dict[str, Mask]:
     """Rules that a schedule breaks on a pipeline of so many stages."""
-    alone = stages == 1
+    alone, schedule = stages == 1, PipelineSchedule(name)
     broken = (
         layout_faults.too_many_stages(layers, stages, virtual)
         | layout_faults.uneven_chunks(layers, stages, virtual)
-        | layout_faults.uneven_rounds(name, stages, microbatches)
-        | layout_faults.too_few_microbatches(name, stages, microbatches)
+        | layout_faults.uneven_rounds(schedule, stages, microbatches)
+        | layout_faults.too_few_microbatches(schedule, stages, microbatches)
     )
     return {"schedule": ~alone & broken, "no pipeline": alone & (not is_first)}
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
-from shardscope.spec.layout import LayoutSchedule, Offload, Recompute
-from shardscope.spec.layout_faults import CHUNKED, V_SHAPED
+from shardscope.spec.layout import LayoutSchedule, Offload, Recompute, searched_schedules
 from shardscope.spec.numbers import Count
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 LARGEST_MICRO_BATCH = 16
 
@@ -34,7 +34,7 @@ class Space(Spec):
     expert: tuple[Count, ...] | None = None
     micro_batch: tuple[Count, ...] | None = None
     """None for the divisors of the global batch up to 16."""
-    schedule: tuple[LayoutSchedule, ...] = Field(default=get_args(LayoutSchedule), min_length=1)
+    schedule: tuple[LayoutSchedule, ...] = Field(default_factory=searched_schedules, min_length=1)
     virtual_stages: tuple[Count, ...] = Field(default=(2, 3, 4, 6, 8), min_length=1)
     """Of the interleaved schedules; the others have one stage a rank, V-shaped ones two."""
     zero: tuple[Literal[0, 1, 2, 3], ...] = Field(default=(0, 1, 2, 3), min_length=1)
@@ -52,10 +52,13 @@ class Space(Spec):
     @property
     def schedule_options(self) -> tuple[tuple[str, int], ...]:
         """Every (schedule, virtual stages) to try."""
+        found = [(name, PipelineSchedule(name)) for name in self.schedule]
         return tuple(
             (name, virtual)
-            for name in self.schedule
-            for virtual in (self.virtual_stages if name in CHUNKED else (2,) if name in V_SHAPED else (1,))
+            for name, schedule in found
+            for virtual in (
+                self.virtual_stages if schedule.most_stages is None else (schedule.default_stages,)
+            )
         )
 
     def fixed(self, values: Mapping[str, Any]) -> Space:

@@ -12,8 +12,7 @@ bubble and memory as formulas over arrays, for searches.
 """
 
 from shardscope.analytic.schedules import closed
-from shardscope.analytic.schedules.build import SCHEDULES, build
-from shardscope.analytic.schedules.facts import FACTS, Facts
+from shardscope.analytic.schedules.build import build
 from shardscope.analytic.schedules.table import DURATIONS, Op, Table, Timed, Timeline
 
-__all__ = ["DURATIONS", "FACTS", "SCHEDULES", "Facts", "Op", "Table", "Timed", "Timeline", "build", "closed"]
+__all__ = ["DURATIONS", "Op", "Table", "Timed", "Timeline", "build", "closed"]

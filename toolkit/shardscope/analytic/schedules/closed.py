@@ -1,8 +1,8 @@
 """Bubble and memory of every schedule as closed forms over arrays, for searches through millions of layouts.
 
-A schedule is given by its index into `spec.layout.SCHEDULE_NAMES`; everything broadcasts. Times are those of one
-micro-batch on a whole rank, that is, through all stages that the rank holds, so that they do not depend on the number
-of virtual stages; memory is counted in activations of one micro-batch on a whole rank too. Sending takes
+A schedule is given by its index into `spec.pipeline_schedule.schedules`; everything broadcasts. Times are those
+of one micro-batch on a whole rank, that is, through all stages that the rank holds, so that they do not depend on the
+number of virtual stages; memory is counted in activations of one micro-batch on a whole rank too. Sending takes
 no time here.
 
 Held against the counted tables (tests/analytic/test_schedules_closed.py):
@@ -19,14 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.schedules.facts import FACTS
-from shardscope.analytic.schedules.paths import BUBBLES, RAMPS, Case, Floats
-from shardscope.spec.layout import SCHEDULE_NAMES
+from shardscope.analytic.schedules import counted
+from shardscope.analytic.schedules.paths import Case, Floats
+from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
 
 Numbers = npt.ArrayLike
-InFlight = Callable[[Floats, Floats, Floats, Floats | float], Floats]
-"""Takes rank, ranks, micro-batches and stages a rank."""
-_INTERLEAVED = ("interleaved", "zero-bubble")
 
 
 def bubble_time(  # noqa: PLR0917
@@ -43,7 +40,7 @@ def bubble_time(  # noqa: PLR0917
     """Seconds in a step for which the rank that waits most stands idle between its first and its last operation.
 
     Args:
-        schedule: Index into `SCHEDULE_NAMES`.
+        schedule: Index into `schedules`.
         stages: Ranks in the pipeline.
         microbatches: Of one step.
         virtual_stages: Stages that each rank holds; only the interleaved schedules look at it.
@@ -60,17 +57,21 @@ def bubble_time(  # noqa: PLR0917
     mostly exact.
 
     Example:
-        >>> float(bubble_time(SCHEDULE_NAMES.index("zb-h1"), 4, 8, 1, 1.0, 1.0, 1.0))
+        >>> from shardscope.spec.layout import schedule_names
+        >>> float(bubble_time(schedule_names().index("zb-h1"), 4, 8, 1, 1.0, 1.0, 1.0))
         3.0
     """
     inputs = (stages, microbatches, virtual_stages, t_f, t_input, t_weight)
 
-    def seconds(name: str, rows: Sequence[Floats]) -> Floats:
+    def seconds(one: PipelineSchedule, rows: Sequence[Floats]) -> Floats:
         p, m, given, *durations = rows
-        v = _held(name, given)
+        v = _held(one, given)
         case = Case(p, m, *(duration / v for duration in durations))
-        bubble = BUBBLES[name](case)
-        return np.maximum(bubble, RAMPS[name](case)) if ranks_meet and name in RAMPS else bubble
+        bubble = one.bubble(case)
+        if bubble is None:
+            return counted.bubble(one, case, v, ranks_meet=ranks_meet)
+        ramp = one.ramp(case) if ranks_meet else None
+        return np.asarray(bubble if ramp is None else np.maximum(bubble, ramp))
 
     return _by_schedule(schedule, inputs, seconds)
 
@@ -81,52 +82,52 @@ def in_flight(
     """What a rank holds at most, in activations of one micro-batch on a whole rank.
 
     Args:
-        schedule: Index into `SCHEDULE_NAMES`.
+        schedule: Index into `schedules`.
         stage: Place of the rank in the pipeline, from 0.
         stages: Ranks in the pipeline.
         microbatches: Of one step.
         virtual_stages: Stages that each rank holds; only the interleaved schedules look at it.
 
-    Exact at any number of micro-batches; for `v-half` and `v-min` with fewer than ranks it is an upper bound. Sources:
-    GPipe m; 1F1B p - stage (Narayanan et al. 2021, ICML, section 3.2); interleaved by its warm-up (the same, SC,
-    section 2.2); ZB-H1 p and ZB-H2 2p-1 (Qi et al. 2023, sections 2.1 and 2.2); ZB-V p (section 6); V-Half p/2
-    and V-Min p/3, rounded as their building blocks are (Qi et al. 2024); DualPipeV p + 1/2 (DualPipe's README, PP + 1
-    of half ranks).
+    Exact at any number of micro-batches; for `v-half` and `v-min` with fewer than ranks it is an upper bound. The
+    formula of each schedule stands in its class.
 
     Example:
-        >>> float(in_flight(SCHEDULE_NAMES.index("1f1b"), 1, 4, 8, 1))
+        >>> from shardscope.spec.layout import schedule_names
+        >>> float(in_flight(schedule_names().index("1f1b"), 1, 4, 8, 1))
         3.0
     """
 
-    def held(name: str, rows: Sequence[Floats]) -> Floats:
+    def held(one: PipelineSchedule, rows: Sequence[Floats]) -> Floats:
         rank, p, m, given = rows
-        return _IN_FLIGHT[name](rank, p, m, _held(name, given))
+        v = _held(one, given)
+        found = one.in_flight(rank, p, m, v)
+        return counted.in_flight(one, rank, p, m, v) if found is None else np.asarray(found)
 
     return _by_schedule(schedule, (stage, stages, microbatches, virtual_stages), held)
 
 
-def _held(name: str, given: Floats) -> Floats | float:
+def _held(schedule: PipelineSchedule, given: Floats) -> Floats | float:
     """Stages of a rank: as given where the schedule leaves the choice."""
-    return given if name in _INTERLEAVED else float(FACTS[name].shape.default)
+    return given if schedule.most_stages is None else float(schedule.default_stages)
 
 
 def _by_schedule(
-    schedule: Numbers, inputs: Sequence[Numbers], formula: Callable[[str, Sequence[Floats]], Floats]
+    schedule: Numbers,
+    inputs: Sequence[Numbers],
+    formula: Callable[[PipelineSchedule, Sequence[Floats]], Floats],
 ) -> Floats:
     """Each schedule's formula on the rows that have it."""
     index = np.asarray(schedule)
     shape = np.broadcast_shapes(index.shape, *(np.shape(column) for column in inputs))
     if index.ndim == 0:
-        values = formula(
-            SCHEDULE_NAMES[int(index)], [np.asarray(column, dtype=np.float64) for column in inputs]
-        )
+        values = formula(schedules()[int(index)], [np.asarray(column, dtype=np.float64) for column in inputs])
         return np.array(np.broadcast_to(values, shape))
     flat = np.broadcast_to(index, shape).ravel().astype(np.int8)
     order = np.argsort(flat, kind="stable")
     columns = [_sorted(column, shape, order) for column in inputs]
     out = np.empty(flat.size)
-    for name, rows in _runs(flat[order]):
-        out[order[rows]] = formula(name, [column[rows] if column.ndim else column for column in columns])
+    for one, rows in _runs(flat[order]):
+        out[order[rows]] = formula(one, [column[rows] if column.ndim else column for column in columns])
     return out.reshape(shape)
 
 
@@ -136,42 +137,10 @@ def _sorted(column: Numbers, shape: tuple[int, ...], order: npt.NDArray[np.intp]
     return values if values.ndim == 0 else np.broadcast_to(values, shape).ravel()[order]
 
 
-def _runs(index: npt.NDArray[np.int8]) -> Iterator[tuple[str, slice]]:
+def _runs(index: npt.NDArray[np.int8]) -> Iterator[tuple[PipelineSchedule, slice]]:
     """Every schedule that occurs, and where in the sorted rows."""
-    ends = np.searchsorted(index, np.arange(len(SCHEDULE_NAMES) + 1))
-    for name, first, last in zip(SCHEDULE_NAMES, ends, ends[1:], strict=False):
+    known = schedules()
+    ends = np.searchsorted(index, np.arange(len(known) + 1))
+    for one, first, last in zip(known, ends, ends[1:], strict=False):
         if last > first:
-            yield name, slice(first, last)
-
-
-def _interleaved(rank: Floats, p: Floats, m: Floats, v: Floats | float) -> Floats:
-    per_round = m // np.maximum(1, m // p)
-    return np.minimum((v - 1) * per_round + 2 * (p - rank) - 1, m * v) / v
-
-
-def _zero_bubble(rank: Floats, p: Floats, m: Floats, v: Floats | float) -> Floats:  # noqa: ARG001
-    per_round = m // np.maximum(1, m // p)
-    return np.minimum((v - 1) * per_round + p, m * v) / v
-
-
-def _on_a_v(most: Callable[[Floats, Floats], Floats]) -> InFlight:
-    """Few micro-batches come back up before the first ranks are through with their way down."""
-
-    def held(rank: Floats, p: Floats, m: Floats, v: Floats | float) -> Floats:  # noqa: ARG001
-        return np.minimum(np.minimum(m, (m + rank + 1) / 2), most(rank, p))
-
-    return held
-
-
-_IN_FLIGHT: dict[str, InFlight] = {
-    "gpipe": lambda _, __, m, ___: m,
-    "1f1b": lambda rank, p, m, _: np.minimum(m, p - rank),
-    "interleaved": _interleaved,
-    "zero-bubble": _zero_bubble,
-    "zb-h1": lambda _, p, m, __: np.minimum(m, p),
-    "zb-h2": lambda _, p, m, __: np.minimum(m, 2 * p - 1),
-    "zbv": _on_a_v(lambda _, p: p),
-    "v-half": _on_a_v(lambda _, p: p // 2 + 1),
-    "v-min": _on_a_v(lambda rank, p: (p + 4) // 3 - ((p % 3 == 2) & (rank % 3 == 0))),
-    "dualpipev": lambda _, p, m, __: np.minimum(m, p + 0.5),
-}
+            yield one, slice(first, last)

@@ -10,7 +10,6 @@ The other sums were read off the tables; the tests hold all of them against the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import reduce
 from typing import NamedTuple
 
@@ -28,9 +27,6 @@ class Case(NamedTuple):
     f: Floats
     i: Floats
     w: Floats
-
-
-Bubble = Callable[[Case], Floats]
 
 
 def longest(first: Floats, *others: Floats) -> Floats:
@@ -228,26 +224,3 @@ def zbv_ramp(case: Case) -> Floats:
         2 * q * f - q * i - w,
     )
     return np.where(p == 1, 0.0, np.where(m < 2 * p - 1, q * i, sums))
-
-
-BUBBLES: dict[str, Bubble] = {
-    "gpipe": flush,
-    "1f1b": flush,
-    "interleaved": flush,
-    "zero-bubble": interleaved_zero_bubble,
-    "zb-h1": zb_h1,
-    "zb-h2": zb_h2,
-    "zbv": zbv,
-    "v-half": v_half,
-    "v-min": v_min,
-    "dualpipev": dualpipev,
-}
-"""By schedule."""
-
-RAMPS: dict[str, Bubble] = {
-    "zero-bubble": interleaved_ramp,
-    "zb-h1": interleaved_ramp,
-    "zb-h2": zb_h2_ramp,
-    "zbv": zbv_ramp,
-}
-"""By schedule, what is lost at least where all ranks meet between steps: they neither begin nor end together."""

@@ -18,16 +18,13 @@ from shardscope.analytic.step.tables import Table, micro_table, state_table
 from shardscope.analytic.step.windows import Columns, Rows, Windows, drag_of, host_update, windows
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
-from shardscope.spec.layout import SCHEDULE_NAMES
-from shardscope.spec.layout_faults import V_SHAPED
 from shardscope.spec.model import Transformer
+from shardscope.spec.pipeline_schedule import schedules
 
 Floats = npt.NDArray[np.float64]
 
 CHUNK = 1 << 14
 """Rows worked on at a time: a dozen columns of so many stay in a core's cache."""
-TURNS_BACK = np.array([name in V_SHAPED for name in SCHEDULE_NAMES])
-"""Schedules under which the first and the last stage are on one rank."""
 
 
 def even_time(
@@ -157,7 +154,8 @@ def _fill(parts: StepParts, rows: slice, work: _Work) -> None:
     devices = layouts.tensor[rows] * layouts.context[rows] * layouts.data[rows] * stages
     hop = np.where(devices > work.per_node, one["far hop"], one["near hop"])
     parts.pipeline_comm[rows] = hop * (2.0 * (count * virtual + stages - 1))
-    tied = np.where(TURNS_BACK[schedule], 0.0, held["tied_s"])
+    turns_back = np.array([each.v_shaped for each in schedules()])
+    tied = np.where(turns_back[schedule], 0.0, held["tied_s"])
     each = late.forward.network + late.backward.network
     parts.data_comm[rows] = paced * each + _once(found, late.free * pace, cal) + tied
     _offload(parts, rows, found, paced * (late.forward.host + late.backward.host))

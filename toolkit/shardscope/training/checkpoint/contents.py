@@ -23,7 +23,7 @@ from shardscope.spec import Job
 from shardscope.training.checkpoint.remembered import method_of, remembered
 from shardscope.training.optim.state import fill_in_state
 from shardscope.training.random_state import random_state
-from shardscope.training.strategies.base import Strategy
+from shardscope.training.strategies.base import RankStrategy
 
 STATE = "state."
 RANK = "rank-"
@@ -34,7 +34,7 @@ _FROZEN = "frozen "
 
 
 def contents_of(
-    strategy: Strategy, optimizer: torch.optim.Optimizer, step: int, data: Mapping[str, int]
+    strategy: RankStrategy, optimizer: torch.optim.Optimizer, step: int, data: Mapping[str, int]
 ) -> dict[str, Any]:
     """All that this rank saves after `step`, with where the `data` are; called by all ranks."""
     context = strategy.context
@@ -52,7 +52,7 @@ def random_key(rank: int) -> str:
 
 
 def extra_of(
-    strategy: Strategy, optimizer: torch.optim.Optimizer, step: int, data: Mapping[str, int]
+    strategy: RankStrategy, optimizer: torch.optim.Optimizer, step: int, data: Mapping[str, int]
 ) -> dict[str, Any]:
     """What is saved beside tensors, the same on every rank."""
     job, spec = strategy.job, strategy.job.optimizer

@@ -21,7 +21,7 @@ from shardscope.training.checkpoint.pieces import Reader
 from shardscope.training.checkpoint.remembered import Recalled, recall
 from shardscope.training.context import RankContext
 from shardscope.training.random_state import random_state, set_random_state
-from shardscope.training.strategies.base import Strategy
+from shardscope.training.strategies.base import RankStrategy
 
 Item = TypeVar("Item")
 _NO_DATA = {"global_size": 0, "step": 0, "epoch": 0, "row": 0, "samples": 0}
@@ -47,7 +47,7 @@ class Loaded:
 
 
 def load(
-    source: Path, *, strategy: Strategy, optimizer: torch.optim.Optimizer, allow_pickle: bool = False
+    source: Path, *, strategy: RankStrategy, optimizer: torch.optim.Optimizer, allow_pickle: bool = False
 ) -> Loaded:
     """Put a checkpoint into model and optimizer; called by all ranks.
 
@@ -79,7 +79,10 @@ def _misfit(path: Path, reason: str) -> str:
 
 
 def _load(
-    reader: Reader | PickledReader, notes: Sequence[str], strategy: Strategy, optimizer: torch.optim.Optimizer
+    reader: Reader | PickledReader,
+    notes: Sequence[str],
+    strategy: RankStrategy,
+    optimizer: torch.optim.Optimizer,
 ) -> Loaded:
     context, known = strategy.context, reader.keys
     extra = _fill_known(reader, {"extra": extra_of(strategy, optimizer, 0, _NO_DATA)})["extra"]

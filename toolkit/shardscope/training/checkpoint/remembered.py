@@ -22,7 +22,7 @@ from shardscope.errors import CheckpointError, SpecError
 from shardscope.spec import Compression
 from shardscope.training.checkpoint.pickled import PickledReader
 from shardscope.training.checkpoint.pieces import Reader
-from shardscope.training.strategies.base import Strategy
+from shardscope.training.strategies.base import RankStrategy
 
 _CUTS = ("exchange", "block")
 _JOINS = {"share"}
@@ -30,7 +30,7 @@ _JOINS = {"share"}
 _KEY = re.compile(r"compression-(\d+)\.(.+)")
 
 
-def remembered(strategy: Strategy) -> dict[str, Any]:
+def remembered(strategy: RankStrategy) -> dict[str, Any]:
     """This rank's part of a checkpoint; nothing where gradients are not compressed."""
     return {} if strategy.compressor is None else {_name(strategy.context.rank): strategy.remembered()}
 
@@ -57,7 +57,7 @@ def method_of(compression: Compression) -> str:
 
 
 def recall(
-    strategy: Strategy,
+    strategy: RankStrategy,
     reader: Reader | PickledReader,
     saved_layout: str | None,
     saved_method: str | None,
@@ -67,7 +67,7 @@ def recall(
     Args:
         strategy: Whose compressor.
         reader: Reads the checkpoint.
-        saved_layout: The `Strategy.layout` that it was saved under.
+        saved_layout: The `RankStrategy.layout` that it was saved under.
         saved_method: What `method_of` said then; None for the same as now.
 
     Raises:

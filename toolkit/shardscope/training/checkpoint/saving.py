@@ -27,7 +27,7 @@ from shardscope.training.checkpoint.pieces import Held, flat
 from shardscope.training.checkpoint.values import encode
 from shardscope.training.context import RankContext
 from shardscope.training.disk import advice_on
-from shardscope.training.strategies.base import Strategy
+from shardscope.training.strategies.base import RankStrategy
 
 _REMOVED = ".removed"
 """Suffix of a checkpoint that is about to be deleted: what is half gone must not carry the name of a complete one."""
@@ -40,7 +40,7 @@ def save(
     folder: Path,
     step: int,
     *,
-    strategy: Strategy,
+    strategy: RankStrategy,
     optimizer: torch.optim.Optimizer,
     keep: int,
     data: Mapping[str, int],

@@ -1,43 +1,33 @@
-"""Every strategy, one file each. `build` finds the one that a job asks for."""
+"""What strategies build: how one rank trains together with its peers.
+
+base            RankStrategy, one step from the forward pass to the update
+bucketed        DistributedDataParallel's buckets, and own_all_reduce, where a strategy sums them itself
+partitioned     an optimizer that updates this rank's pieces only; fully_sharded, on FSDP2
+
+A strategy itself stands in its folder of `shardscope.methods.strategies`.
+"""
 
 from __future__ import annotations
 
+from shardscope.errors import SpecError, quoted
 from shardscope.spec import Job
 from shardscope.training.context import RankContext
-from shardscope.training.strategies.all_reduce import AllReduce
-from shardscope.training.strategies.base import StepResult, Strategy
-from shardscope.training.strategies.gossip import Gossip
-from shardscope.training.strategies.hierarchical import Hierarchical
-from shardscope.training.strategies.parameter_server import ParameterServer
-from shardscope.training.strategies.pipeline import Pipeline
-from shardscope.training.strategies.ring import Ring
-from shardscope.training.strategies.single import Single
-from shardscope.training.strategies.tree import Tree
-from shardscope.training.strategies.zero_1 import Zero1
-from shardscope.training.strategies.zero_2 import Zero2
-from shardscope.training.strategies.zero_3 import Zero3
-
-STRATEGIES: dict[str, type[Strategy]] = {
-    cls.name: cls
-    for cls in (
-        Single,
-        ParameterServer,
-        AllReduce,
-        Tree,
-        Ring,
-        Hierarchical,
-        Gossip,
-        Pipeline,
-        Zero1,
-        Zero2,
-        Zero3,
-    )
-}
+from shardscope.training.strategies.base import RankStrategy, StepResult
 
 
-def build(job: Job, context: RankContext) -> Strategy:
-    """The strategy of `job` for the rank of `context`."""
-    return STRATEGIES[job.strategy.kind](job, context)
+def build_strategy(job: Job, context: RankContext) -> RankStrategy:
+    """The strategy of `job` for the rank of `context`.
+
+    Raises:
+        SpecError: A strategy of the user's built something else.
+    """
+    built = job.strategy.build(job, context)
+    if not isinstance(built, RankStrategy):
+        raise SpecError(
+            f"strategy={job.strategy.name!r} built {quoted(built)}; let it build a "
+            "shardscope.training.strategies.RankStrategy"
+        )
+    return built
 
 
-__all__ = ["STRATEGIES", "StepResult", "Strategy", "build"]
+__all__ = ["RankStrategy", "StepResult", "build_strategy"]

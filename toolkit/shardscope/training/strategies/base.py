@@ -10,7 +10,7 @@ A strategy is made once a rank and lives as long as the training. The trainer ca
     evaluating(), checkpoint_state()    looks at the run: nothing that training goes on from is changed by them
     close()                             once: end threads
 
-`Strategy.step` is the template that data-parallel strategies share; they say only how gradients are exchanged. A
+`RankStrategy.step` is the template that data-parallel strategies share; they say only how gradients are exchanged. A
 strategy that cuts the model itself (a pipeline) or has no common step (a parameter server) overrides `step` whole.
 Where gradients or weights lie in pieces on several ranks, `reduce_squares` and `reduce_grad_square` make the norms of
 LAMB, LARS and the clip those of the whole.
@@ -63,10 +63,11 @@ class StepResult:
     noise: NoiseSample | None = None
 
 
-class Strategy(ABC):
-    """Base of all strategies. Subclasses set `name` to the `kind` of their spec."""
+class RankStrategy(ABC):
+    """Base of what a strategy builds: the training of one rank."""
 
-    name: ClassVar[str]
+    settings: Any
+    """The job's strategy."""
     lockstep: ClassVar[bool] = False
     """Whether a forward pass needs all ranks, so that in an evaluation each must make equally many."""
     reduce_squares: ReduceSquares | None = None
@@ -86,11 +87,17 @@ class Strategy(ABC):
 
     def __init__(self, job: Job, context: RankContext) -> None:
         self.job = job
+        self.settings = job.strategy
         self.context = context
         self.precision = Precision(job.precision, context.device)
         self.memory = MemoryWatch(context.device)
         self.compressor = build_compressor(job)
         self.noise = GradientNoise(job, context) if job.record.noise_scale else None
+
+    @property
+    def name(self) -> str:
+        """The strategy's."""
+        return self.job.strategy.name
 
     def setup(self, model: nn.Module) -> nn.Module:
         """Take the model, on its device; returns the module whose `forward` the step calls."""

@@ -1,0 +1,31 @@
+"""Bubble and memory of a schedule by counting its table: where there is no closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shardscope.analytic.schedules.build import build
+from shardscope.analytic.schedules.paths import Case, Floats
+from shardscope.spec.pipeline_schedule import PipelineSchedule
+
+
+def in_flight(schedule: PipelineSchedule, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Floats:
+    """As `PipelineSchedule.in_flight`, one table for each case."""
+
+    def count(at: float, p: float, m: float, v: float) -> float:
+        return build(schedule, int(p), int(m), int(v)).peak_activation()[int(at)]
+
+    return np.asarray(np.vectorize(count, otypes=[float])(rank, ranks, microbatches, held))
+
+
+def bubble(schedule: PipelineSchedule, case: Case, held: Any, *, ranks_meet: bool) -> Floats:
+    """As `PipelineSchedule.bubble`; where all ranks meet between steps, all of a step but the rank's work."""
+
+    def count(*asked: float) -> float:
+        p, m, f, i, w, v = asked
+        timeline = build(schedule, int(p), int(m), int(v)).timeline({"F": f, "I": i, "W": w})
+        return timeline.end - m * v * (f + i + w) if ranks_meet else max(timeline.idle)
+
+    return np.asarray(np.vectorize(count, otypes=[float])(*case, held))

@@ -1,0 +1,75 @@
+"""What a schedule of a pipeline must satisfy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from shardscope.analytic.schedules import build
+from shardscope.conformance.method import MethodConformance
+from shardscope.runtime.check import check
+from shardscope.spec import Job, Strategy
+from shardscope.spec.pipeline_schedule import PipelineSchedule
+from shardscope.spec.registry import register
+from shardscope.spec.space import Space
+from shardscope.tuning import apply
+
+_LAYERS = 12
+
+
+def deep_model() -> nn.Module:
+    """Enough layers for several stages on each of four ranks."""
+    hidden = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(_LAYERS - 2)]
+    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 16)), *hidden, nn.Linear(16, 10))
+
+
+class PipelineScheduleConformance(MethodConformance):
+    """Its tables are whole and can be carried out, real ranks carry them out, and one process trains the same."""
+
+    kind = PipelineSchedule
+
+    def _job(self, **changes: Any) -> Job:
+        schedule = register(self.method)()
+        strategy = Strategy("pipeline", schedule=schedule, split="even")
+        fields = {"model": deep_model, "data": "digits", "strategy": strategy, "world_size": 2, "steps": 4}
+        return Job(**{**fields, "batch": {"global_size": 48, "micro_size": 6}, **changes})
+
+    def test_it_is_an_axis_of_a_study(self) -> None:
+        """A search space may choose it among others, and a trial's job then has it."""
+        own = f"pipeline:{self.method.name}"
+        job = self._job()
+        apply.check(job, Space(parameters={"strategy": [own, "pipeline:gpipe"]}))
+        chosen: Any = apply.apply(job, {"strategy": own}).strategy
+        assert type(chosen.schedule) is self.method
+
+    def test_it_survives_json(self) -> None:
+        """A strategy that has it is read back as it was written."""
+        strategy = self._job().strategy
+        assert Strategy.from_json(strategy.to_json()) == strategy
+
+    def test_every_table_is_whole_and_can_be_carried_out(self) -> None:
+        """Up to 8 ranks and 3 micro-batches a rank: each pass is there once, and no rank waits for ever."""
+        schedule: Any = self.method()
+        for ranks in range(1, 9):
+            for count in range(1, 3 * ranks + 1):
+                if schedule.accepts(count, ranks):
+                    assert build(schedule, ranks, count).order
+
+    def test_it_trains_what_one_process_trains(self) -> None:
+        """In fp64, so that what differs is no rounding."""
+        for world_size in (2, 3, 4):
+            report = check(self._job(world_size=world_size, precision="fp64"), steps=3)
+            assert report.passed, f"on {world_size} ranks: {report}"
+
+    def test_ranks_carry_out_its_order(self) -> None:
+        """What they tell of a step is the table."""
+        for world_size in (2, 4):
+            run = self._train(world_size=world_size)
+            strategy: Any = run.job.strategy
+            table = build(strategy.schedule, world_size, 8, strategy.stages_per_rank)
+            for event in run.events("schedule"):
+                done = [tuple(op[:3]) for op in event["ops"]]
+                assert done == [tuple(op) for op in table.ranks[event["rank"]]], (
+                    f"rank {event['rank']}: {done}"
+                )

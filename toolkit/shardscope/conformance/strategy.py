@@ -1,0 +1,67 @@
+"""What a strategy must satisfy."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from shardscope.conformance.method import MethodConformance
+from shardscope.runtime.check import check
+from shardscope.spec import Record
+from shardscope.spec.strategy import Strategy
+
+_EXAMPLES = {"sums": "fp16", "packets": "int8", "layers": "powersgd", "steps": "local-sgd"}
+"""By the kind of compression that a strategy may carry."""
+
+
+class StrategyConformance(MethodConformance):
+    """It trains what one process trains, sends what it says, carries what it says, and goes on from a checkpoint.
+
+    Class attributes:
+        exchange_within: The part by which counted bytes may exceed the textbook's, for headers, norms and padding.
+    """
+
+    kind = Strategy
+    exchange_within: ClassVar[float] = 0.1
+
+    def test_it_trains_what_one_process_trains(self) -> None:
+        """In fp64, so that what differs is no rounding; unless it says why it need not."""
+        for world_size in (2, 3):
+            job = self._job(world_size=world_size, precision="fp64")
+            if job.strategy.differs_because is None:
+                report = check(job, steps=4)
+                assert report.passed, f"on {world_size} ranks: {report}"
+
+    def test_accumulated_micro_batches_are_one_batch(self) -> None:
+        """Several forward and backward passes a step come to the same."""
+        job = self._job(world_size=2, precision="fp64", batch={"global_size": 24, "micro_size": 4})
+        if job.strategy.differs_because is None:
+            report = check(job, steps=4)
+            assert report.passed, str(report)
+
+    def test_it_carries_the_compression_that_it_says(self) -> None:
+        """One method of each kind trains under it."""
+        for carriage in sorted(self.method.carries):  # type: ignore[attr-defined]
+            run = self._train(world_size=2, compression=_EXAMPLES[carriage])
+            assert all(
+                np.isfinite(event["loss"]) for event in run.events("step") if event["loss"] is not None
+            )
+
+    def test_it_sends_what_it_says(self) -> None:
+        """The bytes of a step are those of `exchanged_bytes`, where it has them."""
+        for world_size in (2, 3):
+            run = self._train(world_size=world_size)
+            size = run.events("start")[0]["gradient_bytes"]
+            said = run.job.strategy.exchanged_bytes(size, world_size)
+            sent = run.summary().bytes_per_step
+            if said is not None and sent is not None:
+                assert said <= sent <= (1 + self.exchange_within) * said, (
+                    f"said {said:.0f} bytes, sent {sent:.0f}"
+                )
+
+    def test_a_resumed_run_ends_where_one_in_one_piece_does(self) -> None:
+        """Within rounding; unless its steps depend on the clock."""
+        job = self._job(world_size=2, precision="fp64", record=Record(parameters=True))
+        if job.strategy.drift(2) is not None:
+            self._resumes(job, tolerance=1e-12)

@@ -1,0 +1,41 @@
+"""DualPipeV, a pipeline schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSchedule
+
+
+class DualPipeV(PipelineSchedule):
+    """The V where a forward and a backward run as a pair, so that one's communication hides behind the other."""
+
+    name = "dualpipev"
+    title = "DualPipeV"
+    source = "DeepSeek-AI, DeepSeek-V3 technical report, 2024, section 3.2.1, cut in half to a V"
+    year = 2024
+    torch_class = "ScheduleDualPipeV"
+    default_stages = 2
+    least_stages = 2
+    most_stages = 2
+    v_shaped = True
+    splits_backward = True
+    least_per_rank = 2
+    held_terms = HeldTerms(0.0, 1.0, 0.5)
+
+    def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:
+        from shardscope.analytic.schedules.v_shaped import dualpipev
+
+        return dualpipev(rank, ranks, microbatches, held)
+
+    def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
+        """P + 1/2 (DualPipe's README: PP + 1 of half ranks)."""
+        import numpy as np
+
+        return np.minimum(microbatches, ranks + 0.5)
+
+    def bubble(self, case: Any) -> Any:
+        from shardscope.analytic.schedules.paths import dualpipev
+
+        return dualpipev(case)

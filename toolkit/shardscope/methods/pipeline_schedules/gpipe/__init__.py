@@ -1,0 +1,33 @@
+"""GPipe, a pipeline schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSchedule
+
+
+class GPipe(PipelineSchedule):
+    """All forwards, then all backwards."""
+
+    name = "gpipe"
+    title = "GPipe"
+    source = "Huang et al., GPipe, NeurIPS 2019"
+    year = 2019
+    torch_class = "ScheduleGPipe"
+    held_terms = HeldTerms(0.0, 0.0, inf)
+
+    def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:
+        """Figure 2c."""
+        return [(kind, rank, i) for kind in "FB" for i in range(microbatches)]
+
+    def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
+        """All of them."""
+        return microbatches
+
+    def bubble(self, case: Any) -> Any:
+        from shardscope.analytic.schedules.paths import flush
+
+        return flush(case)

@@ -1,0 +1,39 @@
+"""V-Half, a pipeline schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSchedule
+
+
+class VHalf(PipelineSchedule):
+    """The V with forwards at half the pace: half the memory of 1F1B, half its bubble."""
+
+    name = "v-half"
+    title = "V-Half"
+    source = "Qi et al., Pipeline parallelism with controllable memory, NeurIPS 2024 (arXiv 2405.15362)"
+    year = 2024
+    default_stages = 2
+    least_stages = 2
+    most_stages = 2
+    v_shaped = True
+    splits_backward = True
+    held_terms = HeldTerms(0.0, 0.5, 1.0, is_rounded=True)
+
+    def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:
+        from shardscope.analytic.schedules.building_block import v_half
+
+        return v_half(rank, ranks, microbatches, held)
+
+    def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
+        """p/2, rounded as its building block is."""
+        import numpy as np
+
+        return np.minimum(np.minimum(microbatches, (microbatches + rank + 1) / 2), ranks // 2 + 1)
+
+    def bubble(self, case: Any) -> Any:
+        from shardscope.analytic.schedules.paths import v_half
+
+        return v_half(case)

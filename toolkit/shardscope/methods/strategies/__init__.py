@@ -1,0 +1,1 @@
+"""Strategies, a folder each; `bucketed` and `sharded` hold what data-parallel and ZeRO strategies share."""

@@ -1,0 +1,30 @@
+"""Data parallel by the backend's own all-reduce."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardscope.methods.strategies.bucketed import BucketedStrategy
+from shardscope.spec.look import Look
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+
+class AllReduce(BucketedStrategy):
+    """DistributedDataParallel with the backend's own all-reduce, buckets overlapped with the backward pass."""
+
+    name = "all-reduce"
+    family = "All-reduce"
+    look = Look("#2a86d1", "dash", "square")
+    carries = frozenset({"sums", "packets", "layers", "steps"})
+
+    @property
+    def ring_directions(self) -> int:
+        """One: gloo's and NCCL's all-reduce of large buckets is a ring."""
+        return 1
+
+    def build(self, job: Job, context: Any) -> Any:
+        from shardscope.training.strategies.bucketed import BucketedRank
+
+        return BucketedRank(job, context)

@@ -1,0 +1,97 @@
+"""Decentralised averaging with ring neighbours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from shardscope.errors import SpecError
+from shardscope.spec.compression import Compression
+from shardscope.spec.look import Look
+from shardscope.spec.numbers import Count, MessageMiB
+from shardscope.spec.strategy import Strategy
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+
+class Gossip(Strategy):
+    """Each rank takes its own step, then averages its parameters with those of its two ring neighbours only.
+
+    A rank weighs itself and each neighbour by 1/3 (two ranks: 1/2 each). These weights are doubly stochastic, so the
+    mean over all ranks is left as it is while the ranks approach it. The model that is evaluated is the mean.
+
+    Lian et al., Can decentralized algorithms outperform centralized algorithms? (NIPS 2017, arXiv 1705.09056), in the
+    order that mixes after the update. LAMB, LARS and the clip see the rank's own gradient and weights.
+
+    With compression it is CHOCO-SGD (Koloskova, Stich, Jaggi, ICML 2019, arXiv 1902.00340): ranks send packed
+    differences from public copies of themselves, keep the neighbours' copies too (three times the parameters in
+    float32, twice on two ranks), and move towards the mean of the copies by a step gamma.
+    """
+
+    name = "gossip"
+    variant = "mix_every"
+    family = "Without a centre"
+    look = Look("#c49a0c", "dot", "pentagon")
+    carries = frozenset({"sums", "packets"})
+    zero_stage = 0
+
+    mix_every: Count = 1
+    """Steps between two averagings. At least 1."""
+    measure_every: Count = 10
+    """Steps between two measurements of how far the ranks are apart; each costs an all-reduce of the parameters."""
+    slice_mb: MessageMiB = 4.0
+    """Longest message in MiB: larger parameters travel in slices, so that averaging overlaps receiving."""
+    gamma: float | None = Field(default=None, gt=0, le=1)
+    """With compression: the step towards the mean of the public copies, 0 < value <= 1. None takes 1 for what keeps
+    most of a difference, 0.5 for signs, and less for sparse methods, in proportion to their ratio."""
+
+    @property
+    def label(self) -> str:
+        """``gossip``, or ``gossip:4`` where ranks average at every fourth step only."""
+        return "gossip" if self.mix_every == 1 else f"gossip:{self.mix_every}"
+
+    def step_size(self, compression: Compression) -> float:
+        """What `gamma` comes to with this compression."""
+        return compression.consensus_step if self.gamma is None else self.gamma
+
+    @property
+    def hides_noise_because(self) -> str:
+        """Where its gradients are."""
+        return "no gradient is ever averaged over all ranks, each of which has parameters of its own"
+
+    def check(self, job: Job) -> None:
+        """Refuse settings without an effect, and methods whose noise outweighs what ranks differ by."""
+        compression = job.compression
+        if self.gamma is not None and not compression.is_on:
+            raise SpecError(
+                f"strategy.gamma={self.gamma:g} has no effect without compression; leave it out, or set compression"
+            )
+        if "feedback" in compression.changed:
+            raise SpecError(
+                f"compression.feedback={compression.settings['feedback']} has no effect with gossip, whose public "
+                "copies keep what packets leave out; leave it out"
+            )
+        if compression.diverges_because is not None:
+            raise SpecError(compression.diverges_because)
+
+    @property
+    def differs_because(self) -> str:
+        """No gradient is ever averaged over all ranks."""
+        return "each rank updates parameters of its own and averages them with its neighbours' only"
+
+    def drift(self, world_size: int) -> int:
+        """A neighbour can be `mix_every` steps ahead, its neighbour as many more."""
+        return self.mix_every * (world_size // 2)
+
+    def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
+        """S from each rank to each of its neighbours, at every `mix_every`-th step."""
+        from shardscope.analytic.communication import gossip_mix_bytes
+
+        return world_size * gossip_mix_bytes(gradient_bytes, world_size) / self.mix_every
+
+    def build(self, job: Job, context: Any) -> Any:
+        from shardscope.methods.strategies.gossip._torch import Gossip
+
+        return Gossip(job, context)

@@ -1,0 +1,175 @@
+"""Decentralised averaging: every rank trains a model of its own, and averages it with its neighbours'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardscope.errors import CheckpointError, SpecError
+from shardscope.methods.strategies import gossip
+from shardscope.methods.strategies.gossip._torch_choco import PublicCopies
+from shardscope.training.collectives.neighbours import Neighbours
+from shardscope.training.collectives.packets import Packets
+from shardscope.training.compression import Carrier
+from shardscope.training.flat import copy_tensors_, views_of
+from shardscope.training.memory import Held
+from shardscope.training.observe import StandIns
+from shardscope.training.sharding import start_alike
+from shardscope.training.strategies.base import LossFunction, MicroBatch, RankStrategy, StepResult
+
+_PUBLIC = "public."
+_NUM_RANKS = "num_ranks"
+
+
+class Gossip(RankStrategy):
+    """D-PSGD (Lian et al. 2017): a step of one's own, then the mean of oneself and the two neighbours on a ring.
+
+    Compressed it is CHOCO-SGD, by way of `PublicCopies`.
+
+    The gradient norm, the clip, the loss scale, LAMB's and LARS's ratios, and running means such as a batch norm's are
+    each rank's own. What is evaluated, and what `full_parameters` gives, is the mean over all ranks, with rank 0's
+    running means.
+    """
+
+    settings: gossip.Gossip
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        assert self.context.group is not None
+        self.group = self.context.group
+        self.neighbours = Neighbours(self.group, int(self.settings.slice_mb * 2**20))
+        trained = [p for p in model.parameters() if p.requires_grad]
+        formats = sorted({str(p.dtype) for p in trained})
+        if len(formats) > 1:
+            raise SpecError(
+                f"the model's parameters are {', '.join(formats)}; gossip needs one format for all of them"
+            )
+        start_alike(model)
+        self._flat = torch.empty(sum(p.numel() for p in trained), dtype=trained[0].dtype)
+        self.public = self._public_copies(model)
+        return model
+
+    def _public_copies(self, model: nn.Module) -> PublicCopies | None:
+        if self.compressor is None:
+            return None
+        self.compressor.forget()
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        copy_tensors_(views_of(self._flat, [p for _, p in named]), [p for _, p in named])
+        add_up = partial(self.group.sum_as, "packet_sum")
+        self.carrier = Carrier(add_up, Packets(self.group), self.context.meter, self.job.seed)
+        return PublicCopies(
+            self.neighbours, self.compressor, self.carrier, self.settings.step_size(self.job.compression),
+            self._flat, [name for name, _ in named], [p.shape for _, p in named],
+        )  # fmt: skip
+
+    @property
+    def tells_of_layers(self) -> bool:
+        """Each rank has weights of its own."""
+        return True
+
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_function: LossFunction,
+        optimizer: torch.optim.Optimizer,
+    ) -> StepResult:
+        result = super().step(micro_batches, loss_function, optimizer)
+        number = self.context.meter.step
+        if number % self.settings.mix_every == 0:
+            self.mix()
+        if number == 1 or number % self.settings.measure_every == 0:
+            self.context.events.emit("consensus", step=number, distance=self.distance())
+        return result
+
+    def mix(self) -> None:
+        """Average this rank's parameters with its neighbours'; called by all ranks."""
+        self._read(self._flat)
+        if self.public is None:
+            self.neighbours.average_(self._flat)
+        else:
+            self.public.mix_(self._flat, self.context.meter.step)
+        self._write(self._flat)
+
+    def distance(self) -> float:
+        """Root mean square over the ranks of |x - mean|, as a share of |mean|; called by all, the same on all."""
+        own = torch.empty_like(self._flat, device=self.context.device)
+        self._read(own)
+        mean = self.group.sum_as("consensus", own.clone()).div_(self.context.world_size)
+        square = (own - mean).double().square().sum().reshape(1)
+        total = float(self.group.sum_as("consensus", square))
+        size = float(mean.double().square().sum())
+        return (total / self.context.world_size / size) ** 0.5 if size else 0.0
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        return views_of(flat, self.parameters)
+
+    def _read(self, flat: Tensor) -> None:
+        copy_tensors_(self._views(flat), self.parameters)
+
+    def _write(self, flat: Tensor) -> None:
+        copy_tensors_(self.parameters, self._views(flat))
+
+    def averaged(self) -> StandIns:
+        flat = torch.empty_like(self._flat, device=self.context.device)
+        self._read(flat)
+        mean = self.group.sum_as("mean_model", flat).div_(self.context.world_size)
+        return dict(zip(self.parameters, self._views(mean), strict=True))
+
+    def held(self, optimizer: torch.optim.Optimizer) -> Held:
+        held = super().held(optimizer)
+        copies = [] if self.public is None else self.public.copies.values()
+        return {**held, "buffers": [*held["buffers"], self._flat, *self.neighbours.work_space, *copies]}
+
+    # Checkpoints hold the mean as their model, and beside it what each rank has of its own.
+
+    def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        from shardscope.training.checkpoint import state_of
+
+        return {
+            "model": self.model_state(),
+            _NUM_RANKS: torch.tensor(self.context.world_size),
+            f"rank-{self.context.rank}": {
+                **state_of(self.model, optimizer),
+                "precision": self.precision.state_dict(),
+            },
+        }
+
+    def state_to_fill(self, optimizer: torch.optim.Optimizer, known: set[str]) -> dict[str, Any]:
+        """One model for all ranks where another strategy has saved it."""
+        return (
+            self.checkpoint_state(optimizer) if _NUM_RANKS in known else super().checkpoint_state(optimizer)
+        )
+
+    def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        """Take over this rank's own state, or the one that all begin with.
+
+        Raises:
+            CheckpointError: It was saved on another number of ranks.
+        """
+        saved = int(state.get(_NUM_RANKS, self.context.world_size))
+        if saved != self.context.world_size:
+            raise CheckpointError(
+                f"this checkpoint holds the models of {saved} gossiping ranks, not of {self.context.world_size}; "
+                f"resume with world_size={saved}"
+            )
+        if self.public is not None:  # unless it remembers others, all ranks know the mean
+            mean = [state["model"][name].cpu() for name in self.public.names]
+            for copy in self.public.copies.values():
+                copy_tensors_(views_of(copy, mean), mean)
+        own = state.get(f"rank-{self.context.rank}", state)
+        super().load_checkpoint_state(own, optimizer)
+        self.precision.load_state_dict(own.get("precision", {}))
+
+    def remembered(self) -> dict[str, Tensor]:
+        assert self.public is not None
+        copies = {f"{_PUBLIC}{rank}": copy for rank, copy in self.public.copies.items()}
+        return {**super().remembered(), **copies}
+
+    def recall(self, state: dict[str, Tensor]) -> None:
+        assert self.public is not None
+        for rank, copy in self.public.copies.items():
+            copy.copy_(state.pop(f"{_PUBLIC}{rank}"))
+        super().recall(state)

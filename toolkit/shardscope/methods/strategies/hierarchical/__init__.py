@@ -1,0 +1,73 @@
+"""Data parallel over rings inside nodes and across them."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+from shardscope.errors import SpecError
+from shardscope.methods.strategies.bucketed import BucketedStrategy
+from shardscope.spec.divisors import divisors_text
+from shardscope.spec.look import Look
+from shardscope.spec.numbers import Count, MessageMiB
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+
+class Hierarchical(BucketedStrategy):
+    """Rings in two levels: reduce-scatter inside a node, all-reduce across nodes, all-gather inside the node.
+
+    The links between nodes carry one `per_node`-th of what a flat ring sends over them.
+    """
+
+    name = "hierarchical"
+    variant = "per_node"
+    family = "All-reduce"
+    look = Look("#5f6fd6", "longdashdot", "diamond")
+    carries = frozenset({"sums"})
+
+    per_node: Count | None = None
+    """Ranks a node; divides the world size. None: as many as each machine of the run has; on a single machine, whose
+    ranks only play nodes, the largest divisor of the world size that is at most its square root (2 nodes of 2 for 4
+    ranks; a prime number of ranks makes as many nodes of one)."""
+    slice_mb: MessageMiB = 4.0
+    """Longest message in MiB: a longer chunk is cut into slices, so that adding one overlaps receiving the next."""
+
+    @property
+    def label(self) -> str:
+        """``hierarchical``, or ``hierarchical:8`` for 8 ranks a node."""
+        return self.name if self.per_node is None else f"{self.name}:{self.per_node}"
+
+    def ranks_per_node(self, world_size: int, local_world_size: int | None = None) -> int:
+        """What `per_node` comes to.
+
+        Args:
+            world_size: All ranks.
+            local_world_size: Ranks on each machine, where there are several; None for one machine.
+        """
+        if self.per_node is not None:
+            return self.per_node
+        if local_world_size is not None and local_world_size < world_size:
+            return local_world_size
+        return next(size for size in range(isqrt(world_size), 0, -1) if world_size % size == 0)
+
+    def check(self, job: Job) -> None:
+        """Nodes are of equal size."""
+        if self.per_node is not None and job.world_size % self.per_node:
+            raise SpecError(
+                f"strategy.per_node={self.per_node} does not divide world_size={job.world_size}; "
+                f"use one of {divisors_text(job.world_size, near=self.per_node)}"
+            )
+
+    def ring_size(self, collective: str, world_size: int) -> int:
+        """On one machine, whose ranks only play nodes: the nodes where a ring crosses them, else the ranks of one."""
+        per_node = self.ranks_per_node(world_size, world_size)
+        if not collective.startswith("ring_") or per_node in (1, world_size):
+            return world_size
+        return world_size // per_node if collective == "ring_all_reduce" else per_node
+
+    def build(self, job: Job, context: Any) -> Any:
+        from shardscope.methods.strategies.hierarchical._torch import Hierarchical
+
+        return Hierarchical(job, context)

@@ -1,0 +1,163 @@
+"""A central server, or several that share the parameters out, with workers around it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, model_validator
+
+from shardscope.errors import SpecError, unknown_name
+from shardscope.spec.look import Look
+from shardscope.spec.numbers import Count, CountOrZero
+from shardscope.spec.strategy import Strategy
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+MODES = ("sync", "async", "ssp")
+
+
+def _known_mode(value: object) -> object:
+    if value not in MODES:
+        raise unknown_name("mode", value, MODES)
+    return value
+
+
+class ParameterServer(Strategy):
+    """Workers push gradients to a server and pull parameters from it; the server updates with what has come in.
+
+    The staleness of a gradient is the number of updates that its server has applied between the pull that it was
+    computed on and its own application. A server applies what has arrived at once, unless that would make the gradient
+    of a worker that is still computing staler than the bound; gradients held back meanwhile are applied together, as
+    one update of their mean. An update of n of the m workers' gradients uses n/m of the learning rate, so that
+    parameters move as far in all as in the synchronous run. With bound 0 every update holds all workers' gradients:
+    that is the synchronous run.
+
+    Compressed gradients travel as one packet a server, and are unpacked there; parameters come back as they are. What
+    error feedback keeps, each worker keeps for itself.
+
+    Li et al., Scaling distributed machine learning with the parameter server (OSDI 2014); Ho et al., More effective
+    distributed ML via a stale synchronous parallel parameter server (NIPS 2013).
+    """
+
+    name = "parameter-server"
+    variant = "mode"
+    family = "A central server"
+    look = Look("#b866a6", "dashdot", "star")
+    carries = frozenset({"sums", "packets"})
+
+    mode: Annotated[Literal["sync", "async", "ssp"], BeforeValidator(_known_mode)] = "sync"
+    """``sync`` bounds staleness by 0, ``async`` not at all, ``ssp`` (stale synchronous parallel) by `staleness`."""
+    staleness: CountOrZero = 1
+    """With mode ``ssp``: the most updates that a gradient may be behind. At least 0, which is synchronous."""
+    servers: Count = 1
+    """Servers: the lowest ranks. Each holds some whole tensors, balanced by size, and their optimizer state."""
+    dedicated: bool = False
+    """Whether the servers' ranks only serve. Otherwise they are workers, too, and serve in threads beside it."""
+
+    @model_validator(mode="after")
+    def _bound_is_asked_for(self) -> Self:
+        default = type(self).model_fields["staleness"].default
+        if self.mode != "ssp" and self.staleness != default:
+            raise SpecError(
+                f"staleness={self.staleness} has no effect with mode={self.mode!r}; leave it out, or use mode='ssp'"
+            )
+        return self
+
+    @property
+    def label(self) -> str:
+        """``parameter-server`` or, say, ``parameter-server:async, 2 servers, dedicated``."""
+        mode = "" if self.mode == "sync" else f":{self.mode}"
+        servers = f", {self.servers} servers" if self.servers > 1 else ""
+        return f"{self.name}{mode}{servers}{', dedicated' if self.dedicated else ''}"
+
+    @property
+    def bound(self) -> float:
+        """The most updates that a gradient may be behind; infinite where any number is allowed."""
+        return {"sync": 0.0, "async": math.inf, "ssp": float(self.staleness)}[self.mode]
+
+    @property
+    def clips_at_servers(self) -> bool:
+        """Whether the mean of all gradients is clipped, exactly; else each worker clips its own whole gradient."""
+        return self.bound == 0
+
+    def num_data_ranks(self, world_size: int) -> int:
+        """Workers: all ranks, or all but the dedicated servers."""
+        return max(1, world_size - self.servers) if self.dedicated else world_size
+
+    def workers(self, world_size: int) -> range:
+        """The ranks that compute gradients."""
+        return range(self.servers if self.dedicated else 0, world_size)
+
+    def role(self, rank: int, world_size: int) -> str:
+        """``server``, ``worker``, or ``server and worker``."""
+        if rank >= self.servers:
+            return "worker"
+        return "server" if self.dedicated else "server and worker"
+
+    @property
+    def hides_noise_because(self) -> str:
+        """Where its gradients are."""
+        return "gradients meet at servers, each at its own time, and in no collective"
+
+    def drift(self, world_size: int) -> int | None:
+        """None where gradients may be stale: then any worker may be any number of steps ahead of another."""
+        return 0 if self.bound == 0 else None
+
+    @property
+    def differs_because(self) -> str | None:
+        """Updates from gradients that are behind are not those of one process."""
+        return (
+            None
+            if self.bound == 0
+            else "gradients are applied as they come in, on parameters newer than theirs"
+        )
+
+    def shards(self, sizes: Sequence[int]) -> list[list[int]]:
+        """Which tensors each server holds, by index, in their own order: the largest first, to the least loaded.
+
+        Example:
+            >>> ParameterServer(servers=2).shards([10, 600, 300, 290])
+            [[1], [0, 2, 3]]
+        """
+        held: list[list[int]] = [[] for _ in range(self.servers)]
+        load = [0] * self.servers
+        for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+            server = load.index(min(load))
+            held[server].append(index)
+            load[server] += sizes[index]
+        return [sorted(indices) for indices in held]
+
+    def check(self, job: Job) -> None:
+        """Refuse more servers than ranks, and a clip inside LAMB where no server sees a whole gradient."""
+        world_size = job.world_size
+        most = world_size - 1 if self.dedicated else world_size
+        if self.servers > most:
+            reason = " that leave a worker" if self.dedicated else ""
+            raise SpecError(
+                f"strategy.servers={self.servers} is more than world_size={world_size} has ranks{reason}; "
+                f"use at most {most}"
+            )
+        norm = job.optimizer.settings.get("max_grad_norm", "off")
+        if self.servers > 1 and not self.clips_at_servers and norm != "off":
+            raise SpecError(
+                f"optimizer.max_grad_norm={norm} needs the whole gradient, of which each of servers={self.servers} "
+                f"sees a part in mode={self.mode!r}; use max_grad_norm='off' with clip_norm={norm}, or servers=1"
+            )
+
+    @property
+    def ranks_meet(self) -> bool:
+        """Only where no gradient may be stale."""
+        return self.bound == 0
+
+    def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
+        """S from and to each worker that is not where its server is."""
+        remote = len(self.workers(world_size)) - (0 if self.dedicated else 1)
+        return 2.0 * remote * gradient_bytes
+
+    def build(self, job: Job, context: Any) -> Any:
+        from shardscope.methods.strategies.parameter_server._torch import ParameterServer
+
+        return ParameterServer(job, context)

@@ -1,0 +1,202 @@
+"""A star: workers push gradients to one server or several, and pull parameters from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardscope.methods.strategies import parameter_server
+from shardscope.methods.strategies.parameter_server._torch_client import Client
+from shardscope.methods.strategies.parameter_server._torch_messages import Kind, Link, cut_into_shards
+from shardscope.methods.strategies.parameter_server._torch_pushes import PackedPushes, Pushes
+from shardscope.methods.strategies.parameter_server._torch_server import Server
+from shardscope.training.collectives.packets import Packets
+from shardscope.training.compression import Carrier, Compressor, build_compressor
+from shardscope.training.flat import copy_tensors_
+from shardscope.training.memory import Held
+from shardscope.training.optim import LayerSignal, LayerwiseOptimizer
+from shardscope.training.sharding import clip_grad_norm_, start_alike
+from shardscope.training.strategies.base import LossFunction, MicroBatch, RankStrategy, StepResult
+
+
+class ParameterServer(RankStrategy):
+    """Servers hold the parameters and their optimizer; workers compute gradients on copies of them.
+
+    The module of every rank holds a worker's copy; a server's own parameters lie apart from it. All are the same
+    after a meeting, in which each server broadcasts its newest ones. In a synchronous run they are so anyway, and a
+    meeting changes nothing; elsewhere, it is one more pull of every worker, who goes on from the newest parameters.
+    """
+
+    settings: parameter_server.ParameterServer
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        context = self.context
+        assert context.group is not None
+        self.link = Link(context.group)
+        self.shards = cut_into_shards(model, self.settings)
+        start_alike(model)
+        workers = self.settings.workers(context.world_size)
+        self.buffers_from = workers[0]
+        compressor = build_compressor(self.job)  # a server's own: its threads unpack while the worker packs
+        self.server: Server | None = None
+        if context.rank < self.settings.servers:
+            shard = self.shards[context.rank]
+            self.server = Server(
+                self.job, context, shard, self.link, self._after_update, pushes=self._pushes(compressor)
+            )
+        self.client: Client | None = None
+        if context.rank in workers:
+            pushes = self._pushes(self.compressor)
+            self.client = Client(self.job, context, self.shards, self.link, self.server, pushes=pushes)
+        self._is_settled = True
+        self._ended_at: int | None = None
+        return model
+
+    def _pushes(self, compressor: Compressor | None) -> Pushes:
+        if compressor is None:
+            return Pushes()
+        group = self.context.group
+        assert group is not None
+        carrier_sum = partial(group.sum_as, "packet_sum")
+        self.carrier = Carrier(carrier_sum, Packets(group), self.context.meter, self.job.seed)
+        return PackedPushes(compressor, self.carrier)
+
+    @property
+    def data_rank(self) -> int | None:
+        workers = self.settings.workers(self.context.world_size)
+        return workers.index(self.context.rank) if self.context.rank in workers else None
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """What the trainer reads and writes learning rates in; on a server it shows the state of the real one."""
+        front = torch.optim.SGD(self.parameters, lr=self.job.optimizer.lr)
+        if self.server is not None:
+            front.state = self.server.optimizer.state
+        return front
+
+    def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
+        """Each server tells of its newest update, which need not be of this rank's step."""
+        server = self.server
+        if server is None or not isinstance(server.optimizer, LayerwiseOptimizer):
+            return []
+        with server.state:
+            return server.optimizer.layer_signals()
+
+    def stops_before(self, step: int, *, asked: bool) -> bool:
+        if self.server is None or self.client is not None or self.settings.bound == 0:
+            return asked
+        return not self.server.serve(step)  # the workers look at the request, each in its own time
+
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_function: LossFunction,
+        optimizer: torch.optim.Optimizer,
+    ) -> StepResult:
+        number = self.context.meter.step
+        self._is_settled = False
+        if self.client is None:
+            assert self.server is not None
+            self.server.serve(number)
+            return StepResult(None, None)
+        if self.server is not None:
+            self.server.resume(number)
+        optimizer.zero_grad(set_to_none=True)
+        if self.compressor is not None:
+            self.compressor.begin_step(number)
+        loss = self._accumulate(micro_batches, loss_function)
+        finite = self.precision.unscale([p.grad for p in self.parameters if p.grad is not None])
+        norm = self._clip() if finite else None
+        mean_norm, skipped = self.client.exchange(number, finite=finite)
+        self.precision.follow(skipped=skipped)
+        if self.job.clip_norm is not None and self.settings.clips_at_servers and not skipped:
+            norm = mean_norm
+        return StepResult(loss, norm, skipped)
+
+    def _clip(self) -> float | None:
+        """A gradient that will be applied without the others' is clipped whole, before it is pushed."""
+        if self.job.clip_norm is None or self.settings.clips_at_servers:
+            return None
+        return float(clip_grad_norm_(self.parameters, self.job.clip_norm))
+
+    def _after_update(self, skipped: bool) -> None:
+        if self.client is None:  # keep the loss scale that checkpoints carry in step with the workers'
+            self.precision.follow(skipped=skipped)
+
+    def meet(self, step: int, *, ending: bool = False) -> int | None:
+        if self._ended_at is not None:
+            return self._ended_at
+        if self._is_settled and not ending:
+            return step
+        agreed = self._rest(step, ending=ending)
+        if agreed is None:
+            return None
+        if ending:
+            self._ended_at = agreed
+        self._is_settled = True
+        self._spread()
+        return agreed
+
+    def _rest(self, step: int, *, ending: bool) -> int | None:
+        if self.client is None:
+            assert self.server is not None
+            return self.server.meet()
+        if self.server is not None:
+            self.server.resume()
+        return self.client.rest(Kind.END if ending else Kind.PAUSE, step)
+
+    def _spread(self) -> None:
+        """Bring the servers' newest parameters to every rank."""
+        for shard in self.shards:
+            server = self.server if shard.index == self.context.rank else None
+            flat = torch.empty(
+                shard.num_elements, dtype=shard.parameters[0].dtype, device=self.context.device
+            )
+            if server is not None:
+                flat.copy_(server.flat)
+            dist.broadcast(flat, src=shard.index)
+            copy_tensors_(shard.parameters, shard.views(flat))
+
+    def close(self) -> None:
+        self.meet(self.context.meter.step, ending=True)
+        if self.server is not None:
+            self.server.close()
+
+    def held(self, optimizer: torch.optim.Optimizer) -> Held:
+        """A server's own tensors and its room for every worker's gradients, beside the worker's copies."""
+        # a server's threads make its optimizer's state at the first update
+        with nullcontext() if self.server is None else self.server.state:
+            held = {kind: list(tensors) for kind, tensors in super().held(optimizer).items()}
+        if self.server is not None:
+            held["parameters"] += self.server.parameters
+            held["gradients"] += [self.server.total, self.server.gradient]
+            held["buffers"] += [*self.server.work_space, *getattr(self.server.optimizer, "work_space", ())]
+        if self.client is not None:
+            held["buffers"] += self.client.work_space
+        return held
+
+    @property
+    def layout(self) -> str:
+        return f"{self.settings.label} {self.context.world_size}"
+
+    def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Each server brings the optimizer's state of its own tensors; the parameters are every rank's."""
+        from shardscope.training.checkpoint import optimizer_state_of
+
+        server = self.server
+        held = {} if server is None else optimizer_state_of(server.module, server.optimizer)
+        return {"model": self.model_state(), "optimizer": held}
+
+    def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        from shardscope.training.checkpoint import load_optimizer_state_of
+
+        self.model.load_state_dict(state["model"])
+        if self.server is not None:
+            load_optimizer_state_of(state["optimizer"], self.server.module, self.server.optimizer)
+            self.server.take_over(self.server.shard.parameters)
+            optimizer.state = self.server.optimizer.state

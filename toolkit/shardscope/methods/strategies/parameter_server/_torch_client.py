@@ -1,0 +1,143 @@
+"""A worker's end of the parameter server: it asks all servers at once, and goes on when all have answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from shardscope.errors import SpecError
+from shardscope.methods.strategies.parameter_server._torch_messages import (
+    TO_SERVER,
+    TO_WORKER,
+    Answer,
+    Kind,
+    Link,
+    Message,
+    Shard,
+    SilentPeer,
+    wait_for,
+)
+from shardscope.methods.strategies.parameter_server._torch_pushes import Pushes
+from shardscope.methods.strategies.parameter_server._torch_server import Header, Server
+from shardscope.spec import Job
+from shardscope.training.context import RankContext
+from shardscope.training.flat import copy_tensors_
+
+_FOR_OTHERS_S = 86400.0
+"""For a worker that rests until slower ones have come as far. The servers see to it that none of those is silent, and
+give a silent one up after one time-out; a worker that waits for its gradient to be applied gives them two."""
+
+
+class Client:
+    """Pushes gradients to the servers and pulls parameters from them.
+
+    Args:
+        job: What is trained.
+        context: The worker's rank.
+        shards: What each server holds of the worker's own parameters.
+        link: To the servers.
+        local: The server on this rank, if there is one.
+        pushes: How gradients travel.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        context: RankContext,
+        shards: Sequence[Shard],
+        link: Link,
+        local: Server | None,
+        *,
+        pushes: Pushes,
+    ) -> None:
+        self.context, self.shards, self.link, self.local = context, shards, link, local
+        self.pushes = pushes
+        self._outbox = [pushes.room(shard) for shard in shards]
+        self._inbox = {
+            s: Message(shard.num_elements, shard.dtype) for s, shard in enumerate(shards) if s != context.rank
+        }
+        self._timeout_s = job.timeout_s
+
+    def exchange(self, step: int, *, finite: bool) -> tuple[float, bool]:
+        """Push the gradients of `step`, and pull parameters once they are applied.
+
+        Returns:
+            The norm of the gradient if the servers clip, else 0, and whether any server skipped the update.
+
+        Raises:
+            SpecError: A parameter has no gradient.
+        """
+        for shard, message in zip(self.shards, self._outbox, strict=True):
+            gradients = _gradients(shard)
+            if finite:  # else the servers will not look at it
+                self.pushes.write(shard, gradients, step, message.payload)
+        pulled = sum(shard.num_elements * shard.dtype.itemsize for shard in self.shards)
+        pushed = sum(message.payload.numel() * message.payload.element_size() for message in self._outbox)
+        with self.context.meter.span("communication", "server_exchange", pushed + pulled):
+            answers = self._ask(Kind.PUSH, step, finite=finite)
+            for s, inbox in self._inbox.items():  # a server on this rank has written its own
+                copy_tensors_(self.shards[s].parameters, self.shards[s].views(inbox.payload))
+        return answers[0][1], any(skipped for _, _, skipped in answers)
+
+    @property
+    def work_space(self) -> list[Tensor]:
+        """Room for what goes to each server and comes from it."""
+        messages = [message.bytes for message in [*self._outbox, *self._inbox.values()]]
+        return [*messages, *self.pushes.work_space]
+
+    def rest(self, kind: Kind, step: int) -> int | None:
+        """Rest after `step` until all workers do; returns the step that all have taken, None if somebody ends."""
+        answers = self._ask(kind, step)
+        if answers[0][0] != Answer.MET:
+            return None
+        if self.local is not None:
+            self.local.enter_meeting()
+        return int(answers[0][1])
+
+    def _ask(self, kind: Kind, step: int, *, finite: bool = True) -> list[Header]:
+        """Send the same request to all servers; returns their answers."""
+        name, booked = "server_push" if kind == Kind.PUSH else None, kind.books(step)
+        for message in self._outbox:
+            message.write(kind, step, finite)
+        receives = {s: self.link.post(inbox, s, TO_WORKER) for s, inbox in self._inbox.items()}
+        sends = [self.link.send(self._outbox[s], s, TO_SERVER, name, step=booked) for s in self._inbox]
+        try:
+            return self._answers(kind, step, receives, sends)
+        except (RuntimeError, SilentPeer) as error:
+            if self.local is not None and self.local.failure is not None:
+                raise self.local.failure from error  # it has ended all of this process's waits
+            raise
+
+    def _answers(
+        self, kind: Kind, step: int, receives: dict[int, dist.Work], sends: list[dist.Work]
+    ) -> list[Header]:
+        rank = self.context.rank
+        if self.local is not None:
+            self.local.receive(rank, self._outbox[rank])
+        patience, name = (2 * self._timeout_s, "server_pull") if kind == Kind.PUSH else (_FOR_OTHERS_S, None)
+        answers = []
+        for s, shard in enumerate(self.shards):
+            if s == rank and self.local is not None:
+                answers.append(self.local.answer())
+                continue
+            wait_for(receives[s], f"server rank {s}", patience, self._timeout_s)
+            num_bytes = self._inbox[s].payload.numel() * shard.dtype.itemsize
+            self.link.received(name, num_bytes, step=kind.books(step))
+            answers.append(self._inbox[s].read())
+        for work in sends:
+            work.wait()
+        return answers
+
+
+def _gradients(shard: Shard) -> list[Tensor]:
+    gradients = []
+    for name, parameter in zip(shard.names, shard.parameters, strict=True):
+        if parameter.grad is None:
+            raise SpecError(
+                f"parameter {name!r} got no gradient, but servers update whole sets of tensors; "
+                "use it in the model, or freeze it with requires_grad_(False)"
+            )
+        gradients.append(parameter.grad)
+    return gradients

@@ -1,0 +1,210 @@
+"""What travels between workers and servers: a header of 24 bytes and, behind it, a shard's worth of numbers.
+
+The numbers of a shard lie flat in one message, tensor after tensor, so that each gradient and each set of parameters is
+one message to or from each server. Messages live in CPU memory: gloo sends nothing else from rank to rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardscope.errors import ShardscopeError, SpecError
+from shardscope.methods.strategies.parameter_server import ParameterServer
+from shardscope.training.collectives.process_group import MeteredProcessGroup
+from shardscope.training.flat import views_of
+from shardscope.training.meter import OBSERVING, Traffic
+
+HEADER_BYTES = 24
+"""Three float64: what the message is, and two figures that go with it."""
+TO_SERVER, TO_WORKER, SQUARES = (1 << 21) + 1, (1 << 21) + 2, (1 << 21) + 3
+"""Tags, apart from those of the rings."""
+
+
+class SilentPeer(ShardscopeError):
+    """A rank that others wait for has sent nothing for too long, though it has not died."""
+
+
+def wait_for(work: dist.Work, peer: str, patience_s: float, timeout_s: float) -> None:
+    """Wait for a message from `peer`.
+
+    Raises:
+        SilentPeer: It did not come within `patience_s`.
+        RuntimeError: The peer, or this process, has closed the connection.
+    """
+    try:
+        work.wait(timedelta(seconds=patience_s))
+    except RuntimeError as error:
+        if "Timed out" not in str(error):
+            raise
+        raise SilentPeer(
+            f"{peer} sent nothing for {patience_s:g} s; see what it is doing, or raise timeout_s={timeout_s:g}"
+        ) from error
+
+
+class Kind(IntEnum):
+    """What a worker tells a server, with the step it has taken and whether its gradient is finite.
+
+    A push is answered with parameters, once it has been applied; a rest (a pause, or the end), once all rest.
+    """
+
+    PUSH = 0
+    PAUSE = 1
+    END = 2
+
+    def books(self, step: int) -> int:
+        """The step that such a message is booked to: workers rest only so that the run can be looked at, or ends."""
+        return step if self is Kind.PUSH else OBSERVING
+
+
+class Answer(IntEnum):
+    """What a server answers: with the gradient's norm and whether it skipped, or with the step that all have taken."""
+
+    DONE = 0
+    MET = 1
+    SOMEONE_ENDS = 2
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The tensors that one server holds."""
+
+    index: int
+    names: list[str]
+    parameters: list[nn.Parameter]
+
+    @property
+    def num_elements(self) -> int:
+        """Of all its tensors."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number format of all of them."""
+        return self.parameters[0].dtype
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The tensors of this shard as they lie in a flat one."""
+        return views_of(flat, self.parameters)
+
+
+def cut_into_shards(model: nn.Module, spec: ParameterServer) -> list[Shard]:
+    """The trained parameters of `model`, whole tensors, shared out over the servers by size.
+
+    Raises:
+        SpecError: There are more servers than tensors, or several number formats.
+    """
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if len({p.dtype for _, p in named}) > 1:
+        formats = ", ".join(sorted({str(p.dtype) for _, p in named}))
+        raise SpecError(
+            f"the model's parameters are {formats}; a parameter server needs one format for all of them"
+        )
+    if spec.servers > len(named):
+        raise SpecError(
+            f"strategy.servers={spec.servers} is more than the model has parameter tensors; use at most {len(named)}"
+        )
+    held = spec.shards([p.numel() for _, p in named])
+    return [
+        Shard(index, [named[i][0] for i in indices], [named[i][1] for i in indices])
+        for index, indices in enumerate(held)
+    ]
+
+
+class Message:
+    """Room for one message: `header` and `payload` are views of its `bytes`."""
+
+    def __init__(self, num_elements: int = 0, dtype: torch.dtype = torch.float32) -> None:
+        self.bytes = torch.zeros(HEADER_BYTES + num_elements * dtype.itemsize, dtype=torch.uint8)
+        self.header = self.bytes[:HEADER_BYTES].view(torch.float64)
+        self.payload = self.bytes[HEADER_BYTES:].view(dtype)
+
+    @classmethod
+    def of(cls, *header: float) -> Message:
+        """A message of a header only."""
+        message = cls()
+        message.write(*header)
+        return message
+
+    def write(self, *header: float) -> None:
+        """Set the header; what is not given is 0."""
+        self.header.zero_()
+        for i, value in enumerate(header):
+            self.header[i] = value
+
+    def read(self) -> tuple[int, float, float]:
+        """The header."""
+        kind, first, second = self.header.tolist()
+        return int(kind), first, second
+
+
+@dataclass
+class Link:
+    """Messages between the ranks of a group, counted: payloads under their own name, headers as ``server_control``.
+
+    Both ends book a message to the `step` of the worker whose gradient it is about, whatever step they are in.
+    """
+
+    group: MeteredProcessGroup
+
+    def __post_init__(self) -> None:
+        self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
+
+    def send(self, message: Message, peer: int, tag: int, name: str | None = None, *, step: int) -> dist.Work:
+        """Send a message, with its payload if it goes under a `name`; leave it alone until the work is waited for."""
+        self._count("server_control", peer, HEADER_BYTES, is_message=name is None, step=step)
+        if name is not None:
+            self._count(name, peer, message.bytes.numel() - HEADER_BYTES, step=step)
+        return self._transport.send([message.bytes if name else message.bytes[:HEADER_BYTES]], peer, tag)
+
+    def post(self, message: Message, peer: int, tag: int) -> dist.Work:
+        """Be ready for a message of at most this size."""
+        return self._transport.recv([message.bytes], peer, tag)
+
+    def received(self, name: str | None, num_bytes: int, *, step: int) -> None:
+        """Count what has come in: a header, and `num_bytes` of payload under `name` where there is one."""
+        meter = self.group.meter
+        meter.count("server_control", Traffic(HEADER_BYTES, received_bytes=HEADER_BYTES), step=step)
+        if name is not None:
+            meter.count(name, Traffic(num_bytes, received_bytes=num_bytes, calls=1), step=step)
+
+    def sum_over(self, ranks: Sequence[int], value: Tensor) -> Tensor:
+        """Sum a small float64 tensor over some ranks, this one included; all add in the same order."""
+        own, others = self.group.rank(), [rank for rank in ranks if rank != self.group.rank()]
+        rows = {rank: torch.empty_like(value, device="cpu") for rank in others}
+        rows[own] = value.cpu()
+        receives = [self._transport.recv([rows[rank]], rank, SQUARES) for rank in others]
+        sends = [self._transport.send([rows[own]], rank, SQUARES) for rank in others]
+        for work in [*receives, *sends]:
+            work.wait()
+        size = value.numel() * value.element_size()
+        for rank in others:
+            self._count("server_control", rank, size)
+            self.group.meter.count("server_control", Traffic(received_bytes=size))
+        return sum((rows[rank] for rank in sorted(rows)[1:]), rows[min(rows)]).to(value.device)
+
+    def abort(self) -> None:
+        """End every wait of this process for a message, with an error, and its peers' waits for it.
+
+        gloo has no call for that, but closes all connections when a wait has run out of time.
+        """
+        peer = (self.group.rank() + 1) % self.group.size()
+        nothing = self._transport.recv([torch.empty(1)], peer, SQUARES + 1)
+        try:
+            nothing.wait(timedelta(milliseconds=1))
+        except RuntimeError:
+            self.group.give_up()
+
+    def _count(
+        self, name: str, peer: int, num_bytes: int, *, is_message: bool = True, step: int | None = None
+    ) -> None:
+        traffic = Traffic(payload_bytes=num_bytes, calls=1)
+        traffic.count_sent(peer, num_bytes)
+        traffic.messages = int(is_message)
+        self.group.meter.count(name, traffic, step=step)

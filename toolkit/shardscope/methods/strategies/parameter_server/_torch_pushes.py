@@ -1,0 +1,91 @@
+"""What a worker's push holds: its gradients as they are, or packed.
+
+Both ends have one of these: the worker writes a shard's gradients into its message, the server reads those of several
+workers and takes their mean. A packed push is unpacked by the server that it goes to; what the worker's packets leave
+out stays with the worker, and joins its next gradient. A worker beside a server packs like all others, so that where
+servers are does not change what is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shardscope.methods.strategies.parameter_server._torch_messages import Message, Shard
+from shardscope.training.compression import Bucket, Carrier, Compressor
+from shardscope.training.flat import copy_tensors_
+
+Pushed = tuple[int, Tensor]
+"""A worker's step and the payload of its push."""
+
+
+class Pushes:
+    """Gradients as they are."""
+
+    def room(self, shard: Shard) -> Message:
+        """A message for a push to the server of `shard`."""
+        return Message(shard.num_elements, shard.dtype)
+
+    def write(self, shard: Shard, gradients: Sequence[Tensor], step: int, payload: Tensor) -> None:
+        """Write the shard's gradients of `step` into the payload of such a message."""
+        copy_tensors_(shard.views(payload), gradients)
+
+    def mean_(self, shard: Shard, pushed: Mapping[int, Pushed], out: Tensor) -> None:
+        """The mean over these workers, added up in their order, goes to the flat `out`."""
+        for i, worker in enumerate(sorted(pushed)):
+            payload = pushed[worker][1]
+            _ = out.add_(payload) if i else out.copy_(payload)
+        out.div_(len(pushed))
+
+    @property
+    def work_space(self) -> list[Tensor]:
+        """Room kept from push to push, beside the messages."""
+        return []
+
+
+@dataclass
+class PackedPushes(Pushes):
+    """Gradients packed by a compressor, each shard in one packet of exact size.
+
+    Args:
+        compressor: This end's own.
+        carrier: For its seed, this rank's place, and the meter; nothing is sent through it.
+    """
+
+    compressor: Compressor
+    carrier: Carrier
+    _flats: dict[int, Tensor] = field(default_factory=dict)
+
+    def room(self, shard: Shard) -> Message:
+        return Message(self.compressor.num_bytes(shard.num_elements), torch.uint8)
+
+    def write(self, shard: Shard, gradients: Sequence[Tensor], step: int, payload: Tensor) -> None:
+        flat = self._flat(shard)
+        copy_tensors_(shard.views(flat), gradients)
+        payload.copy_(self.compressor.pack(self._bucket(shard, flat, step), self.carrier))
+
+    def mean_(self, shard: Shard, pushed: Mapping[int, Pushed], out: Tensor) -> None:
+        flat = out if out.dtype == torch.float32 else self._flat(shard)
+        for i, (worker, (step, payload)) in enumerate(sorted(pushed.items())):
+            bucket = self._bucket(shard, flat, step)
+            self.compressor.unpack(payload, bucket, self.carrier, sender=worker, add=i > 0)
+        flat.div_(len(pushed))
+        self.compressor.conclude_(flat, max(step for step, _ in pushed.values()))
+        if flat is not out:
+            out.copy_(flat)
+
+    @property
+    def work_space(self) -> list[Tensor]:
+        return list(self._flats.values())
+
+    def _flat(self, shard: Shard) -> Tensor:
+        if shard.index not in self._flats:
+            self._flats[shard.index] = torch.zeros(shard.num_elements, dtype=torch.float32)
+        return self._flats[shard.index]
+
+    @staticmethod
+    def _bucket(shard: Shard, flat: Tensor, step: int) -> Bucket:
+        return Bucket(shard.names, [parameter.shape for parameter in shard.parameters], flat, step)

@@ -1,0 +1,327 @@
+"""One server: a shard of the parameters, its optimizer, and the workers it serves.
+
+Each remote worker is attended by a thread, so that a dead one is noticed at once: gloo ends a wait for a certain rank
+when that rank is gone, but not a wait for any rank. A worker on the server's own rank hands its gradient over in
+memory. Whoever brings the gradient that an update was waiting for carries the update out, under the server's one lock.
+What goes wrong in a thread is kept, ends all waits of the process, and is raised where its main thread waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardscope.methods.strategies.parameter_server import ParameterServer
+from shardscope.methods.strategies.parameter_server._torch_admission import Admission
+from shardscope.methods.strategies.parameter_server._torch_messages import (
+    TO_SERVER,
+    TO_WORKER,
+    Answer,
+    Kind,
+    Link,
+    Message,
+    Shard,
+    wait_for,
+)
+from shardscope.methods.strategies.parameter_server._torch_pushes import Pushes
+from shardscope.spec import Job
+from shardscope.training.context import RankContext
+from shardscope.training.flat import copy_tensors_
+from shardscope.training.meter import OBSERVING
+from shardscope.training.optim import TrainedParameters, built_by
+from shardscope.training.sharding import ReduceSquares, clip_grad_norm_
+
+Header = tuple[int, float, float]
+
+
+class Server:
+    """Holds a shard, and applies gradients to it as they come in.
+
+    Args:
+        job: What is trained.
+        context: The rank that serves.
+        shard: The tensors it holds; it starts from their present values, in memory of its own.
+        link: To the workers.
+        on_update: Called after each update with whether it was skipped.
+        pushes: How gradients travel.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        context: RankContext,
+        shard: Shard,
+        link: Link,
+        on_update: Callable[[bool], None],
+        *,
+        pushes: Pushes,
+    ) -> None:
+        assert isinstance(job.strategy, ParameterServer)
+        self.job, self.context, self.spec, self.shard, self.link = job, context, job.strategy, shard, link
+        self.workers = self.spec.workers(context.world_size)
+        self.on_update, self.pushes = on_update, pushes
+        self.message = Message(shard.num_elements, shard.dtype)
+        self.flat = self.message.payload.to(context.device)  # on a CPU, the message's own payload
+        self.total = torch.zeros(shard.num_elements, dtype=shard.dtype)
+        self.gradient = self.total.to(context.device)
+        self.module = _module_of(shard, self.flat)
+        named = dict(self.module.named_parameters())
+        self.parameters = [named[name] for name in shard.names]
+        self.take_over(shard.parameters)
+        parameters = TrainedParameters(self.module.named_parameters(), reduce_grad_square=self._reduce_square)
+        self.optimizer = built_by(job.optimizer, parameters)
+        self._base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
+
+        self.state = threading.Condition()
+        self.admission = Admission(self.spec.bound)
+        self.clocks = dict.fromkeys(self.workers, 0)
+        self.failure: BaseException | None = None
+        self.ended = False
+        self._inbox = {w: pushes.room(shard) for w in self.workers if w != context.rank}
+        self._pushed: dict[int, tuple[int, bool, Tensor]] = {}
+        self._resting: dict[int, tuple[Kind, int]] = {}
+        self._awaited: set[int] = set()
+        self._sends: list[tuple[dist.Work, Message]] = []
+        self._answer: Header | None = None  # to the worker on this rank
+        self._threads: list[threading.Thread] = []
+        self._granted = self._met = self._left = self._agreed = (
+            0  # meetings: granted, seen and left by this rank
+        )
+        self._limit: int | None = None  # the last step that may be served; None for any
+
+    def take_over(self, tensors: Sequence[Tensor]) -> None:
+        """Start from these values of the shard's tensors."""
+        copy_tensors_(self.parameters, tensors)
+        self.message.payload.copy_(self.flat)
+
+    @property
+    def work_space(self) -> list[Tensor]:
+        """Room for what each worker pushes."""
+        return [*(message.bytes for message in self._inbox.values()), *self.pushes.work_space]
+
+    @property
+    def _reduce_square(self) -> ReduceSquares | None:
+        """Sums squares over the servers, where they update in step; one server sees whole gradients."""
+        if self.spec.servers == 1 or not self.spec.clips_at_servers:
+            return None
+        return lambda square: self.link.sum_over(range(self.spec.servers), square)
+
+    # The main thread's side.
+
+    def resume(self, step: int | None = None) -> None:
+        """Listen to the workers, none of whom is in a meeting any more.
+
+        In a synchronous run only up to a `step`, so that no worker is past the step that this rank is in: it may be
+        the one that decides when all stop, and what it receives is counted in that step.
+        """
+        with self.state:
+            self._limit = step if self.spec.bound == 0 else None
+            self._left = self._met
+            if not self._threads:
+                self._start()
+            self.state.notify_all()
+
+    def _start(self) -> None:
+        self.admission.pull(self.workers)
+        self._awaited |= set(self._inbox)
+        for worker in self._inbox:
+            name = f"server-{self.shard.index}-worker-{worker}"
+            self._threads.append(
+                threading.Thread(target=self._attend, args=(worker,), name=name, daemon=True)
+            )
+        for thread in self._threads:
+            thread.start()
+
+    def serve(self, step: int) -> bool:
+        """Serve until the slowest worker has finished `step`; False if all have ended before it."""
+        self.resume(step)
+        self._wait(lambda: self.ended or min(self.clocks.values()) >= step)
+        return min(self.clocks.values()) >= step
+
+    def meet(self) -> int:
+        """Serve until all workers rest; returns the step that all have taken. For a rank that only serves."""
+        self.resume()
+        self._wait(lambda: self._granted > self._met)
+        return self.enter_meeting()
+
+    def enter_meeting(self) -> int:
+        """This rank has seen that all workers rest: listen to none until `resume`."""
+        with self.state:
+            self._met += 1
+            return self._agreed
+
+    def answer(self) -> Header:
+        """Wait for the answer to the worker on this rank."""
+        self._wait(lambda: self._answer is not None)
+        answer, self._answer = self._answer, None
+        assert answer is not None
+        return answer
+
+    def close(self) -> None:
+        """See the last messages off, and end the threads; all workers have ended."""
+        for thread in self._threads:
+            thread.join()
+        self._wait_for_sends()
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        with self.state:
+            self.state.wait_for(lambda: self.failure is not None or condition())
+            if self.failure is not None:
+                raise self.failure
+
+    # The threads' side.
+
+    def _attend(self, worker: int) -> None:
+        try:
+            if self.context.device.type == "cuda":
+                torch.cuda.set_device(self.context.device)  # each thread has a current device of its own
+            while self._listens_to(worker):
+                inbox = self._inbox[worker]
+                who, patience = f"worker rank {worker}", self.job.timeout_s
+                wait_for(self.link.post(inbox, worker, TO_SERVER), who, patience, patience)
+                self.receive(worker, inbox)
+        except BaseException as error:
+            with self.state:
+                self.failure = self.failure or error
+                self.state.notify_all()
+            self.link.abort()
+
+    def _listens_to(self, worker: int) -> bool:
+        """Wait until this worker is to be listened to; False when there is nothing more to come."""
+
+        def is_its_turn() -> bool:
+            in_meeting = self._granted > self._left
+            within = self._limit is None or self.clocks[worker] < self._limit
+            return worker in self._awaited and not in_meeting and within
+
+        with self.state:
+            self.state.wait_for(lambda: self.ended or self.failure is not None or is_its_turn())
+            return not self.ended and self.failure is None
+
+    def receive(self, worker: int, message: Message) -> None:
+        """Take a worker's message, and do what has become possible by it. A push's payload is kept until applied."""
+        kind, step, finite = message.read()
+        is_remote = worker != self.context.rank
+        if is_remote:
+            payload = message.payload.numel() * message.payload.element_size()
+            name = "server_push" if kind == Kind.PUSH else None
+            self.link.received(name, payload, step=Kind(kind).books(int(step)))
+        with self.state:
+            self._awaited.discard(worker)
+            if kind == Kind.PUSH:
+                self._pushed[worker] = int(step), bool(finite), message.payload
+                self.admission.push(worker)
+            else:
+                self._resting[worker] = Kind(kind), int(step)
+                self.clocks[worker] = int(step)
+                self.admission.rest(worker)
+            if self.admission.is_due:
+                self._apply()
+            self._end_rests()
+            self.state.notify_all()
+
+    # Updates.
+
+    def _apply(self) -> None:
+        workers = sorted(self.admission.held)
+        self._wait_for_sends()
+        skipped = not all(self._pushed[worker][1] for worker in workers)
+        norm = 0.0 if skipped else self._update(workers)
+        update = self.admission.take(applied=not skipped)
+        self.clocks |= {worker: self._pushed[worker][0] for worker in workers}
+        if not skipped:
+            self.context.events.emit(
+                "update", step=self.admission.version, workers=update.workers, staleness=update.staleness,
+                server=self.shard.index, clocks=dict(self.clocks),
+            )  # fmt: skip
+        self.on_update(skipped)
+        self._answer_pushes(workers, (Answer.DONE, norm, float(skipped)))
+
+    def _update(self, workers: list[int]) -> float:
+        """One update by the mean of these workers' gradients; returns its norm where it is clipped here, else 0."""
+        with self.context.meter.span("compute", "server_update"):
+            pushed = {worker: (self._pushed[worker][0], self._pushed[worker][2]) for worker in workers}
+            self.pushes.mean_(self.shard, pushed, self.total)
+            if self.gradient is not self.total:
+                self.gradient.copy_(self.total)
+            self._set_rates(workers)
+            for parameter, gradient in zip(self.parameters, self.shard.views(self.gradient), strict=True):
+                parameter.grad = gradient
+            norm = 0.0
+            if self.job.clip_norm is not None and self.spec.clips_at_servers:
+                norm = float(
+                    clip_grad_norm_(self.parameters, self.job.clip_norm, reduce_square=self._reduce_square)
+                )
+            self.optimizer.step()
+            if self.flat.device != self.message.payload.device:
+                self.message.payload.copy_(self.flat)
+        return norm
+
+    def _set_rates(self, workers: list[int]) -> None:
+        """Each gradient of an update brings in 1/m of the rate that the schedule has for its worker's step."""
+        job = self.job
+        factors = [job.lr_schedule.factor(self._pushed[worker][0], job.steps) for worker in workers]
+        for group, base in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
+            group["lr"] = base * (sum(factors) / len(self.workers))
+
+    def _answer_pushes(self, workers: list[int], header: Header) -> None:
+        """Send the newest parameters to these workers."""
+        self.message.write(*header)
+        for worker in workers:
+            if worker != self.context.rank:
+                self._send(worker, self.message, "server_pull", step=self._pushed[worker][0])
+        self.admission.pull(workers)
+        if self.context.rank in workers:  # it waits meanwhile: its parameters can be written to
+            copy_tensors_(self.shard.parameters, self.shard.views(self.message.payload))
+            self._answer = header  # last, so that it goes on only when this step's messages are counted
+
+    def _send(self, worker: int, message: Message, name: str | None = None, *, step: int = OBSERVING) -> None:
+        self._sends.append((self.link.send(message, worker, TO_WORKER, name, step=step), message))
+        self._awaited.add(worker)
+
+    def _wait_for_sends(self) -> None:
+        """Parameters on their way out must not change; whoever they go to is waiting for them."""
+        for work, _ in self._sends:
+            work.wait()
+        self._sends.clear()
+
+    # Meetings.
+
+    def _end_rests(self) -> None:
+        """Answer those who rest: all at once when all do; when somebody ends, those who only pause need not wait."""
+        kinds = {kind for kind, _ in self._resting.values()}
+        if len(self._resting) == len(self.workers) and len(kinds) == 1:
+            self._agreed = min(step for _, step in self._resting.values())
+            self._granted += 1
+            self.ended = kinds == {Kind.END}
+            self._let_go(list(self._resting), (Answer.MET, float(self._agreed), 0.0))
+            self.admission.pull([] if self.ended else self.workers)
+        elif Kind.END in kinds:
+            pausing = [worker for worker, (kind, _) in self._resting.items() if kind == Kind.PAUSE]
+            self._let_go(pausing, (Answer.SOMEONE_ENDS, 0.0, 0.0))
+
+    def _let_go(self, workers: list[int], header: Header) -> None:
+        for worker in workers:
+            del self._resting[worker]
+            if worker == self.context.rank:
+                self._answer = header
+            else:
+                self._send(worker, Message.of(*header))
+
+
+def _module_of(shard: Shard, flat: Tensor) -> nn.Module:
+    """A module that holds the shard's tensors under their own names, as views of `flat`."""
+    root = nn.Module()
+    for name, value in zip(shard.names, shard.views(flat), strict=True):
+        *path, last = name.split(".")
+        home = root
+        for part in path:
+            if part not in home._modules:  # noqa: SLF001 - get_submodule raises instead
+                home.add_module(part, nn.Module())
+            home = home.get_submodule(part)
+        home.register_parameter(last, nn.Parameter(value))
+    return root

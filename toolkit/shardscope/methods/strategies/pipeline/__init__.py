@@ -1,0 +1,167 @@
+"""Pipelines: each rank holds some of the layers, and micro-batches flow through them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from shardscope.errors import SpecError
+from shardscope.spec.divisors import divisors, divisors_text
+from shardscope.spec.look import Look
+from shardscope.spec.models import model_config
+from shardscope.spec.numbers import Count, CountOrZero
+from shardscope.spec.partition import require_enough_layers
+from shardscope.spec.pipeline_schedule import AnyPipelineSchedule, PipelineSchedule
+from shardscope.spec.strategy import Strategy
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+
+class Pipeline(Strategy):
+    """The layers cut into stages over the ranks; micro-batches flow through them, forward and back.
+
+    All ranks work on the whole batch: the first stage reads its inputs, the last one its targets. A model of the user's
+    is an `nn.Sequential`, or has a method ``pipeline_layers()`` that returns its layers as (name, module) in order.
+    """
+
+    name = "pipeline"
+    variant = "schedule"
+    family = "Layers apart"
+    look = Look("#a35a3a", "longdashdot", "hexagon")
+
+    schedule: AnyPipelineSchedule = Field(default_factory=lambda: PipelineSchedule("1f1b"))
+    """The order of forwards and backwards: a schedule, or its name."""
+    virtual_stages: int | None = Field(default=None, ge=1, le=64)
+    """Stages that each rank holds; None takes the schedule's own number."""
+    microbatches: Count | None = None
+    """Micro-batches of one pass through the pipeline; None takes all of a step, fewer make several passes."""
+    split: Literal["time", "memory", "even"] | tuple[CountOrZero, ...] = "time"
+    """How layers are cut: by measured time, by memory, evenly by count, or by hand as the layers of each stage."""
+
+    @model_validator(mode="after")
+    def _possible_stages(self) -> Self:
+        if self.virtual_stages is not None and self.schedule.is_here:
+            self.schedule.check_stages(self.virtual_stages)
+        return self
+
+    @property
+    def label(self) -> str:
+        """``pipeline:1f1b``: the schedule is always named."""
+        return f"pipeline:{self.schedule.name}"
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Stages that each rank holds, the default filled in."""
+        return self.virtual_stages or self.schedule.default_stages
+
+    def num_data_ranks(self, world_size: int) -> int:
+        """1: all ranks work on the same batch."""
+        return 1
+
+    def stage_ranks(self, world_size: int) -> tuple[int, ...]:
+        """The rank that holds each stage, in the order of the stages."""
+        return self.schedule.stage_ranks(world_size, self.stages_per_rank)
+
+    def role(self, rank: int, world_size: int) -> str:
+        """``stage 2``, or ``stages 1 and 6``."""
+        held = [str(stage) for stage, at in enumerate(self.stage_ranks(world_size)) if at == rank]
+        if len(held) == 1:
+            return f"stage {held[0]}"
+        return f"stages {', '.join(held[:-1])} and {held[-1]}"
+
+    def passes(self, num_microbatches: int) -> int:
+        """Passes through the pipeline that a step of so many micro-batches makes."""
+        return num_microbatches // (self.microbatches or num_microbatches)
+
+    def suggested_micro_size(self, global_size: int, world_size: int) -> int | None:
+        """The largest that makes two micro-batches a rank or more; without one, the largest the schedule accepts."""
+        fitting = self._fitting_micro_sizes(global_size, world_size)
+        several = [size for size in fitting if global_size // size >= 2 * world_size]
+        return next(iter(several or fitting), None)
+
+    def _fitting_micro_sizes(self, global_size: int, world_size: int) -> list[int]:
+        """Micro-batch sizes that the schedule accepts, the largest first."""
+        sizes = reversed(divisors(global_size))
+        return [size for size in sizes if self.schedule.accepts(global_size // size, world_size)]
+
+    @property
+    def hides_noise_because(self) -> str:
+        """Where its gradients are."""
+        return "each rank holds the gradients of its own stages only"
+
+    def check(self, job: Job) -> None:
+        """Refuse too few micro-batches, too few layers, and a cut by hand that does not add up.
+
+        Raises:
+            SpecError: With the field, the value and the way out.
+        """
+        if self.schedule.is_here:
+            self._check_microbatches(job)
+            self._check_layers(job)
+
+    def _check_microbatches(self, job: Job) -> None:
+        total = job.batch.accumulation(1)
+        count = self.microbatches or total
+        if total % count:
+            raise SpecError(
+                f"microbatches={count} does not divide the {total} micro-batches of a step "
+                f"(batch.global_size={job.batch.global_size}, micro_size={job.batch.micro_size}); "
+                f"use one of {divisors_text(total, near=count)}"
+            )
+        if self.schedule.accepts(count, job.world_size):
+            return
+        need = self.schedule.needs(job.world_size)
+        field = "batch.micro_size" if self.microbatches is None else "microbatches"
+        raise SpecError(
+            f"{field}={job.batch.micro_size if self.microbatches is None else count} makes {count} micro-batches "
+            f"a pass, but the {self.schedule.name} schedule on {job.world_size} ranks needs {need}; "
+            f"use {self._way_out(job)}"
+        )
+
+    def _way_out(self, job: Job) -> str:
+        """The largest micro-batch with which the schedule runs."""
+        size = job.batch.global_size
+        fitting = self._fitting_micro_sizes(size, job.world_size)
+        if not fitting:
+            return f"batch.global_size={2 * job.world_size} or more"
+        count = size // fitting[0]
+        more = "" if self.microbatches is None else f" with microbatches={count}"
+        return f"batch.micro_size={fitting[0]}{more} ({count} micro-batches)"
+
+    def _check_layers(self, job: Job) -> None:
+        stages = job.world_size * self.stages_per_rank
+        if isinstance(self.split, tuple) and (len(self.split) != stages or min(self.split, default=0) < 1):
+            raise SpecError(
+                f"split={self.split} names {len(self.split)} stages, but world_size={job.world_size} times "
+                f"{self.stages_per_rank} stages a rank are {stages}; give {stages} numbers of at least 1"
+            )
+        if isinstance(job.model, str):
+            check_split(
+                self.split, model_config(job.model).num_layers_in_order, stages, of=f"model={job.model!r}"
+            )
+
+    @property
+    def ranks_meet(self) -> bool:
+        """Stages send to their neighbours only, each at its own time."""
+        return False
+
+    def build(self, job: Job, context: Any) -> Any:
+        from shardscope.methods.strategies.pipeline._torch import Pipeline
+
+        return Pipeline(job, context)
+
+
+def check_split(split: str | tuple[int, ...], num_layers: int, num_stages: int, *, of: str) -> None:
+    """Refuse a cut that this many layers do not have.
+
+    Raises:
+        SpecError: Fewer layers than stages, or numbers by hand that do not add up to the layers.
+    """
+    require_enough_layers(num_layers, num_stages)
+    if isinstance(split, tuple) and sum(split) != num_layers:
+        raise SpecError(
+            f"split={split} adds up to {sum(split)} layers, but {of} has {num_layers} layers to cut; "
+            f"make the numbers add up to {num_layers}"
+        )

@@ -1,0 +1,300 @@
+"""Pipelines: the model cut into stages, run by torch's own schedules.
+
+    setup     cut the model, let go of what other ranks hold, make torch's stages and schedule
+    step      one or more passes of micro-batches through the pipeline; tied gradients summed; clip and update
+    evaluate  activations handed from stage to stage
+
+Every rank updates what it holds. The global norm is summed over all ranks in one all-reduce of one number; trust
+ratios need none, for a tensor is never spread over ranks. A parameter that two stages share (GPT's tokens in embedding
+and head) is held by both ranks; their gradients are summed, so both copies move alike, and it is counted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardscope.methods.strategies import pipeline
+from shardscope.methods.strategies.pipeline._torch_cut import cut, let_go
+from shardscope.methods.strategies.pipeline._torch_passing import hand_on, take_over
+from shardscope.training.collectives.ring import Ring
+from shardscope.training.observe import StandIns, unchanged
+from shardscope.training.optim import LayerSignal, TrainedParameters, built_by
+from shardscope.training.sharding import largest_over_ranks
+from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, RankStrategy, StepResult
+from shardscope.training.tensors_in import tensors_in
+
+_PLACEHOLDER = "_no_parameters_on_this_rank"
+
+
+class Pipeline(RankStrategy):
+    """Micro-batches flow through stages of layers, forward and back."""
+
+    settings: pipeline.Pipeline
+    lockstep = True
+
+    @property
+    def data_rank(self) -> int:
+        return 0  # all ranks see the same batch
+
+    def setup(self, model: nn.Module) -> nn.Module:
+        self.model = model
+        self.module = self.wrap(model)
+        return self.module
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        settings, context = self.settings, self.context
+        assert context.group is not None
+        self.group = context.group
+        self.cut = cut(model, self.example()[0], self.precision.autocast, self.job, context)
+        self.stage_ranks = settings.stage_ranks(context.world_size)
+        self.order = [name for name, _ in model.named_parameters()]
+        self._start_alike(model)
+        own = [layer for stage in self._own_stages() for _, layer in self.cut.stages[stage]]
+        let_go(model, own)
+        self.names = {name: p for name, p in model.named_parameters() if p.device.type != "meta"}
+        self.parameters = [p for p in self.names.values() if p.requires_grad]
+        self.placeholder = None if self.parameters else self._placeholder(model)
+        if self.placeholder is not None:
+            self.parameters = [self.placeholder]
+        self._share()
+        self._make_stages()
+        self._agree_on_overflow()
+        return self.modules
+
+    def _start_alike(self, model: nn.Module) -> None:
+        """Copies of a tied parameter become those of the first rank that holds one."""
+        for name, parameter in model.named_parameters():
+            holders = self.cut.holders.get(name, [])
+            if len(holders) > 1:
+                dist.broadcast(parameter.detach(), holders[0], group=self.group)
+
+    def _own_stages(self) -> list[int]:
+        return [stage for stage, rank in enumerate(self.stage_ranks) if rank == self.context.rank]
+
+    def _placeholder(self, model: nn.Module) -> nn.Parameter:
+        """One number for a rank without parameters, so that it has an optimizer and takes part in every norm."""
+        placeholder = nn.Parameter(
+            torch.zeros(1, dtype=self.precision.weight_dtype, device=self.context.device)
+        )
+        model.register_parameter(_PLACEHOLDER, placeholder)
+        return placeholder
+
+    def _share(self) -> None:
+        """Rings over the ranks that hold copies of the same parameter; the lowest rank counts it."""
+        tied = {
+            name: ranks for name, ranks in self.cut.holders.items() if len(ranks) > 1 and name in self.names
+        }
+        self.rings = {
+            name: Ring(self.group, members=ranks)
+            for name, ranks in tied.items()
+            if self.names[name].requires_grad
+        }
+        self.uncounted = [self.names[name] for name in self.rings if tied[name][0] != self.context.rank]
+        self.reduce_grad_square = self._sum
+
+    def _sum(self, squares: Tensor) -> Tensor:
+        total = squares.to(self.context.device, copy=True)
+        dist.all_reduce(total, group=self.group)
+        return total.to(squares.device)
+
+    def _make_stages(self) -> None:
+        from shardscope.methods.strategies.pipeline._torch_stage import (
+            Recorder,
+            Stage,
+            StageModule,
+            schedule_of,
+        )
+
+        self.recorder = Recorder(self.context.meter, self.memory)
+        self.stages: dict[int, Any] = {}
+        boundaries = [tensors_in(self.example()[0]), *self.cut.outputs]
+        for index in self._own_stages():
+            module = StageModule(self.cut.stages[index], self.precision.autocast)
+            self.stages[index] = Stage(
+                module, index, len(self.stage_ranks), self.context.device, group=self.group, staged=self.context.staged,
+                splits_backward=self.settings.schedule.splits_backward,
+                input_args=_boundary(boundaries[index]), output_args=_boundary(boundaries[index + 1]),
+            )  # fmt: skip
+            self.stages[index].recorder = self.recorder
+        self.modules = nn.ModuleList(stage.submod for stage in self.stages.values())
+        total = self.job.batch.accumulation(1)
+        self.in_a_pass = self.settings.microbatches or total
+        self.schedule = schedule_of(
+            self.settings.schedule,
+            list(self.stages.values()),
+            self.in_a_pass,
+            loss_fn=self._loss,
+            scale_grads=False,
+        )
+
+    def _agree_on_overflow(self) -> None:
+        """fp16: a gradient that overflows on one rank makes all ranks skip the step."""
+        self.precision.share_overflow = largest_over_ranks
+
+    @property
+    def _has_first(self) -> bool:
+        return 0 in self.stages
+
+    @property
+    def _has_last(self) -> bool:
+        return len(self.stage_ranks) - 1 in self.stages
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        named = dict.fromkeys(self.names.values())
+        own = [(name, p) for name, p in self.model.named_parameters() if p in named or name == _PLACEHOLDER]
+        parameters = TrainedParameters(
+            own, reduce_grad_square=self.reduce_grad_square, uncounted=self.uncounted
+        )
+        return built_by(self.job.optimizer, parameters)
+
+    @property
+    def tells_of_layers(self) -> bool:
+        """Each rank has layers of its own."""
+        return True
+
+    def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
+        return [signal for signal in super().layer_signals(optimizer) if signal.layer != _PLACEHOLDER]
+
+    # One step.
+
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_function: LossFunction,
+        optimizer: torch.optim.Optimizer,
+    ) -> StepResult:
+        optimizer.zero_grad(set_to_none=True)
+        self.recorder.begin()
+        self.losses: list[Tensor] = []
+        self.loss_function, self.parts = loss_function, len(micro_batches)
+        self.precision.scale(
+            torch.zeros(1, device=self.context.device)
+        )  # a scaler wants to be asked before it steps
+        for first in range(0, self.parts, self.in_a_pass):
+            self.recorder.first = first
+            self._pass(micro_batches[first : first + self.in_a_pass])
+        self._sum_tied()
+        self._report()
+        with self.context.meter.span("compute", "optimizer"):
+            grad_norm, skipped = self.precision.update(
+                optimizer, self.parameters, self.job.clip_norm,
+                reduce_square=self.reduce_grad_square, uncounted=self.uncounted,
+            )  # fmt: skip
+        loss = float(torch.stack(self.losses).mean()) if self.losses else None
+        return StepResult(loss, grad_norm, skipped)
+
+    def _pass(self, part: Sequence[MicroBatch]) -> None:
+        """All of `part` once through the pipeline and back."""
+        self.targets = [targets for _, targets in part]
+        if self._has_first:
+            self.stages[0].inputs = [inputs for inputs, _ in part]
+        try:
+            self.schedule.step(
+                target=torch.arange(len(part)) if self._has_last else None, return_outputs=False
+            )
+        except RuntimeError as error:
+            if error.__cause__ is not None:  # torch wraps what a layer raises
+                raise error.__cause__ from None
+            raise
+
+    def _loss(self, output: Any, index: Tensor) -> Tensor:
+        """What torch calls `backward` on: the part of the micro-batch at `index` in the mean over the global batch."""
+        with self.recorder.loss(), self.precision.autocast():
+            loss = self.loss_function(output, self.targets[int(index)])
+        self.losses.append(loss.detach())
+        return self.precision.scale(loss / self.parts)
+
+    def _sum_tied(self) -> None:
+        if self.placeholder is not None:
+            self.placeholder.grad = torch.zeros_like(self.placeholder)
+        for name, ring in self.rings.items():
+            parameter = self.names[name]
+            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            summed = ring.all_reduce_(grad.cpu().contiguous() if self.context.staged else grad.contiguous())
+            parameter.grad = summed.to(grad.device)
+
+    def _report(self) -> None:
+        step = self.context.meter.step
+        if self.job.record.shows(step):
+            self.context.events.emit("schedule", step=step, ops=self.recorder.ops)
+
+    # Evaluation.
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Predict]:
+        with unchanged(self.modules, self.consensus()), torch.no_grad(), self.precision.autocast():
+            self.modules.eval()
+            yield self._predict
+
+    def consensus(self) -> StandIns:
+        return {}  # each tensor is on the rank that trains it
+
+    def _predict(self, inputs: Any) -> Any:
+        """The outputs, on the rank of the last stage."""
+        x = inputs
+        rank, last = self.context.rank, len(self.stage_ranks) - 1
+        for index, stage in self.stages.items():
+            before = self.stage_ranks[index - 1] if index else rank
+            if before != rank:
+                x = take_over(before, self.context)
+            assert x is not None
+            x = stage.submod(x)
+            after = self.stage_ranks[index + 1] if index < last else rank
+            if after != rank:
+                hand_on(x, after, self.context)
+                x = None
+        return x
+
+    # All of it, on every rank, and on disk.
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        whole = {}
+        shapes = dict(self.model.named_parameters())
+        for name in self.order:
+            holders = self.cut.holders.get(name)
+            if holders is None:  # no layer uses it
+                continue
+            own = self.names.get(name)
+            tensor = (
+                torch.empty_like(shapes[name], device=self.context.device)
+                if own is None
+                else own.detach().clone()
+            )
+            dist.broadcast(tensor, holders[0], group=self.group)
+            whole[name] = tensor
+        return whole
+
+    def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        state = super().checkpoint_state(optimizer)
+        return {
+            part: {key: v for key, v in values.items() if _saved(key, v)} for part, values in state.items()
+        }
+
+    def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        ours = super().checkpoint_state(optimizer)
+        super().load_checkpoint_state({part: {**ours[part], **state[part]} for part in ours}, optimizer)
+
+
+def _boundary(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What torch needs to know of messages: contiguous, and always with a gradient.
+
+    Where a stage before needs none (frozen or without parameters), it drops it. Without one, torch's split backward
+    pass would leave out the weights of the next stage.
+    """
+    return tuple(
+        torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").requires_grad_(
+            tensor.is_floating_point()
+        )
+        for tensor in tensors
+    )
+
+
+def _saved(key: str, value: Any) -> bool:
+    """Leaves out what other ranks hold, and placeholders."""
+    return _PLACEHOLDER not in key and not (isinstance(value, Tensor) and value.device.type == "meta")

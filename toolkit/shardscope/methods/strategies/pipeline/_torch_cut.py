@@ -1,0 +1,112 @@
+"""Which rank holds which layers; the rest of the model is let go.
+
+Every rank builds the whole model from the same seed, so all of them come to the same cut without asking each other,
+except for the measured times, which rank 0 tells all. Then each keeps the parameters of its own stages: those of the
+others move to the meta device and take no memory. The module keeps its shape, and with it the names of all parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardscope.methods.strategies.pipeline import Pipeline, check_split
+from shardscope.methods.strategies.pipeline._torch_layers import Layers, layers_in_order
+from shardscope.methods.strategies.pipeline._torch_probe import Autocast, LayerProbe, probe
+from shardscope.spec import Job
+from shardscope.spec.partition import even_split, optimal_split
+from shardscope.training.context import RankContext
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model in stages.
+
+    Attributes:
+        stages: The layers of each stage.
+        outputs: The tensors that each stage hands on for one micro-batch, on the meta device: one, but for the last
+            stage, whose go to the loss.
+        holders: The ranks that hold each parameter, by its name in the whole model; several where it is tied.
+    """
+
+    stages: list[Layers]
+    outputs: list[list[Tensor]]
+    holders: dict[str, list[int]]
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        """Layers in each stage."""
+        return tuple(len(stage) for stage in self.stages)
+
+
+def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: RankContext) -> Cut:
+    """Find the layers of `model` and share them out over the stages; called by all ranks.
+
+    Raises:
+        SpecError: The model cannot be cut, or not into so many stages.
+    """
+    settings = job.strategy
+    assert isinstance(settings, Pipeline)
+    layers = layers_in_order(model)
+    ranks = settings.stage_ranks(context.world_size)
+    check_split(settings.split, len(layers), len(ranks), of=f"a model of type {type(model).__name__}")
+    probes = probe(model, layers, inputs, autocast, measure=settings.split == "time" and context.rank == 0)
+    split = _split(job, layers, probes, len(ranks), context)
+    ends = list(accumulate(split))
+    stages = [layers[start:end] for start, end in pairwise([0, *ends])]
+    return Cut(stages, [probes[end - 1].outputs for end in ends], _holders(model, stages, ranks))
+
+
+def _split(
+    job: Job, layers: Layers, probes: Sequence[LayerProbe], num_stages: int, context: RankContext
+) -> tuple[int, ...]:
+    settings = job.strategy
+    assert isinstance(settings, Pipeline)
+    if isinstance(settings.split, tuple):
+        return settings.split
+    if settings.split == "even":
+        return even_split(len(layers), num_stages)
+    if settings.split == "memory":
+        pairs = zip(layers, probes, strict=True)
+        costs = [_state_bytes(layer, job) + found.stored_bytes for (_, layer), found in pairs]
+        return optimal_split(costs, num_stages)
+    seconds = torch.tensor([found.seconds for found in probes], dtype=torch.float64)
+    dist.broadcast(seconds, 0, group=context.group)
+    return optimal_split(seconds.tolist(), num_stages)
+
+
+def _state_bytes(layer: nn.Module, job: Job) -> int:
+    """Parameters, gradients and the optimizer's moments."""
+    copies = 2 + job.optimizer.state_tensors
+    return sum(p.nbytes * (copies if p.requires_grad else 1) for p in layer.parameters())
+
+
+def _holders(model: nn.Module, stages: Sequence[Layers], ranks: Sequence[int]) -> dict[str, list[int]]:
+    held: dict[int, set[int]] = {}
+    for stage, rank in zip(stages, ranks, strict=True):
+        for _, layer in stage:
+            for parameter in layer.parameters():
+                held.setdefault(id(parameter), set()).add(rank)
+    return {name: sorted(held[id(p)]) for name, p in model.named_parameters() if id(p) in held}
+
+
+def let_go(model: nn.Module, keep: Sequence[nn.Module]) -> None:
+    """Move all parameters and buffers of `model` that none of `keep` uses to the meta device, in place."""
+    kept = {id(tensor) for module in keep for tensor in (*module.parameters(), *module.buffers())}
+    gone: dict[int, Tensor] = {}  # tied ones stay tied
+    for module in model.modules():
+        own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        for name, tensor in own:
+            if id(tensor) not in kept:
+                setattr(module, name, gone.setdefault(id(tensor), _on_meta(tensor)))
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    empty = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty

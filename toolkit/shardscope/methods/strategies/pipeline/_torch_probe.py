@@ -1,0 +1,115 @@
+"""What each layer costs and what it hands on, tried out with one micro-batch, one layer at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardscope.errors import SpecError
+from shardscope.methods.strategies.pipeline._torch_layers import Layers
+from shardscope.training.data import call, map_tensors
+from shardscope.training.tensors_in import tensors_in
+
+REPEATS = 3
+"""Of which the fastest counts: whatever disturbs a measurement only makes it slower."""
+
+Autocast = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class LayerProbe:
+    """One layer on one micro-batch."""
+
+    outputs: list[Tensor]
+    """Shape and type of what it hands on, on the meta device: one tensor, or what the last layer's output holds."""
+    stored_bytes: int
+    """Activations that it keeps for its backward pass."""
+    seconds: float
+    """Of a forward and a backward pass; 0 where not measured."""
+
+
+def probe(
+    model: nn.Module, layers: Layers, inputs: Any, autocast: Autocast, *, measure: bool
+) -> list[LayerProbe]:
+    """Try out all layers, the output of each going into the next; the model is left as it was.
+
+    Raises:
+        SpecError: A layer hands on something that a pipeline cannot send, or cannot be differentiated through.
+    """
+    found, x = [], inputs
+    device = next(tensor.device for tensor in tensors_in(inputs))
+    with _untouched(model, device), autocast():
+        for index, (name, layer) in enumerate(layers):
+            x = map_tensors(_leaf, x)
+            stored, y = _stored_bytes(layer, x)
+            last = index == len(layers) - 1
+            if not last and not (isinstance(y, Tensor) and y.is_floating_point()):
+                raise SpecError(
+                    f"layer {name!r} hands on {_kind(y)}, and a pipeline sends floating-point tensors; "
+                    "make it one layer with the next"
+                )
+            seconds = _seconds(layer, x) if measure else 0.0
+            handed_on = [torch.empty_like(t, device="meta", requires_grad=False) for t in tensors_in(y)]
+            found.append(LayerProbe(handed_on, stored, seconds))
+            x = y
+    return found
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _kind(value: Any) -> str:
+    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _stored_bytes(layer: nn.Module, x: Any) -> tuple[int, Any]:
+    weights = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+    kept = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors_in(x))}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage  # held, so that no address is used twice
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = call(layer, x)
+    return sum(storage.nbytes() for storage in kept.values()), y
+
+
+def _seconds(layer: nn.Module, x: Any) -> float:
+    wanted = [tensor for tensor in (*tensors_in(x), *layer.parameters()) if tensor.requires_grad]
+    device = wanted[0].device if wanted else torch.device("cpu")
+    times = []
+    for _ in range(REPEATS):
+        _finish(device)
+        start = time.perf_counter()
+        results = [y for y in tensors_in(call(layer, x)) if y.requires_grad]
+        if wanted and results:
+            torch.autograd.grad(results, wanted, [torch.ones_like(y) for y in results], allow_unused=True)
+        _finish(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Puts buffers (running statistics) and the random state back afterwards."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    for buffer, values in before:
+        buffer.copy_(values)

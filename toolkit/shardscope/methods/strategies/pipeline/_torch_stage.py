@@ -1,0 +1,109 @@
+"""A stage that torch's schedules run, with every operation written down as it happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.distributed.pipelining import schedules
+
+from shardscope.analytic.schedules import build
+from shardscope.methods.strategies.pipeline._torch_layers import Layers
+from shardscope.methods.strategies.pipeline._torch_probe import Autocast
+from shardscope.spec.pipeline_schedule import PipelineSchedule
+from shardscope.training._compat_pipelining import OrderedSchedule, StaticStage
+from shardscope.training.data import call
+from shardscope.training.memory import MemoryWatch
+from shardscope.training.meter import Meter
+
+
+def schedule_of(
+    schedule: PipelineSchedule, stages: Sequence[Stage], microbatches: int, **options: Any
+) -> Any:
+    """What runs a schedule on this rank's stages: torch's own class where it has one, else the order in its runtime.
+
+    Args:
+        schedule: Which one.
+        stages: Of this rank, in their order.
+        microbatches: Of one pass.
+        options: As torch's schedules take them.
+    """
+    if schedule.torch_class is None:
+        table = build(schedule, stages[0].group_size, microbatches, len(stages))
+        return OrderedSchedule(table.ranks, stages, microbatches, **options)
+    run_by = getattr(schedules, schedule.torch_class)
+    takes_one = issubclass(run_by, schedules.PipelineScheduleSingle)
+    return run_by(stages[0] if takes_one else list(stages), microbatches, **options)
+
+
+class Recorder:
+    """The operations of one rank in a step: kind, stage, micro-batch, start and end in unix seconds."""
+
+    def __init__(self, meter: Meter, memory: MemoryWatch) -> None:
+        self.meter = meter
+        self.memory = memory
+        self.ops: list[list[Any]] = []
+        self.first = 0
+        """Added to micro-batches: those of a step's later passes count on."""
+
+    def begin(self) -> None:
+        """Forget the last step."""
+        self.ops, self.first = [], 0
+
+    @contextmanager
+    def op(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
+        """Write down what happens inside as one operation."""
+        start = time.time()
+        with self.meter.span("compute", "forward" if kind == "F" else "backward"):
+            yield
+        self.ops.append([kind, stage, microbatch + self.first, round(start, 6), round(time.time(), 6)])
+        self.memory.sample()
+
+    @contextmanager
+    def loss(self) -> Iterator[None]:
+        """The loss belongs to the forward pass just written down."""
+        with self.meter.span("compute", "forward"):
+            yield
+        self.ops[-1][4] = round(time.time(), 6)
+
+
+class StageModule(nn.Module):
+    """The layers of one stage, one after another, in the job's precision."""
+
+    def __init__(self, layers: Layers, autocast: Autocast) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer for _, layer in layers)
+        self.autocast = autocast
+
+    def forward(self, x: Any) -> Any:
+        """From one tensor, or a batch's inputs of any structure, to one tensor, or whatever the last layer returns."""
+        with self.autocast():
+            for layer in self.layers:
+                x = call(layer, x)
+        return x
+
+
+class Stage(StaticStage):
+    """torch's stage, whose forwards and backwards are recorded."""
+
+    recorder: Recorder
+    inputs: Sequence[Any] = ()
+    """Of each micro-batch, for the first stage: torch would split and check tensors only."""
+
+    def forward_one_chunk(self, fwd_chunk_id: int, args: Any, *others: Any, **options: Any) -> Any:
+        with self.recorder.op("F", self.stage_index, fwd_chunk_id):
+            taken = (self.inputs[fwd_chunk_id],) if self.is_first else args
+            return super().forward_one_chunk(fwd_chunk_id, taken, *others, **options)
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        with self.recorder.op("B" if full_backward else "I", self.stage_index, bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        with self.recorder.op("W", self.stage_index, bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)

@@ -1,0 +1,46 @@
+"""Data parallel over our own ring."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from shardscope.methods.strategies.bucketed import BucketedStrategy
+from shardscope.spec.look import Look
+from shardscope.spec.numbers import MessageMiB
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+
+class Ring(BucketedStrategy):
+    """Our own ring: scatter-reduce, then all-gather, each rank talking to its two neighbours only.
+
+    Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations (2009).
+    """
+
+    name = "ring"
+    variant = "directions"
+    family = "All-reduce"
+    look = Look("#e06c2c")
+    carries = frozenset({"sums", "packets", "layers", "steps"})
+
+    directions: Literal[1, 2] = 1
+    """1: every chunk travels clockwise. 2: half of each bucket travels each way, so both lanes of a link are used."""
+    slice_mb: MessageMiB = 4.0
+    """Longest message in MiB: a longer chunk is cut into slices, so that adding one overlaps receiving the next."""
+    trace_chunks: bool = False
+    """Write one event for every chunk sent, so that the ring can be watched hop by hop. Slows small steps."""
+
+    @property
+    def label(self) -> str:
+        """``ring``, or ``ring:2`` for both directions."""
+        return "ring" if self.directions == 1 else "ring:2"
+
+    @property
+    def ring_directions(self) -> int:
+        return self.directions
+
+    def build(self, job: Job, context: Any) -> Any:
+        from shardscope.methods.strategies.ring._torch import Ring
+
+        return Ring(job, context)

@@ -1,0 +1,27 @@
+"""Data parallel over our own ring."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from shardscope.methods.strategies import ring
+from shardscope.training.collectives.ring import Ring as RingCollective
+from shardscope.training.strategies.own_all_reduce import OwnAllReduce
+
+
+class Ring(OwnAllReduce):
+    """Each bucket of gradients goes around the ring as soon as the backward pass has filled it."""
+
+    settings: ring.Ring
+
+    def prepare(self) -> None:
+        settings, group = self.settings, self.context.group
+        assert group is not None
+        on_chunk = self.trace if settings.trace_chunks else None
+        self.ring = RingCollective(group, settings.directions, int(settings.slice_mb * 2**20), on_chunk)
+
+    def reduce_(self, buffer: Tensor) -> Tensor:
+        return self.ring.all_reduce_(buffer)
+
+    def work_space(self) -> list[Tensor]:
+        return self.ring.work_space

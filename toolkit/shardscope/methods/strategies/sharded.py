@@ -1,0 +1,113 @@
+"""ZeRO: data parallel without redundancy. Each stage partitions one kind more of what every rank used to hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from shardscope.errors import SpecError
+from shardscope.spec.method import required
+from shardscope.spec.numbers import Count
+from shardscope.spec.strategy import Strategy
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+
+class ZeroStrategy(Strategy):
+    """Base of the three stages of ZeRO (Rajbhandari et al., arXiv 1910.02054)."""
+
+    variant = "collectives"
+    family = "State in shards"
+    carries = frozenset({"sums", "packets"})
+
+    collectives: Literal["ring", "backend"] = "ring"
+    """``ring``: our own metered reduce-scatter and all-gather. ``backend``: those of gloo or NCCL, to compare with."""
+
+    @property
+    def label(self) -> str:
+        """``zero-3``; ``zero-3:backend`` with the backend's own collectives."""
+        return self.name if self.collectives == "ring" else f"{self.name}:{self.collectives}"
+
+    def check(self, job: Job) -> None:
+        """The backends' own reduce-scatter adds numbers up as they are."""
+        if job.compression.is_on and self.collectives == "backend":
+            raise SpecError(
+                f"strategy.collectives='backend' does not go with compression={job.compression.name!r}; use "
+                f"strategy={self.name!r}, which has collectives='ring'"
+            )
+
+
+class FullyShardedStrategy(ZeroStrategy):
+    """Base of the stages that hold gradients only in shards, on torch's `fully_shard` (FSDP2).
+
+    Compressed, each micro-batch's gradients are packed and reduce-scattered. Error feedback remembers what a rank has
+    not sent of its own whole gradient: that is the memory of one unsharded gradient in float32 on every rank, which
+    these stages otherwise save. With replicas, gradients are compressed inside a group, and not between groups.
+    """
+
+    replicas: Count = 1
+    """Groups that each hold the whole model in shards (HSDP). Must divide `world_size` and leave at least 2 ranks a
+    group. Gradients are reduce-scattered within a group, then their shards all-reduced across the groups. The batch
+    is divided over all ranks as ever."""
+    offload: bool = False
+    """Keep shards of parameters, gradients and optimizer state in host memory; the optimizer then steps on the CPU.
+    On a machine without a GPU they already are there, so it changes nothing but FSDP2's bookkeeping."""
+
+    @property
+    def hides_noise_because(self) -> str | None:
+        """FSDP2 shows whole gradients to nobody but what reduces them."""
+        return (
+            None if self.collectives == "ring" else "only collectives='ring' shows a rank its own gradients"
+        )
+
+    @property
+    def label(self) -> str:
+        """As for every stage; ``zero-3 x2`` with two replicas, ``zero-3 offload`` with offloading."""
+        replicas = "" if self.replicas == 1 else f" x{self.replicas}"
+        return f"{super().label}{replicas}{' offload' if self.offload else ''}"
+
+    def check(self, job: Job) -> None:
+        """The replicas divide the ranks, and each is worth sharding."""
+        super().check(job)
+        valid = [r for r in range(1, job.world_size) if job.world_size % r == 0]
+        if self.replicas not in valid:
+            raise SpecError(
+                f"strategy.replicas={self.replicas} does not divide world_size={job.world_size} into groups of at "
+                f"least 2 ranks; use {' or '.join(map(str, valid))}"
+            )
+        if job.compression.is_a_vote:
+            self._check_votes(job)
+
+    def _check_votes(self, job: Job) -> None:
+        """A step must end with one vote: gradients of micro-batches and of replicas are added up, votes are not."""
+        parts = job.batch.accumulation(job.world_size)
+        if parts > 1:
+            raise SpecError(
+                f"batch.micro_size={job.batch.micro_size} makes {parts} micro-batches, and strategy={self.name!r} "
+                f"would add up a vote on each with compression={job.compression.name!r}; leave it out, or use "
+                "strategy='zero-1'"
+            )
+        if self.replicas > 1:
+            raise SpecError(
+                f"strategy.replicas={self.replicas} would average the votes of as many groups with "
+                f"compression={job.compression.name!r}; use replicas=1"
+            )
+
+    @property
+    def ranks_meet(self) -> bool:
+        """Replicas exchange their gradients in groups across those of the shards."""
+        return self.replicas == 1
+
+    @required
+    def gathers(self, micro_batches: int) -> int:
+        """How often all parameters are gathered in a step of so many micro-batches."""
+        raise NotImplementedError
+
+    def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
+        """R (N-1) S for each collective in R groups of N ranks, and 2(R-1) S between the groups.
+
+        Rajbhandari et al. 2020, section 7.
+        """
+        collectives = micro_batches + self.gathers(micro_batches)
+        inside = (world_size - self.replicas) * collectives * float(gradient_bytes)
+        return inside + 2.0 * (self.replicas - 1) * gradient_bytes

@@ -1,0 +1,27 @@
+"""One process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardscope.spec.look import Look
+from shardscope.spec.strategy import Strategy
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+
+class Single(Strategy):
+    """One process and no communication: the oracle that every other strategy is held against."""
+
+    name = "single"
+    family = "One process"
+    look = Look("#8b8f99", "dot")
+    min_ranks = 1
+    max_ranks = 1
+    zero_stage = 0
+
+    def build(self, job: Job, context: Any) -> Any:
+        from shardscope.methods.strategies.single._torch import Single
+
+        return Single(job, context)

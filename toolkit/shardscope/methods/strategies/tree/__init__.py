@@ -1,0 +1,33 @@
+"""Data parallel over our own binary tree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardscope.methods.strategies.bucketed import BucketedStrategy
+from shardscope.spec.look import Look
+from shardscope.spec.numbers import MessageMiB
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+
+class Tree(BucketedStrategy):
+    """Our own binary tree: sums climb to rank 0 and the total comes back down, slice after slice.
+
+    It takes 2 log2(W) steps where a ring takes 2(W-1), but a rank with two children sends three times its gradients,
+    where a ring sends less than two.
+    """
+
+    name = "tree"
+    family = "All-reduce"
+    look = Look("#11997a", "longdash", "triangle-up")
+    carries = frozenset({"sums"})
+
+    slice_mb: MessageMiB = 2.0
+    """Longest message in MiB: a longer bucket is cut into slices, which climb and come down at the same time."""
+
+    def build(self, job: Job, context: Any) -> Any:
+        from shardscope.methods.strategies.tree._torch import Tree
+
+        return Tree(job, context)

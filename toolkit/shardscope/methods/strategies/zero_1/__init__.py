@@ -1,0 +1,38 @@
+"""ZeRO-1: optimizer state in shards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardscope.methods.strategies.sharded import ZeroStrategy
+from shardscope.spec.look import Look
+from shardscope.spec.numbers import MessageMiB
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+
+class Zero1(ZeroStrategy):
+    """Optimizer state partitioned: each rank updates an equal share of all elements, then they exchange weights.
+
+    The bytes are those of the ring: gradients are reduce-scattered and parameters all-gathered once a step. Compressed,
+    buckets are padded to equal shares, each share travels as one packet, and error feedback keeps a whole gradient.
+    """
+
+    name = "zero-1"
+    look = Look("#62bfcb", "dash", "square")
+    zero_stage = 1
+
+    bucket_mb: MessageMiB = 25.0
+    """Size of a gradient bucket in MiB; a bucket is sent as soon as all its gradients are there. 0 < value <= 1024."""
+
+    def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
+        """2(W-1) S, the gradients' reduce-scatter and the parameters' all-gather."""
+        from shardscope.analytic.communication import all_reduce_bytes
+
+        return float(all_reduce_bytes(gradient_bytes, world_size))
+
+    def build(self, job: Job, context: Any) -> Any:
+        from shardscope.methods.strategies.zero_1._torch import Zero1
+
+        return Zero1(job, context)

@@ -1,0 +1,177 @@
+"""ZeRO-1: gradients whole, optimizer state in balanced pieces, one ring all-reduce's worth of bytes a step.
+
+torch's `ZeroRedundancyOptimizer` gives whole parameters to ranks, which makes uneven shares, and broadcasts them one
+by one. Here the parameters lie flat in buckets, each cut element by element into equal chunks. As soon as the backward
+pass has filled a bucket, one thread a rank reduce-scatters it, in the same order on all ranks; each rank updates its
+own chunk with its share of the optimizer state; then the buckets are all-gathered in place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardscope.errors import SpecError
+from shardscope.methods.strategies import zero_1
+from shardscope.methods.strategies.zero_1._torch_flat import FlatBucket, FlatPiece, cut_into_buckets
+from shardscope.training.collectives.packets import Packets
+from shardscope.training.collectives.ring import Ring
+from shardscope.training.collectives.sender import Sender
+from shardscope.training.compression import Bucket, Carrier
+from shardscope.training.memory import Held
+from shardscope.training.strategies.base import LossFunction, MicroBatch, StepResult
+from shardscope.training.strategies.partitioned import Partitioned, Piece
+
+
+class Zero1(Partitioned):
+    """Each rank updates an equal share of all elements."""
+
+    settings: zero_1.Zero1
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        settings, group = self.settings, self.context.group
+        assert group is not None
+        self.is_ring = settings.collectives == "ring"
+        self.ring = Ring(group)
+        if self.compressor is not None:
+            ring, packets = self.ring, Packets(group)
+            self.carrier = Carrier(
+                ring.all_reduce_, packets, self.context.meter, self.job.seed, ring.reduce_scatter_
+            )
+        self.sender = Sender(self.name)
+        even = not self.is_ring or self.compressor is not None
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.buckets = [
+            FlatBucket(named, self.context.rank, self.context.world_size, even=even)
+            for named in cut_into_buckets(trained, int(settings.bucket_mb * 2**20))
+        ]
+        by_name = {piece.name: piece for bucket in self.buckets for piece in bucket.pieces}
+        self.pieces = [by_name[name] for name, _ in trained]
+        self.order = {id(p): (index, name) for index, b in enumerate(self.buckets) for name, p in b.named}
+        for _, parameter in trained:
+            parameter.register_post_accumulate_grad_hook(self._arrived)
+        self.is_last = True
+        self.reduce_squares = self.reduce_grad_square = _sum_over_ranks
+        self.copies_of_gradients = 1
+        return model
+
+    def held(self, optimizer: torch.optim.Optimizer) -> Held:
+        held = super().held(optimizer)
+        return {**held, "buffers": [*held["buffers"], *self.ring.work_space]}
+
+    def close(self) -> None:
+        self.sender.close()
+
+    @contextmanager
+    def no_exchange(self) -> Iterator[None]:
+        self.is_last = False
+        yield
+        self.is_last = True
+
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_function: LossFunction,
+        optimizer: torch.optim.Optimizer,
+    ) -> StepResult:
+        self._clear()
+        result = super().step(micro_batches, loss_function, optimizer)
+        if not result.skipped:
+            for done in [
+                self.sender.submit(partial(self._gather, bucket.weights, bucket)) for bucket in self.buckets
+            ]:
+                done.result()
+        return result
+
+    # Gradients, as they arrive.
+
+    def _clear(self) -> None:
+        for bucket in self.buckets:
+            bucket.clear_gradients()
+        self.missing = [{name for name, _ in bucket.named} for bucket in self.buckets]
+        self.sent: list[Future[None]] = []
+
+    def _arrived(self, parameter: nn.Parameter) -> None:
+        """A gradient is complete; send all buckets that are, in their order, which is the same on all ranks."""
+        if not self.is_last:
+            return
+        index, name = self.order[id(parameter)]
+        self.missing[index].discard(name)
+        while len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]:
+            self.context.meter.handed_over = time.time()
+            self.sent.append(self.sender.submit(partial(self._reduce, self.buckets[len(self.sent)])))
+
+    def finish_exchange(self) -> None:
+        absent = [name for names in self.missing for name in names]
+        if absent:
+            raise SpecError(
+                f"parameter {absent[0]!r} took no part in the loss, and strategy='zero-1' needs a gradient of each; "
+                "use it, or freeze it with requires_grad_(False)"
+            )
+        for done in self.sent:
+            done.result()
+        for bucket in self.buckets:
+            for piece in bucket.pieces:
+                piece.parameter.grad = piece.grad
+
+    def _reduce(self, bucket: FlatBucket) -> None:
+        """This rank's chunk of the bucket's gradients becomes the mean over all ranks; the rest is scratch."""
+        own = bucket.own(bucket.grads)
+        if self.compressor is not None:
+            self._compress(bucket, own)
+            return
+        if not self.is_ring:
+            reduced = torch.empty_like(own)
+            dist.reduce_scatter_tensor(reduced, bucket.grads)
+            own.copy_(reduced)
+        elif self.context.staged:
+            own.copy_(self.ring.reduce_scatter_(bucket.grads.cpu()))
+        else:
+            self.ring.reduce_scatter_(bucket.grads)
+        own.div_(self.context.world_size)
+
+    def _compress(self, bucket: FlatBucket, own: Tensor) -> None:
+        assert self.compressor is not None
+        staged = self.context.staged
+        out = torch.empty_like(own, device="cpu") if staged else own
+        flat = bucket.grads.cpu() if staged else bucket.grads
+        names, shapes = zip(*bucket.layout, strict=True)
+        self.compressor.scatter_mean(Bucket(names, shapes, flat, self.context.meter.step), self.carrier, out)
+        if staged:
+            own.copy_(out)
+
+    def _gather(self, flat: Tensor, bucket: FlatBucket) -> None:
+        """Fill a tensor laid out like `bucket` from every rank's chunk of it."""
+        if not self.is_ring:
+            dist.all_gather_into_tensor(flat, bucket.own(flat).clone())
+        elif self.context.staged:
+            flat.copy_(self.ring.all_gather_(flat.cpu()))
+        else:
+            self.ring.all_gather_(flat)
+
+    def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gathered on every rank: while a checkpoint is taken, each holds the whole optimizer state once."""
+        joined: dict[str, Tensor] = {}
+        for bucket in self.buckets:
+            flat = torch.zeros_like(bucket.weights)
+            own = torch.cat([parts[piece.name] for piece in bucket.pieces])
+            bucket.own(flat)[: len(own)] = own
+            self._gather(flat, bucket)
+            joined.update(bucket.wholes(flat))
+        return joined
+
+    def part(self, piece: Piece, whole: Tensor) -> Tensor:
+        assert isinstance(piece, FlatPiece)
+        return whole.reshape(-1)[piece.start : piece.stop]
+
+
+def _sum_over_ranks(squares: Tensor) -> Tensor:
+    dist.all_reduce(squares)
+    return squares

@@ -1,0 +1,118 @@
+"""Parameters and gradients laid out flat in buckets, each bucket cut into equal chunks, one a rank.
+
+A parameter becomes a view of its bucket, so that gathering the bucket in place gathers the parameter; its gradient is
+accumulated into a view of a second buffer, so that reducing needs no copy. A rank's chunk of a bucket cuts through
+parameters wherever it happens to begin and end: what lies inside is this rank's piece of each, possibly empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from shardscope.training.collectives.ring import split_sizes
+from shardscope.training.strategies.partitioned import Piece
+
+Named = tuple[str, nn.Parameter]
+
+
+@dataclass(frozen=True)
+class FlatPiece(Piece):
+    """Elements `start` to `stop` of a parameter, as one row."""
+
+    start: int
+    stop: int
+    grad: Tensor
+    """The same elements of the bucket's gradients."""
+
+
+@dataclass
+class FlatBucket:
+    """Some parameters in a row, on `world_size` ranks.
+
+    Attributes:
+        named: The parameters, by name, in their order in the bucket.
+        even: Pad to a multiple of the ranks, as the backends' own collectives demand.
+        weights: All elements; `named` are views of it.
+        grads: Of the same length.
+        pieces: This rank's piece of each parameter.
+    """
+
+    named: Sequence[Named]
+    rank: int
+    world_size: int
+    even: bool
+    weights: Tensor = field(init=False)
+    grads: Tensor = field(init=False)
+    pieces: list[FlatPiece] = field(init=False)
+
+    def __post_init__(self) -> None:
+        first = self.named[0][1]
+        num_elements = sum(parameter.numel() for _, parameter in self.named)
+        if self.even:
+            num_elements += -num_elements % self.world_size
+        self.weights = torch.zeros(num_elements, dtype=first.dtype, device=first.device)
+        self.grads = torch.zeros_like(self.weights)
+        sizes = split_sizes(num_elements, self.world_size)
+        self.first = sum(sizes[: self.rank])
+        self.last = self.first + sizes[self.rank]
+        self.pieces = []
+        offset = 0
+        for name, parameter in self.named:
+            self.pieces.append(self._take(name, parameter, offset))
+            offset += parameter.numel()
+
+    def _take(self, name: str, parameter: nn.Parameter, offset: int) -> FlatPiece:
+        """Move a parameter into the bucket; returns what this rank updates of it."""
+        size = parameter.numel()
+        home = self.weights[offset : offset + size]
+        home.copy_(parameter.detach().reshape(-1))
+        parameter.data = home.view(parameter.shape)
+        start, stop = (min(max(edge - offset, 0), size) for edge in (self.first, self.last))
+        grad = self.grads[offset + start : offset + stop]
+        return FlatPiece(name, parameter, nn.Parameter(home[start:stop]), start, stop, grad)
+
+    def clear_gradients(self) -> None:
+        """Zero them; what a backward pass adds to the parameters' gradients then arrives in the bucket."""
+        self.grads.zero_()
+        grads = self.wholes(self.grads)
+        for name, parameter in self.named:
+            parameter.grad = grads[name]
+
+    @property
+    def layout(self) -> list[tuple[str, torch.Size]]:
+        """Names and shapes of all that lies in the bucket, the padding included."""
+        laid = [(name, parameter.shape) for name, parameter in self.named]
+        padding = self.weights.numel() - sum(shape.numel() for _, shape in laid)
+        return [*laid, (f"{laid[0][0]}.padding", torch.Size([padding]))] if padding else laid
+
+    def own(self, flat: Tensor) -> Tensor:
+        """This rank's chunk of a tensor laid out like the bucket."""
+        return flat[self.first : self.last]
+
+    def wholes(self, flat: Tensor) -> dict[str, Tensor]:
+        """The parameters' shares of a tensor laid out like the bucket, by name, in their own shapes."""
+        sizes = [parameter.numel() for _, parameter in self.named]
+        parts = flat[: sum(sizes)].split(sizes)
+        return {name: part.view(p.shape) for (name, p), part in zip(self.named, parts, strict=True)}
+
+
+def cut_into_buckets(parameters: Sequence[Named], bucket_bytes: int) -> list[list[Named]]:
+    """In reverse, as the backward pass fills them; one dtype and device a bucket, one parameter at least."""
+    buckets: list[list[Named]] = []
+    filled = 0
+    for name, parameter in reversed(parameters):
+        size = parameter.numel() * parameter.element_size()
+        if not buckets or filled + size > bucket_bytes or _kind(buckets[-1][0][1]) != _kind(parameter):
+            buckets.append([])
+            filled = 0
+        buckets[-1].append((name, parameter))
+        filled += size
+    return buckets
+
+
+def _kind(parameter: nn.Parameter) -> tuple[torch.dtype, torch.device]:
+    return parameter.dtype, parameter.device

@@ -1,0 +1,30 @@
+"""ZeRO-3: optimizer state, gradients and parameters in shards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardscope.methods.strategies.sharded import FullyShardedStrategy
+from shardscope.spec.look import Look
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+
+class Zero3(FullyShardedStrategy):
+    """Parameters partitioned as well: each block is gathered for its forward pass and again for its backward pass.
+
+    The bytes are 1.5 times those of the ring, but for FSDP2's padding, and again for each micro-batch.
+    """
+
+    name = "zero-3"
+    look = Look("#1a6c79", "longdash", "star")
+    zero_stage = 3
+
+    def gathers(self, micro_batches: int) -> int:
+        return 2 * micro_batches
+
+    def build(self, job: Job, context: Any) -> Any:
+        from shardscope.methods.strategies.zero_3._torch import Zero3
+
+        return Zero3(job, context)

@@ -1,0 +1,157 @@
+"""Schedules of a pipeline: the order in which each rank passes micro-batches forward and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+
+from pydantic import BeforeValidator, SerializeAsAny
+
+from shardscope.errors import SpecError
+from shardscope.spec import registry
+from shardscope.spec.method import Method, required
+
+Operation = tuple[str, int, int]
+"""Kind, stage and micro-batch: ``F`` a forward pass, ``B`` a backward pass, or ``I`` and ``W``, its two parts, for the
+inputs and for the weights."""
+
+
+class HeldTerms(NamedTuple):
+    """Micro-batches that a rank holds at most, as coefficients that a search looks up for a million layouts at once."""
+
+    of_left: float
+    """For each rank from this one to the last."""
+    of_all: float
+    """For each rank of all."""
+    constant: float = 0.0
+    is_rounded: bool = False
+    """Whether the sum is rounded down, as in a V of building blocks, which hold whole micro-batches."""
+    in_thirds: bool = False
+    """Whether every third rank holds one less where a third of the ranks leaves two thirds over."""
+
+
+class PipelineSchedule(Method):
+    """The order in which each rank of a pipeline works.
+
+    Derive a schedule of your own from this class: it needs a `name` and `order`. Its bubble and what it holds are then
+    counted from its table, and torch's pipeline runtime carries it out.
+
+    Example:
+        >>> PipelineSchedule("zbv").stage_ranks(3, held=2)
+        (0, 1, 2, 2, 1, 0)
+    """
+
+    kind = "schedule"
+    folder = "pipeline_schedules"
+
+    title: ClassVar[str] = ""
+    """What figures call it; empty for its name."""
+    source: ClassVar[str] = ""
+    """Where it was published."""
+    year: ClassVar[int] = 9999
+    """When it was published, by which schedules are listed."""
+    default_stages: ClassVar[int] = 1
+    """Stages that each rank holds, where nobody says."""
+    least_stages: ClassVar[int] = 1
+    most_stages: ClassVar[int | None] = 1
+    """Stages that each rank may hold; None for any number."""
+    v_shaped: ClassVar[bool] = False
+    """Whether the stages run down the ranks and back up, so that the first rank holds the first and the last one."""
+    splits_backward: ClassVar[bool] = False
+    """Whether gradients of inputs and of weights are computed apart."""
+    least_per_rank: ClassVar[int] = 0
+    """Micro-batches for each rank that it needs at least."""
+    held_terms: ClassVar[HeldTerms | None] = None
+    """What a rank holds, for layouts too large to count; None keeps the schedule out of layouts."""
+    torch_class: ClassVar[str | None] = None
+    """The class of `torch.distributed.pipelining.schedules` that runs it; None where torch's runtime runs its order."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, name: str = ..., **settings: Any) -> None: ...
+
+    @classmethod
+    def heading(cls) -> str:
+        """What figures call it."""
+        return cls.title or cls.name
+
+    @classmethod
+    def about(cls) -> str:
+        """What it does, in a sentence: the first of its docstring."""
+        return (cls.__doc__ or "").strip().partition("\n")[0]
+
+    @required
+    def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:
+        """The operations of one rank, in their order.
+
+        Args:
+            rank: From 0.
+            ranks: In the pipeline.
+            microbatches: Of one pass.
+            held: Stages that each rank holds; they are numbered along the pipeline (see `stage_ranks`).
+        """
+        raise NotImplementedError
+
+    def stage_ranks(self, ranks: int, held: int) -> tuple[int, ...]:
+        """The rank that holds each stage, in the order of the stages."""
+        if self.v_shaped:
+            return (*range(ranks), *reversed(range(ranks)))
+        return tuple(range(ranks)) * held
+
+    def stages_of(self, virtual_stages: int) -> int:
+        """Stages that each rank holds when so many are asked for, which only some schedules look at."""
+        return max(self.least_stages, virtual_stages) if self.most_stages is None else self.default_stages
+
+    def check_stages(self, held: int) -> None:
+        """Refuse a number of stages a rank that the schedule does not have.
+
+        Raises:
+            SpecError: With the number that it takes.
+        """
+        least, most = self.least_stages, self.most_stages
+        if held < least or (most is not None and held > most):
+            bound = f"exactly {least}" if least == most else f"at least {least}"
+            raise SpecError(
+                f"virtual_stages={held}: the {self.name} schedule has {bound} stages a rank; "
+                f"use virtual_stages={self.default_stages}"
+            )
+
+    def accepts(self, microbatches: int, ranks: int) -> bool:
+        """Whether it runs with so many micro-batches in a pass."""
+        return microbatches >= self.least_per_rank * ranks
+
+    def needs(self, ranks: int) -> str:
+        """How many micro-batches it needs, in words."""
+        return f"at least {max(1, self.least_per_rank * ranks)}"
+
+    # Closed forms over arrays that broadcast. Where there is none it is counted from the table.
+
+    def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:  # noqa: ARG002
+        """What a rank holds at most, in activations of one micro-batch on a whole rank; None where it is counted."""
+        return None
+
+    def bubble(self, case: Any) -> Any:  # noqa: ARG002
+        """Idle time of the rank that waits most, in a `shardscope.analytic.schedules.paths.Case`; None if counted."""
+        return None
+
+    def ramp(self, case: Any) -> Any:  # noqa: ARG002
+        """What is lost at least where all ranks meet between steps; None where that is no more than the bubble."""
+        return None
+
+
+AnyPipelineSchedule = Annotated[SerializeAsAny[PipelineSchedule], BeforeValidator(PipelineSchedule.resolve)]
+"""A field that takes a schedule, its name, its class or its JSON."""
+
+
+def schedules() -> tuple[PipelineSchedule, ...]:
+    """Every schedule there is, at its defaults: built-in ones in the order of their years, then others."""
+    return _in_order(registry.all_of(PipelineSchedule))
+
+
+@lru_cache(maxsize=8)
+def _in_order(known: tuple[type[PipelineSchedule], ...]) -> tuple[PipelineSchedule, ...]:
+    """Built-in ones come first, so that their places stay when the user adds another."""
+    return tuple(
+        cls() for cls in sorted(known, key=lambda cls: (registry.origin(cls) != "built-in", cls.year))
+    )

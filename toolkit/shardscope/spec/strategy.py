@@ -1,0 +1,183 @@
+"""Strategies: how the ranks share the work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, SerializeAsAny
+
+from shardscope.errors import SpecError, quoted
+from shardscope.spec import registry
+from shardscope.spec.compression import Carriage
+from shardscope.spec.look import YOUR_OWN, Look
+from shardscope.spec.method import Method, required
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+FAMILIES = (
+    "One process", "A central server", "All-reduce", "Without a centre", "Layers apart", "State in shards",
+)  # fmt: skip
+"""The headings that built-in strategies stand under, in the order in which training systems evolved."""
+_FORMER_NAME = "kind"
+"""What JSON of earlier versions calls the name."""
+
+
+class Strategy(Method):
+    """A way in which the ranks share the work, with its settings.
+
+    Wherever a strategy is asked for, its short string does as well: ``"ring"`` is ``Ring()``, and what follows a colon
+    sets the field that the class names in `variant`: ``"ring:2"`` is ``Ring(directions=2)``.
+
+    Derive a strategy of your own from this class, or from `BucketedStrategy` where it exchanges gradients in buckets
+    while the backward pass goes on; `build` makes the object that trains on one rank.
+
+    Example:
+        >>> Strategy("ring", directions=2).label
+        'ring:2'
+    """
+
+    kind = "strategy"
+    folder = "strategies"
+
+    variant: ClassVar[str | None] = None
+    """The setting that follows a colon in the short string; None where nothing does."""
+    family: ClassVar[str] = "Your own"
+    """The heading that it stands under in lists: one of `FAMILIES`, or another, which is added to them."""
+    look: ClassVar[Look] = YOUR_OWN
+    """How figures draw it."""
+    min_ranks: ClassVar[int] = 2
+    max_ranks: ClassVar[int | None] = None
+    carries: ClassVar[frozenset[Carriage]] = frozenset()
+    """Kinds of gradient compression that go with this strategy."""
+    has_exchanges: ClassVar[bool] = False
+    """Whether packets can meet in more than one way; else each goes where it is unpacked, and that is all."""
+    zero_stage: ClassVar[int | None] = None
+    """The ZeRO stage whose memory formulas describe a rank, 0 for whole replicas; None where none does."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, name: str = ..., **settings: Any) -> None: ...
+
+    @classmethod
+    def by_name(cls, /, *args: Any, **fields: Any) -> Any:
+        """As for every method; the name may be a short string such as ``ring:2``."""
+        fields = cls._with_positional(args, fields) if args else fields
+        name = fields.get("name")
+        if isinstance(name, str) and ":" in name:
+            fields = {**fields, **cls._of_short_string(name)}
+        return super().by_name(**fields)
+
+    @classmethod
+    def _of_short_string(cls, text: str) -> dict[str, Any]:
+        name, _, variant = text.partition(":")
+        method = registry.require_known(cls, name if registry.find(cls, name) else text)
+        if method.variant is None:
+            raise SpecError(f"strategy={quoted(text)}: {name!r} has no variants; use {name!r}")
+        value = int(variant) if re.fullmatch("[0-9]{1,18}", variant) else variant
+        return {"name": name, method.variant: value} if variant else {"name": name}
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and _FORMER_NAME in fields and "name" not in fields:
+            fields = {"name" if key == _FORMER_NAME else key: value for key, value in fields.items()}
+        return super().from_fields(fields)
+
+    @property
+    def label(self) -> str:
+        """The short string that stands for this strategy in tables, plots and run names."""
+        return self.name
+
+    def num_data_ranks(self, world_size: int) -> int:
+        """Ranks that the global batch is divided over: all, unless some hold no data or all see the same."""
+        return world_size
+
+    def role(self, rank: int, world_size: int) -> str | None:  # noqa: ARG002
+        """What a rank is in this strategy, in a word or two, such as ``stage 2``; None where all are alike."""
+        return None
+
+    @property
+    def differs_because(self) -> str | None:
+        """Why this strategy need not end at the parameters of one process, as a clause; None where it must."""
+        return None
+
+    @property
+    def hides_noise_because(self) -> str | None:
+        """Why the gradient noise scale cannot be measured under it, as a clause; None where it can."""
+        return None
+
+    def drift(self, world_size: int) -> int | None:  # noqa: ARG002
+        """Steps that another rank can be ahead when rank 0 begins one: 0 if none ends without it, None for any."""
+        return 0
+
+    def suggested_micro_size(self, global_size: int, world_size: int) -> int | None:  # noqa: ARG002
+        """A micro-batch that suits this strategy; None where a rank's whole share at once does."""
+        return None
+
+    def check(self, job: Job) -> None:
+        """Refuse what cannot work, before any process starts.
+
+        Raises:
+            SpecError: With the field, the value and the way out.
+        """
+
+    # What it sends and what does it.
+
+    @property
+    def ranks_meet(self) -> bool:
+        """Whether all ranks take part in each communication of a step, one after the other."""
+        return True
+
+    def ring_size(self, collective: str, world_size: int) -> int:  # noqa: ARG002
+        """Ranks in the ring whose traffic goes by this name."""
+        return world_size
+
+    def exchanged_bytes(
+        self,
+        gradient_bytes: int,  # noqa: ARG002
+        world_size: int,  # noqa: ARG002
+        *,
+        micro_batches: int = 1,  # noqa: ARG002
+    ) -> float | None:
+        """Bytes of gradients and parameters that all ranks together send in a step, uncompressed.
+
+        The textbook's totals, which leave out headers, norms and padding: what compressed runs are held against.
+
+        Args:
+            gradient_bytes: S, of one whole gradient as it is uncompressed.
+            world_size: W, the ranks.
+            micro_batches: Forward and backward passes a step.
+
+        Returns:
+            None where gradients are not exchanged, or nothing is known.
+        """
+        return None
+
+    @required
+    def build(self, job: Job, context: Any) -> Any:
+        """The `shardscope.training.strategies.RankStrategy` that trains on one rank of `job`.
+
+        Args:
+            job: Its strategy is this one.
+            context: The rank's `shardscope.training.context.RankContext`: its number, device, process group and meter.
+        """
+        raise NotImplementedError
+
+
+def strategies() -> dict[str, type[Strategy]]:
+    """Every strategy there is by its name, in the order of its family."""
+    known = registry.all_of(Strategy)
+    families = dict.fromkeys([*FAMILIES, *(method.family for method in known)])
+    order = {family: place for place, family in enumerate(families)}
+    return {method.name: method for method in sorted(known, key=lambda method: order[method.family])}
+
+
+def strategies_where(is_so: Callable[[Any], bool]) -> list[str]:
+    """The names of those strategies that, at their defaults, something is true of."""
+    return [name for name, method in strategies().items() if is_so(method())]
+
+
+AnyStrategy = Annotated[SerializeAsAny[Strategy], BeforeValidator(Strategy.resolve)]
+"""A field that takes a strategy, its short string, its class or its JSON."""

@@ -1,0 +1,140 @@
+"""Data parallel by `DistributedDataParallel` and the backend's own all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shardscope.errors import SpecError
+from shardscope.training._compat import first_left_out
+from shardscope.training.collectives.packets import Packets
+from shardscope.training.compression import Bucket, Carrier
+from shardscope.training.data import call
+from shardscope.training.observe import random_state_kept
+from shardscope.training.strategies._gradient_order import Arrivals, InOrder
+from shardscope.training.strategies._hook import BucketHook
+from shardscope.training.strategies.base import LossFunction, RankStrategy
+from shardscope.training.twin import twin_of
+
+
+class BucketedRank(RankStrategy):
+    """Each bucket of gradients is reduced as soon as the backward pass has filled it."""
+
+    hook: BucketHook | None = None
+    """What exchanges buckets where `DistributedDataParallel` does not do so itself."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self.ddp = DistributedDataParallel(
+            model,
+            process_group=self.context.group,
+            bucket_cap_mb=self.settings.bucket_mb,
+            gradient_as_bucket_view=True,
+        )
+        self.arrivals = Arrivals(model)
+        if self.job.compression.is_on:
+            self._take_over()
+        return self.ddp
+
+    def _take_over(self) -> None:
+        """From here on, buckets are exchanged by `exchange_`."""
+        group = self.context.group
+        assert group is not None
+        self.carrier = Carrier(self.reduce_, Packets(group), self.context.meter, self.job.seed)
+        self.hook = BucketHook(self.ddp, self.context, self.exchange_)
+
+    def reduce_(self, buffer: Tensor) -> Tensor:
+        """Sum a flat tensor in CPU memory over all ranks, in place; called by one thread, in the same order on all."""
+        dist.all_reduce(buffer)
+        return buffer
+
+    def exchange_(self, bucket: Bucket) -> None:
+        """The bucket becomes its mean over all ranks."""
+        if self.compressor is None:
+            self.reduce_(bucket.flat.div_(self.context.world_size))
+        else:
+            self.compressor.mean_(bucket, self.carrier)
+
+    def rehearse(self, loss_function: LossFunction) -> None:
+        """Pass once over the example without exchange: `DistributedDataParallel` then cuts its buckets for good.
+
+        It does so in the order in which gradients came in its first pass. What a compressor remembers lies in buckets,
+        and a run that goes on from a checkpoint must pack the same ones as the run that it continues.
+        """
+        if self.hook is None or self.compressor is None:
+            return
+        twin = twin_of(self.model)
+        if twin is None:  # rather buckets in another order than a model that has seen data
+            self.follow_order([name for name, p in self.model.named_parameters() if p.requires_grad][::-1])
+            return
+        inputs, targets = self.example()
+
+        def loss() -> Tensor:
+            with self.precision.autocast():
+                return loss_function(call(self.module, inputs), targets)
+
+        with random_state_kept(), self._standing_in(twin):
+            self._pass_once(loss)
+
+    @property
+    def gradient_order(self) -> list[str]:
+        return self.arrivals.names
+
+    def follow_order(self, names: list[str]) -> None:
+        """Have the buckets of the run that this one continues, from the first step on."""
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        if self.gradient_order or trained.keys() != set(names):  # cut already, or of other layers
+            return
+        with self._standing_in(InOrder([trained[name] for name in names])):
+            self._pass_once(self.module)
+
+    @contextmanager
+    def _standing_in(self, module: nn.Module) -> Iterator[None]:
+        """Inside, `DistributedDataParallel` calls this module, which has the model's parameters, in its place."""
+        model, broadcasts = self.ddp.module, self.ddp.broadcast_buffers
+        self.ddp.module, self.ddp.broadcast_buffers = module, False
+        try:
+            yield
+        finally:
+            self.ddp.module, self.ddp.broadcast_buffers = model, broadcasts
+
+    def _pass_once(self, loss: Callable[[], Tensor]) -> None:
+        """Forward and back without exchange, where buckets are in our hands."""
+        if self.hook is not None:
+            self.hook.is_idle = True
+        loss().backward()
+        self.finish_exchange()
+        if self.hook is not None:
+            self.hook.is_idle = False
+        self.model.zero_grad(set_to_none=True)
+
+    def close(self) -> None:
+        if self.hook is not None:
+            self.hook.close()
+
+    def finish_exchange(self) -> None:
+        if self.hook is not None:
+            self.hook.finish()
+        absent = next(
+            (name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None), None
+        )
+        of_last = first_left_out(self.ddp) if absent is None else None
+        if absent or of_last:  # DistributedDataParallel would only say so in the next step
+            where = "" if absent else " of the last micro-batch"
+            raise SpecError(
+                f"parameter {absent or of_last!r} took no part in the loss{where}, and strategy={self.name!r} needs a "
+                "gradient of each; use it, or freeze it with requires_grad_(False)"
+            )
+        self.arrivals.stop()
+
+    @property
+    def layout(self) -> str:
+        """Ends in the size of buckets: each rank owes its share of each of them alone."""
+        return f"{super().layout} buckets of {self.settings.bucket_mb:g} MB"
+
+    def no_exchange(self) -> AbstractContextManager[Any]:
+        return self.ddp.no_sync()

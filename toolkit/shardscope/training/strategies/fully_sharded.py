@@ -1,0 +1,307 @@
+"""The pattern of ZeRO-2 and ZeRO-3: torch's `fully_shard` (FSDP2) on every block, with our ring in its collectives.
+
+Each block of the model is one unit of communication; what no block holds alone (embeddings, norms, heads, and whatever
+several blocks share) is one more. Parameters become DTensors cut along their first dimension, padded to a multiple of
+the ranks; the optimizer works on the shards, and norms are summed over the ranks that hold other shards. What has no
+rows to cut, a single number or nothing, stays whole on every rank: its gradient is averaged at the step's end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from shardscope.training._compat import gather_for_views, holds_parameters, stock_collectives, tell_gradients
+from shardscope.training.collectives.agreement import Agreement, Purpose
+from shardscope.training.collectives.packets import Packets
+from shardscope.training.collectives.process_group import MeteredProcessGroup
+from shardscope.training.collectives.ring import Ring
+from shardscope.training.collectives.sender import Sender
+from shardscope.training.collectives.sharded import (
+    RingAllGather,
+    RingReduceScatter,
+    ShardRing,
+    StockAllGather,
+    StockReduceScatter,
+)
+from shardscope.training.compression import Bucket, Carrier
+from shardscope.training.data import call
+from shardscope.training.gradient_noise import GradientNoise
+from shardscope.training.memory import Held
+from shardscope.training.models import units_of
+from shardscope.training.observe import random_state_kept
+from shardscope.training.sharding import largest_over_ranks, local
+from shardscope.training.strategies._outside_reads import blocks_read_outside, explaining_reads
+from shardscope.training.strategies._relayout import (
+    LEFT,
+    ROOT,
+    SHARDS,
+    by_unit,
+    can_be_cut,
+    units_with_parameters,
+)
+from shardscope.training.strategies._stray_parameters import refusing_strays
+from shardscope.training.strategies._unit_boundary import UnitBoundary
+from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult
+from shardscope.training.strategies.partitioned import Partitioned, Piece
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+_APART = 7919
+
+
+class FullySharded(Partitioned):
+    """Base of both stages; `keeps_gathered` is all they differ in."""
+
+    lockstep = True
+    keeps_gathered: ClassVar[bool]
+    """Whether parameters stay gathered from the forward to the end of the last micro-batch's backward pass."""
+    exchanged = 0
+    """Micro-batches of the step whose gradients have been exchanged."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        from torch.distributed.fsdp import FSDPModule  # imports much; only these strategies need it
+
+        for parameter in model.parameters():  # FSDP2 takes no others, such as those in channels_last
+            parameter.data = parameter.data.contiguous()
+        mesh = self._mesh()
+        self.shard_group = mesh.get_group(mesh.ndim - 1)
+        with refusing_strays(model, self.name):
+            self._shard(model, mesh)
+        named = {name or ROOT: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
+        self.unit_names, self.units = list(named), list(named.values())
+        group = self.context.group
+        assert group is not None
+        self.sender = Sender("shards")
+        self.agreement = Agreement(group, self.sender, self.name, self._place)
+        self.ring = self._make_ring(group) if self.settings.collectives == "ring" else None
+        self._plug()
+        self.pieces = [
+            Piece(name, parameter, nn.Parameter(local(parameter.detach())))
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        ]
+        self.uncut = [piece for piece in self.pieces if not can_be_cut(piece.whole.shape)]
+        if dist.get_rank(self.shard_group):  # the first rank of each shard group counts them
+            self.uncounted = [piece.parameter for piece in self.uncut]
+        self.reduce_squares = self.reduce_grad_square = self._sum_over_shards
+        self.copies_of_gradients = self.settings.replicas
+        return model
+
+    def _mesh(self) -> DeviceMesh:
+        """All ranks in a row, or a row for each replica."""
+        replicas, kind = self.settings.replicas, self.context.device.type
+        if replicas == 1:
+            return init_device_mesh(kind, (self.context.world_size,))
+        shape = (replicas, self.context.world_size // replicas)
+        return init_device_mesh(kind, shape, mesh_dim_names=("replica", "shard"))
+
+    def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+        has_gpu = self.context.device.type == "cuda"
+        policy = CPUOffloadPolicy(pin_memory=has_gpu) if self.settings.offload else OffloadPolicy()
+        self.read_outside = self._find_reads(model)
+        uncut = {parameter for parameter in model.parameters() if not can_be_cut(parameter.shape)}
+        names = {module: name for name, module in model.named_modules()}
+        for module in [*units_of(model, besides=self.read_outside), model]:
+            boundary = UnitBoundary(names[module] or ROOT, module, self.name)
+            fully_shard(
+                module, mesh=mesh, reshard_after_forward=not self.keeps_gathered, offload_policy=policy,
+                ignored_params=uncut,
+            )  # fmt: skip
+            boundary.surround()
+
+    def _find_reads(self, model: nn.Module) -> list[str]:
+        """The blocks that must not be units of their own, alike on all ranks."""
+        with random_state_kept(), self.precision.autocast():
+            found = blocks_read_outside(model, lambda twin: call(twin, self.example()[0]))
+        flags = torch.tensor(list(found.values()), dtype=torch.uint8, device=self.context.device)
+        if found:
+            largest_over_ranks(flags)
+        return [name for name, is_read in zip(found, flags.tolist(), strict=True) if is_read]
+
+    def _accumulate(self, micro_batches: Sequence[MicroBatch], loss_function: LossFunction) -> float:
+        with explaining_reads(self.name):
+            return super()._accumulate(micro_batches, loss_function)
+
+    def _make_ring(self, group: MeteredProcessGroup) -> ShardRing:
+        shards = dist.get_process_group_ranks(self.shard_group)
+        around, packets, compress = Ring(group, members=shards), None, None
+        if self.compressor is not None:  # replicas draw random numbers of their own
+            seed = self.job.seed + _APART * (self.context.rank // len(shards))
+            packets, compress = Packets(group, tuple(shards)), self._compress
+            self.carrier = Carrier(
+                around.all_reduce_, packets, self.context.meter, seed, around.reduce_scatter_
+            )
+        ring = ShardRing(
+            around, self.context.world_size, agreement=self.agreement, sender=self.sender,
+            staged=self.context.staged, scatter_mean=compress, packets=packets,
+        )  # fmt: skip
+        ring.crosses = self.settings.replicas > 1
+        return ring
+
+    def _plug(self) -> None:
+        """Put collectives that carry what they are for in the place of FSDP2's."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        for name, unit in zip(self.unit_names, self.units, strict=True):
+            if not holds_parameters(unit):
+                continue
+            gather, reduce = self._collectives(name, unit)
+            unit.set_custom_all_gather(gather)  # type: ignore[arg-type]  # of its shape
+            unit.set_custom_reduce_scatter(reduce)  # type: ignore[arg-type]
+            tell_gradients(unit, names, reduce.take_part)
+            gather_for_views(unit)
+        if self.ring is None:
+            return
+        for unit in self.units:  # the ring takes the mean itself
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
+        for unit, following in pairwise(self.units):  # its parameters travel while this one computes
+            unit.set_modules_to_forward_prefetch([following])
+
+    def _collectives(
+        self, name: str, unit: FSDPModule
+    ) -> tuple[RingAllGather, RingReduceScatter] | tuple[StockAllGather, StockReduceScatter]:
+        if self.ring is not None:
+            return RingAllGather(name, self.ring), RingReduceScatter(name, self.ring)
+        gather, reduce = stock_collectives(unit)
+        return StockAllGather(name, self.agreement, gather), StockReduceScatter(name, self.agreement, reduce)
+
+    def watch_noise(self, noise: GradientNoise) -> None:
+        """Whole gradients are seen only where they are about to be cut."""
+        assert self.ring is not None
+        self.ring.look_at = noise.look_at
+
+    def _compress(self, unit: str, flat: Tensor, out: Tensor) -> None:
+        """This rank's share of the mean over its shard group, divided for the sum over the replicas to come."""
+        assert self.compressor is not None
+        bucket = Bucket([unit], [flat.shape], flat, self.context.meter.step, self.exchanged)
+        self.compressor.scatter_mean(bucket, self.carrier, out)
+        if self.settings.replicas > 1:
+            out.div_(self.settings.replicas)
+
+    def _sum_over_shards(self, squares: Tensor) -> Tensor:
+        dist.all_reduce(squares, group=self.shard_group)
+        return squares
+
+    def held(self, optimizer: torch.optim.Optimizer) -> Held:
+        held = super().held(optimizer)
+        rings = [] if self.ring is None else self.ring.ring.work_space
+        return {**held, "buffers": [*held["buffers"], *rings]}
+
+    def close(self) -> None:
+        if not self.agreement.refused:  # else its thread waits for a peer that never comes
+            self.sender.close()
+
+    @contextmanager
+    def no_exchange(self) -> Iterator[None]:
+        """Inside, gradients are reduce-scattered as ever, for a rank holds only shards of them; the rest can wait.
+
+        Replicas exchange the sum of all micro-batches once, and parameters that stay gathered are not freed.
+        """
+        self._set_last(False)
+        yield
+        self._set_last(True)
+        self.exchanged += 1
+
+    # What error feedback keeps lies like the buffers that are reduce-scattered.
+
+    @property
+    def layout(self) -> str:
+        """Ends in the number of shards."""
+        left = f"{LEFT}{json.dumps(self.read_outside)} " if self.read_outside else ""
+        return f"{self.name} {self.context.world_size} {left}{SHARDS}{dist.get_world_size(self.shard_group)}"
+
+    def recut(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
+        """Cut anew for this number of shards, or out of what another kind of strategy has kept by parameter."""
+        units = units_with_parameters(self.model, besides=self.read_outside)
+        whole = super().recut(state, layout)
+        return by_unit(whole, units, dist.get_world_size(self.shard_group))
+
+    def _set_last(self, is_last: bool) -> None:
+        if self.ring is not None:
+            self.ring.crosses = is_last and self.settings.replicas > 1
+        for unit in self.units:
+            unit.set_requires_all_reduce(is_last, recurse=False)
+            if self.keeps_gathered:
+                unit.set_reshard_after_backward(is_last, recurse=False)
+
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_function: LossFunction,
+        optimizer: torch.optim.Optimizer,
+    ) -> StepResult:
+        for piece in self.pieces:
+            piece.whole.grad = None
+        self.exchanged = 0
+        if self.ring is not None:  # a gradient that is added to another must be there
+            self.ring.deferred = len(micro_batches) == 1 and self.settings.replicas == 1
+        return super().step(micro_batches, loss_function, optimizer)
+
+    def _place(self) -> str:
+        """Where training is, for the words of a refusal."""
+        if not self.model.training:
+            return f"the evaluation after step {self.context.meter.step}"
+        return f"micro-batch {self.exchanged + 1} of step {self.context.meter.step}"
+
+    def finish_exchange(self) -> None:
+        if self.ring is not None:
+            self.ring.finish()
+        uncut = [piece for piece in self.uncut if piece.whole.grad is not None]
+        self.agreement.meet(Purpose("exchanges no more layers", names=tuple(piece.name for piece in uncut)))
+        _average([piece.whole.grad for piece in uncut if piece.whole.grad is not None])
+        for piece in self.pieces:
+            piece.parameter.data = local(piece.whole.detach())  # offloading moves it before the first step
+            piece.parameter.grad = None if piece.whole.grad is None else local(piece.whole.grad)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Predict]:
+        with super().evaluating() as predict, explaining_reads(self.name):
+            yield predict
+        for unit in self.units:
+            unit.reshard()  # what a forward pass without a backward has left gathered would go stale
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        for unit in self.units:
+            unit.unshard()
+        whole = {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
+        for unit in self.units:
+            unit.reshard()
+        return whole
+
+    def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As DTensors, cut like the parameters: nothing is gathered."""
+        return {piece.name: _like(piece.whole, parts[piece.name]) for piece in self.pieces}
+
+    def part(self, piece: Piece, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor knows
+        return local(whole)
+
+
+def _like(whole: nn.Parameter, part: Tensor) -> Tensor:
+    if not isinstance(whole, DTensor):  # it is not cut
+        return part
+    return DTensor.from_local(
+        part, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def _average(numbers: Sequence[Tensor]) -> None:
+    """Each becomes its mean over all ranks, in place; all have one element or none."""
+    if any(number.numel() for number in numbers):
+        flat = torch.cat([number.view(-1) for number in numbers]).double()
+        dist.all_reduce(flat)
+        means = flat.div_(dist.get_world_size()).split([number.numel() for number in numbers])
+        for number, mean in zip(numbers, means, strict=True):
+            number.copy_(mean.view(number.shape))
