@@ -148,7 +148,7 @@ class TestComparison:
         single = trace_of(1.0, 1.0, 1.0, strategy="single")
         single.world_size = 1
         double = trace_of(1.0, 1.0, 1.0)
-        double.steps = [step._replace(tokens_per_s=4096.0) for step in double.steps]
+        double.steps = Steps(step._replace(tokens_per_s=4096.0) for step in double.steps)
         other = trace_of(1.0, 1.0, 1.0)
         other.workload = "cnn on digits"
         assert [row.speed for row in figures.comparison_info([single, double, other])] == [1.0, 2.0, None]

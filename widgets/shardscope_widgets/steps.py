@@ -39,6 +39,10 @@ class Steps(Sequence[Step]):
         for column, value in zip(self._columns, step._replace(tokens_per_s=tokens), strict=True):
             column.append(value)
 
+    def column(self, name: str, every: int = 1) -> array[Any]:
+        """A copy of one field of all steps, or of every so many; NaN stands for None."""
+        return self._columns[Step._fields.index(name)][::every]
+
     def add_bytes(self, number: int, bytes_sent: int) -> None:
         """Add bytes that were sent for step `number` after it was finished; a step that is not here is passed over."""
         numbers, sent = self._columns[0], self._columns[-1]

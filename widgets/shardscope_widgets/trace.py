@@ -8,13 +8,12 @@ It knows neither files nor widgets, so that a live panel, a report and a test fi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 from shardscope.runtime.noise import Squares, batches_compared, squares_of
-from shardscope.runtime.steady import Average, per_step
+from shardscope.runtime.steady import Average, per_step_of
 from shardscope.runtime.summary import mean_loss, sent_bytes, with_late
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.user_code import label_of
@@ -259,9 +258,10 @@ class Trace:
         """Whether this run counts tokens, as language models do, and not only samples."""
         return bool(self.steps) and self.steps[-1].tokens_per_s is not None
 
-    def per_step(self, figure: Callable[[Step], float], *, average: Average = fmean) -> float | None:
-        """What a figure comes to per step, warm-up left out; None before the first whole period."""
-        return per_step({step.number: figure(step) for step in self.steps}, self.period, average=average)
+    def per_step(self, figure: str, *, average: Average = "mean") -> float | None:
+        """What a field of `Step` comes to per step, warm-up left out; None before the first whole period."""
+        numbers, values = self.steps.column("number"), self.steps.column(figure)
+        return per_step_of(numbers, values, self.period, average=average)
 
     def name_of(self, rank: int) -> str:
         """``rank 0``, or ``rank 0, server`` where ranks differ."""

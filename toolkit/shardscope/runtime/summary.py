@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
 from shardscope.runtime.rundir import RunDir
@@ -134,7 +133,7 @@ def summarise(events: list[Event], state: str, job: Job | None = None) -> Summar
     evaluations = [event for event in events if event["event"] == "eval" and event["rank"] == 0]
     rows, period = list(steps.values()), 1 if job is None else job.compression.period
     times = {step: max(e["step_time_s"] for e in row) for step, row in steps.items()}
-    step_time = per_step(times, period, average=median)
+    step_time = per_step(times, period, average="median")
     samples = sum(e["samples"] for e in rows[-1]) if rows else 0
     tokens = sum(e["tokens"] or 0 for e in rows[-1]) if rows else 0
     return Summary(

@@ -124,10 +124,10 @@ class Meter:
         job, times = self.run.job, dict(enumerate(self._times, 1))
         warm = 0 if self.is_piece else job.compression.uncompressed(job.steps)
         if not warm:
-            return per_step(times, job.compression.period, average=median)
+            return per_step(times, job.compression.period, average="median")
         first = {step: time for step, time in times.items() if step <= warm}
         rest = [time for step, time in times.items() if step > warm]
-        before = per_step(first, average=median)
+        before = per_step(first, average="median")
         if before is None or not rest:
             return None
         after = median(rest[WARM_UP_STEPS:] or rest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import fmean
 from typing import NamedTuple
 
 import plotly.graph_objects as go
@@ -72,7 +72,7 @@ def comparison_info(traces: Sequence[Trace]) -> tuple[Row, ...]:
 
 def _row(trace: Trace) -> Row:
     tokens = trace.measures_tokens
-    step_time = trace.per_step(lambda step: step.step_time_s, average=median)
+    step_time = trace.per_step("step_time_s", average="median")
     return Row(
         label=trace.label,
         strategy=trace.strategy,
@@ -83,7 +83,7 @@ def _row(trace: Trace) -> Row:
         step_time_s=step_time,
         per_second=_counted(trace.steps[-1], tokens) / step_time if step_time else None,
         counted="tokens" if tokens else "samples",
-        bytes_per_step=trace.per_step(lambda step: step.bytes_sent),
+        bytes_per_step=trace.per_step("bytes_sent"),
         peak_memory_bytes=max(trace.peak_memory.values(), default=None),
         speed=None,
     )

@@ -96,7 +96,7 @@ def _run(trace: Trace) -> CompressedRun:
     owed = next((figures for name, figures in sorted(trace.kept.items()) if name.endswith("norm")), {})
     return CompressedRun(
         trace.label, trace.strategy, trace.world_size, trace.link, trace.method, trace.method_label,
-        trace.per_step(lambda step: step.bytes_sent), trace.per_step(lambda step: step.step_time_s), step_parts(trace),
+        trace.per_step("bytes_sent"), trace.per_step("step_time_s"), step_parts(trace),
         fmean(step.loss for step in trace.steps[-LAST:]), float(accuracies[-1]) if accuracies else None,
         tuple(sorted(owed.items())),
     )  # fmt: skip

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import Look
-from shardscope_widgets.steps import Step
 from shardscope_widgets.trace import Trace
 
 MOST_POINTS = 600
@@ -37,9 +36,9 @@ class CurvesInfo(NamedTuple):
     curves: tuple[Curve, ...]
 
 
-def moving_average(values: Iterable[float], *, count: int) -> array[float]:
+def moving_average(values: Iterable[float], *, count: int, every: int = 1) -> array[float]:
     """Exponential moving average of `count` values, free of start-up bias; its span grows with their number, from 3
-    to 50.
+    to 50. Only every so many of the averages are returned.
 
     Values that are not finite are skipped and leave NaN.
     """
@@ -47,28 +46,28 @@ def moving_average(values: Iterable[float], *, count: int) -> array[float]:
     keep = 1 - 2 / (span + 1)
     total = weight = 0.0
     smooth = array("d")
-    for value in values:
-        if math.isfinite(value):
+    for place, value in enumerate(values):
+        is_finite = math.isfinite(value)
+        if is_finite:
             total, weight = keep * total + value, keep * weight + 1
-            smooth.append(total / weight)
-        else:
-            smooth.append(math.nan)
+        if place % every == 0:
+            smooth.append(total / weight if is_finite else math.nan)
     return smooth
 
 
-def _curve(trace: Trace, value: Callable[[Step], float | None]) -> Curve:
-    """The points that are drawn. Values of all steps are held in arrays: a list of them at each redraw would cost a
-    long run 32 bytes a value.
+def _curve(trace: Trace, field: str) -> Curve:
+    """The points that are drawn. What is made of all steps at each redraw is one array: a list would cost a long run 32
+    bytes a step.
     """
-    found = (value(step) for step in trace.steps)
-    values = array("d", (math.nan if number is None else number for number in found))
-    count = len(values)
-    smooth = moving_average(values, count=count) if count >= FEWEST_TO_SMOOTH else values
-    every = slice(None, None, max(1, math.ceil(count / MOST_POINTS)))
-    steps = tuple(step.number for step in trace.steps[every])
-    return Curve(
-        trace.label, trace.strategy, steps, finite_or_none(values[every]), finite_or_none(smooth[every])
+    count = len(trace.steps)
+    every = max(1, math.ceil(count / MOST_POINTS))
+    values, steps = trace.steps.column(field, every), trace.steps.column("number", every)
+    smooth = (
+        moving_average(trace.steps.column(field), count=count, every=every)
+        if count >= FEWEST_TO_SMOOTH
+        else values
     )
+    return Curve(trace.label, trace.strategy, tuple(steps), finite_or_none(values), finite_or_none(smooth))
 
 
 def finite_or_none(values: Iterable[float]) -> tuple[float | None, ...]:
@@ -78,24 +77,20 @@ def finite_or_none(values: Iterable[float]) -> tuple[float | None, ...]:
 
 def loss_info(traces: Sequence[Trace]) -> CurvesInfo:
     """Training loss: the mean over ranks of each rank's mean over its samples."""
-    return CurvesInfo("Loss", "", tuple(_curve(trace, lambda step: step.loss) for trace in traces))
+    return CurvesInfo("Loss", "", tuple(_curve(trace, "loss") for trace in traces))
 
 
 def throughput_info(traces: Sequence[Trace]) -> CurvesInfo:
     """Tokens a second if every run counts tokens, samples a second otherwise; all ranks together."""
     begun = [trace for trace in traces if trace.steps]
     if begun and all(trace.measures_tokens for trace in begun):
-        return CurvesInfo(
-            "Throughput", "tokens/s", tuple(_curve(t, lambda step: step.tokens_per_s) for t in traces)
-        )
-    return CurvesInfo(
-        "Throughput", "samples/s", tuple(_curve(t, lambda step: step.samples_per_s) for t in traces)
-    )
+        return CurvesInfo("Throughput", "tokens/s", tuple(_curve(t, "tokens_per_s") for t in traces))
+    return CurvesInfo("Throughput", "samples/s", tuple(_curve(t, "samples_per_s") for t in traces))
 
 
 def traffic_info(traces: Sequence[Trace]) -> CurvesInfo:
     """Bytes that all ranks together sent in each step."""
-    curves = tuple(_curve(trace, lambda step: step.bytes_sent) for trace in traces)
+    curves = tuple(_curve(trace, "bytes_sent") for trace in traces)
     return CurvesInfo("Sent per step", "B", tuple(curve._replace(smooth=curve.values) for curve in curves))
 
 
