@@ -18,6 +18,7 @@ import tempfile
 import time
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import _campaign
@@ -119,18 +120,25 @@ def counted(job: ss.Job, folder: Path) -> Counted:
 
 
 def case(number: int, _: random.Random) -> _campaign.Outcome:
-    """One job, few steps and many."""
+    """One job, few steps and many; the median of three where the first is off, for the kernel may send twice."""
     job = jobs()[number]
-    with tempfile.TemporaryDirectory() as folder:
-        few = counted(job.replace(steps=FEW), Path(folder))
-        between = counted(job, Path(folder)) - few
-    off = between.kernel / between.told - 1
+    offs = [compared(job)]
+    if abs(offs[0]) > TOLERANCE:
+        offs += [compared(job), compared(job)]
+    off = median(offs)
     return _campaign.Outcome(
         "as the kernel counts" if abs(off) <= TOLERANCE else "not as the kernel counts",
         violation=abs(off) > TOLERANCE,
-        details={"strategy": job.strategy.label, "compression": job.compression.label, "off": round(off, 5),
-                 **between._asdict()},
-    )  # fmt: skip
+        details={"strategy": job.strategy.label, "compression": job.compression.label, "off": offs},
+    )
+
+
+def compared(job: ss.Job) -> float:
+    """The part by which the kernel counts more bytes than the run tells of."""
+    with tempfile.TemporaryDirectory() as folder:
+        few = counted(job.replace(steps=FEW), Path(folder))
+        between = counted(job, Path(folder)) - few
+    return round(between.kernel / between.told - 1, 5)
 
 
 def move_into_a_namespace() -> None:
