@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import product
 
 from shardscope.analytic.schedules.table import Op, Table
 from shardscope.errors import SpecError
@@ -59,21 +60,34 @@ def _check_table(schedule: PipelineSchedule, table: Table, microbatches: int) ->
     Raises:
         SpecError: With the pass.
     """
+    held: dict[int, list[int]] = {}
+    for stage, rank in enumerate(table.stage_ranks):
+        held.setdefault(rank, []).append(stage)
     for rank, row in enumerate(table.ranks):
-        for stage in [stage for stage, at in enumerate(table.stage_ranks) if at == rank]:
-            for batch in range(microbatches):
-                passes = "".join(sorted(op.op for op in row if op[1:] == (stage, batch)))
-                if passes not in ("BF", "FIW"):
-                    raise SpecError(
-                        f"schedule={schedule.name!r} gives rank {rank} the passes {passes or 'none'!r} of micro-batch "
-                        f"{batch} on stage {stage}; give each one forward pass F and one backward pass, B or I and W"
-                    )
-        strangers = [op for op in row if table.stage_ranks[op.stage : op.stage + 1] != (rank,)]
-        if strangers:
+        passes: dict[tuple[int, int], str] = {}
+        for op in row:
+            if op.stage not in held[rank]:
+                raise SpecError(
+                    f"schedule={schedule.name!r} gives rank {rank} {op}, whose stage it does not hold; it holds "
+                    f"{', '.join(map(str, held[rank]))}"
+                )
+            passes[op[1:]] = passes.get(op[1:], "") + op.op
+        for stage, batch in product(held[rank], range(microbatches)):
+            found = "".join(sorted(passes.pop((stage, batch), "")))
+            if found not in ("BF", "FIW"):
+                raise SpecError(
+                    f"schedule={schedule.name!r} gives rank {rank} the passes {found or 'none'!r} of micro-batch "
+                    f"{batch} on stage {stage}; give each one forward pass F and one backward pass, B or I and W"
+                )
+        if passes:
+            stage, batch = next(iter(passes))
             raise SpecError(
-                f"schedule={schedule.name!r} gives rank {rank} {strangers[0]}, whose stage it does not hold"
+                f"schedule={schedule.name!r} gives rank {rank} a pass of micro-batch {batch} on stage {stage}, and "
+                f"there are micro-batches 0 to {microbatches - 1}"
             )
     try:
         _ = table.order
     except ValueError as error:
-        raise SpecError(f"schedule={schedule.name!r}: {error}; change its order") from None
+        raise SpecError(
+            f"schedule={schedule.name!r} on {len(table.ranks)} ranks: {error}; change its order"
+        ) from None

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 
+_MOST_CHECKED = 4096
+"""Micro-batches times ranks whose order is looked through before anything starts."""
+
+
 class Pipeline(Strategy):
     """The layers cut into stages over the ranks; micro-batches flow through them, forward and back.
 
@@ -100,6 +104,7 @@ class Pipeline(Strategy):
         if self.schedule.is_here:
             self._check_microbatches(job)
             self._check_layers(job)
+            self._check_order(job)
 
     def _check_microbatches(self, job: Job) -> None:
         total = job.batch.accumulation(1)
@@ -119,6 +124,14 @@ class Pipeline(Strategy):
             f"a pass, but the {self.schedule.name} schedule on {job.world_size} ranks needs {need}; "
             f"use {self._way_out(job)}"
         )
+
+    def _check_order(self, job: Job) -> None:
+        """Of an order that torch does not know; a huge one is left to the ranks."""
+        count = self.microbatches or job.batch.accumulation(1)
+        if self.schedule.torch_class is None and count * job.world_size <= _MOST_CHECKED:
+            from shardscope.analytic.schedules import build
+
+            build(self.schedule, job.world_size, count, self.stages_per_rank)
 
     def _way_out(self, job: Job) -> str:
         """The largest micro-batch with which the schedule runs."""
