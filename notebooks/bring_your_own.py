@@ -16,9 +16,10 @@
 # %% [markdown]
 # # Bring your own
 #
-# A learning-rate schedule, an optimizer or a method of gradient compression is one class. Written in a cell, it is what
-# the built-in ones are: real ranks train with it, its bytes are predicted, studies choose it, the labs list it, and a
-# saved job finds it again. Run the cells from top to bottom; all of it takes about a minute on two cores.
+# A learning-rate schedule, a compressor, an optimizer, a pipeline schedule or a whole strategy is one class. Written in
+# a cell, it is what the built-in ones are: real ranks train with it, its bytes are predicted, studies choose it, the
+# labs list it, and a saved job finds it again. Run the cells from top to bottom; all of it takes about a minute on two
+# cores.
 
 # %%
 from math import cos, pi
@@ -27,6 +28,7 @@ import plotly.express as px
 import torch
 
 import shardscope as ss
+from shardscope_widgets.figures import schedule
 
 
 def train(**changes):
@@ -148,15 +150,102 @@ ss.check(
 )
 
 # %% [markdown]
-# ## Does it hold in every way that the toolkit needs?
+# ## A pipeline schedule
 #
-# `ss.check_method` runs the tests that the built-in methods pass: names, JSON, studies, 2, 3 and 4 ranks, and for an
-# optimizer every way to share the work and a resumed run. It returns if all of them pass, and names the first that
-# fails.
+# `order` lists the passes of one rank: the kind (`F` forward, `B` backward, or its halves `I` and `W`), the stage, and
+# the micro-batch. This one is 1F1B in which every rank runs one forward pass further ahead, so that a late neighbour
+# does not stop it at once. It pays with the activations of one more micro-batch.
+
 
 # %%
-ss.check_method(Restarts)
-ss.check_method(OneScale)
+@ss.register
+class OneAhead(ss.PipelineSchedule):
+    """1F1B with one more forward pass ahead."""
+
+    name = "one-ahead"
+
+    def order(self, rank, ranks, microbatches, held):
+        warm_up = min(microbatches, ranks - rank + 1)
+        passes = [("F", rank, i) for i in range(warm_up)]
+        for i in range(microbatches):
+            passes.append(("B", rank, i))
+            if warm_up + i < microbatches:
+                passes.append(("F", rank, warm_up + i))
+        return passes
+
+
+table = ss.analytic.schedules.build("one-ahead", stages=3, microbatches=6)
+schedule(table.timeline({"F": 1.0, "B": 2.0}), schedule="one-ahead")
+
+# %% [markdown]
+# Its bubble and what each rank holds are counted from the order. The same order runs on real ranks; what they did is in
+# the run's events.
+
+# %%
+run = train(
+    model="gpt-nano", data="python-source", steps=5, batch=ss.Batch(24, micro_size=4), world_size=3,
+    strategy=ss.Pipeline(schedule="one-ahead"),
+)  # fmt: skip
+known = ss.analytic.schedules.build("1f1b", stages=3, microbatches=6)
+print("micro-batches held, by rank:", table.peak_in_flight, "and under 1F1B", known.peak_in_flight)
+print("rank 1 ran", *(f"{kind}{batch}" for kind, _, batch, *_ in run.events("schedule", rank=1)[-1]["ops"]))
+
+# %% [markdown]
+# ## A strategy
+#
+# A strategy says how the ranks share the work. The shortest way to write one is a sum of your own for the buckets of
+# gradients that `DistributedDataParallel` fills during the backward pass. In this one every rank sends its gradients to
+# every other rank, which takes one round instead of the ring's 2 (W - 1), and W / 2 times its bytes.
+
+
+# %%
+class SumOfAll(ss.OwnAllReduce):
+    """What one rank does."""
+
+    def prepare(self):
+        self.others = [rank for rank in range(self.context.world_size) if rank != self.context.rank]
+
+    def reduce_(self, buffer):
+        own = buffer.clone()
+        received = [torch.empty_like(buffer) for _ in self.others]
+        sent = [torch.distributed.isend(own, rank) for rank in self.others]
+        for rank, part in zip(self.others, received, strict=True):
+            torch.distributed.recv(part, rank)
+        for part in received:
+            buffer += part
+        for message in sent:
+            message.wait()
+        return buffer
+
+
+@ss.register
+class EveryoneToEveryone(ss.BucketedStrategy):
+    """Each rank sends its gradients to all others."""
+
+    name = "everyone"
+    carries = frozenset({"sums"})
+
+    def exchanged_bytes(self, gradient_bytes, world_size, *, micro_batches=1):
+        return world_size * (world_size - 1) * gradient_bytes
+
+    def build(self, job, context):
+        return SumOfAll(job, context)
+
+
+run = train(strategy="everyone", world_size=3)
+said = run.job.strategy.exchanged_bytes(run.events("start")[0]["gradient_bytes"], 3)
+print(f"{said:,} bytes a step predicted, {run.summary().bytes_per_step:,.0f} counted")
+ss.check(run.job, steps=5)
+
+# %% [markdown]
+# ## Does it hold in every way that the toolkit needs?
+#
+# `ss.check_method` runs the tests that the built-in methods pass: names, JSON, studies, 2, 3 and 4 ranks; one process
+# that must come to the same; a resumed run. It returns if all of them pass, and names the first that fails.
+
+# %%
+for method in (Restarts, OneScale, OneAhead, EveryoneToEveryone):
+    ss.check_method(method)
 
 # %% [markdown]
 # ## Search over it
@@ -167,6 +256,7 @@ ss.check_method(OneScale)
 # %%
 space = {
     "optimizer": ["adamw", "lion"],
+    "strategy": ["ring", "everyone"],
     "lr_schedule": ["constant", "restarts"],
     "lr_schedule[restarts].period": (5, 20),
     "optimizer.lr": (1e-4, 1e-2, "log"),

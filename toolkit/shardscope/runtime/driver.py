@@ -16,7 +16,7 @@ from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir, find_resumable, runs_root
 from shardscope.runtime.user_modules import beyond_current_folder, of_current_folder
-from shardscope.spec import Job
+from shardscope.spec import Job, registry
 
 _PATIENCE_S = 3.0
 _SERVERS = 2
@@ -177,7 +177,7 @@ def _request(
         "allow_pickle": allow_pickle,
         "code": run.code,
         "detach": detach,
-        "imports": [_CODECS] if job.compression.is_on else [],
+        "imports": [registry.torch_part(type(job.strategy)), *([_CODECS] if job.compression.is_on else [])],
         "cwd": str(Path.cwd()),
         "env": dict(os.environ),
         "sys_path": [*beyond_current_folder(sys.path), _TOOLKIT],

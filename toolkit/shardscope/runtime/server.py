@@ -28,7 +28,11 @@ from pathlib import Path
 from typing import Any
 
 _NEEDED = ("numpy.ma", "torch._dynamo", "shardscope.runtime.agent", "shardscope.runtime.worker")
-_LATER = ("shardscope.training.checkpoint", "shardscope.methods.strategies.pipeline._torch")
+_LATER = (
+    "shardscope.training.checkpoint",
+    "shardscope.methods.strategies.pipeline._torch_stage",
+    "shardscope.training.strategies.fully_sharded",
+)
 """Imported when there is nothing else to do: most runs never need it, and the first launch does not wait for it."""
 DRIVER_ENDED = b"d"
 """What an agent reads from its pipe when the driver is gone; where the pipe just closes, the server is."""
@@ -78,7 +82,8 @@ class Server:
             _import(self.later.pop())
 
     def _fork_agent(self, request: dict[str, Any]) -> None:
-        _import(*(module for module in request.get("imports", ()) if module not in sys.modules))
+        asked = request.get("imports", ())
+        _import(*(module for module in asked if module is not None and module not in sys.modules))
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:

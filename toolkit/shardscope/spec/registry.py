@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from inspect import isabstract, signature
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -134,6 +135,12 @@ def origin(cls: type[Method]) -> str:
     if cls.__module__.startswith(f"{GROUP}."):
         return "built-in"
     return "installed" if f"{cls.__module__}:{cls.__qualname__}" in _entry_points() else "user"
+
+
+def torch_part(cls: type[Method]) -> str | None:
+    """The module of a built-in method that holds what runs on the ranks; None where it has none of its own."""
+    module = f"{cls.__module__}._torch"
+    return module if origin(cls) == "built-in" and find_spec(module) else None
 
 
 def broken_plugins() -> dict[str, str]:
