@@ -20,8 +20,6 @@ from shardscope.conformance import (
     CompressionConformance,
     LRScheduleConformance,
     OptimizerConformance,
-    PipelineScheduleConformance,
-    StrategyConformance,
     check_method,
 )
 from shardscope.spec import registry
@@ -90,62 +88,6 @@ class FirstHalf(ss.PackedCompression):
 """
 
 
-STRATEGY = """
-class Gathered(ss.BucketedStrategy):
-    "Every rank gathers the buckets of all, and adds them up itself."
-
-    name = "gathered"
-    carries = frozenset({"sums"})
-
-    scale: float = 1.0
-
-    def exchanged_bytes(self, gradient_bytes, world_size, *, micro_batches=1):
-        return world_size * (world_size - 1) * gradient_bytes
-
-    def build(self, job, context):
-        return OnOneRank(job, context)
-
-
-class OnOneRank(ss.OwnAllReduce):
-    def prepare(self):
-        self.parts = []
-
-    def reduce_(self, buffer):
-        parts = [torch.empty_like(buffer) for _ in range(self.context.world_size)]
-        torch.distributed.all_gather(parts, buffer)
-        return buffer.copy_(self.settings.scale * torch.stack(parts).sum(0))
-"""
-
-
-SCHEDULE = """
-class Patient(ss.PipelineSchedule):
-    "1F1B that lets one more forward pass go ahead."
-
-    name = "patient"
-
-    ahead: int = 1
-
-    def order(self, rank, ranks, microbatches, held):
-        warm = min(microbatches, ranks - rank + self.ahead)
-        ops = [("F", rank, i) for i in range(warm)]
-        for i in range(microbatches):
-            ops += [("B", rank, i)] + [("F", rank, warm + i)] * (warm + i < microbatches)
-        return ops
-"""
-
-
-def run_strategy_cell() -> type[ss.Strategy]:
-    cell: dict[str, Any] = {"ss": ss, "torch": torch, "__name__": "__main__"}
-    exec(STRATEGY, cell)
-    return cell["Gathered"]
-
-
-def run_schedule_cell() -> type[ss.PipelineSchedule]:
-    cell: dict[str, Any] = {"ss": ss, "__name__": "__main__"}
-    exec(SCHEDULE, cell)
-    return cell["Patient"]
-
-
 def run_compression_cell() -> type[ss.Compression]:
     cell: dict[str, Any] = {"ss": ss, "torch": torch, "__name__": "__main__"}
     exec(COMPRESSION, cell)
@@ -186,83 +128,6 @@ class TestFirstHalf(CompressionConformance):
 
 class TestLion(OptimizerConformance):
     method = run_optimizer_cell()
-
-
-class TestGathered(StrategyConformance):
-    method = run_strategy_cell()
-
-
-class TestPatient(PipelineScheduleConformance):
-    method = run_schedule_cell()
-
-
-def test_a_strategy_that_builds_something_else_is_refused() -> None:
-    class Builds(ss.BucketedStrategy):
-        name = "builds"
-
-        def build(self, job: object, context: object) -> object:
-            return job
-
-    with pytest.raises(ss.RunFailed, match="strategy='builds' built .*; let it build a"):
-        ss.launch(job_of(strategy=Builds, world_size=2)).wait(60)
-
-
-@pytest.mark.parametrize(
-    ("order", "says"),
-    [
-        (lambda rank, ranks, n, held: [("F", rank, i) for i in range(n)], "passes 'F' of micro-batch 0 on stage 0"),
-        (lambda rank, ranks, n, held: [(kind, rank, 0) for kind in "FB" for _ in range(n)], "passes 'BBBBFFFF'"),
-        (
-            lambda rank, ranks, n, held: [(kind, at, i) for at in range(ranks) for kind in "FB" for i in range(n)],
-            "gives rank 0 Op.*whose stage it does not hold; it holds 0",
-        ),
-        (lambda rank, ranks, n, held: [(kind, rank, i) for kind in "BF" for i in range(n)], "deadlocks"),
-    ],
-    ids=["no backward", "one twice", "another rank's", "deadlock"],
-)  # fmt: skip
-def test_an_order_that_cannot_be_carried_out_is_refused_before_anything_starts(order: Any, says: str) -> None:
-    class Odd(ss.PipelineSchedule):
-        name = "odd"
-
-        def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Any:
-            return order(rank, ranks, microbatches, held)
-
-    with pytest.raises(ss.SpecError, match=says):
-        job_of(
-            strategy=ss.Pipeline(schedule=Odd, split="even"), world_size=2, batch=ss.Batch(24, micro_size=6)
-        )
-
-
-class TestASchedulesJob:
-    def job(self, **settings: Any) -> ss.Job:
-        strategy = ss.Pipeline(schedule=run_schedule_cell()(**settings), split="even")
-        return job_of(strategy=strategy, world_size=2, batch=ss.Batch(24, micro_size=3))
-
-    def test_it_is_read_where_the_class_is_not_and_loaded_on_the_users_word(self) -> None:
-        run = ss.launch(self.job(ahead=2)).wait(60)
-        assert run.state == "completed", run.error
-        registry._of_users.clear()
-        elsewhere = ss.Job.from_json((run.path / "job.json").read_text())
-        assert elsewhere.strategy.label == "pipeline:patient"
-        assert elsewhere.to_json() == run.job.to_json()
-        assert [*elsewhere.user_code] == ["strategy.schedule"]
-        with pytest.raises(ss.SpecError, match="the code of 'patient' is not part of this job.json"):
-            ss.launch(elsewhere)
-        loaded = ss.load_job(run)
-        assert loaded.strategy.schedule.settings == {"ahead": 2}
-        assert ss.PipelineSchedule("patient").settings == {"ahead": 1}
-
-    def test_its_bubble_and_memory_are_counted(self) -> None:
-        from shardscope.analytic.schedules import closed
-        from shardscope.spec.layout import schedule_names
-
-        assert ss.register(run_schedule_cell())
-        place = schedule_names().index("patient")
-        assert closed.in_flight(place, 0, 4, 8, 1) == 5
-        assert closed.bubble_time(place, 4, 8, 1, 1.0, 1.0, 1.0) == 9
-        assert ss.analytic.schedules.build("patient", 4, 8).bubble_fraction == pytest.approx(3 / 11)
-        with pytest.raises(ss.SpecError, match="schedule='patient' does not say what a rank holds"):
-            ss.Layout(pipeline=2, schedule="patient")
 
 
 def test_an_optimizer_that_builds_something_else_is_refused() -> None:

@@ -9,6 +9,7 @@ import pytest
 import shardscope as ss
 from shardscope.errors import RunFailed, SpecError
 from shardscope.runtime.check_report import compare
+from shardscope.spec import registry
 from shardscope.spec.strategy import strategies
 from shardscope_widgets.training_lab._families import settings_of_method, strategy_families
 from widgets.fake_runs import consensus_events, fake_run, memory_events, schedule_events, update_events
@@ -84,6 +85,27 @@ class TestOptions:
         lab.screen.options["strategy"].controls["per_node"].value = 3
         assert lab.screen.start.disabled
         assert "strategy.per_node=3 does not divide" in lab.screen.plan.value
+
+    def test_a_schedule_of_ones_own_can_be_chosen_whenever_its_cell_is_run(self, lab):
+        def make(**fields):
+            annotations = dict.fromkeys(fields, int)
+            members = {"name": "late", "order": lambda self, rank, ranks, n, held: []}
+            return ss.register(
+                type("Late", (ss.PipelineSchedule,), {**members, **fields, "__annotations__": annotations})
+            )
+
+        lab.strategy = "pipeline"
+        make()
+        try:
+            lab.strategy = "pipeline:late"
+            assert lab.screen.options["strategy"].controls["schedule"].value == "late"
+            make(ahead=1)  # the cell is run again
+            lab.strategy = "ring"
+            lab.strategy = "pipeline"
+            assert "empty" not in lab.screen.plan.value
+            assert "gives rank 0 the passes 'none'" in lab.screen.plan.value.replace("&#x27;", "'")
+        finally:
+            registry._of_users.clear()
 
     @pytest.mark.parametrize("kind", strategies())
     def test_every_strategy_can_be_chosen_and_every_setting_has_words(self, lab, kind):

@@ -16,6 +16,7 @@ from shardscope.runtime.noise import Squares, batches_compared, squares_of
 from shardscope.runtime.steady import Average, per_step_of
 from shardscope.runtime.summary import mean_loss, sent_bytes, with_late
 from shardscope.spec.optimizer import Optimizer
+from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.spec.user_code import label_of
 from shardscope_widgets.steps import Step, Steps
 
@@ -81,6 +82,7 @@ class Trace:
         world_size: Number of ranks; a step counts as finished once all of them have reported it.
         workload: What was trained, for example ``gpt-nano on python-source``; such runs can be compared.
         schedule: Of a pipeline; empty for other strategies.
+        order: Of a pipeline: its schedule, where its code is here.
         passes: Of a pipeline: in how many parts, one after another, a step's micro-batches flow through it.
         bound: The most updates that a gradient may be behind; None where there is no such bound.
         roles: What a rank is, for example ``server``, for strategies in which ranks differ.
@@ -106,6 +108,7 @@ class Trace:
     workload: str = ""
     schedule: str = ""
     passes: int = 1
+    order: PipelineSchedule | None = None
     bound: float | None = None
     steps: Steps = field(default_factory=Steps)
     peak_memory: dict[int, int] = field(default_factory=dict)
@@ -143,6 +146,7 @@ class Trace:
         return cls(
             run.id, run.name, job.strategy.name, job.world_size, workload,
             schedule=schedule.name if schedule is not None else "",
+            order=schedule if schedule is not None and schedule.is_here else None,
             passes=job.strategy.passes(job.batch.accumulation(1)) if schedule is not None else 1,
             bound=None if bound is None or math.isinf(bound) else float(bound),
             method=getattr(compression, "name", "none"), method_label=getattr(compression, "label", "none"),

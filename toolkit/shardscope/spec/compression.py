@@ -191,6 +191,11 @@ class Compression(Method):
         )
         if carried:
             return f"it takes {', '.join(carried)}, and {self.name} goes with {takers}"
+        if registry.origin(type(job.strategy)) != "built-in":
+            kinds = f"frozenset({{{self.carriage!r}}})"
+            return (
+                f"its class names no kinds of compression that it carries; set for example carries = {kinds}"
+            )
         return f"it exchanges no gradients; use compression='none', or one of {takers}"
 
     # What it sends and what does it.

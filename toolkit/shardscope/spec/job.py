@@ -225,6 +225,11 @@ class Job(Spec):
 
     def _check_strategy(self) -> None:
         self._check_ranks()
+        if not (isinstance(self.num_data_ranks, int) and 1 <= self.num_data_ranks <= self.world_size):
+            raise SpecError(
+                f"strategy={self.strategy.name!r}: num_data_ranks({self.world_size}) is {self.num_data_ranks!r}; let "
+                f"it return a number from 1 to {self.world_size}"
+            )
         workers = f"the {self.num_data_ranks} workers of world_size={self.world_size}"
         all_work = self.num_data_ranks == self.world_size
         self.batch.accumulation(self.num_data_ranks, among=None if all_work else workers)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+"""Of lines, as Plotly calls them."""
+
 
 class Look(NamedTuple):
     """Colour, dash and marker."""
@@ -11,7 +14,7 @@ class Look(NamedTuple):
     colour: str
     """As CSS has it."""
     dash: str = "solid"
-    """Of lines, as Plotly calls it."""
+    """One of `DASHES`."""
     symbol: str = "circle"
     """Of points, as Plotly calls it."""
 

@@ -14,6 +14,7 @@ from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec import registry
 from shardscope.spec._base import Spec
 from shardscope.spec.code_digest import digest_of
+from shardscope.spec.look import DASHES, Look
 from shardscope.spec.user_code import UserCode
 
 if TYPE_CHECKING:
@@ -119,6 +120,20 @@ class Method(Spec, metaclass=_ByName):
         if not isinstance(value, _Unloaded):
             registry.register_used(type(value))
         return value
+
+    @classmethod
+    def check_class(cls) -> None:
+        """Refuse members of a class that cannot work, when it is registered; kinds add to it.
+
+        Raises:
+            SpecError: It names the member.
+        """
+        look = getattr(cls, "look", None)
+        if look is not None and not (isinstance(look, Look) and look.dash in DASHES):
+            raise SpecError(
+                f"{cls.__name__}.look={look!r} is not a Look; write Look(colour, dash, symbol) with a dash of "
+                f"{', '.join(DASHES)}"
+            )
 
     def __str__(self) -> str:
         return repr(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BeforeValidator, SerializeAsAny
@@ -71,6 +72,38 @@ class PipelineSchedule(Method):
 
         def __init__(self, name: str = ..., **settings: Any) -> None: ...
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """An order of its own has none of the closed forms of the schedule that a class is derived from."""
+        super().__init_subclass__(**options)
+        if "order" in vars(cls):
+            for member in ("torch_class", "held_terms", "in_flight", "bubble", "ramp"):
+                if member not in vars(cls):
+                    setattr(cls, member, vars(PipelineSchedule)[member])
+
+    @classmethod
+    def check_class(cls) -> None:
+        super().check_class()
+        least, usual, most = cls.least_stages, cls.default_stages, cls.most_stages
+        if not 1 <= least <= usual or (most is not None and usual > most):
+            raise SpecError(
+                f"{cls.__name__} has least_stages={least}, default_stages={usual} and most_stages={most}; let each be "
+                "at most the next"
+            )
+        if cls.v_shaped and (least, most) != (2, 2):
+            raise SpecError(
+                f"{cls.__name__}.v_shaped=True needs two stages on each rank; set default_stages, least_stages and "
+                "most_stages to 2"
+            )
+        if cls.held_terms is not None and not isinstance(cls.held_terms, HeldTerms):
+            raise SpecError(
+                f"{cls.__name__}.held_terms={cls.held_terms!r} is not a HeldTerms; write HeldTerms(of_left, of_all)"
+            )
+        if cls.held_terms is not None and cls.bubble is PipelineSchedule.bubble:
+            raise SpecError(
+                f"{cls.__name__}.held_terms is for layouts too large to count, which need bubble in closed form too; "
+                "define it, or leave held_terms out"
+            )
+
     @classmethod
     def heading(cls) -> str:
         """What figures call it."""
@@ -111,7 +144,8 @@ class PipelineSchedule(Method):
         """
         least, most = self.least_stages, self.most_stages
         if held < least or (most is not None and held > most):
-            bound = f"exactly {least}" if least == most else f"at least {least}"
+            several = f"at least {least}" if most is None else f"{least} to {most}"
+            bound = f"exactly {least}" if least == most else several
             raise SpecError(
                 f"virtual_stages={held}: the {self.name} schedule has {bound} stages a rank; "
                 f"use virtual_stages={self.default_stages}"
@@ -123,7 +157,10 @@ class PipelineSchedule(Method):
 
     def needs(self, ranks: int) -> str:
         """How many micro-batches it needs, in words."""
-        return f"at least {max(1, self.least_per_rank * ranks)}"
+        if type(self).accepts is PipelineSchedule.accepts:
+            return f"at least {max(1, self.least_per_rank * ranks)}"
+        taken = [count for count in range(1, 8 * ranks + 1) if self.accepts(count, ranks)]
+        return f"a number such as {', '.join(map(str, taken[:3])) or 'none up to ' + str(8 * ranks)}"
 
     # Closed forms over arrays that broadcast. Where there is none it is counted from the table.
 
@@ -153,5 +190,6 @@ def schedules() -> tuple[PipelineSchedule, ...]:
 def _in_order(known: tuple[type[PipelineSchedule], ...]) -> tuple[PipelineSchedule, ...]:
     """Built-in ones come first, so that their places stay when the user adds another."""
     return tuple(
-        cls() for cls in sorted(known, key=lambda cls: (registry.origin(cls) != "built-in", cls.year))
+        cls()
+        for cls in sorted(known, key=lambda cls: cls.year if registry.origin(cls) == "built-in" else inf)
     )

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from inspect import isabstract, signature
+from inspect import isabstract, isfunction, signature
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
@@ -29,7 +29,7 @@ Kind = TypeVar("Kind", bound="Method")
 
 GROUP = "shardscope.methods"
 """The entry-point group in which packages name their methods; also the package of the built-in ones."""
-_NAME = re.compile("[a-z0-9]+(-[a-z0-9]+)*")
+_NAME = re.compile("(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*")
 _TAKEN = {"name", "kind", "folder", "code", "settings", "changed", "label"}
 """What settings cannot be called."""
 
@@ -164,6 +164,8 @@ def check(cls: Any) -> None:
         raise SpecError(f"{title} is no whole {kind}: it lacks {missing}; define it")
     method: type[Method] = cls
     _check_names(method)
+    _check_arguments(method)
+    method.check_class()
     for field, info in method.model_fields.items():
         if info.is_required():
             raise SpecError(
@@ -195,6 +197,24 @@ def _check_names(cls: type[Method]) -> None:
         raise SpecError(
             f"{title} {what}; give it one of small letters, digits and hyphens, such as name = 'my-own'"
         )
+
+
+def _check_arguments(cls: type[Method]) -> None:
+    """Members that the kind asks for take the arguments that it calls them with."""
+    kind = cls.base_class()
+    for name in sorted(getattr(kind, "__abstractmethods__", ())):
+        asked, given = getattr(kind, name), getattr(cls, name)
+        if not (isfunction(asked) and isfunction(given)):
+            continue
+        wanted = signature(asked).parameters.values()
+        places = [p.name for p in wanted if p.kind is p.POSITIONAL_OR_KEYWORD]
+        try:
+            signature(given).bind(*places, **{p.name: None for p in wanted if p.kind is p.KEYWORD_ONLY})
+        except TypeError as error:
+            raise SpecError(
+                f"{cls.__name__}.{name} does not take the arguments that it is called with ({error}); write "
+                f"def {name}({', '.join(map(str, wanted))})"
+            ) from None
 
 
 def _check_free(cls: type[Method], others: Mapping[tuple[str, str], type[Method]]) -> None:

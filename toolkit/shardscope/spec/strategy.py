@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 from pydantic import BeforeValidator, SerializeAsAny
 
@@ -67,7 +67,13 @@ class Strategy(Method):
         fields = cls._with_positional(args, fields) if args else fields
         name = fields.get("name")
         if isinstance(name, str) and ":" in name:
-            fields = {**fields, **cls._of_short_string(name)}
+            said = cls._of_short_string(name)
+            for setting in said.keys() & fields.keys() - {"name"}:
+                raise SpecError(
+                    f"strategy={quoted(name)} says its {setting}, which is given as {quoted(fields[setting])} besides; "
+                    "give it once"
+                )
+            fields = {**fields, **said}
         return super().by_name(**fields)
 
     @classmethod
@@ -76,7 +82,9 @@ class Strategy(Method):
         method = registry.require_known(cls, name if registry.find(cls, name) else text)
         if method.variant is None:
             raise SpecError(f"strategy={quoted(text)}: {name!r} has no variants; use {name!r}")
-        value = int(variant) if re.fullmatch("[0-9]{1,18}", variant) else variant
+        taken = method.model_fields[method.variant].annotation
+        is_method = isinstance(taken, type) and issubclass(taken, Method)
+        value = int(variant) if re.fullmatch("[0-9]{1,18}", variant) and not is_method else variant
         return {"name": name, method.variant: value} if variant else {"name": name}
 
     @classmethod
@@ -84,6 +92,22 @@ class Strategy(Method):
         if isinstance(fields, dict) and _FORMER_NAME in fields and "name" not in fields:
             fields = {"name" if key == _FORMER_NAME else key: value for key, value in fields.items()}
         return super().from_fields(fields)
+
+    @classmethod
+    def check_class(cls) -> None:
+        super().check_class()
+        if cls.variant is not None and cls.variant not in cls.model_fields:
+            raise SpecError(
+                f"{cls.__name__}.variant={cls.variant!r} is none of its settings; use one, or leave it out"
+            )
+        strange = set(cls.carries) - set(get_args(Carriage))
+        if strange:
+            raise SpecError(
+                f"{cls.__name__}.carries has {quoted(min(strange, key=str))}; it may have "
+                f"{', '.join(get_args(Carriage))}"
+            )
+        if not isinstance(cls.family, str):
+            raise SpecError(f"{cls.__name__}.family={cls.family!r} is not a text; give a heading")
 
     @property
     def label(self) -> str:

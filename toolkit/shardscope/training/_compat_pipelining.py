@@ -133,3 +133,21 @@ class OrderedSchedule(_PipelineScheduleRuntime):
             for rank, row in enumerate(ranks)
         }
         self._prepare_schedule_with_comms(self.pipeline_order)
+        self._losses: dict[int, Tensor] = {}
+
+    # torch reads the losses by micro-batch from a list in the order of the forward passes.
+
+    def _maybe_compute_loss(
+        self, stage: Any, output: Any, target_mbs: Any, mb_index: int, *more: Any, **options: Any
+    ) -> None:
+        if stage.is_last and self._loss_fn is not None:
+            compute: Any = self._compute_loss
+            self._losses[mb_index] = compute(output, target_mbs[mb_index], *more, **options)
+
+    def _maybe_get_loss(self, stage: Any, mb_index: int) -> Tensor | None:
+        return self._losses[mb_index] if stage.is_last and self._loss_fn is not None else None
+
+    def _update_losses(self, stages: Any, losses: Any) -> None:
+        self._internal_losses = [loss for _, loss in sorted(self._losses.items())]
+        self._losses.clear()
+        super()._update_losses(stages, losses)  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope.analytic.schedules import build
+from shardscope.errors import SpecError
 from shardscope.spec import registry
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope_widgets.figures import theme
@@ -76,16 +77,21 @@ def gantt_info(trace: Trace, *, last_step: int | None = None) -> GanttInfo:
     return GanttInfo(
         trace.label, trace.schedule, known[-1], ranks, stages, parts, tuple(_bar(op, zero, turns) for op in ops),
         round(end_ms, 4), max(0.0, 1 - busy_ms / (end_ms * trace.world_size)),
-        _ideal(trace.schedule, trace.world_size, stages, parts // trace.passes),
+        _ideal(trace, stages, parts // trace.passes),
     )  # fmt: skip
 
 
-def _ideal(schedule: str, ranks: int, stages: int, microbatches: int) -> float | None:
-    """The bubble of the schedule's table; None where it is not known here."""
-    method = registry.find(PipelineSchedule, schedule)
-    if method is None:
+def _ideal(trace: Trace, stages: int, microbatches: int) -> float | None:
+    """The bubble of the schedule's table; None where it is not known here, or cannot be made."""
+    if trace.order is None and registry.find(PipelineSchedule, trace.schedule) is None:
         return None
-    ideal: float = build(method(), ranks, microbatches, stages // ranks).bubble_fraction
+    schedule = trace.order or trace.schedule
+    try:
+        ideal: float = build(
+            schedule, trace.world_size, microbatches, stages // trace.world_size
+        ).bubble_fraction
+    except SpecError:  # the user's own, defined otherwise since
+        return None
     return ideal
 
 

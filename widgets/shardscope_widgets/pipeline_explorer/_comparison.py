@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardscope.analytic.schedules import closed
+from shardscope.errors import SpecError
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
 from shardscope_widgets.words import safe, seconds_text, three_digits
 
@@ -40,25 +41,25 @@ def comparison_info(
         t_input: Of its backward pass for inputs.
         t_weight: Of its backward pass for weights.
     """
-    known = schedules()
-    held = np.array([schedule.stages_of(virtual_stages) for schedule in known])
-    index = np.arange(len(known))
-    bubbles = closed.bubble_time(index, stages, microbatches, held, t_f, t_input, t_weight, ranks_meet=True)
-    ranks = np.arange(stages)
-    peaks = closed.in_flight(index[:, None], ranks, stages, microbatches, held[:, None]).max(axis=1)
     work = microbatches * (t_f + t_input + t_weight)
     rows = []
-    for schedule, count, bubble, peak in zip(
-        known, held.tolist(), bubbles.tolist(), peaks.tolist(), strict=True
-    ):
-        name = schedule.name
-        if schedule.accepts(microbatches, stages):
-            step = work + bubble
-            rows.append(
-                Row(name, count, step, bubble / step if step else 0.0, peak, peak / min(stages, microbatches))
+    for index, schedule in enumerate(schedules()):
+        name, held = schedule.name, schedule.stages_of(virtual_stages)
+        if not schedule.accepts(microbatches, stages):
+            rows.append(Row(name, held, 0, 0, 0, 0, f"needs {schedule.needs(stages)} micro-batches"))
+            continue
+        try:
+            bubble = float(
+                closed.bubble_time(index, stages, microbatches, held, t_f, t_input, t_weight, ranks_meet=True)
             )
-        else:
-            rows.append(Row(name, count, 0, 0, 0, 0, f"needs {schedule.needs(stages)} micro-batches"))
+            peak = float(closed.in_flight(index, np.arange(stages), stages, microbatches, held).max())
+        except SpecError as error:
+            rows.append(Row(name, held, 0, 0, 0, 0, str(error)))
+            continue
+        step = work + bubble
+        rows.append(
+            Row(name, held, step, bubble / step if step else 0.0, peak, peak / min(stages, microbatches))
+        )
     return tuple(rows)
 
 

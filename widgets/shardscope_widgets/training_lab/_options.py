@@ -23,7 +23,7 @@ class Options(widgets.GridBox):  # type: ignore[misc]
 
     def __init__(self, choices: Choices, field: str) -> None:
         self._choices, self._field = choices, field
-        self._made: dict[str, dict[str, widgets.DOMWidget]] = {}
+        self._made: dict[tuple[str, str], dict[str, widgets.DOMWidget]] = {}
         self.refusal = widgets.HTML()
         self.refusal.add_class("ss-refusal")
         super().__init__()
@@ -43,15 +43,17 @@ class Options(widgets.GridBox):  # type: ignore[misc]
     @property
     def controls(self) -> dict[str, widgets.DOMWidget]:
         """The controls of what is chosen, by field."""
-        name = self._name
-        if name not in self._made:
-            self._made[name] = {setting.field: self._control(name, setting) for setting in self._settings}
-        return self._made[name]
+        name, settings = self._name, self._settings
+        key = name, repr(settings)  # a class may be defined again with others
+        if key not in self._made:
+            self._made[key] = {setting.field: self._control(key, setting) for setting in settings}
+        return self._made[key]
 
     def _show(self, refused: str = "") -> None:
         chosen, shown = self._choices.method_options(self._field), []
+        controls = self.controls
         for setting in self._settings:
-            control = self.controls[setting.field]
+            control = controls[setting.field]
             control.value = _to_control(setting, chosen[setting.field])
             if applies(setting.field, chosen):
                 shown.append(control)
@@ -59,12 +61,12 @@ class Options(widgets.GridBox):  # type: ignore[misc]
         self.children = (*shown, *([self.refusal] if refused else []))
         self.layout.display = None if shown else "none"
 
-    def _control(self, name: str, setting: Setting) -> widgets.DOMWidget:
+    def _control(self, key: tuple[str, str], setting: Setting) -> widgets.DOMWidget:
         control = _make(setting)
         control.tooltip = f"0 leaves it to the default. {setting.help}" if setting.optional else setting.help
 
         def changed(change: dict[str, Any]) -> None:
-            if self._name == name:
+            if key == (self._name, repr(self._settings)):
                 self._put(setting, change["new"])
 
         control.observe(changed, "value")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product
+from operator import index
 
 from shardscope.analytic.schedules.table import Op, Table
 from shardscope.errors import SpecError
@@ -36,10 +37,21 @@ def build(
 
 @lru_cache(maxsize=128)
 def _built(schedule: PipelineSchedule, stages: int, microbatches: int, held: int) -> Table:
-    rows = [schedule.order(rank, stages, microbatches, held) for rank in range(stages)]
-    table = Table(tuple(tuple(Op(*op) for op in row) for row in rows), schedule.stage_ranks(stages, held))
+    rows = tuple(_row(schedule, rank, stages, microbatches, held) for rank in range(stages))
+    table = Table(rows, schedule.stage_ranks(stages, held))
     _check_table(schedule, table, microbatches)
     return table
+
+
+def _row(schedule: PipelineSchedule, rank: int, stages: int, microbatches: int, held: int) -> tuple[Op, ...]:
+    try:
+        ops = schedule.order(rank, stages, microbatches, held)
+        return tuple(Op(str(kind), index(stage), index(batch)) for kind, stage, batch in ops)
+    except Exception as error:
+        raise SpecError(
+            f"schedule={schedule.name!r}: order(rank={rank}, ranks={stages}, microbatches={microbatches}, held={held}) "
+            f"failed ({type(error).__name__}: {error}); let it return triples of a kind, a stage and a micro-batch"
+        ) from error
 
 
 def _check(schedule: PipelineSchedule, stages: int, microbatches: int, held: int) -> None:

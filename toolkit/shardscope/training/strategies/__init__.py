@@ -24,8 +24,8 @@ def build_strategy(job: Job, context: RankContext) -> RankStrategy:
     built = job.strategy.build(job, context)
     if not isinstance(built, RankStrategy):
         raise SpecError(
-            f"strategy={job.strategy.name!r} built {quoted(built)}; let it build a "
-            "shardscope.training.strategies.RankStrategy"
+            f"strategy={job.strategy.name!r} built {quoted(built)}; let it build an object of a class derived from "
+            "shardscope.training.strategies.RankStrategy, such as ss.OwnAllReduce"
         )
     return built
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, quoted
 from shardscope.training._compat import first_left_out
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression import Bucket, Carrier
@@ -44,7 +44,7 @@ class BucketedRank(RankStrategy):
         """From here on, buckets are exchanged by `exchange_`."""
         group = self.context.group
         assert group is not None
-        self.carrier = Carrier(self.reduce_, Packets(group), self.context.meter, self.job.seed)
+        self.carrier = Carrier(self.sum_, Packets(group), self.context.meter, self.job.seed)
         self.hook = BucketHook(self.ddp, self.context, self.exchange_)
 
     def reduce_(self, buffer: Tensor) -> Tensor:
@@ -52,10 +52,24 @@ class BucketedRank(RankStrategy):
         dist.all_reduce(buffer)
         return buffer
 
+    def sum_(self, buffer: Tensor) -> Tensor:
+        """As `reduce_`, in place in any case.
+
+        Raises:
+            SpecError: `reduce_` returned something else than the sum.
+        """
+        summed = self.reduce_(buffer)
+        if not isinstance(summed, Tensor) or summed.shape != buffer.shape:
+            raise SpecError(
+                f"strategy={self.name!r}: {type(self).__name__}.reduce_ returned {quoted(summed)}; let it return the "
+                "sum of the tensor that it is given over all ranks"
+            )
+        return buffer if summed.data_ptr() == buffer.data_ptr() else buffer.copy_(summed)
+
     def exchange_(self, bucket: Bucket) -> None:
         """The bucket becomes its mean over all ranks."""
         if self.compressor is None:
-            self.reduce_(bucket.flat.div_(self.context.world_size))
+            self.sum_(bucket.flat.div_(self.context.world_size))
         else:
             self.compressor.mean_(bucket, self.carrier)
 

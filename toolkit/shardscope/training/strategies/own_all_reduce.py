@@ -26,12 +26,15 @@ class OwnAllReduce(BucketedRank):
             self._take_over()
         return module
 
-    @abstractmethod
     def prepare(self) -> None:
         """Make what `reduce_` needs, out of ``self.settings`` and ``self.context.group``."""
 
     @abstractmethod
-    def reduce_(self, buffer: Tensor) -> Tensor: ...
+    def reduce_(self, buffer: Tensor) -> Tensor:
+        """Return the sum of a flat tensor in CPU memory over all ranks: in place, or another tensor.
+
+        It is called by one thread, with the same buckets in the same order on all ranks.
+        """
 
     def work_space(self) -> list[Tensor]:
         """The buffers that `reduce_` keeps from call to call."""
