@@ -134,7 +134,7 @@ def case(number: int, _: random.Random) -> _campaign.Outcome:
 
 
 def compared(job: ss.Job) -> float:
-    """The part by which the kernel counts more bytes than the run tells of."""
+    """The kernel's byte count relative to the run's own, minus 1."""
     with tempfile.TemporaryDirectory() as folder:
         few = counted(job.replace(steps=FEW), Path(folder))
         between = counted(job, Path(folder)) - few

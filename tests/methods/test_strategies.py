@@ -32,6 +32,12 @@ def test_jobs_of_earlier_versions_are_read() -> None:
     assert ss.Job.from_json(json.dumps(fields)) == job
 
 
+@pytest.mark.parametrize("name", ["ring", "gossip", "hierarchical", "parameter-server", "pipeline", "zero-3"])
+def test_a_strategy_derived_from_a_built_in_one_has_a_label_of_its_own(name: str) -> None:
+    base = registry.require_known(ss.Strategy, name)
+    assert type("Mine", (base,), {"name": "mine"})().label.partition(":")[0] == "mine"
+
+
 @pytest.mark.parametrize(
     ("asked", "label"),
     [

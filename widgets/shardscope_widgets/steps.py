@@ -40,7 +40,7 @@ class Steps(Sequence[Step]):
             column.append(value)
 
     def column(self, name: str, every: int = 1) -> array[Any]:
-        """A copy of one field of all steps, or of every so many; NaN stands for None."""
+        """A copy of one field of every `every`-th step; NaN stands for None."""
         return self._columns[Step._fields.index(name)][::every]
 
     def add_bytes(self, number: int, bytes_sent: int) -> None:

@@ -65,11 +65,11 @@ class PipelineScheduleConformance(MethodConformance):
             assert report.passed, f"on {world_size} ranks: {report}"
 
     def _look_at(self, run: Run) -> None:
-        """What ranks tell of a step is the table."""
+        """The passes that ranks recorded are those of the table, in its order."""
         strategy: Any = run.job.strategy
         table = build(strategy.schedule, run.job.world_size, 8, strategy.stages_per_rank)
         told = run.events("schedule")
-        assert told, "no rank tells of its passes"
+        assert told, "no rank recorded its passes"
         for event in told:
             done = [tuple(op[:3]) for op in event["ops"]]
             assert done == [tuple(op) for op in table.ranks[event["rank"]]], f"rank {event['rank']}: {done}"

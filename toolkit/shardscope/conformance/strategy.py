@@ -48,7 +48,7 @@ class StrategyConformance(MethodConformance):
     def _look_at(self, run: Run) -> None:
         """Losses are numbers; the bytes of a step are those of `exchanged_bytes`, where it has them."""
         job, losses = run.job, [event["loss"] for event in run.events("step") if event["loss"] is not None]
-        assert losses, "no rank tells of a loss"
+        assert losses, "no rank recorded a loss"
         assert all(map(isfinite, losses)), f"losses are {losses}"
         size, sent = run.events("start")[0]["gradient_bytes"], run.summary().bytes_per_step
         said = None if job.compression.is_on else job.strategy.exchanged_bytes(size, job.world_size)

@@ -53,7 +53,7 @@ class PipelineSchedule(Method):
     year: ClassVar[int] = 9999
     """When it was published, by which schedules are listed."""
     default_stages: ClassVar[int] = 1
-    """Stages that each rank holds, where nobody says."""
+    """Stages that each rank holds by default."""
     least_stages: ClassVar[int] = 1
     most_stages: ClassVar[int | None] = 1
     """Stages that each rank may hold; None for any number."""
@@ -73,9 +73,10 @@ class PipelineSchedule(Method):
         def __init__(self, name: str = ..., **settings: Any) -> None: ...
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """An order of its own has none of the closed forms of the schedule that a class is derived from."""
+        """An order of its own has none of the closed forms of the order that it takes the place of."""
         super().__init_subclass__(**options)
-        if "order" in vars(cls):
+        replaced = super(cls, cls).order  # type: ignore[misc]  # mypy looks for it above this class
+        if "order" in vars(cls) and not getattr(replaced, "__isabstractmethod__", False):
             for member in ("torch_class", "held_terms", "in_flight", "bubble", "ramp"):
                 if member not in vars(cls):
                     setattr(cls, member, vars(PipelineSchedule)[member])
@@ -133,7 +134,7 @@ class PipelineSchedule(Method):
         return tuple(range(ranks)) * held
 
     def stages_of(self, virtual_stages: int) -> int:
-        """Stages that each rank holds when so many are asked for, which only some schedules look at."""
+        """Stages that each rank holds: `virtual_stages` where the schedule leaves the choice, else its own number."""
         return max(self.least_stages, virtual_stages) if self.most_stages is None else self.default_stages
 
     def check_stages(self, held: int) -> None:
@@ -152,7 +153,7 @@ class PipelineSchedule(Method):
             )
 
     def accepts(self, microbatches: int, ranks: int) -> bool:
-        """Whether it runs with so many micro-batches in a pass."""
+        """Whether it runs with this many micro-batches in a pass."""
         return microbatches >= self.least_per_rank * ranks
 
     def needs(self, ranks: int) -> str:

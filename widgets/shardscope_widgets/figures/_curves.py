@@ -38,7 +38,7 @@ class CurvesInfo(NamedTuple):
 
 def moving_average(values: Iterable[float], *, count: int, every: int = 1) -> array[float]:
     """Exponential moving average of `count` values, free of start-up bias; its span grows with their number, from 3
-    to 50. Only every so many of the averages are returned.
+    to 50. Only every `every`-th average is returned.
 
     Values that are not finite are skipped and leave NaN.
     """

@@ -22,8 +22,8 @@ from shardscope_widgets.training_lab._live_figure import LiveFigure
 from shardscope_widgets.words import safe, seconds_text
 
 NOTE = (
-    "By the closed forms: stages of equal cost, sending free, and all ranks meeting between steps. "
-    "Hover over a name for the idea and its source."
+    "By the closed forms, or counted where there are none: stages of equal cost, sending free, and all ranks meeting "
+    "between steps. Hover over a name for the idea and its source."
 )
 
 

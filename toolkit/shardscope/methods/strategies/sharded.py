@@ -100,7 +100,7 @@ class FullyShardedStrategy(ZeroStrategy):
 
     @required
     def gathers(self, micro_batches: int) -> int:
-        """How often all parameters are gathered in a step of so many micro-batches."""
+        """How often all parameters are gathered in a step."""
         raise NotImplementedError
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSchedule
+from shardscope.methods.pipeline_schedules.rounds import InRounds
+from shardscope.spec.pipeline_schedule import HeldTerms, Operation
 
 
-class ZeroBubble(PipelineSchedule):
+class ZeroBubble(InRounds):
     """Interleaved, with the weights' gradients put off into what would be bubble at the end."""
 
     name = "zero-bubble"
@@ -16,9 +17,6 @@ class ZeroBubble(PipelineSchedule):
     source = "Qi et al., Zero bubble pipeline parallelism, ICLR 2024 (arXiv 2401.10241)"
     year = 2023
     torch_class = "ScheduleInterleavedZeroBubble"
-    default_stages = 2
-    least_stages = 1
-    most_stages = None
     splits_backward = True
     held_terms = HeldTerms(0.0, 1.0)
 
@@ -27,18 +25,9 @@ class ZeroBubble(PipelineSchedule):
 
         return zero_bubble(rank, ranks, microbatches, held)
 
-    def accepts(self, microbatches: int, ranks: int) -> bool:
-        return microbatches >= ranks and microbatches % (microbatches // ranks) == 0
-
-    def needs(self, ranks: int) -> str:
-        return f"at least {ranks}, in rounds of equal size (a multiple of {ranks} always is)"
-
-    def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
+    def last_round(self, rank: Any, ranks: Any) -> Any:
         """As ZB-H1, on stages that are shorter."""
-        import numpy as np
-
-        per_round = microbatches // np.maximum(1, microbatches // ranks)
-        return np.minimum((held - 1) * per_round + ranks, microbatches * held) / held
+        return ranks
 
     def bubble(self, case: Any) -> Any:
         from shardscope.analytic.schedules.paths import interleaved_zero_bubble

@@ -50,7 +50,7 @@ class Gossip(Strategy):
     @property
     def label(self) -> str:
         """``gossip``, or ``gossip:4`` where ranks average at every fourth step only."""
-        return "gossip" if self.mix_every == 1 else f"gossip:{self.mix_every}"
+        return self.name if self.mix_every == 1 else f"{self.name}:{self.mix_every}"
 
     def step_size(self, compression: Compression) -> float:
         """What `gamma` comes to with this compression."""

@@ -53,7 +53,7 @@ class Pipeline(Strategy):
     @property
     def label(self) -> str:
         """``pipeline:1f1b``: the schedule is always named."""
-        return f"pipeline:{self.schedule.name}"
+        return f"{self.name}:{self.schedule.name}"
 
     @property
     def stages_per_rank(self) -> int:
@@ -76,7 +76,7 @@ class Pipeline(Strategy):
         return f"stages {', '.join(held[:-1])} and {held[-1]}"
 
     def passes(self, num_microbatches: int) -> int:
-        """Passes through the pipeline that a step of so many micro-batches makes."""
+        """Passes through the pipeline in a step of `num_microbatches` micro-batches."""
         return num_microbatches // (self.microbatches or num_microbatches)
 
     def suggested_micro_size(self, global_size: int, world_size: int) -> int | None:

@@ -34,7 +34,7 @@ class Ring(BucketedStrategy):
     @property
     def label(self) -> str:
         """``ring``, or ``ring:2`` for both directions."""
-        return "ring" if self.directions == 1 else "ring:2"
+        return self.name if self.directions == 1 else f"{self.name}:2"
 
     @property
     def ring_directions(self) -> int:

@@ -1,0 +1,34 @@
+"""What interleaved schedules share: any number of stages a rank, and micro-batches in rounds of equal size."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from shardscope.spec.pipeline_schedule import PipelineSchedule
+
+
+class InRounds(PipelineSchedule):
+    """Base of schedules in which each stage takes a round of micro-batches before the rank's next stage does."""
+
+    default_stages = 2
+    least_stages = 1
+    most_stages = None
+
+    def accepts(self, microbatches: int, ranks: int) -> bool:
+        return microbatches >= ranks and microbatches % (microbatches // ranks) == 0
+
+    def needs(self, ranks: int) -> str:
+        return f"at least {ranks}, in rounds of equal size (a multiple of {ranks} always is)"
+
+    @abstractmethod
+    def last_round(self, rank: Any, ranks: Any) -> Any:
+        """Forward passes ahead on the rank's last stage, before its first backward pass."""
+
+    def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
+        """The warm-up: whole rounds on all stages but one, and the passes of `last_round`."""
+        import numpy as np
+
+        per_round = microbatches // np.maximum(1, microbatches // ranks)
+        warmup = (held - 1) * per_round + self.last_round(rank, ranks)
+        return np.minimum(warmup, microbatches * held) / held
