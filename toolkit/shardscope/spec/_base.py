@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import from_json
 
 from shardscope.errors import SpecError, quoted, unknown_name
@@ -102,50 +101,6 @@ class Spec(BaseModel):
     def _prefix(cls) -> str:
         """What errors write before the name of a field."""
         return ""
-
-
-class Choice(Spec):
-    """One of several named ways, with settings: None leaves one at the name's default, and none is ever ignored.
-
-    A subclass says what errors call it, in `_field`, and which settings each name has, in `_defaults`.
-    """
-
-    _positional = "name"
-    _field: ClassVar[str]
-    _defaults: ClassVar[Mapping[str, Mapping[str, Any]]]
-
-    name: str
-
-    @field_validator("name")
-    @classmethod
-    def _known_name(cls, name: str) -> str:
-        if name not in cls._defaults:
-            raise unknown_name(cls._field, name, cls._defaults)
-        return name
-
-    @classmethod
-    def _prefix(cls) -> str:
-        return f"{cls._field}."
-
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> Self:
-        for field, value in self._given().items():
-            if field not in self._defaults[self.name]:
-                users = " or ".join(name for name, settings in self._defaults.items() if field in settings)
-                raise SpecError(
-                    f"{self._field}.{field}={quoted(value)} has no effect on {self.name}; leave it out, or use {users}"
-                )
-        return self
-
-    def _given(self) -> dict[str, Any]:
-        """Settings that are not left at their defaults."""
-        values = {field: getattr(self, field) for field in type(self).model_fields if field != "name"}
-        return {field: value for field, value in values.items() if value is not None}
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Every setting that has an effect, as given or by the name's default."""
-        return {**self._defaults[self.name], **self._given()}
 
 
 def _readable(cls: type[Spec], error: ValidationError) -> SpecError:
