@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,11 +12,19 @@ from shardscope.analytic import sharding
 
 SHAPES = st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=3), min_size=1, max_size=6)
 RANKS = st.integers(2, 16)
+RING = comm.ShardCollectives(4)
+
+
+def sharded(units: Any, world: int, **settings: Any) -> Any:
+    """Bytes by rank, agreement left out."""
+    traffic = comm.fully_sharded_traffic(units, world, RING, **settings)
+    return comm.sent_bytes({name: sent for name, sent in traffic.items() if name != "agreement"})
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=8), RANKS)
 def test_zero_1_moves_what_the_ring_does(buckets: list[int], world: int) -> None:
-    assert comm.zero_1_bytes(buckets, 4, world).sum() == comm.all_reduce_bytes(4 * sum(buckets), world)
+    sent = comm.sent_bytes(comm.zero_1_traffic(buckets, world, RING))
+    assert sent.sum() == comm.all_reduce_bytes(4 * sum(buckets), world)
 
 
 @given(SHAPES, RANKS)
@@ -23,8 +32,7 @@ def test_zero_2_is_the_ring_and_zero_3_half_as_much_again_but_for_padding(
     shapes: list[list[int]], world: int
 ) -> None:
     padded = sum(sharding.padded_elements(shape, world) for shape in shapes)
-    second = comm.fully_sharded_bytes([shapes], 4, world, stage=2)
-    third = comm.fully_sharded_bytes([shapes], 4, world, stage=3)
+    second, third = (sharded([shapes], world, gathers=gathers) for gathers in (1, 2))
     assert second.sum() == comm.all_reduce_bytes(4 * padded, world)
     assert (2 * third == 3 * second).all()
 
@@ -36,12 +44,14 @@ def test_row_shards_cover_the_tensors(shapes: list[list[int]], num_shards: int) 
     assert held[0] * num_shards == sum(sharding.padded_elements(shape, num_shards) for shape in shapes)
 
 
-@pytest.mark.parametrize(("stage", "micro_batches", "passes"), [(2, 1, 2), (2, 4, 5), (3, 1, 3), (3, 4, 12)])
-def test_accumulation_repeats_what_it_must(stage: int, micro_batches: int, passes: int) -> None:
-    sent = comm.fully_sharded_bytes([[(8, 3)]], 4, 4, stage=stage, micro_batches=micro_batches)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("gathers", "micro_batches", "passes"), [(1, 1, 2), (1, 4, 5), (2, 1, 3), (8, 4, 12)]
+)
+def test_accumulation_repeats_what_it_must(gathers: int, micro_batches: int, passes: int) -> None:
+    sent = sharded([[(8, 3)]], 4, gathers=gathers, micro_batches=micro_batches)
     assert sent.tolist() == [passes * 3 * 6 * 4] * 4
 
 
 def test_replicas_exchange_shards_across() -> None:
-    sent = comm.fully_sharded_bytes([[(4, 3)]], 4, 4, stage=3, replicas=2)
+    sent = sharded([[(4, 3)]], 4, gathers=2, replicas=2)
     assert sent.tolist() == [3 * 24 + 24] * 4

@@ -62,8 +62,9 @@ def test_shares_are_near_the_mean_and_their_packets_as_long_as_stated(pool: Rank
     ranks = pool.run(body, tmp_path)
     mean = mean_of(pool.world_size, 1)
     for i, method in enumerate(methods):
-        stated = list(method.share_bytes(SHARE, pool.world_size))
-        assert [rank[i][1] for rank in ranks] == stated, method.label
+        carriers = comm.ShardCollectives(4, compression=method)
+        stated = comm.sent_bytes(carriers.reduced(SHARE * pool.world_size, pool.world_size))
+        assert [rank[i][1] for rank in ranks] == stated.tolist(), method.label
         if method.name in NEAR:
             error = (torch.cat([rank[i][0] for rank in ranks]) - mean).norm() / mean.norm()
             assert float(error) <= NEAR[method.name], method.label
@@ -123,15 +124,15 @@ def zero_job(strategy: Any, world_size: int, micro_batches: int = 1, **changes: 
 
 def formula(trainer: Trainer, micro_batches: int) -> int:
     ours, strategy = trainer.job, trainer.strategy
+    carriers = comm.ShardCollectives(4, compression=ours.compression)  # type: ignore[arg-type]
     if ours.strategy.name == "zero-1":
         buckets = [sum(p.numel() for _, p in bucket.named) for bucket in strategy.buckets]
-        return int(comm.zero_1_bytes(buckets, 4, ours.world_size, compression=ours.compression)[0])
-    sent = comm.fully_sharded_bytes(
-        units(trainer), 4, ours.world_size, stage=2 if ours.strategy.name == "zero-2" else 3,
-        replicas=ours.strategy.replicas, micro_batches=micro_batches, compression=ours.compression,
+        return int(comm.sent_bytes(comm.zero_1_traffic(buckets, ours.world_size, carriers))[0])
+    sent = comm.fully_sharded_traffic(
+        units(trainer), ours.world_size, carriers, gathers=ours.strategy.gathers(micro_batches),
+        replicas=ours.strategy.replicas, micro_batches=micro_batches,
     )  # fmt: skip
-    agreed = comm.agreement_bytes(len(units(trainer)), ours.world_size, replicas=ours.strategy.replicas)
-    return int(sent[trainer.context.rank]) + agreed
+    return int(comm.sent_bytes(sent)[trainer.context.rank])
 
 
 @pytest.mark.parametrize(

@@ -52,13 +52,13 @@ def formula(trainer: Trainer, micro_batches: int) -> int:
     strategy, world = trainer.job.strategy, trainer.job.world_size
     if strategy.name == "zero-1":
         buckets = [sum(p.numel() for _, p in bucket.named) for bucket in trainer.strategy.buckets]
-        by_rank = comm.zero_1_bytes(buckets, ITEM, world)
+        by_rank = comm.zero_1_traffic(buckets, world, comm.ShardCollectives(ITEM))
     else:
-        by_rank = comm.fully_sharded_bytes(
-            units(trainer), ITEM, world, stage=2 if strategy.name == "zero-2" else 3,
+        by_rank = comm.fully_sharded_traffic(
+            units(trainer), world, comm.ShardCollectives(ITEM), gathers=strategy.gathers(micro_batches),
             replicas=strategy.replicas, micro_batches=micro_batches,
-        ) + comm.agreement_bytes(len(units(trainer)), world, replicas=strategy.replicas)  # fmt: skip
-    return int(by_rank[trainer.context.rank])
+        )  # fmt: skip
+    return int(comm.sent_bytes(by_rank)[trainer.context.rank])
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])

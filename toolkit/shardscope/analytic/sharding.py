@@ -25,20 +25,20 @@ def replica_buckets(
 ) -> list[list[tuple[int, ...]]]:
     """Shapes of the tensors in each bucket of `DistributedDataParallel`, in the order in which the buckets leave.
 
-    It goes by the order in which gradients come, the last layer's first, and closes a bucket as soon as it holds no
+    It closes a bucket as soon as it holds no
     less than its size, so that buckets are as a rule larger (``_compute_bucket_assignment_by_size`` in torch's
     reducer; ZeRO-1's, `bucket_elements`, are never larger unless one tensor is). Before its second step it has one
     bucket only.
 
     Args:
-        shapes: Of the trained tensors, in their order in the model.
+        shapes: Of the trained tensors, in the order in which their gradients come: the last layer's first.
         bucket_mb: Size of a bucket in MiB.
         element_bytes: Of a gradient.
     """
     capacity = int(bucket_mb * 2**20)
     buckets: list[list[tuple[int, ...]]] = []
     filled = capacity
-    for shape in reversed(shapes):
+    for shape in shapes:
         if filled >= capacity:
             buckets.append([])
             filled = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, SerializeAsAny
 
@@ -25,6 +25,19 @@ the course of several steps, together with the optimizer.
 
 Shapes = Sequence[tuple[int, ...]]
 """Of the tensors of one bucket."""
+
+
+class Collective(NamedTuple):
+    """One of the collectives by which ranks come to the mean of a bucket.
+
+    ``sum``: a tensor is added up over all ranks, as the strategy does it. ``all_to_all`` and ``all_gather``: each rank
+    sends one packet to each other one, different ones or the same.
+    """
+
+    op: Literal["sum", "all_to_all", "all_gather"]
+    num_elements: int
+    """Of the tensor that is summed, or of one packet."""
+    element_bytes: int = 1
 
 
 class Compression(Method):
@@ -201,6 +214,36 @@ class Compression(Method):
     # What it sends and what does it.
 
     @required
+    def collectives(
+        self, shapes: Shapes, world_size: int, *, plan: Sequence[int] | None = None
+    ) -> Sequence[Collective]:
+        """The collectives, one after another, by which all ranks come to the mean of one bucket.
+
+        Args:
+            shapes: Of the tensors in the bucket, in their order.
+            world_size: W, the ranks.
+            plan: Of a method that adapts: each tensor's bits or rank in force. None before any have moved.
+        """
+        raise NotImplementedError
+
+    def bounds(
+        self,
+        shapes: Shapes,  # noqa: ARG002
+        world_size: int,  # noqa: ARG002
+        step: int,  # noqa: ARG002
+    ) -> tuple[Sequence[Collective], Sequence[Collective]] | None:
+        """Of a method that adapts: `collectives` of the cheapest and of the most expensive plan of a step.
+
+        Args:
+            shapes: As for `collectives`.
+            world_size: W, the ranks.
+            step: From 1.
+
+        Returns:
+            None where `collectives` without a plan is what is sent.
+        """
+        return None
+
     def bucket_bytes(
         self, shapes: Shapes, world_size: int, *, directions: int = 1, plan: Sequence[int] | None = None
     ) -> Any:
@@ -210,14 +253,19 @@ class Compression(Method):
             shapes: Of the tensors in the bucket, in their order.
             world_size: W, the ranks.
             directions: Of the ring that adds up what can be added up.
-            plan: Of a method that adapts: each tensor's bits or rank in force. None before any have moved.
+            plan: As for `collectives`.
         """
-        raise NotImplementedError
+        from shardscope.analytic.communication.compressed import collective_bytes
 
-    @required
+        return sum(
+            collective_bytes(each, world_size, directions=directions)
+            for each in self.collectives(shapes, world_size, plan=plan)
+        )
+
     def rounds(self, shapes: Shapes, world_size: int) -> int:
         """Messages of one bucket's exchange that wait for one another."""
-        raise NotImplementedError
+        found = [each for each in self.collectives(shapes, world_size) if each.num_elements]
+        return sum(2 * (world_size - 1) if each.op == "sum" else 1 for each in found)
 
     @required
     def build(self, job: Job) -> Any:

@@ -270,6 +270,11 @@ class Job(Spec):
         return self.strategy.num_data_ranks(self.world_size)
 
     @property
+    def num_micro_batches(self) -> int:
+        """Forward and backward passes of a rank in one step."""
+        return self.batch.accumulation(self.num_data_ranks)
+
+    @property
     def label(self) -> str:
         """The run's name: the one given, or strategy, compression if there is any, and model."""
         parts = [self.strategy.label.replace(":", "-"), label_of(self.model)]

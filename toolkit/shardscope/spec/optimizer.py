@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
@@ -46,6 +46,15 @@ class Parameters(Protocol):
             exclude: ``1d`` puts tensors of at most one dimension into a group of their own; ``none`` makes one group.
             instead: Settings of that group, in place of the optimizer's, such as ``weight_decay=0.0``.
         """
+
+
+class NormSums(NamedTuple):
+    """Sums of squares, in float64, that an update needs over all ranks."""
+
+    of_layers: int = 0
+    """Numbers of the one all-reduce over ranks that hold pieces of the same tensors."""
+    of_gradient: int = 0
+    """Numbers of the one over ranks that hold distinct gradients: the square of all of them, or none."""
 
 
 class Optimizer(Method):
@@ -104,6 +113,14 @@ class Optimizer(Method):
     def in_layout(self) -> str:
         """The optimizer that a `Layout` has for it."""
         return self.name
+
+    def norm_sums(self, dimensions: Sequence[int]) -> NormSums:  # noqa: ARG002
+        """What ranks that hold pieces of the parameters add up in an update, to know the norms of the whole.
+
+        Args:
+            dimensions: Of each trained tensor.
+        """
+        return NormSums()
 
     @required
     def build(self, parameters: Parameters) -> Any:

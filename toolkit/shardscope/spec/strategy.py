@@ -15,7 +15,9 @@ from shardscope.spec.look import YOUR_OWN, Look
 from shardscope.spec.method import Method, required
 
 if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
     from shardscope.spec.job import Job
+    from shardscope.analytic.job_step import JobStep
 
 FAMILIES = (
     "One process", "A central server", "All-reduce", "Without a centre", "Layers apart", "State in shards",
@@ -176,6 +178,17 @@ class Strategy(Method):
 
         Returns:
             None where gradients are not exchanged, or nothing is known.
+        """
+        return None
+
+    def traffic(self, step: JobStep) -> Traffic | None:  # noqa: ARG002
+        """What each rank sends in one step, by the names under which a run counts it.
+
+        Args:
+            step: Of a job whose strategy this is.
+
+        Returns:
+            Bytes and messages by collective and rank; None where nothing is known.
         """
         return None
 

@@ -9,8 +9,10 @@ have come to.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +23,10 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from shardscope.errors import SpecError
 from shardscope.spec.model.table import Layer, LayerTable
+from shardscope.training.data.batches import call
 from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.storages import Storages
-from shardscope.training.step_trace import trace_step
+from shardscope.training.step_trace import Arguments, trace_step
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -36,17 +39,25 @@ OUTSIDE = "(outside the layers)"
 """The row of what the module computes or holds itself, around its layers."""
 
 
-def describe(module: nn.Module, example: Any, *, name: str | None = None, memory: bool = False) -> LayerTable:
+def describe(
+    module: nn.Module,
+    example: Any,
+    *,
+    name: str | None = None,
+    memory: bool = False,
+    autocast: torch.dtype | None = None,
+) -> LayerTable:
     """The layers of `module`, in the order in which they run on `example`.
 
     Its layers are its children, with those of every `nn.Sequential` and `nn.ModuleList` in their place.
 
     Args:
         module: Left as it is.
-        example: What the module is called with: a tensor, or a tuple of arguments. The first dimension of its first
-            tensor counts samples.
+        example: What the module is called with: a tensor, a tuple of arguments, or a mapping of keywords. The first
+            dimension of its first tensor counts samples.
         name: Of the described model; None for the module's class.
         memory: Trace a training step too.
+        autocast: The short format that the step's matrix products compute in; None for that of the weights.
 
     Raises:
         SpecError: The example holds no tensor, or the module needs real data to run.
@@ -58,13 +69,17 @@ def describe(module: nn.Module, example: Any, *, name: str | None = None, memory
     """
     if not isinstance(module, nn.Module):
         raise SpecError(f"module is a {type(module).__name__}; give a torch.nn.Module, built")
-    arguments = example if isinstance(example, tuple) else (example,)
+    arguments = example if isinstance(example, tuple | Mapping) else (example,)
     samples = _num_samples(arguments)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):  # tensors that functions have closed over
             inputs = _inputs(arguments, module)
             rows = _Trace(_shadow(module), inputs).run()
-            step = trace_step(lambda: _shadow(module), inputs, samples) if memory else None
+            step = (
+                trace_step(lambda: _shadow(module), inputs, samples, autocast=_autocast(module, autocast))
+                if memory
+                else None
+            )
     except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise SpecError(
@@ -78,7 +93,16 @@ def describe(module: nn.Module, example: Any, *, name: str | None = None, memory
     )
 
 
-def _num_samples(arguments: tuple[Any, ...]) -> int:
+def _autocast(
+    module: nn.Module, dtype: torch.dtype | None
+) -> Callable[[], AbstractContextManager[Any]]:
+    if dtype is None:
+        return nullcontext
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    return partial(torch.autocast, device.type, dtype=dtype)
+
+
+def _num_samples(arguments: Arguments) -> int:
     for leaf in tree_leaves(arguments):
         if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0]:
             return leaf.shape[0]
@@ -87,7 +111,7 @@ def _num_samples(arguments: tuple[Any, ...]) -> int:
     )
 
 
-def _inputs(arguments: tuple[Any, ...], module: nn.Module) -> tuple[Any, ...]:
+def _inputs(arguments: Arguments, module: nn.Module) -> Arguments:
     """The arguments as shapes, where the module is; one that is given twice stays one."""
     device = next((parameter.device for parameter in module.parameters()), None)
     known: dict[int, Tensor] = {}
@@ -95,7 +119,7 @@ def _inputs(arguments: tuple[Any, ...], module: nn.Module) -> tuple[Any, ...]:
     def shape_of(tensor: Tensor) -> Tensor:
         return known.setdefault(id(tensor), _shape_only(tensor, device))
 
-    shapes: tuple[Any, ...] = tree_map_only(Tensor, shape_of, arguments)
+    shapes: Arguments = tree_map_only(Tensor, shape_of, arguments)
     return shapes
 
 
@@ -150,7 +174,7 @@ class _Row:
 
 
 class _Trace:
-    def __init__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def __init__(self, module: nn.Module, inputs: Arguments) -> None:
         self.module, self.inputs = module, inputs
         self.flops = FlopCounterMode(display=False, custom_mapping=_ALSO_COUNTED)
         held = [*module.buffers(), *(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))]
@@ -165,7 +189,7 @@ class _Trace:
         rows = [self._watched(name, layer) for name, layer in _layers_of(self.module)]
         self._own_parameters(rows)
         with self.flops, self.saved.active():
-            output = self.module(*self.inputs)
+            output = call(self.module, self.inputs)
             self.outside.flops = self.flops.get_total_flops() - sum(row.flops for row in rows)
             self.outside.saved_bytes = self.saved.bytes - sum(row.saved_bytes for row in rows)
         del output

@@ -21,6 +21,11 @@ from shardscope.training.sharding import ReduceSquares, clip_grad_norm_
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def weight_dtype(precision: str) -> torch.dtype:
+    """The format of weights, gradients and optimizer state in a job's precision."""
+    return torch.float64 if precision == "fp64" else torch.float32
+
+
 class Precision:
     """The recipe of one job on one device.
 
@@ -40,7 +45,7 @@ class Precision:
     @property
     def weight_dtype(self) -> torch.dtype:
         """The format of weights, gradients and optimizer state."""
-        return torch.float64 if self.name == "fp64" else torch.float32
+        return weight_dtype(self.name)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Inside, matrix products compute in the short format."""

@@ -9,20 +9,35 @@ scores is left to the formulas.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils.flop_counter import FlopCounterMode
 
-from shardscope.spec.model.step import RECOMPUTE_MODES, Moment, ParameterRow, Phase, StepTrace
+from shardscope.errors import SpecError
+from shardscope.spec.model.step import (
+    RECOMPUTE_MODES,
+    Moment,
+    ParameterRow,
+    Phase,
+    PipelinePiece,
+    StepTrace,
+)
+from shardscope.training.data.batches import call
 from shardscope.training.memory.ledger import Freed, Ledger, Made, Placed
 from shardscope.training.memory.storages import Storages
 from shardscope.training.models import units_of
+from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.recompute import RecomputeMode, apply_recompute
 
+Arguments = tuple[Any, ...] | Mapping[str, Any]
+"""What a module is called with."""
 AROUND = "(around the units)"
 
 
@@ -34,15 +49,22 @@ class Mark(NamedTuple):
     done: int
 
 
-def trace_step(make: Callable[[], nn.Module], inputs: tuple[Any, ...], samples: int) -> StepTrace:
+def trace_step(
+    make: Callable[[], nn.Module],
+    inputs: Arguments,
+    samples: int,
+    *,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> StepTrace:
     """Trace a step for each way to recompute; called inside a mode of fake tensors.
 
     Args:
         make: Gives the module, each time a fresh copy, of fake tensors.
         inputs: Fake tensors.
         samples: How many the inputs hold.
+        autocast: The context of the forward pass.
     """
-    steps = {mode: _Step(make(), inputs, cast(RecomputeMode, mode)) for mode in RECOMPUTE_MODES}
+    steps = {mode: _Step(make(), inputs, cast(RecomputeMode, mode), autocast) for mode in RECOMPUTE_MODES}
     moments = {mode: step.run(samples) for mode, step in steps.items()}
     plain = steps["none"]
     names = {id(module): name for name, module in plain.module.named_modules()}
@@ -53,7 +75,11 @@ def trace_step(make: Callable[[], nn.Module], inputs: tuple[Any, ...], samples: 
             for p in plain.module.parameters()
         ),
         buffer_bytes=sum(buffer.nbytes for buffer in plain.module.buffers()),
+        buffer_sizes=tuple(buffer.nbytes for buffer in plain.module.buffers()),
         output_bytes=plain.output_bytes / samples,
+        num_outputs=plain.num_outputs // samples,
+        gradient_order=plain.gradient_order,
+        pieces=tuple(_pieces(make(), inputs, samples, autocast)),
         moments=moments,
     )
 
@@ -61,8 +87,14 @@ def trace_step(make: Callable[[], nn.Module], inputs: tuple[Any, ...], samples: 
 class _Step:
     """One step of one module, with marks among the ledger's events."""
 
-    def __init__(self, module: nn.Module, inputs: tuple[Any, ...], mode: RecomputeMode) -> None:
-        self.module, self.inputs = apply_recompute(module, mode), inputs
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Arguments,
+        mode: RecomputeMode,
+        autocast: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self.module, self.inputs, self.autocast = apply_recompute(module, mode), inputs, autocast
         self.units = units_of(module)
         self.owner = {id(parameter): 0 for parameter in module.parameters()}
         self.owner |= {id(p): number for number, unit in enumerate(self.units, 1) for p in unit.parameters()}
@@ -70,7 +102,14 @@ class _Step:
         held.add("held", [*module.parameters(), *module.buffers(), *_tensors(inputs)])
         self.ledger = Ledger(held, self._note)
         self.mark = Mark("forward", 0, 0)
-        self.output_bytes = 0
+        self.output_bytes = self.num_outputs = 0
+        self._places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
+        self._arrived: dict[int, None] = {}
+
+    @property
+    def gradient_order(self) -> tuple[int, ...]:
+        """The parameters by their place in the module, as their gradients are finished."""
+        return tuple(self._arrived)
 
     def run(self, samples: int) -> tuple[Moment, ...]:
         """The moments at which most is alive."""
@@ -94,14 +133,17 @@ class _Step:
         self.ledger.events.append(self.mark)
 
     def _placed(self, parameter: nn.Parameter) -> None:
+        self._arrived.setdefault(self._places[id(parameter)])
         self.ledger.place(parameter, self.owner[id(parameter)])
 
     def _loss(self) -> Tensor:
-        output = self.module(*self.inputs)
+        with self.autocast():
+            output = call(self.module, self.inputs)
         scores = [leaf for leaf in _tensors(output) if leaf.requires_grad]
         if not scores:
             raise ValueError("its output needs no gradient, so there is no training step to trace")
         self.output_bytes = sum(leaf.nbytes for leaf in scores)
+        self.num_outputs = sum(leaf.numel() for leaf in scores)
         loss: Tensor = _Loss.apply(self, *scores)  # type: ignore[no-untyped-call]
         return loss
 
@@ -171,6 +213,48 @@ class _Loss(Function):
         gradients = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like]
         step.note("turn", 0, 0)
         return None, *gradients
+
+
+def _pieces(
+    module: nn.Module,
+    inputs: Arguments,
+    samples: int,
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> Iterator[PipelinePiece]:
+    """The layers between which a pipeline can cut, run one after another; none where the module cannot be cut."""
+    try:
+        layers = layers_in_order(module)
+    except SpecError:
+        return
+    places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
+    x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
+    for _, layer in layers:
+        x = tree_map_only(Tensor, _leaf, x)
+        kept = {_key(tensor): tensor.untyped_storage() for tensor in _tensors(x)}
+        weights = {_key(parameter) for parameter in layer.parameters()}
+
+        def save(tensor: Tensor, kept: dict[int, Any] = kept, weights: set[int] = weights) -> Tensor:
+            if _key(tensor) not in weights:
+                kept[_key(tensor)] = tensor.untyped_storage()
+            return tensor
+
+        counter = FlopCounterMode(display=False)
+        with autocast(), counter, saved_tensors_hooks(save, lambda tensor: tensor):
+            x = call(layer, x)
+        yield PipelinePiece(
+            output_bytes=sum(tensor.nbytes for tensor in _tensors(x)) / samples,
+            flops=counter.get_total_flops() / samples,
+            stored_bytes=sum(storage.nbytes() for storage in kept.values()) / samples,
+            parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),
+        )
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _key(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - fake tensors have no address
 
 
 def _replay(ledger: Ledger, num_units: int, samples: int) -> Iterator[Moment]:

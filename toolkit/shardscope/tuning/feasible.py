@@ -10,7 +10,7 @@ from shardscope.runtime.machine import usable_memory_bytes
 from shardscope.spec import Job
 from shardscope.spec.models import model_config
 from shardscope.spec.units import gib_text, positive, quantity
-from shardscope.tuning.traced import traced
+from shardscope.prediction.traced import traced
 
 
 class MemoryLimit:
@@ -61,7 +61,7 @@ def predicted_peak(job: Job) -> float | None:
         return None
     if model_config(str(job.model)).reads == "images" and job.data != "digits":
         return None
-    held = traced(str(job.model))
+    held = traced(job)
     micro = job.batch.micro_size or job.batch.per_rank(job.world_size)
     return module_memory(
         held.table, batch=micro, optimizer=job.optimizer.in_layout, data_bytes=held.sample_bytes,

@@ -39,10 +39,16 @@ from shardscope.analytic.communication.ring import (
 )
 from shardscope.analytic.communication.stepwise import stepwise_bytes
 from shardscope.analytic.communication.tree import tree_all_reduce_bytes
-from shardscope.analytic.communication.zero import agreement_bytes, fully_sharded_bytes, zero_1_bytes
+from shardscope.analytic.communication.traffic import Sent, Traffic, sent_bytes
+from shardscope.analytic.communication.zero import (
+    ShardCollectives,
+    agreement_traffic,
+    fully_sharded_traffic,
+    zero_1_traffic,
+)
 
 __all__ = [
-    "agreement_bytes",
+    "agreement_traffic",
     "ALGORITHMS",
     "OPS",
     "Outcome",
@@ -62,7 +68,7 @@ __all__ = [
     "all_reduce_bytes",
     "chunk_sizes",
     "exposed_time",
-    "fully_sharded_bytes",
+    "fully_sharded_traffic",
     "gossip_contraction",
     "gossip_mix_bytes",
     "group_strides",
@@ -79,5 +85,9 @@ __all__ = [
     "tied_bytes",
     "stepwise_bytes",
     "tree_all_reduce_bytes",
-    "zero_1_bytes",
+    "Sent",
+    "ShardCollectives",
+    "Traffic",
+    "sent_bytes",
+    "zero_1_traffic",
 ]

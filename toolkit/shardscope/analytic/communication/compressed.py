@@ -10,6 +10,7 @@ import numpy as np
 
 from shardscope.analytic.communication.ring import Ints, ring_all_reduce_bytes
 from shardscope.analytic.communication.sparse import index_bytes, kept_elements
+from shardscope.spec.compression import Collective
 
 FLOAT_BYTES = 4
 
@@ -45,26 +46,18 @@ def share_size(num_elements: int, world_size: int, align: int) -> int:
     return -(-num_elements // (world_size * align)) * align
 
 
-def everyone(each: int, world_size: int) -> Ints:
-    """The same bytes on every rank; shape `(W,)`."""
-    return np.full(world_size, each, dtype=np.int64)
-
-
-def summed_bytes(
-    messages: Sequence[int], world_size: int, *, width: int = FLOAT_BYTES, directions: int = 1
-) -> Ints:
-    """Bytes each rank sends to ring all-reduce the messages one after another; shape `(W,)`, by rank.
+def collective_bytes(collective: Collective, world_size: int, *, directions: int = 1) -> Ints:
+    """Bytes each rank sends in one collective, sums going around the ring; shape `(W,)`, by rank.
 
     Args:
-        messages: Elements in each message.
+        collective: Which, and of what size.
         world_size: W, the ranks.
-        width: Bytes per element.
         directions: Of the ring.
     """
-    sent: Ints = np.zeros(world_size, dtype=np.int64)
-    for count in messages:
-        sent = sent + ring_all_reduce_bytes(count, width, world_size, directions=directions)
-    return sent
+    op, count, width = collective
+    if op == "sum":
+        return ring_all_reduce_bytes(count, width, world_size, directions=directions)
+    return np.full(world_size, (world_size - 1) * count * width, dtype=np.int64)
 
 
 def low_rank_elements(

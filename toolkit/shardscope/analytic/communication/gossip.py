@@ -4,10 +4,43 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardscope.analytic.communication.traffic import MIB, Sent, Traffic, by_backend, together
+
 
 def gossip_mix_bytes(num_bytes: int, world_size: int) -> int:
     """Bytes that each rank sends in one averaging of `num_bytes` of parameters: all of them to each neighbour."""
     return num_bytes * min(2, world_size - 1)
+
+
+def mix_traffic(
+    num_elements: int,
+    element_bytes: int,
+    world_size: int,
+    *,
+    packet_bytes: int | None = None,
+    slice_mb: float = 4.0,
+) -> Traffic:
+    """What each rank sends in one averaging: all its parameters to each neighbour, in slices, or one packet.
+
+    Args:
+        num_elements: Of all parameters.
+        element_bytes: Bytes of one element.
+        world_size: W, the ranks.
+        packet_bytes: Of the packed difference, where it is compressed.
+        slice_mb: Longest slice in MiB.
+    """
+    size = num_elements * element_bytes if packet_bytes is None else packet_bytes
+    slices = -(-num_elements // max(1, int(slice_mb * MIB) // element_bytes)) if packet_bytes is None else 1
+    sent = gossip_mix_bytes(size, world_size)
+    messages = gossip_mix_bytes(slices, world_size)
+    name = "gossip_mix" if packet_bytes is None else "gossip_packets"
+    return {name: Sent(np.full(world_size, sent), np.full(world_size, messages))}
+
+
+def consensus_traffic(num_bytes: int, world_size: int) -> Traffic:
+    """What each rank sends to measure how far the ranks are apart: the parameters' sum, and that of one number."""
+    sums = (by_backend("all_reduce", size, world_size)["all_reduce"] for size in (num_bytes, 8))
+    return together({"consensus": sent} for sent in sums)
 
 
 def gossip_contraction(world_size: int) -> float:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from shardscope.analytic.communication.traffic import Sent, Traffic
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 HEADER_BYTES = 24
@@ -70,6 +72,42 @@ def parameter_server_control_bytes(
     sent: Ints = messages * HEADER_BYTES
     sent[:servers] += 8 * sums * (servers - 1)
     return sent
+
+
+def parameter_server_traffic(
+    pushed_bytes: Sequence[int],
+    pulled_bytes: Sequence[int],
+    world_size: int,
+    *,
+    dedicated: bool = False,
+    sums: int = 0,
+) -> Traffic:
+    """What each rank sends in a step: gradients, parameters, and what goes with them.
+
+    A header travels with its message, so that only the sums of squares are messages of their own.
+
+    Args:
+        pushed_bytes: Of one worker's gradients for each server, packed or not.
+        pulled_bytes: Of the parameters that each server holds.
+        world_size: Ranks, servers included.
+        dedicated: Whether the servers' ranks compute no gradients.
+        sums: As for `parameter_server_control_bytes`.
+    """
+    servers = len(pulled_bytes)
+    one_each = [1] * servers
+    control = parameter_server_control_bytes(servers, world_size, dedicated=dedicated, sums=sums)
+    summed = np.where(np.arange(world_size) < servers, sums * (servers - 1), 0)
+    return {
+        "server_push": Sent(
+            parameter_server_push_bytes(pushed_bytes, world_size, dedicated=dedicated),
+            parameter_server_push_bytes(one_each, world_size, dedicated=dedicated),
+        ),
+        "server_pull": Sent(
+            parameter_server_pull_bytes(pulled_bytes, world_size, dedicated=dedicated),
+            parameter_server_pull_bytes(one_each, world_size, dedicated=dedicated),
+        ),
+        "server_control": Sent(control, summed),
+    }
 
 
 def _remote_workers(servers: int, world_size: int, *, dedicated: bool) -> Ints:

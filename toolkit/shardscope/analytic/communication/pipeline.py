@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from shardscope.analytic.communication.ring import Ints, ring_all_reduce_bytes
+from shardscope.analytic.communication.traffic import Sent, Traffic, by_ring
 
 
 def pipeline_bytes(boundary_bytes: Sequence[int], stage_ranks: Sequence[int], microbatches: int) -> Ints:
@@ -41,3 +42,34 @@ def tied_bytes(num_elements: int, element_bytes: int, holders: Sequence[int], wo
     sent = np.zeros(world_size, dtype=np.int64)
     sent[list(holders)] = ring_all_reduce_bytes(num_elements, element_bytes, len(holders))
     return sent
+
+
+def pipeline_traffic(
+    boundary_bytes: Sequence[int],
+    stage_ranks: Sequence[int],
+    microbatches: int,
+    *,
+    bounds: tuple[int, int] | None = None,
+) -> Traffic:
+    """What each rank sends in a step, one message for each micro-batch, boundary and direction.
+
+    Args:
+        boundary_bytes: As for `pipeline_bytes`.
+        stage_ranks: The rank that holds each stage.
+        microbatches: In a step.
+        bounds: Fewest and most bytes that cross a boundary, where the boundaries are not known beforehand.
+    """
+    sent = pipeline_bytes(boundary_bytes, stage_ranks, microbatches)
+    messages = pipeline_bytes([1] * len(boundary_bytes), stage_ranks, microbatches)
+    between = None if bounds is None else (messages * bounds[0], messages * bounds[1])
+    return {"send": Sent(sent, messages, between)}
+
+
+def tied_traffic(num_elements: int, element_bytes: int, holders: Sequence[int], world_size: int) -> Traffic:
+    """What each rank sends to sum the gradients of one parameter that several ranks hold."""
+    ring = by_ring("all_reduce", num_elements, element_bytes, len(holders))["ring_all_reduce"]
+    messages = np.zeros(world_size, dtype=np.int64)
+    messages[list(holders)] = ring.messages
+    return {
+        "ring_all_reduce": Sent(tied_bytes(num_elements, element_bytes, holders, world_size), messages)
+    }

@@ -1,4 +1,4 @@
-"""Bytes on the wire of ZeRO's three stages, by formula (Rajbhandari et al., arXiv 1910.02054, section 7).
+"""What ranks send under ZeRO's three stages, by formula (Rajbhandari et al., arXiv 1910.02054, section 7).
 
 Stages 1 and 2 move what the ring does, 2(W-1)/W S a rank and step: gradients reduce-scattered, parameters gathered.
 Stage 3 gathers parameters twice, for the forward and for the backward pass, and so moves 1.5 times as much. FSDP2 adds
@@ -8,103 +8,151 @@ reduce-scattered as packets, one for each rank's share; parameters are gathered 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from shardscope.analytic.communication.ring import ring_all_reduce_bytes
+from shardscope.analytic.communication.traffic import (
+    Traffic,
+    by_backend,
+    by_ring,
+    packets,
+    repeated,
+    together,
+)
 from shardscope.analytic.sharding import Shape, padded_elements
+from shardscope.spec.compression import Collective
 
-Ints = npt.NDArray[np.int64]
 _DIGEST_BYTES = 8
 
 
 class Shares(Protocol):
     """A method of compression whose packets are of single numbers, so that a share of a bucket can be one."""
 
-    @property
-    def is_on(self) -> bool:
-        """Whether anything is compressed."""
-
-    def share_bytes(self, share: int, world_size: int) -> Ints:
-        """Bytes each rank sends to reduce-scatter one bucket, `share` elements per rank; shape `(W,)`, by rank."""
+    def share_collective(self, share: int, world_size: int) -> Collective:
+        """The collective by which each rank comes to its own share of the mean of one bucket."""
 
 
-def zero_1_bytes(
-    bucket_elements: Sequence[int], element_bytes: int, world_size: int, *, compression: Shares | None = None
-) -> Ints:
-    """Bytes that each rank sends in a step of ZeRO-1, however many micro-batches it has; shape `(W,)`, by rank.
+@dataclass(frozen=True)
+class ShardCollectives:
+    """What carries the reduce-scatters and all-gathers of shards.
+
+    Attributes:
+        element_bytes: Bytes of one element.
+        compression: Of the gradients; None for none.
+        backend: ``gloo`` or ``nccl`` for its own collectives; None for our ring.
+    """
+
+    element_bytes: int
+    compression: Shares | None = None
+    backend: str | None = None
+
+    def carried(self, op: str, num_elements: int, world_size: int, element_bytes: int = 0) -> Traffic:
+        """One collective of a whole tensor of `num_elements`."""
+        width = element_bytes or self.element_bytes
+        if self.backend is None:
+            return by_ring(op, num_elements, width, world_size)
+        return by_backend(op, num_elements * width, world_size, backend=self.backend)
+
+    def reduced(self, num_elements: int, world_size: int) -> Traffic:
+        """Gradients, reduce-scattered; in equal shares where they are compressed."""
+        if self.compression is None:
+            return self.carried("reduce_scatter", num_elements, world_size)
+        op, count, width = self.compression.share_collective(num_elements // world_size, world_size)
+        if op == "sum":
+            return self.carried("reduce_scatter", count, world_size, width)
+        return packets("packet_all_to_all", count * width, world_size)
+
+    def gathered(self, num_elements: int, world_size: int) -> Traffic:
+        """Parameters, all-gathered."""
+        return self.carried("all_gather", num_elements, world_size)
+
+
+def zero_1_traffic(bucket_elements: Sequence[int], world_size: int, collectives: ShardCollectives) -> Traffic:
+    """What ranks send in a step of ZeRO-1, however many micro-batches it has.
+
+    Buckets are padded to equal shares where gradients are compressed, or the backend carries them.
 
     Args:
         bucket_elements: Elements of each flat bucket.
-        element_bytes: Bytes of one element.
-        world_size: Ranks.
-        compression: Of the gradients, None for none; buckets are then padded to equal shares.
+        world_size: W, the ranks.
+        collectives: What carries them.
     """
-    total = np.zeros(world_size, dtype=np.int64)
-    for num_elements in bucket_elements:
-        if compression is not None and compression.is_on:
-            share = -(-num_elements // world_size)
-            total += compression.share_bytes(share, world_size) + (world_size - 1) * share * element_bytes
-            continue
-        total += ring_all_reduce_bytes(num_elements, element_bytes, world_size)
-    return total
+    is_even = collectives.compression is not None or collectives.backend is not None
+    padding = world_size if is_even else 1
+    sizes = [-(-count // padding) * padding for count in bucket_elements]
+    return together(
+        part
+        for size in sizes
+        for part in (collectives.reduced(size, world_size), collectives.gathered(size, world_size))
+    )
 
 
-def agreement_bytes(num_units: int, world_size: int, *, replicas: int = 1) -> int:
-    """Bytes that each rank sends in a step of ZeRO-2 or ZeRO-3 with the ring to prove that all took the same layers.
-
-    Each rank sends a digest to each other one at the step's end and, with replicas, before each unit crosses them.
+def agreement_traffic(meetings: int, world_size: int) -> Traffic:
+    """The digests by which ranks prove, under ZeRO-2 and ZeRO-3, that all have taken the same layers.
 
     Args:
-        num_units: Modules that communicate by themselves.
-        world_size: Ranks.
-        replicas: As in `fully_sharded_bytes`, which these bytes add to.
+        meetings: In a step: one at its end, one before each collective of the backend, and with replicas one before
+            each unit crosses them.
+        world_size: W, the ranks.
     """
-    meetings = 1 + (num_units if replicas > 1 else 0)
-    return meetings * (world_size - 1) * _DIGEST_BYTES
+    sent = packets("agreement", _DIGEST_BYTES, world_size)["agreement"]
+    return {"agreement": sent.times(meetings)}
 
 
-def fully_sharded_bytes(
+def fully_sharded_traffic(
     units: Sequence[Sequence[Shape]],
-    element_bytes: int,
     world_size: int,
+    collectives: ShardCollectives,
     *,
-    stage: Literal[2, 3],
+    gathers: int,
     replicas: int = 1,
     micro_batches: int = 1,
-    compression: Shares | None = None,
-) -> Ints:
-    """Bytes that each rank sends in a step of ZeRO-2 or ZeRO-3 under FSDP2, padding included; shape `(W,)`, by rank.
+) -> Traffic:
+    """What ranks send in a step of ZeRO-2 or ZeRO-3 under FSDP2, padding and agreement included.
 
     With N = W / replicas, P the padded elements and m micro-batches, a rank sends (N-1)/N P for each collective of its
-    shard group: m reduce-scatters and, in stage 2, one all-gather, in stage 3, 2m. With replicas, the shards of the
-    gradients are all-reduced across them after the last micro-batch; the backend does that, and a rank is counted its
-    even share of 2(R-1) P/N, the remainder on the lowest.
+    shard group: m reduce-scatters, and the all-gathers. With replicas, the shards of the gradients are all-reduced
+    across them after the last micro-batch by the backend, and compression stays inside a group.
 
     Args:
         units: For each module that communicates by itself, the shapes of its trained parameters.
-        element_bytes: Bytes of one element.
-        world_size: Ranks.
-        stage: 2 or 3.
+        world_size: W, the ranks.
+        collectives: What carries them.
+        gathers: All-gathers of each unit: 1 in stage 2, 2m in stage 3.
         replicas: Groups that each hold the whole model in shards (HSDP); divides `world_size`.
-        micro_batches: Forward and backward passes a step.
-        compression: Of the gradients, None for none, inside each shard group; what crosses between replicas is not
-            compressed.
+        micro_batches: m, forward and backward passes a step.
     """
     num_shards = world_size // replicas
-    gathers = 1 if stage == 2 else 2 * micro_batches
-    replica = np.arange(world_size) // num_shards
-    total = np.zeros(world_size, dtype=np.int64)
-    for shapes in units:
-        share = sum(padded_elements(shape, num_shards) for shape in shapes) // num_shards
-        chunk = share * element_bytes
-        exchanged = 2 * (replicas - 1) * chunk
-        scattered = (num_shards - 1) * chunk
-        if compression is not None and compression.is_on:
-            scattered = int(compression.share_bytes(share, num_shards)[0])
-        total += micro_batches * scattered + gathers * (num_shards - 1) * chunk
-        total += exchanged // replicas + (replica < exchanged % replicas)
-    return total
+    meetings = 1 + (len(units) if replicas > 1 else 0)
+    if collectives.backend is not None:
+        meetings += len(units) * (gathers + micro_batches)
+
+    def parts() -> Iterator[Traffic]:
+        yield agreement_traffic(meetings, world_size)
+        for shapes in units:
+            elements = sum(padded_elements(shape, num_shards) for shape in shapes)
+            groups = together(
+                [
+                    _times(collectives.reduced(elements, num_shards), micro_batches),
+                    _times(collectives.gathered(elements, num_shards), gathers),
+                ]
+            )
+            yield repeated(groups, replicas)
+            if replicas > 1:
+                shard_bytes = elements // num_shards * collectives.element_bytes
+                yield _across(shard_bytes, num_shards, replicas)
+
+    return together(parts())
+
+
+def _times(traffic: Traffic, count: int) -> Traffic:
+    return {name: sent.times(count) for name, sent in traffic.items()}
+
+
+def _across(num_bytes: int, num_shards: int, replicas: int) -> Traffic:
+    """The backend's all-reduce of each rank's shard over the replicas."""
+    sent = by_backend("all_reduce", num_bytes, replicas)["all_reduce"]
+    return {"all_reduce": sent.each(lambda column: np.repeat(column, num_shards))}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from shardscope.spec.compression import Compression, Shapes
+from shardscope.spec.compression import Collective, Compression, Shapes
 from shardscope.spec.numbers import CountOrZero
 
 
@@ -33,18 +32,12 @@ class LowRankCompression(Compression):
         """Vectors that go with every left factor."""
         return 0
 
-    def bucket_bytes(
-        self, shapes: Shapes, world_size: int, *, directions: int = 1, plan: Sequence[int] | None = None
-    ) -> Any:
-        from shardscope.analytic.communication.compressed import low_rank_elements, summed_bytes
+    def collectives(
+        self, shapes: Shapes, world_size: int, *, plan: Sequence[int] | None = None
+    ) -> Sequence[Collective]:
+        """Two sums: the second factor needs that of the first."""
+        from shardscope.analytic.communication.compressed import FLOAT_BYTES, low_rank_elements
 
         ranks = [self.rank] * len(shapes) if plan is None else plan
         messages = low_rank_elements(shapes, ranks, probes=self.probes(plan))
-        return summed_bytes(messages, world_size, directions=directions)
-
-    def rounds(self, shapes: Shapes, world_size: int) -> int:
-        """The second factor needs the sum of the first."""
-        from shardscope.analytic.communication.compressed import low_rank_elements
-
-        messages = low_rank_elements(shapes, [self.rank] * len(shapes))
-        return 2 * (world_size - 1) * sum(map(bool, messages))
+        return [Collective("sum", count, FLOAT_BYTES) for count in messages]

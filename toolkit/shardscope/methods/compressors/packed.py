@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from shardscope.errors import SpecError
-from shardscope.spec.compression import Compression, Shapes
+from shardscope.spec.compression import Collective, Compression, Shapes
 from shardscope.spec.method import required
 
 if TYPE_CHECKING:
@@ -59,35 +59,26 @@ class PackedCompression(Compression):
         """Whether every rank receives all packets."""
         return getattr(self, "exchange", None) == "gather"
 
-    def bucket_bytes(
-        self,
-        shapes: Shapes,
-        world_size: int,
-        *,
-        directions: int = 1,
-        plan: Sequence[int] | None = None,
-    ) -> Any:
-        from shardscope.analytic.communication.compressed import everyone, share_size, summed_bytes
+    def collectives(
+        self, shapes: Shapes, world_size: int, *, plan: Sequence[int] | None = None
+    ) -> Sequence[Collective]:
+        from shardscope.analytic.communication.compressed import share_size
 
         num_elements = sum(prod(shape) for shape in shapes)
         if self.summed_width is not None:
             count = self.packet_bytes(num_elements) // self.summed_width
-            return summed_bytes([count], world_size, width=self.summed_width, directions=directions)
+            return [Collective("sum", count, self.summed_width)]
         if self.is_gathered:
-            return everyone((world_size - 1) * self.packet_bytes(num_elements), world_size)
-        share = share_size(num_elements, world_size, self.align)
-        return everyone(2 * (world_size - 1) * self.packet_bytes(share), world_size)
+            return [Collective("all_gather", self.packet_bytes(num_elements))]
+        packet = self.packet_bytes(share_size(num_elements, world_size, self.align))
+        return [Collective("all_to_all", packet), Collective("all_gather", packet)]
 
-    def share_bytes(self, share: int, world_size: int) -> Any:
-        """Bytes each rank sends to reduce-scatter one bucket, `share` elements per rank; shape `(W,)`, by rank."""
-        from shardscope.analytic.communication.compressed import everyone
-
-        return everyone((world_size - 1) * self.packet_bytes(share), world_size)
-
-    def rounds(self, shapes: Shapes, world_size: int) -> int:
-        if self.summed_width is not None:
-            return 2 * (world_size - 1)
-        return 1 if self.is_gathered else 2
+    def share_collective(self, share: int, world_size: int) -> Collective:
+        """How ranks come to the mean of one bucket, each to its own share of `share` elements: ``sum`` scatters it."""
+        packet = self.packet_bytes(share)
+        if self.summed_width is None:
+            return Collective("all_to_all", packet)
+        return Collective("sum", world_size * packet // self.summed_width, self.summed_width)
 
     def build(self, job: Job) -> Any:
         from shardscope.training.compression.packed import Packed

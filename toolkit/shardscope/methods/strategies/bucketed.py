@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from shardscope.spec.numbers import MessageMiB
 from shardscope.spec.strategy import Strategy
+
+if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.job_step import JobStep
+    from shardscope.spec.compression import Collective
+
+
+_INDEX_BYTES = 4
 
 
 class BucketedStrategy(Strategy):
@@ -29,3 +38,61 @@ class BucketedStrategy(Strategy):
         from shardscope.analytic.communication import all_reduce_bytes
 
         return float(all_reduce_bytes(gradient_bytes, world_size))
+
+    def sum_traffic(self, num_elements: int, element_bytes: int, step: JobStep) -> Traffic:
+        """What each rank sends to sum one flat tensor over all ranks; by default, in the backend's all-reduce.
+
+        Args:
+            num_elements: Of the tensor.
+            element_bytes: Bytes of one element.
+            step: For the number of ranks and the backend.
+        """
+        from shardscope.analytic.communication.traffic import by_backend
+
+        return by_backend("all_reduce", num_elements * element_bytes, step.world_size, backend=step.backend)
+
+    def traffic(self, step: JobStep) -> Traffic:
+        """Bucket by bucket, and what `DistributedDataParallel` broadcasts: buffers, and once its buckets anew.
+
+        It cuts them in the order of the gradients of its first pass, and tells all ranks the bucket of each tensor,
+        their number and their sizes.
+        """
+        from shardscope.analytic.communication.traffic import by_backend, together
+
+        sizes = [*step.trace.buffer_sizes]
+        if step.number == (1 if step.job.compression.is_on else 2):
+            count = len(step.buckets(self.bucket_mb))
+            sizes += [_INDEX_BYTES * (len(step.trained) + 1), _INDEX_BYTES * count]
+        broadcasts = (
+            by_backend("broadcast", size, step.world_size, backend=step.backend) for size in sizes
+        )
+        return together([*broadcasts, *self._exchanges(step)])
+
+    def _exchanges(self, step: JobStep) -> Iterator[Traffic]:
+        from shardscope.analytic.communication.traffic import between
+
+        compression = step.compression
+        if compression.period > 1:  # parameters are averaged now and then, as one tensor
+            if step.number % compression.period == 0:
+                yield self.sum_traffic(step.num_elements, step.element_bytes, step)
+            return
+        for shapes in step.buckets(self.bucket_mb):
+            expected = self._carried(compression.collectives(shapes, step.world_size), step)
+            bounds = compression.bounds(shapes, step.world_size, step.number)
+            if bounds is None:
+                yield expected
+            else:
+                least, most = (self._carried(each, step) for each in bounds)
+                yield between(least, expected, most)
+
+    def _carried(self, collectives: Sequence[Collective], step: JobStep) -> Traffic:
+        from shardscope.analytic.communication.traffic import packets, together
+
+        def parts() -> Iterator[Traffic]:
+            for op, count, width in collectives:
+                if op == "sum":
+                    yield self.sum_traffic(count, width if step.is_compressed else step.element_bytes, step)
+                else:
+                    yield packets(f"packet_{op}", count * width, step.world_size)
+
+        return together(parts())

@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from shardscope.errors import SpecError
+from shardscope.methods.compressors.packed import PackedCompression
 from shardscope.spec.method import required
 from shardscope.spec.numbers import Count
 from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardscope.analytic.communication import ShardCollectives, Traffic
     from shardscope.spec.job import Job
+    from shardscope.analytic.job_step import JobStep
 
 
 class ZeroStrategy(Strategy):
@@ -27,6 +32,17 @@ class ZeroStrategy(Strategy):
     def label(self) -> str:
         """``zero-3``; ``zero-3:backend`` with the backend's own collectives."""
         return self.name if self.collectives == "ring" else f"{self.name}:{self.collectives}"
+
+    def _carriers(self, step: JobStep) -> ShardCollectives:
+        """What carries gradients and parameters."""
+        from shardscope.analytic.communication import ShardCollectives
+
+        now = step.compression
+        return ShardCollectives(
+            step.element_bytes,
+            compression=now if isinstance(now, PackedCompression) else None,
+            backend=None if self.collectives == "ring" else step.backend,
+        )
 
     def check(self, job: Job) -> None:
         """The backends' own reduce-scatter adds numbers up as they are."""
@@ -103,6 +119,23 @@ class FullyShardedStrategy(ZeroStrategy):
         """How often all parameters are gathered in a step."""
         raise NotImplementedError
 
+    def traffic(self, step: JobStep) -> Traffic:
+        """Unit by unit; norms, and parameters without rows to cut, are all-reduced by the backend."""
+        from shardscope.analytic.communication import fully_sharded_traffic
+        from shardscope.analytic.communication.traffic import by_backend, together
+
+        units: dict[int, list[tuple[int, ...]]] = {}
+        for row in step.trace.parameters:
+            if row.num_elements and row.shape:
+                units.setdefault(row.unit, []).append(tuple(row.shape))
+        uncut = 8 * sum(not row.shape for row in step.trained)
+        sharded = fully_sharded_traffic(
+            list(units.values()), step.world_size, self._carriers(step), replicas=self.replicas,
+            gathers=self.gathers(step.micro_batches), micro_batches=step.micro_batches,
+        )  # fmt: skip
+        whole = by_backend("all_reduce", uncut, step.world_size, backend=step.backend) if uncut else {}
+        return together([sharded, whole, *norm_traffic(step, among=step.world_size // self.replicas)])
+
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
         """R (N-1) S for each collective in R groups of N ranks, and 2(R-1) S between the groups.
 
@@ -111,3 +144,23 @@ class FullyShardedStrategy(ZeroStrategy):
         collectives = micro_batches + self.gathers(micro_batches)
         inside = (world_size - self.replicas) * collectives * float(gradient_bytes)
         return inside + 2.0 * (self.replicas - 1) * gradient_bytes
+
+
+def norm_traffic(step: JobStep, *, among: int | None = None, of_layers: bool = True) -> Iterator[Traffic]:
+    """The all-reduces by which ranks with pieces of the gradients come to norms, and agree on an overflow.
+
+    Args:
+        step: Of a job.
+        among: Ranks that hold one whole gradient together; None for all.
+        of_layers: Whether tensors are in pieces; else each is whole somewhere.
+    """
+    from shardscope.analytic.communication.traffic import by_backend, repeated
+
+    world_size = step.world_size
+    sums = step.job.optimizer.norm_sums([len(row.shape) for row in step.trained])
+    numbers = [int(step.job.clip_norm is not None), sums.of_gradient, sums.of_layers if of_layers else 0]
+    for count in filter(None, numbers):
+        inside = by_backend("all_reduce", 8 * count, among or world_size, backend=step.backend)
+        yield repeated(inside, world_size // (among or world_size))
+    if step.job.precision == "fp16":
+        yield by_backend("all_reduce", 4, world_size, backend=step.backend)

@@ -53,6 +53,19 @@ class ParameterRow(Spec):
         return prod(self.shape)
 
 
+class PipelinePiece(Spec):
+    """One layer of those that a pipeline can cut between."""
+
+    output_bytes: NonNegativeFloat
+    """What it hands on, for one sample."""
+    flops: NonNegativeFloat
+    """FLOP of its forward pass, for one sample."""
+    stored_bytes: NonNegativeFloat
+    """What it saves for the backward pass, for one sample."""
+    parameters: tuple[Total, ...]
+    """Those that it uses, by their place among all parameters."""
+
+
 class StepTrace(Spec):
     """A step of a module with a loss on its output. `Model.from_module(..., memory=True)` makes one."""
 
@@ -63,6 +76,14 @@ class StepTrace(Spec):
     buffer_bytes: NonNegativeFloat
     output_bytes: NonNegativeFloat
     """What the module returns, for one sample."""
+    num_outputs: Total = 1
+    """Numbers that it returns, for one sample."""
+    buffer_sizes: tuple[Total, ...] = ()
+    """Bytes of each buffer, in the module's order."""
+    gradient_order: tuple[Total, ...] = ()
+    """The trained parameters, by their place among all, in the order in which the backward pass finishes them."""
+    pieces: tuple[PipelinePiece, ...] = ()
+    """In the order in which they run; none where the module cannot be cut."""
     moments: dict[str, tuple[Moment, ...]]
     """By what is recomputed: ``none``, ``selective``, ``full``."""
 

@@ -10,9 +10,12 @@ from pydantic import Field, model_validator
 
 from shardscope.errors import SpecError
 from shardscope.methods.compressors.packed import check_block
-from shardscope.spec.compression import Compression, Shapes
+from shardscope.spec.compression import Collective, Compression, Shapes
 from shardscope.spec.look import Look
 from shardscope.spec.numbers import Count
+
+LEAST, MOST = 2, 8
+"""Bits of an element."""
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -43,22 +46,26 @@ class AdaptiveBits(Compression):
             raise SpecError(f"compression.budget={self.budget:g} bits an element is less than 2; use 2 to 8")
         return self
 
-    def bucket_bytes(
-        self,
-        shapes: Shapes,
-        world_size: int,
-        *,
-        directions: int = 1,
-        plan: Sequence[int] | None = None,
-    ) -> Any:
-        from shardscope.analytic.communication.compressed import everyone, mixed_packet_bytes
+    def collectives(
+        self, shapes: Shapes, world_size: int, *, plan: Sequence[int] | None = None
+    ) -> Sequence[Collective]:
+        from shardscope.analytic.communication.compressed import mixed_packet_bytes
 
         bits = [floor(self.budget)] * len(shapes) if plan is None else plan
         packet = mixed_packet_bytes(shapes, bits, self.block, world_size)
-        return everyone(2 * (world_size - 1) * packet, world_size)
+        return [Collective("all_to_all", packet), Collective("all_gather", packet)]
 
-    def rounds(self, shapes: Shapes, world_size: int) -> int:
-        return 2
+    def bounds(
+        self, shapes: Shapes, world_size: int, step: int
+    ) -> tuple[Sequence[Collective], Sequence[Collective]] | None:
+        """The fewest bits for all tensors of a bucket, and the most for each, padded by itself: others have fewer."""
+        if step <= self.update_every:
+            return None
+        least, alone = (
+            self.collectives(shapes, world_size, plan=[LEAST] * len(shapes)),
+            [self.collectives([shape], world_size, plan=[MOST])[0].num_elements for shape in shapes],
+        )
+        return least, [each._replace(num_elements=sum(alone)) for each in least]
 
     def build(self, job: Job) -> Any:
         from shardscope.methods.compressors.adaptive_bits._torch import AdaptiveBits

@@ -36,6 +36,18 @@ class AdaptiveRank(LowRankCompression):
         """It looks at the gradient in steps in which it has no plan, at its largest rank."""
         return PROBES if plan is None else 0
 
+    def bounds(
+        self, shapes: Shapes, world_size: int, step: int
+    ) -> tuple[Sequence[Collective], Sequence[Collective]] | None:
+        """One direction of each matrix to `rank`, but in steps that look, which send `rank` and probes."""
+        if step == self.warmup_steps + 1 or (step - 1) % self.update_every == 0:
+            return None
+        least, most = ([rank] * len(shapes) for rank in (1, self.rank))
+        return (
+            self.collectives(shapes, world_size, plan=least),
+            self.collectives(shapes, world_size, plan=most),
+        )
+
     def build(self, job: Job) -> Any:
         from shardscope.methods.compressors.adaptive_rank._torch import AdaptiveRank
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from shardscope.spec.compression import Compression, Shapes
+from shardscope.spec.compression import Collective, Compression, Shapes
 from shardscope.spec.look import Look
 from shardscope.spec.numbers import Count
 
@@ -30,21 +30,12 @@ class LocalSgd(Compression):
     def period(self) -> int:
         return self.every
 
-    def bucket_bytes(
-        self,
-        shapes: Shapes,
-        world_size: int,
-        *,
-        directions: int = 1,
-        plan: Sequence[int] | None = None,
-    ) -> Any:
-        """Of one average of these parameters, in float32."""
-        from shardscope.analytic.communication.compressed import summed_bytes
+    def collectives(
+        self, shapes: Shapes, world_size: int, *, plan: Sequence[int] | None = None
+    ) -> Sequence[Collective]:
+        from shardscope.analytic.communication.compressed import FLOAT_BYTES
 
-        return summed_bytes([sum(prod(shape) for shape in shapes)], world_size, directions=directions)
-
-    def rounds(self, shapes: Shapes, world_size: int) -> int:
-        return 2 * (world_size - 1)
+        return [Collective("sum", sum(prod(shape) for shape in shapes), FLOAT_BYTES)]
 
     def build(self, job: Job) -> Any:
         from shardscope.methods.compressors.local_sgd._torch import LocalSGD

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from shardscope.spec.compression import Compression, Shapes
+from shardscope.spec.compression import Collective, Compression, Shapes
 from shardscope.spec.look import Look
 
 if TYPE_CHECKING:
@@ -27,20 +27,12 @@ class Uncompressed(Compression):
     def differs_because(self) -> None:
         return None
 
-    def bucket_bytes(
-        self,
-        shapes: Shapes,
-        world_size: int,
-        *,
-        directions: int = 1,
-        plan: Sequence[int] | None = None,
-    ) -> Any:
-        from shardscope.analytic.communication.compressed import summed_bytes
+    def collectives(
+        self, shapes: Shapes, world_size: int, *, plan: Sequence[int] | None = None
+    ) -> Sequence[Collective]:
+        from shardscope.analytic.communication.compressed import FLOAT_BYTES
 
-        return summed_bytes([sum(prod(shape) for shape in shapes)], world_size, directions=directions)
-
-    def rounds(self, shapes: Shapes, world_size: int) -> int:
-        return 2 * (world_size - 1)
+        return [Collective("sum", sum(prod(shape) for shape in shapes), FLOAT_BYTES)]
 
     def build(self, job: Job) -> None:
         return None

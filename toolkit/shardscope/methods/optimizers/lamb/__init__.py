@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ from pydantic import field_validator
 
 from shardscope.errors import unknown_name
 from shardscope.spec.look import Look
-from shardscope.spec.optimizer import Fraction, NonNegative, Off, Optimizer, Parameters, Positive
+from shardscope.spec.optimizer import Fraction, NonNegative, NormSums, Off, Optimizer, Parameters, Positive
 
 PAPER: Mapping[str, Any] = MappingProxyType(
     {
@@ -97,6 +97,13 @@ class Lamb(Optimizer):
     @property
     def carries(self) -> str:
         return "moments" if self.grad_averaging else "summed moments"
+
+    def norm_sums(self, dimensions: Sequence[int]) -> NormSums:
+        """The squares of each adapted layer's weights and update; of all gradients, where it clips them."""
+        settings = self.settings
+        adapts = settings["adapt_undecayed"] or settings["weight_decay"] > 0
+        adapted = [d for d in dimensions if d > 1 or self.exclude == "none"] if adapts else []
+        return NormSums(2 * len(adapted), int(settings["max_grad_norm"] != "off"))
 
     def build(self, parameters: Parameters) -> Any:
         from shardscope.methods.optimizers.lamb._torch_build import build

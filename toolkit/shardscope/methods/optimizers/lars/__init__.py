@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -9,7 +10,7 @@ from pydantic import model_validator
 
 from shardscope.errors import SpecError
 from shardscope.spec.look import Look
-from shardscope.spec.optimizer import Fraction, NonNegative, Optimizer, Parameters, Positive
+from shardscope.spec.optimizer import Fraction, NonNegative, NormSums, Optimizer, Parameters, Positive
 
 
 class Lars(Optimizer):
@@ -75,6 +76,10 @@ class Lars(Optimizer):
     def carries(self) -> str:
         inside = {"classic": " with rate and ratio inside", "torch": " with the ratio inside", "post": ""}
         return f"velocity{inside[self.momentum_form]}" if self.momentum else "nothing"
+
+    def norm_sums(self, dimensions: Sequence[int]) -> NormSums:
+        """The squares of each adapted layer's weights and of what its ratio divides by."""
+        return NormSums(2 * sum(d > 1 or self.exclude == "none" for d in dimensions))
 
     def build(self, parameters: Parameters) -> Any:
         from shardscope.methods.optimizers.lars._torch import TorchLars

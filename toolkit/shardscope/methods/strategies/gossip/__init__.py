@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from shardscope.errors import SpecError
+from shardscope.methods.compressors.packed import PackedCompression
 from shardscope.spec.compression import Compression
 from shardscope.spec.look import Look
 from shardscope.spec.numbers import Count, MessageMiB
 from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
     from shardscope.spec.job import Job
+    from shardscope.analytic.job_step import JobStep
 
 
 class Gossip(Strategy):
@@ -90,6 +93,24 @@ class Gossip(Strategy):
         from shardscope.analytic.communication import gossip_mix_bytes
 
         return world_size * gossip_mix_bytes(gradient_bytes, world_size) / self.mix_every
+
+    def traffic(self, step: JobStep) -> Traffic:
+        """Parameters, or packets, to each neighbour; now and then, how far the ranks are apart."""
+        from shardscope.analytic.communication.gossip import consensus_traffic, mix_traffic
+        from shardscope.analytic.communication.traffic import together
+
+        now, parts = step.compression, []
+        if step.number % self.mix_every == 0:
+            packet = now.packet_bytes(step.num_elements) if isinstance(now, PackedCompression) else None
+            parts.append(
+                mix_traffic(
+                    step.num_elements, step.element_bytes, step.world_size, packet_bytes=packet,
+                    slice_mb=self.slice_mb,
+                )  # fmt: skip
+            )
+        if step.number == 1 or step.number % self.measure_every == 0:
+            parts.append(consensus_traffic(step.num_elements * step.element_bytes, step.world_size))
+        return together(parts)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.gossip._torch import Gossip

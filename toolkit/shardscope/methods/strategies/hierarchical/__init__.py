@@ -12,7 +12,9 @@ from shardscope.spec.look import Look
 from shardscope.spec.numbers import Count, MessageMiB
 
 if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
     from shardscope.spec.job import Job
+    from shardscope.analytic.job_step import JobStep
 
 
 class Hierarchical(BucketedStrategy):
@@ -66,6 +68,12 @@ class Hierarchical(BucketedStrategy):
         if not collective.startswith("ring_") or per_node in (1, world_size):
             return world_size
         return world_size // per_node if collective == "ring_all_reduce" else per_node
+
+    def sum_traffic(self, num_elements: int, element_bytes: int, step: JobStep) -> Traffic:
+        from shardscope.analytic.communication.traffic import by_hierarchy
+
+        per_node = self.ranks_per_node(step.world_size, step.world_size)
+        return by_hierarchy(num_elements, element_bytes, step.world_size, per_node, slice_mb=self.slice_mb)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.hierarchical._torch import Hierarchical

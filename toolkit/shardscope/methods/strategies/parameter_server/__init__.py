@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, model_validator
 
 from shardscope.errors import SpecError, unknown_name
+from shardscope.methods.compressors.packed import PackedCompression
 from shardscope.spec.look import Look
 from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.job_step import JobStep
     from shardscope.spec.job import Job
 
 MODES = ("sync", "async", "ssp")
@@ -156,6 +159,21 @@ class ParameterServer(Strategy):
         """S from and to each worker that is not where its server is."""
         remote = len(self.workers(world_size)) - (0 if self.dedicated else 1)
         return 2.0 * remote * gradient_bytes
+
+    def traffic(self, step: JobStep) -> Traffic:
+        """A push and a pull of each worker; headers, and squares that servers sum."""
+        from shardscope.analytic.communication.parameter_server import parameter_server_traffic
+
+        sizes, now, job = [row.num_elements for row in step.trained], step.compression, step.job
+        held = [sum(sizes[index] for index in shard) for shard in self.shards(sizes)]
+        pulled = [count * step.element_bytes for count in held]
+        is_packed = isinstance(now, PackedCompression)
+        pushed = [now.packet_bytes(count) for count in held] if is_packed else pulled
+        norms = job.optimizer.norm_sums([len(row.shape) for row in step.trained])
+        sums = norms.of_gradient + (job.clip_norm is not None and self.clips_at_servers)
+        return parameter_server_traffic(
+            pushed, pulled, step.world_size, dedicated=self.dedicated, sums=int(sums)
+        )
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.parameter_server._torch import ParameterServer

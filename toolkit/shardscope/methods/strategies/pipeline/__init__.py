@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,13 +12,15 @@ from shardscope.spec.divisors import divisors, divisors_text
 from shardscope.spec.look import Look
 from shardscope.spec.models import model_config
 from shardscope.spec.numbers import Count, CountOrZero
-from shardscope.spec.partition import require_enough_layers
+from shardscope.spec.partition import even_split, optimal_split, require_enough_layers
 from shardscope.spec.pipeline_schedule import AnyPipelineSchedule, PipelineSchedule
 from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.job_step import JobStep
     from shardscope.spec.job import Job
-
+    from shardscope.spec.model.step import StepTrace
 
 _MOST_CHECKED = 4096
 """Micro-batches times ranks whose order is looked through before anything starts."""
@@ -159,6 +162,56 @@ class Pipeline(Strategy):
     def ranks_meet(self) -> bool:
         """Stages send to their neighbours only, each at its own time."""
         return False
+
+    def split_of(self, trace: StepTrace, job: Job) -> tuple[int, ...]:
+        """Layers in each stage; where times are to be measured, FLOP stand for them."""
+        pieces, num_stages = trace.pieces, job.world_size * self.stages_per_rank
+        if isinstance(self.split, tuple):
+            return self.split
+        if self.split == "even":
+            return even_split(len(pieces), num_stages)
+        if self.split == "time":
+            return optimal_split([piece.flops for piece in pieces], num_stages)
+        size, copies = 8 if job.precision == "fp64" else 4, 2 + job.optimizer.state_tensors
+        rows, samples = trace.parameters, job.batch.per_rank(1) // job.num_micro_batches
+        states = [
+            size * sum(rows[p].num_elements * (copies if rows[p].is_trained else 1) for p in piece.parameters)
+            for piece in pieces
+        ]
+        stored = [piece.stored_bytes * samples for piece in pieces]
+        return optimal_split([a + b for a, b in zip(states, stored, strict=True)], num_stages)
+
+    def traffic(self, step: JobStep) -> Traffic | None:
+        """Activations and their gradients across the boundaries, gradients of shared parameters, and norms.
+
+        An estimate where layers are cut by measured times and hand on tensors of different sizes.
+        """
+        from shardscope.analytic.communication.pipeline import pipeline_traffic, tied_traffic
+        from shardscope.analytic.communication.traffic import together
+        from shardscope.methods.strategies.sharded import norm_traffic
+
+        job, pieces, ranks = step.job, step.trace.pieces, self.stage_ranks(step.world_size)
+        if not pieces:
+            return None
+        samples = job.batch.per_rank(1) // step.micro_batches
+        ends = list(accumulate(self.split_of(step.trace, job)))
+        handed_on = [int(pieces[end - 1].output_bytes * samples) for end in ends[:-1]]
+        sizes = [int(piece.output_bytes * samples) for piece in pieces[:-1]]
+        is_known = self.split != "time" or min(sizes) == max(sizes)
+        crossing = pipeline_traffic(
+            handed_on, ranks, step.micro_batches, bounds=None if is_known else (min(sizes), max(sizes))
+        )
+        holders: dict[int, set[int]] = {}
+        for (first, end), rank in zip(pairwise([0, *ends]), ranks, strict=True):
+            for place in (place for piece in pieces[first:end] for place in piece.parameters):
+                holders.setdefault(place, set()).add(rank)
+        rows = step.trace.parameters
+        tied = [
+            tied_traffic(rows[place].num_elements, step.element_bytes, sorted(held), step.world_size)
+            for place, held in holders.items()
+            if len(held) > 1 and rows[place].is_trained
+        ]
+        return together([crossing, *tied, *norm_traffic(step, of_layers=False)])
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.pipeline._torch import Pipeline

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardscope.methods.strategies.pipeline import Pipeline, check_split
-from shardscope.methods.strategies.pipeline._torch_layers import Layers, layers_in_order
+from shardscope.training.models.in_order import Layers, layers_in_order
 from shardscope.methods.strategies.pipeline._torch_probe import Autocast, LayerProbe, probe
 from shardscope.spec import Job
 from shardscope.spec.partition import even_split, optimal_split

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.pipelining import schedules
 
 from shardscope.analytic.schedules import build
-from shardscope.methods.strategies.pipeline._torch_layers import Layers
+from shardscope.training.models.in_order import Layers
 from shardscope.methods.strategies.pipeline._torch_probe import Autocast
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.training._compat_pipelining import OrderedSchedule, StaticStage

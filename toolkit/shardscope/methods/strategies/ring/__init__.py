@@ -9,7 +9,9 @@ from shardscope.spec.look import Look
 from shardscope.spec.numbers import MessageMiB
 
 if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
     from shardscope.spec.job import Job
+    from shardscope.analytic.job_step import JobStep
 
 
 class Ring(BucketedStrategy):
@@ -39,6 +41,14 @@ class Ring(BucketedStrategy):
     @property
     def ring_directions(self) -> int:
         return self.directions
+
+    def sum_traffic(self, num_elements: int, element_bytes: int, step: JobStep) -> Traffic:
+        from shardscope.analytic.communication.traffic import by_ring
+
+        return by_ring(
+            "all_reduce", num_elements, element_bytes, step.world_size, directions=self.directions,
+            slice_mb=self.slice_mb,
+        )  # fmt: skip
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.ring._torch import Ring

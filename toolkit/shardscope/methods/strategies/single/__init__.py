@@ -8,7 +8,9 @@ from shardscope.spec.look import Look
 from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
     from shardscope.spec.job import Job
+    from shardscope.analytic.job_step import JobStep
 
 
 class Single(Strategy):
@@ -20,6 +22,10 @@ class Single(Strategy):
     min_ranks = 1
     max_ranks = 1
     zero_stage = 0
+
+    def traffic(self, step: JobStep) -> Traffic:
+        """Nothing."""
+        return {}
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.single._torch import Single

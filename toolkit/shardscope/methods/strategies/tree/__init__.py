@@ -9,7 +9,9 @@ from shardscope.spec.look import Look
 from shardscope.spec.numbers import MessageMiB
 
 if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
     from shardscope.spec.job import Job
+    from shardscope.analytic.job_step import JobStep
 
 
 class Tree(BucketedStrategy):
@@ -26,6 +28,11 @@ class Tree(BucketedStrategy):
 
     slice_mb: MessageMiB = 2.0
     """Longest message in MiB: a longer bucket is cut into slices, which climb and come down at the same time."""
+
+    def sum_traffic(self, num_elements: int, element_bytes: int, step: JobStep) -> Traffic:
+        from shardscope.analytic.communication.traffic import by_tree
+
+        return by_tree(num_elements, element_bytes, step.world_size, slice_mb=self.slice_mb)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.tree._torch import Tree

@@ -9,7 +9,9 @@ from shardscope.spec.look import Look
 from shardscope.spec.numbers import MessageMiB
 
 if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
     from shardscope.spec.job import Job
+    from shardscope.analytic.job_step import JobStep
 
 
 class Zero1(ZeroStrategy):
@@ -31,6 +33,18 @@ class Zero1(ZeroStrategy):
         from shardscope.analytic.communication import all_reduce_bytes
 
         return float(all_reduce_bytes(gradient_bytes, world_size))
+
+    def traffic(self, step: JobStep) -> Traffic:
+        """Bucket by bucket; norms are all-reduced by the backend."""
+        from shardscope.analytic.communication import zero_1_traffic
+        from shardscope.analytic.communication.traffic import together
+        from shardscope.analytic.sharding import bucket_elements
+        from shardscope.methods.strategies.sharded import norm_traffic
+
+        capacity = int(self.bucket_mb * 2**20) // step.element_bytes
+        buckets = bucket_elements([row.num_elements for row in step.trained], capacity)
+        sharded = zero_1_traffic(buckets, step.world_size, self._carriers(step))
+        return together([sharded, *norm_traffic(step)])
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.zero_1._torch import Zero1

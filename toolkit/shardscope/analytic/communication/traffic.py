@@ -1,0 +1,197 @@
+"""What each rank sends in one step, collective by collective: bytes and messages, by formula.
+
+The names are those under which a run counts its traffic. Where Shardscope sends the messages itself, bytes and messages
+are exact, slice by slice. Where the backend does, bytes are each rank's even share of what its algorithm sends, and its
+messages are not known: they count as none, as in a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from shardscope.analytic.communication.hierarchical import hierarchical_all_reduce_bytes
+from shardscope.analytic.communication.ring import (
+    Ints,
+    chunk_sizes,
+    ring_all_gather_bytes,
+    ring_all_reduce_bytes,
+    ring_reduce_scatter_bytes,
+)
+from shardscope.analytic.communication.tree import tree_all_reduce_bytes
+
+MIB = 2**20
+_PASSES = {"all_reduce": 2, "reduce_scatter": 1}
+"""How often a backend sends W - 1 times the payload, over all ranks together; once where not listed."""
+_PASSES_GLOO = {**_PASSES, "reduce_scatter": 2}
+"""gloo runs an all-reduce inside its reduce-scatter."""
+
+
+class Sent(NamedTuple):
+    """What each rank sends under one collective's name; arrays of shape `(W,)`, by rank."""
+
+    bytes: Ints
+    messages: Ints
+    bounds: tuple[Ints, Ints] | None = None
+    """The fewest and the most bytes, where something that is not known beforehand decides; None where `bytes` is
+    exact."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a run sends just that."""
+        return self.bounds is None
+
+    def times(self, count: int) -> Sent:
+        """The same collective, `count` times."""
+        return self.each(lambda column: column * count)
+
+    def each(self, change: Callable[[Ints], Ints]) -> Sent:
+        """With each column changed."""
+        bounds = None if self.bounds is None else (change(self.bounds[0]), change(self.bounds[1]))
+        return Sent(change(self.bytes), change(self.messages), bounds)
+
+    def __add__(self, other: object) -> Sent:  # not the tuple's
+        if not isinstance(other, Sent):
+            return NotImplemented
+        bounds = None
+        if self.bounds is not None or other.bounds is not None:
+            mine, its = self.bounds or (self.bytes, self.bytes), other.bounds or (other.bytes, other.bytes)
+            bounds = (mine[0] + its[0], mine[1] + its[1])
+        return Sent(self.bytes + other.bytes, self.messages + other.messages, bounds)
+
+
+Traffic = Mapping[str, Sent]
+"""By collective."""
+
+
+def together(parts: Iterable[Traffic]) -> dict[str, Sent]:
+    """The sum of several parts of a step's traffic."""
+    total: dict[str, Sent] = {}
+    for part in parts:
+        for name, sent in part.items():
+            total[name] = total[name] + sent if name in total else sent
+    return total
+
+
+def sent_bytes(traffic: Traffic) -> Ints:
+    """Bytes that each rank sends in all collectives together; shape `(W,)`, by rank."""
+    total: Ints = sum((sent.bytes for sent in traffic.values()), np.zeros(1, dtype=np.int64))
+    return total
+
+
+def between(least: Traffic, expected: Traffic, most: Traffic) -> Traffic:
+    """Traffic of the same collectives of which only bounds are known, and what to expect, which is brought inside."""
+    return {
+        name: Sent(
+            np.clip(expected[name].bytes, least[name].bytes, sent.bytes),
+            expected[name].messages,
+            (least[name].bytes, sent.bytes),
+        )
+        for name, sent in most.items()
+    }
+
+
+def repeated(traffic: Traffic, groups: int) -> Traffic:
+    """The same in each of several groups of N ranks; rank r is number r mod N of group r div N."""
+    return {name: sent.each(lambda column: np.tile(column, groups)) for name, sent in traffic.items()}
+
+
+def by_backend(op: str, num_bytes: int, world_size: int, *, backend: str = "gloo") -> Traffic:
+    """A collective that gloo or NCCL carries out.
+
+    Args:
+        op: ``all_reduce``, ``reduce_scatter``, ``all_gather`` or ``broadcast``.
+        num_bytes: The payload: the reduced tensor, the gathered output, the scattered input.
+        world_size: W.
+        backend: ``gloo`` or ``nccl``.
+    """
+    passes = (_PASSES_GLOO if backend == "gloo" else _PASSES).get(op, 1)
+    return {op: Sent(chunk_sizes(passes * (world_size - 1) * num_bytes, world_size), _none(world_size))}
+
+
+def by_ring(
+    op: str,
+    num_elements: int,
+    element_bytes: int,
+    world_size: int,
+    *,
+    directions: int = 1,
+    slice_mb: float = 4.0,
+) -> Traffic:
+    """A collective around our own ring, under the name ``ring_`` and `op`.
+
+    A chunk, one W-th of the tensor, is sent in slices of at most `slice_mb`; empty ones are not sent.
+
+    Args:
+        op: ``all_reduce``, ``reduce_scatter`` or ``all_gather``.
+        num_elements: Elements of the whole tensor.
+        element_bytes: Bytes of one element.
+        world_size: W.
+        directions: Of an all-reduce: 2 sends the second half the other way around.
+        slice_mb: Longest message in MiB.
+    """
+    if op == "all_reduce":
+        num_bytes = ring_all_reduce_bytes(num_elements, element_bytes, world_size, directions=directions)
+    elif op == "reduce_scatter":
+        num_bytes = ring_reduce_scatter_bytes(num_elements, element_bytes, world_size)
+    else:
+        num_bytes = ring_all_gather_bytes(num_elements, element_bytes, world_size)
+    if world_size == 1:
+        return {f"ring_{op}": Sent(num_bytes, _none(1))}
+    first = (num_elements + 1) // 2 if directions == 2 else num_elements
+    longest = int(chunk_sizes(first, world_size)[0]) * element_bytes
+    slices = max(1, -(-longest // int(slice_mb * MIB)))
+    messages = _ring_messages(op, first, slices, world_size, step=1)
+    if directions == 2:
+        messages = messages + _ring_messages(op, num_elements - first, slices, world_size, step=-1)
+    return {f"ring_{op}": Sent(num_bytes, messages)}
+
+
+def _ring_messages(op: str, num_elements: int, slices: int, world_size: int, *, step: int) -> Ints:
+    """As bytes: a rank scatters every chunk but its own, and gathers every chunk but its successor's."""
+    each = np.minimum(chunk_sizes(num_elements, world_size), slices)
+    scattered, gathered = each.sum() - each, each.sum() - np.roll(each, -step)
+    messages: Ints = {"reduce_scatter": scattered, "all_gather": gathered}.get(op, scattered + gathered)
+    return messages
+
+
+def by_tree(num_elements: int, element_bytes: int, world_size: int, *, slice_mb: float) -> Traffic:
+    """An all-reduce over our own binary tree, in slices of at most `slice_mb` MiB."""
+    num_bytes = tree_all_reduce_bytes(num_elements, element_bytes, world_size)
+    slices = min(num_elements, -(-num_elements * element_bytes // int(slice_mb * MIB)))
+    return {"tree_all_reduce": Sent(num_bytes, tree_all_reduce_bytes(slices, 1, world_size))}
+
+
+def by_hierarchy(
+    num_elements: int, element_bytes: int, world_size: int, per_node: int, *, slice_mb: float
+) -> Traffic:
+    """An all-reduce over rings inside nodes of `per_node` ranks and across them."""
+    if per_node in (1, world_size):
+        return by_ring("all_reduce", num_elements, element_bytes, world_size, slice_mb=slice_mb)
+    sent = hierarchical_all_reduce_bytes(num_elements, element_bytes, world_size, per_node)
+    num_nodes = world_size // per_node
+
+    def inside(op: str) -> Ints:
+        one = by_ring(op, num_elements, element_bytes, per_node, slice_mb=slice_mb)[f"ring_{op}"]
+        return np.tile(one.messages, num_nodes)
+
+    shards = chunk_sizes(num_elements, per_node).tolist()
+    rings = [by_ring("all_reduce", shard, element_bytes, num_nodes, slice_mb=slice_mb) for shard in shards]
+    across = np.stack([ring["ring_all_reduce"].messages for ring in rings], axis=1).reshape(-1)
+    return {
+        "ring_reduce_scatter": Sent(sent.reduce_scatter, inside("reduce_scatter")),
+        "ring_all_reduce": Sent(sent.across, across),
+        "ring_all_gather": Sent(sent.all_gather, inside("all_gather")),
+    }
+
+
+def packets(name: str, packet_bytes: int, world_size: int) -> Traffic:
+    """Each rank sends one packet to each other rank; nothing where packets are empty."""
+    each = world_size - 1 if packet_bytes else 0
+    return {name: Sent(np.full(world_size, each * packet_bytes), np.full(world_size, each))}
+
+
+def _none(world_size: int) -> Ints:
+    return np.zeros(world_size, dtype=np.int64)

@@ -1,0 +1,90 @@
+"""One step of a job on a traced model: what strategies need to know to say what ranks send in it, and hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from shardscope.analytic.sharding import replica_buckets
+from shardscope.spec.compression import Compression
+from shardscope.spec.job import Job
+from shardscope.spec.model.step import ParameterRow, StepTrace
+
+Backend = Literal["gloo", "nccl"]
+
+
+@dataclass(frozen=True)
+class JobStep:
+    """A step, from 1, of a job whose model has been traced.
+
+    Attributes:
+        job: What is trained.
+        trace: A step of its model, traced on shapes.
+        number: Of the step.
+        backend: What carries out collectives that are not our own.
+    """
+
+    job: Job
+    trace: StepTrace
+    number: int
+    backend: Backend = "gloo"
+
+    @property
+    def world_size(self) -> int:
+        """W, the ranks."""
+        return self.job.world_size
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one weight, and of its gradient and moments."""
+        return 8 if self.job.precision == "fp64" else 4
+
+    @cached_property
+    def trained(self) -> list[ParameterRow]:
+        """The trained parameters, in the module's order."""
+        return [row for row in self.trace.parameters if row.is_trained]
+
+    @cached_property
+    def arriving(self) -> list[ParameterRow]:
+        """The same in the order in which the backward pass finishes their gradients."""
+        rows = self.trace.parameters
+        found = [rows[place] for place in self.trace.gradient_order]
+        return found if len(found) == len(self.trained) else self.trained[::-1]
+
+    def buckets(self, bucket_mb: float) -> list[list[tuple[int, ...]]]:
+        """Shapes of the tensors in each bucket of `DistributedDataParallel`, in the order in which they leave.
+
+        In its first pass, which is step 1 unless gradients are compressed, it has one bucket only.
+        """
+        if self.number == 1 and not self.job.compression.is_on:
+            return [shapes_of(self.arriving)]
+        return replica_buckets(shapes_of(self.arriving), bucket_mb, element_bytes=self.element_bytes)
+
+    @property
+    def num_elements(self) -> int:
+        """Of all trained parameters."""
+        return sum(row.num_elements for row in self.trained)
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward and backward passes of a rank."""
+        return self.job.num_micro_batches
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether gradients are compressed in this step: not while a method warms up."""
+        compression = self.job.compression
+        return compression.is_on and self.number > compression.uncompressed(self.job.steps)
+
+    @property
+    def compression(self) -> Compression:
+        """The job's, as it is set in this step."""
+        now = self.job.compression
+        return now.at_step(self.number) if self.is_compressed else Compression.by_name("none")
+
+
+def shapes_of(rows: Sequence[ParameterRow]) -> list[tuple[int, ...]]:
+    """The shapes of parameter tensors."""
+    return [tuple(row.shape) for row in rows]
