@@ -65,7 +65,7 @@ class TestJobFromOptions:
         )  # fmt: skip
         assert (job.strategy.name, job.world_size, job.steps, job.seed) == ("all-reduce", 4, 7, 3)
         assert (job.optimizer.name, job.optimizer.lr) == ("lamb", 0.004)
-        assert (job.batch.global_size, job.batch.micro_size) == (32, 4)
+        assert (job.batch.global_batch, job.batch.micro_batch) == (32, 4)
         assert (job.precision, job.recompute, job.name) == ("bf16", "full", "mine")
 
     def test_a_link_needs_both_its_figures_and_zero_needs_no_unit(self) -> None:
@@ -102,7 +102,7 @@ class TestJobFromOptions:
         )
         job = job_from("--job", str(path), "--steps", "9", "--micro-batch", "8")
         assert (job.steps, job.model, job.optimizer.name, job.optimizer.lr) == (9, "mlp", "lars", 2.0)
-        assert (job.batch.global_size, job.batch.micro_size) == (32, 8)
+        assert (job.batch.global_batch, job.batch.micro_batch) == (32, 8)
         assert job_from("--job", str(path), "--lr", "3").optimizer.name == "lars"
 
     def test_another_optimizer_does_not_inherit_the_old_ones_settings(self, tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ class StrategyConformance:
         data_ranks = ss.Job(
             model="mlp", data="digits", strategy=self.strategy, world_size=world_size, batch=48
         ).num_data_ranks
-        return ss.Batch(48, micro_size=48 // data_ranks // accumulation)
+        return ss.Batch(48, micro_batch=48 // data_ranks // accumulation)
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_follows_one_process(

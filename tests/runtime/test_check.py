@@ -27,8 +27,8 @@ def report_of(ours, theirs, *, losses=None, **changes):
 class TestBothJobs:
     def test_one_process_sees_the_same_samples_in_micro_batches_of_a_rank(self):
         sharded, alone = both_jobs(small_job(world_size=4, batch=64), 5)
-        assert (sharded.steps, sharded.world_size, sharded.batch.global_size) == (5, 4, 64)
-        assert (alone.steps, alone.world_size, alone.batch.micro_size) == (5, 1, 16)
+        assert (sharded.steps, sharded.world_size, sharded.batch.global_batch) == (5, 4, 64)
+        assert (alone.steps, alone.world_size, alone.batch.micro_batch) == (5, 1, 16)
         assert sharded.record.parameters
         assert alone.record.parameters
 
@@ -155,7 +155,7 @@ class TestRealRuns:
 
     @pytest.mark.parametrize("kind", [kind for kind in strategies() if kind != "single"])
     def test_every_strategy_agrees_or_says_why_not(self, kind):
-        job = small_job(strategy=kind, batch=ss.Batch(global_size=64, micro_size=8))
+        job = small_job(strategy=kind, batch=ss.Batch(global_batch=64, micro_batch=8))
         report = check(job, 2)
         assert report.passed is (None if job.strategy.differs_because else True), report.verdict
 

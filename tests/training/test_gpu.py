@@ -22,7 +22,7 @@ def losses(job: ss.Job) -> list[float]:
 
 
 def follows_one_process(run: ss.Run) -> None:
-    alone = losses(run.job.replace(strategy="single", world_size=1, batch=run.job.batch.global_size))
+    alone = losses(run.job.replace(strategy="single", world_size=1, batch=run.job.batch.global_batch))
     assert list(run.wait(110).metrics()["loss"]) == pytest.approx(alone, rel=1e-5)
 
 

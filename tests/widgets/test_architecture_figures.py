@@ -78,7 +78,7 @@ class TestLinks:
 class TestGantt:
     def test_the_ideal_of_several_passes_is_that_of_each(self):
         twice = Pipeline(schedule="gpipe", microbatches=4)
-        job = Job(model="mlp", data="digits", strategy=twice, batch=Batch(8, micro_size=1))
+        job = Job(model="mlp", data="digits", strategy=twice, batch=Batch(8, micro_batch=1))
         trace = Trace.of(SimpleNamespace(id="id", name="run", job=job))
         once = schedule_events(2, 4)
         length = max(op[4] for event in once for op in event["ops"]) - min(

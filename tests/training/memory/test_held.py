@@ -76,7 +76,7 @@ def test_precisions_hold_what_the_formula_says(two: RankPool, tmp_path: Path, pr
 
 def test_accumulation_holds_gradients_beside_the_buckets(two: RankPool, tmp_path: Path) -> None:
     """While DistributedDataParallel exchanges nothing, gradients add up outside its buckets, which stay."""
-    job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=ss.Batch(16, micro_size=4))
+    job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=ss.Batch(16, micro_batch=4))
     for peaks, num_params, _ in two.run(measured(job), tmp_path):
         assert peaks["gradients"] == 2 * 4 * num_params
 

@@ -20,7 +20,7 @@ from shardscope.training.models import build_model
 from shardscope.training.recompute import apply_recompute
 from shardscope.training.trainer import Trainer
 
-BATCH = ss.Batch(48, micro_size=6)
+BATCH = ss.Batch(48, micro_batch=6)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet", "gpt-nano"])
@@ -243,7 +243,7 @@ def test_an_evaluation_is_that_of_the_whole_model(pool: RankPool, tmp_path: Path
     def scores(context: RankContext) -> tuple[dict[str, Any], dict[str, Any]]:
         ours = job(
             model="resnet", data="digits", strategy=ss.Pipeline(schedule=schedule), world_size=context.world_size,
-            batch=ss.Batch(80, micro_size=10),
+            batch=ss.Batch(80, micro_batch=10),
         )  # fmt: skip
         trainer = Trainer(ours, context, tmp_path)
         trainer.take_step(1)

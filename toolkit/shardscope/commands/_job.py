@@ -83,7 +83,7 @@ def build_job(arguments: argparse.Namespace) -> Job:
             fields[kind] = method
     if arguments.batch is not None or arguments.micro_batch is not None:
         start_batch = base.batch if base is not None else Batch()
-        sizes = {"global_size": arguments.batch, "micro_size": arguments.micro_batch}
+        sizes = {"global_batch": arguments.batch, "micro_batch": arguments.micro_batch}
         fields["batch"] = start_batch.replace(
             **{name: size for name, size in sizes.items() if size is not None}
         )

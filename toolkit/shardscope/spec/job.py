@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -26,8 +26,6 @@ from shardscope.spec.user_code import Named, UserCode, label_of
 PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
 RECOMPUTE = ("none", "selective", "full")
 LOSSES = ("cross-entropy", "mse")
-_FORMER_NAMES = {"schedule": "lr_schedule"}
-"""Of fields, in earlier versions."""
 
 
 class Checkpoint(Spec):
@@ -98,11 +96,11 @@ class Record(Spec):
         return step <= self.spans_first or step % self.spans_every == 0
 
 
-def _coerce(cls: type[Spec], field: str) -> BeforeValidator:
-    def build(value: Any) -> Any:
-        return cls(**{field: value}) if isinstance(value, str | int) else value
-
-    return BeforeValidator(build)
+def _batch(value: Any) -> Any:
+    """A batch from its size alone, or from the fields that JSON has."""
+    if isinstance(value, dict):
+        return Batch.from_fields(value)
+    return Batch.from_fields({"global_batch": value}) if isinstance(value, str | int) else value
 
 
 class Job(Spec):
@@ -112,6 +110,8 @@ class Job(Spec):
         >>> Job(model="mlp", data="digits", strategy="ring", world_size=4, steps=50).batch.per_rank(4)
         16
     """
+
+    _former_names: ClassVar = {"schedule": "lr_schedule"}
 
     model: Named
     """A name from the catalogue (`shardscope.spec.models.MODELS`), or a callable that returns an `nn.Module`."""
@@ -127,7 +127,7 @@ class Job(Spec):
     """The update rule: an optimizer, or its name."""
     lr_schedule: AnyLRSchedule = Field(default_factory=lambda: LRSchedule("constant"))
     """How the learning rate moves over the steps: a schedule, or its name."""
-    batch: Annotated[Batch, _coerce(Batch, "global_size")] = Batch(global_size=64)
+    batch: Annotated[Batch, BeforeValidator(_batch)] = Batch(global_batch=64)
     """Samples a step, or just the global batch size."""
     compression: AnyCompression = Field(default_factory=lambda: Compression("none"))
     """How gradients are compressed on their way, or the method's name."""
@@ -169,14 +169,6 @@ class Job(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _under_former_names(cls, fields: Any) -> Any:
-        """Jobs and studies of earlier versions are read as they were written."""
-        if isinstance(fields, dict):
-            return {_FORMER_NAMES.get(name, name): value for name, value in fields.items()}
-        return fields
-
-    @model_validator(mode="before")
-    @classmethod
     def _one_rank_for_single(cls, fields: Any) -> Any:
         if isinstance(fields, dict) and "world_size" not in fields and "strategy" in fields:
             strategy = Strategy.resolve(fields["strategy"])
@@ -192,13 +184,13 @@ class Job(Spec):
             return fields
         batch, strategy = fields.get("batch", 64), Strategy.resolve(fields.get("strategy", "ring"))
         if isinstance(batch, int | dict):
-            batch = Batch.from_fields(batch) if isinstance(batch, dict) else Batch(global_size=batch)
+            batch = _batch(batch)
         world_size = fields.get("world_size", cls.model_fields["world_size"].default)
         known = isinstance(batch, Batch) and type(world_size) is int
-        if not known or batch.micro_size is not None or world_size < 1:
+        if not known or batch.micro_batch is not None or world_size < 1:
             return fields
-        micro_size = strategy.suggested_micro_size(batch.global_size, world_size)
-        return {**fields, "batch": batch.replace(micro_size=micro_size)}
+        micro_batch = strategy.suggested_micro_batch(batch.global_batch, world_size)
+        return {**fields, "batch": batch.replace(micro_batch=micro_batch)}
 
     @model_validator(mode="before")
     @classmethod
@@ -232,7 +224,7 @@ class Job(Spec):
             )
         workers = f"the {self.num_data_ranks} workers of world_size={self.world_size}"
         all_work = self.num_data_ranks == self.world_size
-        self.batch.accumulation(self.num_data_ranks, among=None if all_work else workers)
+        self.batch.accumulation_steps(self.num_data_ranks, among=None if all_work else workers)
         self.strategy.check(self)
         if self.compression.is_here:
             self.compression.check(self)
@@ -268,6 +260,11 @@ class Job(Spec):
     def num_data_ranks(self) -> int:
         """Ranks that the global batch is divided over."""
         return self.strategy.num_data_ranks(self.world_size)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches that a rank, or a whole pipeline, takes one after another in a step."""
+        return self.batch.accumulation_steps(self.num_data_ranks)
 
     @property
     def label(self) -> str:

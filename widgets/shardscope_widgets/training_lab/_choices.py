@@ -229,7 +229,7 @@ class Choices(t.HasTraits):
             SpecError: They do not go together; the sentence says what to change.
         """
         strategy = self.method("strategy")
-        suited = strategy.suggested_micro_size(self.global_batch, self.num_ranks)
+        suited = strategy.suggested_micro_batch(self.global_batch, self.num_ranks)
         return Job(
             model=self.model,
             data=self.data,
@@ -237,7 +237,7 @@ class Choices(t.HasTraits):
             world_size=self.num_ranks,
             optimizer=Optimizer(name=self.optimizer, lr=self.lr),
             lr_schedule=self.method("lr_schedule"),
-            batch=Batch(global_size=self.global_batch, micro_size=self.micro_batch or suited),
+            batch=Batch(global_batch=self.global_batch, micro_batch=self.micro_batch or suited),
             compression=self.method("compression"),
             link=self.link(),
             precision=self.precision,
