@@ -66,7 +66,7 @@ class TestJobFromOptions:
         assert (job.strategy.name, job.world_size, job.steps, job.seed) == ("all-reduce", 4, 7, 3)
         assert (job.optimizer.name, job.optimizer.lr) == ("lamb", 0.004)
         assert (job.batch.global_batch, job.batch.micro_batch) == (32, 4)
-        assert (job.precision, job.recompute, job.name) == ("bf16", "full", "mine")
+        assert (job.precision, job.recompute, job.name) == ("bf16-mixed", "full", "mine")
 
     def test_a_link_needs_both_its_figures_and_zero_needs_no_unit(self) -> None:
         link = job_from("--link-bandwidth", "1 Gbit/s", "--link-latency", "0").link
@@ -123,7 +123,7 @@ class TestMistakes:
             (["--strategy", "rng"], "ring"),
             (["--optimizer", "lam"], "lamb"),
             (["--batch", "7"], "world_size=2"),
-            (["--precision", "fp8"], "fp16"),
+            (["--precision", "fp8"], "fp16-mixed"),
             (["--steps", "0"], "steps"),
         ],
     )

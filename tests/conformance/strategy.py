@@ -44,7 +44,7 @@ EVERY_CASE: list[Case] = [
 ]
 FEW_CASES: list[Case] = [("fp64", 1, "selective", None), ("fp64", 4, "full", 0.5), ("fp32", 4, "none", 0.5)]
 """Between them they have all of it, in a quarter of the time."""
-TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2}
+TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2}
 
 
 def tiny_gpt() -> nn.Module:
@@ -169,7 +169,7 @@ class StrategyConformance:
 
     @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
     def test_stays_near_one_process_in_bf16(self, pool: RankPool, tmp_path: Path, optimizer: str) -> None:
-        self.follow(pool, tmp_path, optimizer=optimizer, precision="bf16")
+        self.follow(pool, tmp_path, optimizer=optimizer, precision="bf16-mixed")
 
     def test_all_ranks_hold_the_same_parameters(self, pool: RankPool, tmp_path: Path) -> None:
         ours = job(
@@ -195,7 +195,7 @@ class FullConformance(StrategyConformance):
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_stays_near_one_process_in_bf16(self, pool: RankPool, tmp_path: Path, optimizer: str) -> None:
-        self.follow(pool, tmp_path, optimizer=optimizer, precision="bf16")
+        self.follow(pool, tmp_path, optimizer=optimizer, precision="bf16-mixed")
 
 
 def _training(ours: ss.Job) -> Callable[[RankContext], Any]:

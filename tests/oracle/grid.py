@@ -20,7 +20,7 @@ from shardscope import errors
 from shardscope.runtime.check import read_parameters
 from shardscope.runtime.summary import mean_loss, steps_of
 
-TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2}
+TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2}
 """Relative, of losses and of all parameters as one vector."""
 AMPLIFIED = 20
 """fp32: where a job magnifies rounding, the tolerance is so many times what parts plain torch in fp32 from fp64."""
@@ -133,7 +133,7 @@ def draw(number: int, source: random.Random) -> Case:
         steps=source.choice([4, 6, 8]), batch=workers * parts * micro_batch, workers=workers, parts=parts,
         optimizer=optimizer, settings={**settings, **decay, **mask}, schedule=schedule, shape=shape,
         clip_norm=source.choice([None, None, 0.05, 0.5]), seed=source.choice([0, 1, 77]),
-        precision=source.choice(["fp64", "fp64", "fp32", "bf16"]), mix_every=getattr(strategy, "mix_every", None),
+        precision=source.choice(["fp64", "fp64", "fp32", "bf16-mixed"]), mix_every=getattr(strategy, "mix_every", None),
     )  # fmt: skip
     recompute = source.choice(["none", "none", "none", "selective", "full"])
     return Case(model, strategy, world_size, plan, micro_batch, recompute)

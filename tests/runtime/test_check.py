@@ -53,16 +53,16 @@ class TestReport:
     def test_steps_that_were_all_skipped_prove_nothing(self):
         arrays = {"w": np.ones(1)}
         losses = ({1: 2.0}, {1: 2.0})
-        job = small_job(precision="fp16")
+        job = small_job(precision="fp16-mixed")
         report = compare(job, ("ours", "theirs"), losses, (arrays, arrays), skipped=job.steps)
         assert report.passed is None
-        assert "was not tried: the gradients of all 10 steps overflowed in fp16" in report.verdict
+        assert "was not tried: the gradients of all 10 steps overflowed in fp16-mixed" in report.verdict
         assert "not tried" in report._repr_html_()
         assert compare(job, ("ours", "theirs"), losses, (arrays, arrays), skipped=job.steps - 1).passed
 
     def test_the_bound_follows_the_precision(self):
         assert not report_of({"w": [1 + 1e-7]}, {"w": [1.0]}, precision="fp64").passed
-        assert report_of({"w": [1 + 1e-2]}, {"w": [1.0]}, precision="bf16").passed
+        assert report_of({"w": [1 + 1e-2]}, {"w": [1.0]}, precision="bf16-mixed").passed
 
     def test_the_worst_tensor_comes_first_and_is_named(self):
         report = report_of({"a": [1.0, 0.0], "b": [3.0, 0.0]}, {"a": [1.0, 0.0], "b": [2.0, 0.0]})

@@ -135,7 +135,7 @@ class TestOnTwoRanks:
         clipped = measured(pool.run(steps_of(ours.replace(clip_norm=1e-3)), tmp_path))
         assert clipped[0] == pytest.approx(small)
         assert clipped[1] == pytest.approx(large)
-        scaled = measured(pool.run(steps_of(ours.replace(precision="fp16")), tmp_path))
+        scaled = measured(pool.run(steps_of(ours.replace(precision="fp16-mixed")), tmp_path))
         assert scaled[0] == pytest.approx(small, rel=0.02)
         assert scaled[1] == pytest.approx(large, rel=0.02)
         with_feedback = ss.Compression("topk", ratio=0.01, feedback=True)
@@ -155,7 +155,7 @@ class TestOnTwoRanks:
 
 def test_a_gradient_that_overflows_is_no_measurement():
     split = ss.Batch(BATCH, micro_batch=16)
-    ours = job(strategy="single", world_size=1, steps=1, batch=split, precision="fp16")
+    ours = job(strategy="single", world_size=1, steps=1, batch=split, precision="fp16-mixed")
     with tempfile.TemporaryDirectory() as folder, EventWriter(Path(folder) / "rank-0.jsonl", 0) as events:
         trainer = Trainer(ours, RankContext(0, 1, torch.device("cpu"), Meter(), events), Path(folder))
         trainer.strategy.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)

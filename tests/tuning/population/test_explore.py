@@ -141,7 +141,7 @@ def test_a_space_of_branches_is_explored_within_its_branches() -> None:
 
 @pytest.mark.parametrize("name", ["seed", "world_size", "precision"])
 def test_what_no_checkpoint_would_fit_is_refused(name: str) -> None:
-    values = {"seed": [1, 2], "world_size": [1, 2], "precision": ["fp32", "bf16"]}[name]
+    values = {"seed": [1, 2], "world_size": [1, 2], "precision": ["fp32", "bf16-mixed"]}[name]
     with pytest.raises(
         ss.SpecError, match=rf"space\['{name}'\] cannot change while a member trains"
     ) as refused:

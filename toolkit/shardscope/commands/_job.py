@@ -54,7 +54,7 @@ def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> Non
             f"--{option}-set", action="append", metavar="NAME=VALUE",
             help=f"a setting of it, such as {example}; may be given several times",
         )  # fmt: skip
-    parser.add_argument("--precision", help="fp32, fp64, bf16, fp16 (default: fp32)")
+    parser.add_argument("--precision", help="fp32, fp64, bf16-mixed, fp16-mixed (default: fp32)")
     parser.add_argument("--recompute", help="none, selective, full (default: none)")
     parser.add_argument("--steps", type=int, help=f"optimizer steps (default: {steps})")
     parser.add_argument(

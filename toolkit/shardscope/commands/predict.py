@@ -18,6 +18,7 @@ from shardscope.spec.layout import (
     Recompute,
     searched_schedules,
 )
+from shardscope.spec.precision import full_name
 
 if TYPE_CHECKING:
     from shardscope.analytic.predict import Prediction
@@ -58,7 +59,10 @@ def add_to(commands: Any) -> None:
         )
     for name, names in _CHOICES.items():
         default = Layout.model_fields[name].default
-        parser.add_argument(f"--{name}", choices=names(), default=default, help=f"(default: {default})")
+        full = full_name if name == "precision" else str
+        parser.add_argument(
+            f"--{name}", type=full, choices=names(), default=default, help=f"(default: {default})"
+        )
     parser.add_argument("--sequence-parallel", action="store_true", help="cut norms over the tensor ranks")
     parser.add_argument("--no-flash-attention", action="store_true", help="attention in separate kernels")
     parser.add_argument("--json", action="store_true", help="print the figures and their terms as JSON")

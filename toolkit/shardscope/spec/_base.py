@@ -123,7 +123,9 @@ def _readable(cls: type[Spec], error: ValidationError) -> SpecError:
         owner = cls.__name__ if len(path) == 1 else ".".join(path[:-1])
         if path[-1] in cls._former_names:
             present = cls._former_names[path[-1]]
-            return SpecError(f"{owner} has no field {path[-1]!r}, which is called {present!r} now; give {present}=...")
+            return SpecError(
+                f"{owner} has no field {path[-1]!r}, which is called {present!r} now; give {present}=..."
+            )
         return unknown_name(f"field of {owner}", path[-1], cls.model_fields)
     field = ".".join(path) or cls.__name__
     if problem["type"] == "missing":

@@ -20,10 +20,10 @@ from shardscope.spec.models import model_config
 from shardscope.spec.noise_scale import check_noise_scale
 from shardscope.spec.numbers import Count, CountOrZero, Seed
 from shardscope.spec.optimizer import AnyOptimizer, Optimizer
+from shardscope.spec.precision import PRECISIONS, JobPrecision, full_name
 from shardscope.spec.strategy import AnyStrategy, Strategy
 from shardscope.spec.user_code import Named, UserCode, label_of
 
-PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
 RECOMPUTE = ("none", "selective", "full")
 LOSSES = ("cross-entropy", "mse")
 
@@ -136,8 +136,9 @@ class Job(Spec):
     until: Count | None = None
     """Train only up to this step of `steps`, on the schedule and the data of all of them, and save a checkpoint there
     to go on from. At most `steps`; None trains them all."""
-    precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
-    """fp32 and fp64 throughout; bf16 and fp16 autocast over fp32 weights, fp16 with dynamic loss scaling."""
+    precision: Annotated[JobPrecision, BeforeValidator(full_name)] = "fp32"
+    """fp32 or fp64 throughout; bf16-mixed or fp16-mixed: autocast over fp32 weights, fp16 with dynamic loss scaling.
+    ``"bf16"`` and ``"fp16"`` are aliases of the mixed ones."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Recomputed in the backward pass: nothing, what is large and cheap (attention, activations), or whole blocks."""
     loss: Named = "cross-entropy"
@@ -197,7 +198,7 @@ class Job(Spec):
     def _choices(cls, fields: Any) -> Any:
         if isinstance(fields, dict):
             for field, valid in (("precision", PRECISIONS), ("recompute", RECOMPUTE)):
-                if field in fields and fields[field] not in valid:
+                if field in fields and full_name(fields[field]) not in valid:
                     raise unknown_name(field, fields[field], valid)
         return fields
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from shardscope.errors import SpecError
 from shardscope.spec import layout_rules
 from shardscope.spec._base import Spec
 from shardscope.spec.numbers import Count, CountOrZero, Degree
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
+from shardscope.spec.precision import full_name
 
 if TYPE_CHECKING:
     from shardscope.spec.cluster import Cluster
@@ -39,7 +40,7 @@ def _known_schedule(name: str) -> str:
 LayoutSchedule = Annotated[str, AfterValidator(_known_schedule)]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "states", "activations", "all"]
-Precision = Literal["fp32", "bf16", "fp16", "fp16-mixed", "bf16-mixed", "fp8-mixed"]
+Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "fp16-mixed", "bf16-mixed", "fp8-mixed"]
 LayoutOptimizer = Literal["sgd", "nesterov", "adamw", "lamb", "lars", "adafactor", "adam8bit", "muon"]
 GradCompression = Literal["none", "fp16", "int8", "int4", "topk-1%", "powersgd-4"]
 
@@ -79,7 +80,10 @@ class Layout(Spec):
     flash_attention: bool = True
     sequence_parallel: bool = False
     """Split along the sequence, over the tensor ranks, what tensor parallelism leaves whole."""
-    precision: Precision = "bf16-mixed"
+    precision: Annotated[Precision, BeforeValidator(full_name)] = "bf16-mixed"
+    """``bf16-mixed`` and ``fp16-mixed`` (``"bf16"`` and ``"fp16"`` are aliases) keep weights and gradients in 2 bytes
+    beside an fp32 master copy, as Megatron and DeepSpeed do; ``bf16-autocast`` and ``fp16-autocast`` keep them in fp32,
+    as the mixed precisions of a `Job` do."""
     optimizer: LayoutOptimizer = "adamw"
     offload: Offload = "none"
     """What lives in the host's memory: the optimizer's state, all model states, saved activations, or all of it."""

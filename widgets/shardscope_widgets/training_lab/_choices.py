@@ -21,8 +21,9 @@ from shardscope.spec import (
     registry,
 )
 from shardscope.spec.data import DATA, is_path
-from shardscope.spec.job import PRECISIONS, RECOMPUTE
+from shardscope.spec.job import RECOMPUTE
 from shardscope.spec.models import MODELS
+from shardscope.spec.precision import PRECISIONS, full_name
 from shardscope.spec.units import parse
 from shardscope_widgets.training_lab._families import applies, option_of, options_of
 
@@ -32,7 +33,7 @@ NO_LATENCY = "0"
 CATALOGUES: dict[str, tuple[str, ...]] = {
     "model": tuple(MODELS),
     "data": tuple(DATA),
-    "precision": tuple(PRECISIONS),
+    "precision": PRECISIONS,
     "recompute": tuple(RECOMPUTE),
 }
 """The names that each choice knows."""
@@ -92,6 +93,7 @@ class Choices(t.HasTraits):
         return self._known_name(proposal["trait"].name, proposal["value"])
 
     def _known_name(self, field: str, value: Any) -> Any:
+        value = full_name(value) if field == "precision" else value
         free = callable(value) or (field == "data" and isinstance(value, str) and is_path(value))
         if not free and value not in known_names(field):
             raise unknown_name(field, value, known_names(field))
