@@ -106,7 +106,7 @@ class TestGantt:
         info = figures.gantt_info(trace)
         assert info.bubble == pytest.approx((stages - 1) / (parts + stages - 1), abs=1e-4)
         assert info.ideal == pytest.approx(info.bubble, abs=1e-4)
-        assert (info.num_stages, info.num_microbatches) == (stages, parts)
+        assert (info.num_stages, info.num_micro_batches) == (stages, parts)
 
     def test_a_formula_is_only_named_where_there_is_one(self):
         trace = trace_of(schedule_events(2, 2, split=True), schedule="zb")

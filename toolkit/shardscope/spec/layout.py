@@ -96,7 +96,7 @@ class Layout(Spec):
         return self.data * self.tensor * self.pipeline * self.context
 
     @property
-    def num_microbatches(self) -> int:
+    def num_micro_batches(self) -> int:
         """Micro-batches of one replica in one step."""
         return self.global_batch // (self.data * self.micro_batch)
 

@@ -75,9 +75,9 @@ class Pipeline(Strategy):
             return f"stage {held[0]}"
         return f"stages {', '.join(held[:-1])} and {held[-1]}"
 
-    def passes(self, num_microbatches: int) -> int:
-        """Passes through the pipeline in a step of `num_microbatches` micro-batches."""
-        return num_microbatches // (self.microbatches or num_microbatches)
+    def passes(self, num_micro_batches: int) -> int:
+        """Passes through the pipeline in a step of `num_micro_batches` micro-batches."""
+        return num_micro_batches // (self.microbatches or num_micro_batches)
 
     def suggested_micro_batch(self, global_batch: int, world_size: int) -> int | None:
         """The largest that makes two micro-batches a rank or more; without one, the largest the schedule accepts."""
