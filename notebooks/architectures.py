@@ -118,7 +118,7 @@ figures.consensus([gossip])
 
 # %%
 pipelines = [
-    Trace.read(train(f"pipeline:{schedule}", batch=ss.Batch(global_size=24, micro_size=3)))
+    Trace.read(train(f"pipeline:{schedule}", batch=ss.Batch(global_batch=24, micro_batch=3)))
     for schedule in ("gpipe", "1f1b")
 ]
 print(figures.gantt_text(figures.gantt_info(pipelines[0])))

@@ -183,7 +183,7 @@ schedule(table.timeline({"F": 1.0, "B": 2.0}), schedule="one-ahead")
 
 # %%
 run = train(
-    model="gpt-nano", data="python-source", steps=5, batch=ss.Batch(24, micro_size=4), world_size=3,
+    model="gpt-nano", data="python-source", steps=5, batch=ss.Batch(24, micro_batch=4), world_size=3,
     strategy=ss.Pipeline(schedule="one-ahead"),
 )  # fmt: skip
 known = ss.analytic.schedules.build("1f1b", stages=3, microbatches=6)

@@ -135,7 +135,7 @@ job = ss.Job(
     data="python-source",
     strategy="pipeline:1f1b",
     world_size=2,
-    batch=ss.Batch(global_size=48, micro_size=8),
+    batch=ss.Batch(global_batch=48, micro_batch=8),
     steps=16,
 )
 trace = Trace.read(ss.launch(job).wait(timeout=120))

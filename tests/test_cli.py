@@ -65,8 +65,8 @@ class TestJobFromOptions:
         )  # fmt: skip
         assert (job.strategy.name, job.world_size, job.steps, job.seed) == ("all-reduce", 4, 7, 3)
         assert (job.optimizer.name, job.optimizer.lr) == ("lamb", 0.004)
-        assert (job.batch.global_size, job.batch.micro_size) == (32, 4)
-        assert (job.precision, job.recompute, job.name) == ("bf16", "full", "mine")
+        assert (job.batch.global_batch, job.batch.micro_batch) == (32, 4)
+        assert (job.precision, job.recompute, job.name) == ("bf16-mixed", "full", "mine")
 
     def test_a_link_needs_both_its_figures_and_zero_needs_no_unit(self) -> None:
         link = job_from("--link-bandwidth", "1 Gbit/s", "--link-latency", "0").link
@@ -102,7 +102,7 @@ class TestJobFromOptions:
         )
         job = job_from("--job", str(path), "--steps", "9", "--micro-batch", "8")
         assert (job.steps, job.model, job.optimizer.name, job.optimizer.lr) == (9, "mlp", "lars", 2.0)
-        assert (job.batch.global_size, job.batch.micro_size) == (32, 8)
+        assert (job.batch.global_batch, job.batch.micro_batch) == (32, 8)
         assert job_from("--job", str(path), "--lr", "3").optimizer.name == "lars"
 
     def test_another_optimizer_does_not_inherit_the_old_ones_settings(self, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ class TestMistakes:
             (["--strategy", "rng"], "ring"),
             (["--optimizer", "lam"], "lamb"),
             (["--batch", "7"], "world_size=2"),
-            (["--precision", "fp8"], "fp16"),
+            (["--precision", "fp8"], "fp16-mixed"),
             (["--steps", "0"], "steps"),
         ],
     )

@@ -11,6 +11,7 @@ from shardscope.elsewhere import MEANT
 from shardscope.errors import unknown_name
 from shardscope.spec import Optimizer
 from shardscope.spec.compression import Compression
+from shardscope.spec.precision import PRECISIONS
 from shardscope.spec.registry import names
 from shardscope.spec.strategy import strategies
 from shardscope.tuning.objectives import OBJECTIVES
@@ -20,7 +21,7 @@ from shardscope.tuning.samplers import SAMPLERS
 VALID = {
     "sampler": SAMPLERS, "pruner": PRUNERS, "strategy": strategies(), "objective": OBJECTIVES,
     "optimizer": names(Optimizer), "compression": names(Compression),
-    "precision": ("bf16", "fp16", "fp32", "fp64"),
+    "precision": PRECISIONS,
 }  # fmt: skip
 
 
@@ -30,7 +31,7 @@ VALID = {
         ("sampler", "bayes", "did you mean 'tpe', or 'gp' where trials are dear?"),
         ("sampler", "Bayesian", "did you mean 'tpe', or 'gp'"),
         ("sampler", "tpp", "did you mean 'tpe'?"),
-        ("precision", "BF16", "did you mean 'bf16'?"),
+        ("precision", "BF16", "did you mean 'bf16-mixed'?"),
         ("sampler", "pbt", "are ss.train_population; valid are"),
         ("pruner", "ASHA", "did you mean 'successive-halving', or promote=3"),
         ("optimizer", "Adam", "did you mean 'adamw'?"),

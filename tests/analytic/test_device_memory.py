@@ -66,7 +66,7 @@ def layouts(draw: Any) -> Layout:
         recompute=draw(st.sampled_from(["none", "selective", "full"])),
         flash_attention=draw(st.booleans()),
         sequence_parallel=draw(st.booleans()),
-        precision=draw(st.sampled_from(["fp32", "bf16", "bf16-mixed", "fp8-mixed"])),
+        precision=draw(st.sampled_from(["fp32", "bf16-autocast", "bf16-mixed", "fp8-mixed"])),
         optimizer=draw(st.sampled_from(["sgd", "adamw", "adafactor", "adam8bit", "muon"])),
         offload=draw(st.sampled_from(["none", "none", "optimizer", "states", "activations", "all"])),
     )
@@ -129,7 +129,7 @@ def test_offloading_moves_bytes_to_the_host_and_loses_none(layout: Layout, model
     stays, leaves = layout.replace(offload="none"), layout.replace(offload="all")
     here, away = stage_memory(model, stays), stage_memory(model, leaves)
     states = [here.gradients, here.optimizer, here.activations - away.activations]
-    params = here.parameters if layout.precision not in ("bf16", "fp8-mixed") else None
+    params = here.parameters if layout.precision not in ("bf16-autocast", "fp8-mixed") else None
     if params is not None:
         assert away.host == pytest.approx(sum(states) + params, rel=1e-9)
     assert (away.parameters == 0).all()

@@ -177,7 +177,7 @@ def test_a_million_layouts_take_less_than_two_seconds_of_one_core() -> None:
     table = Layouts(
         **{
             **table._asdict(), **drawn, "context": ones, "expert": ones, "virtual_stages": ones,
-            "num_microbatches": random.integers(1, 500, count), "zero": random.integers(0, 4, count),
+            "num_micro_batches": random.integers(1, 500, count), "zero": random.integers(0, 4, count),
         }
     )  # fmt: skip
     started = time.process_time()

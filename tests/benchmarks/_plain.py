@@ -41,7 +41,7 @@ def rows_of(layouts):
     """Every row of a table."""
     columns = (
         layouts.data, layouts.tensor, layouts.pipeline, layouts.context, layouts.zero, layouts.shard,
-        layouts.micro_batch, layouts.num_microbatches, layouts.virtual_stages, layouts.schedule, layouts.recompute,
+        layouts.micro_batch, layouts.num_micro_batches, layouts.virtual_stages, layouts.schedule, layouts.recompute,
         layouts.offload, layouts.sequence_parallel,
     )  # fmt: skip
     rows = (Row(*row) for row in zip(*(column.tolist() for column in columns), strict=True))

@@ -32,7 +32,7 @@ def layouts(rows: int) -> Layouts:
     schedules = [schedule_names().index(name) for name in IN_FLIGHT]
     return Layouts(
         data=data, tensor=power(4), pipeline=power(7), context=context, expert=np.ones(rows, np.int64),
-        zero=random.integers(0, 4, rows), shard=data * context, micro_batch=power(3), num_microbatches=power(8),
+        zero=random.integers(0, 4, rows), shard=data * context, micro_batch=power(3), num_micro_batches=power(8),
         virtual_stages=np.ones(rows, np.int64), schedule=np.array(schedules)[random.integers(0, len(schedules), rows)],
         recompute=random.integers(0, 3, rows), offload=np.zeros(rows, np.int64),
         compression=np.zeros(rows, np.int64), sequence_parallel=random.integers(0, 2, rows),
@@ -47,7 +47,7 @@ def row(table: Layouts, index: int) -> Layout:
     return Layout(
         data=data, tensor=int(table.tensor[index]), pipeline=int(table.pipeline[index]),
         context=int(table.context[index]), zero=int(table.zero[index]),  # type: ignore[arg-type]
-        micro_batch=micro, global_batch=data * micro * int(table.num_microbatches[index]),
+        micro_batch=micro, global_batch=data * micro * int(table.num_micro_batches[index]),
         schedule=schedule_names()[table.schedule[index]],  # type: ignore[arg-type]
         recompute=names[int(table.recompute[index])],  # type: ignore[arg-type]
         sequence_parallel=bool(table.sequence_parallel[index]),

@@ -249,7 +249,7 @@ def tables(task: str, root: Path, seeds: Sequence[int]) -> None:
         return
     box = Box.of(task, [record for records in trials.values() for record in records])
     print(
-        f"\n{task}: {job_of(task, 0).steps} steps of {job_of(task, 0).batch.global_size}, {LINK.label}; box: ",
+        f"\n{task}: {job_of(task, 0).steps} steps of {job_of(task, 0).batch.global_batch}, {LINK.label}; box: ",
         end="",
     )
     print(

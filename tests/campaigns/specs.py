@@ -56,7 +56,7 @@ def _job(source: random.Random) -> dict[str, Any]:
         "strategy": source.choice((kind, {"kind": kind})), "world_size": source.choice((1, 2, 4)),
         "optimizer": source.choice(("sgd", {"name": source.choice(registry.names(Optimizer)), "lr": 0.1})),
         "lr_schedule": source.choice(("cosine", {"name": "polynomial", "warmup_steps": 3, "power": 2.0})),
-        "batch": source.choice((64, {"global_size": 64, "micro_size": 8})), "steps": 10, "clip_norm": 1.0, "seed": 1,
+        "batch": source.choice((64, {"global_batch": 64, "micro_batch": 8})), "steps": 10, "clip_norm": 1.0, "seed": 1,
         "compression": source.choice(("none", {"name": source.choice(registry.names(Compression))})), "eval_every": 5,
         "checkpoint": {"every": 3, "keep": 2}, "record": {"spans_first": 3, "noise_every": 1}, "timeout_s": 60.0,
         "link": source.choice((None, {"bandwidth": "1 Gbit/s", "latency": "1 ms"})), "name": "a name", "until": 5,

@@ -44,7 +44,7 @@ EVERY_CASE: list[Case] = [
 ]
 FEW_CASES: list[Case] = [("fp64", 1, "selective", None), ("fp64", 4, "full", 0.5), ("fp32", 4, "none", 0.5)]
 """Between them they have all of it, in a quarter of the time."""
-TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2}
+TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2}
 
 
 def tiny_gpt() -> nn.Module:
@@ -144,7 +144,7 @@ class StrategyConformance:
         data_ranks = ss.Job(
             model="mlp", data="digits", strategy=self.strategy, world_size=world_size, batch=48
         ).num_data_ranks
-        return ss.Batch(48, micro_size=48 // data_ranks // accumulation)
+        return ss.Batch(48, micro_batch=48 // data_ranks // accumulation)
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_follows_one_process(
@@ -169,7 +169,7 @@ class StrategyConformance:
 
     @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
     def test_stays_near_one_process_in_bf16(self, pool: RankPool, tmp_path: Path, optimizer: str) -> None:
-        self.follow(pool, tmp_path, optimizer=optimizer, precision="bf16")
+        self.follow(pool, tmp_path, optimizer=optimizer, precision="bf16-mixed")
 
     def test_all_ranks_hold_the_same_parameters(self, pool: RankPool, tmp_path: Path) -> None:
         ours = job(
@@ -195,7 +195,7 @@ class FullConformance(StrategyConformance):
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_stays_near_one_process_in_bf16(self, pool: RankPool, tmp_path: Path, optimizer: str) -> None:
-        self.follow(pool, tmp_path, optimizer=optimizer, precision="bf16")
+        self.follow(pool, tmp_path, optimizer=optimizer, precision="bf16-mixed")
 
 
 def _training(ours: ss.Job) -> Callable[[RankContext], Any]:

@@ -36,7 +36,7 @@ class Case:
     def job(self, strategy: Any, world_size: int, **changes: Any) -> ss.Job:
         """In fp64 by SGD without momentum, so that what is added up in another order stays close."""
         fields = {
-            "precision": "fp64", "steps": STEPS, "batch": ss.Batch(BATCH, micro_size=MICRO),
+            "precision": "fp64", "steps": STEPS, "batch": ss.Batch(BATCH, micro_batch=MICRO),
             "optimizer": ss.Optimizer("sgd", lr=LR, momentum=0.0),
         }  # fmt: skip
         return ss.Job(

@@ -143,7 +143,7 @@ def test_one_may_be_given_for_several_and_quantities_with_their_units() -> None:
 
 
 def test_a_job_whose_batch_two_ranks_cannot_share_is_looked_at_all_the_same() -> None:
-    job = ss.Job(model="mlp", data="digits", world_size=3, batch=ss.Batch(global_size=9, micro_size=3))
+    job = ss.Job(model="mlp", data="digits", world_size=3, batch=ss.Batch(global_batch=9, micro_batch=3))
     assert ss.break_even(job, methods="bf16", workers=3, repeats=1).workers == (3,)
 
 

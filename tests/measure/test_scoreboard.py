@@ -49,7 +49,7 @@ def sample(tmp_path: Path) -> Path:
 def test_rows_become_layouts(sample: Path) -> None:
     first, second = load(sample)["vtrain_ground_truth_single"]
     assert (first.layout.tensor, first.layout.data, first.layout.pipeline) == (2, 2, 2)
-    assert first.layout.num_microbatches == 4
+    assert first.layout.num_micro_batches == 4
     assert second.seconds == pytest.approx(1.02924)
     assert first.key != second.key
     assert first.key == replace(first, seconds=99.0).key, "the hash is of the inputs alone"

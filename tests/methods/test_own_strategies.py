@@ -121,7 +121,7 @@ def test_an_order_that_cannot_be_carried_out_is_refused_before_anything_starts(o
 
     with pytest.raises(ss.SpecError, match=says):
         job_of(
-            strategy=ss.Pipeline(schedule=Odd, split="even"), world_size=2, batch=ss.Batch(24, micro_size=6)
+            strategy=ss.Pipeline(schedule=Odd, split="even"), world_size=2, batch=ss.Batch(24, micro_batch=6)
         )
 
 
@@ -137,7 +137,7 @@ class TestOrders:
     def test_micro_batches_may_come_in_any_order(self) -> None:
         mine = self.made(lambda self, *numbers: odd_first(*numbers))
         job = job_of(
-            strategy=ss.Pipeline(schedule=mine, split="even"), world_size=2, batch=ss.Batch(24, micro_size=6),
+            strategy=ss.Pipeline(schedule=mine, split="even"), world_size=2, batch=ss.Batch(24, micro_batch=6),
             precision="fp64",
         )  # fmt: skip
         report = ss.check(job, steps=3)
@@ -148,7 +148,7 @@ class TestOrders:
         mine = self.made(lambda self, *numbers: odd_first(*numbers), base)
         assert (mine.torch_class, mine.held_terms) == (None, None)
         strategy = ss.Pipeline(schedule=mine, split="even")
-        run = ss.launch(job_of(strategy=strategy, world_size=2, batch=ss.Batch(24, micro_size=6))).wait(60)
+        run = ss.launch(job_of(strategy=strategy, world_size=2, batch=ss.Batch(24, micro_batch=6))).wait(60)
         ops = [(kind, batch) for kind, _, batch, *_ in run.events("schedule", rank=0)[0]["ops"]]
         assert ops == [("F", 1), ("F", 3), ("F", 0), ("F", 2), ("B", 1), ("B", 3), ("B", 0), ("B", 2)]
 
@@ -242,7 +242,7 @@ def test_a_setting_is_not_said_twice() -> None:
 class TestASchedulesJob:
     def job(self, **settings: Any) -> ss.Job:
         strategy = ss.Pipeline(schedule=run_schedule_cell()(**settings), split="even")
-        return job_of(strategy=strategy, world_size=2, batch=ss.Batch(24, micro_size=3))
+        return job_of(strategy=strategy, world_size=2, batch=ss.Batch(24, micro_batch=3))
 
     def test_it_is_read_where_the_class_is_not_and_loaded_on_the_users_word(self) -> None:
         run = ss.launch(self.job(ahead=2)).wait(60)

@@ -20,7 +20,7 @@ from shardscope import errors
 from shardscope.runtime.check import read_parameters
 from shardscope.runtime.summary import mean_loss, steps_of
 
-TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2}
+TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2}
 """Relative, of losses and of all parameters as one vector."""
 AMPLIFIED = 20
 """fp32: where a job magnifies rounding, the tolerance is so many times what parts plain torch in fp32 from fp64."""
@@ -86,14 +86,14 @@ class Case:
     strategy: Any
     world_size: int
     plan: plain.Plan
-    micro_size: int
+    micro_batch: int
     recompute: str = "none"
 
     def __str__(self) -> str:
         plan = self.plan
         return (
             f"{self.model} {self.strategy.label} W={self.world_size} {plan.optimizer}{plan.settings} {plan.schedule} "
-            f"batch={plan.batch}/{self.micro_size} clip={plan.clip_norm} {plan.precision} recompute={self.recompute}"
+            f"batch={plan.batch}/{self.micro_batch} clip={plan.clip_norm} {plan.precision} recompute={self.recompute}"
         )
 
     def job(self) -> ss.Job:
@@ -103,7 +103,7 @@ class Case:
             model=brought.model, data=brought.data, loss=brought.loss, strategy=self.strategy,
             world_size=self.world_size, optimizer=ss.Optimizer(plan.optimizer, **plan.settings),
             lr_schedule=ss.LRSchedule(plan.schedule, **plan.shape), steps=plan.steps, clip_norm=plan.clip_norm,
-            batch=ss.Batch(plan.batch, micro_size=self.micro_size), precision=plan.precision, seed=plan.seed,
+            batch=ss.Batch(plan.batch, micro_batch=self.micro_batch), precision=plan.precision, seed=plan.seed,
             recompute=self.recompute, record=ss.Record(parameters=True), timeout_s=30, name="grid",
         )  # fmt: skip
 
@@ -124,19 +124,19 @@ def draw(number: int, source: random.Random) -> Case:
         world_size = max(world_size, 3)
     workers = strategy.num_data_ranks(world_size)
     parts = 2 * world_size if kind == "pipeline" else source.choice([1, 1, 2, 3])
-    micro_size = source.choice([2, 3])
+    micro_batch = source.choice([2, 3])
     optimizer, settings = source.choice(OPTIMIZERS)
     decay = {"weight_decay": 0.1} if source.random() < 0.5 and "weight_decay" not in settings else {}
     mask = {"exclude": "1d"} if source.random() < 0.5 else {}
     schedule, shape = source.choice(SCHEDULES)
     plan = plain.Plan(
-        steps=source.choice([4, 6, 8]), batch=workers * parts * micro_size, workers=workers, parts=parts,
+        steps=source.choice([4, 6, 8]), batch=workers * parts * micro_batch, workers=workers, parts=parts,
         optimizer=optimizer, settings={**settings, **decay, **mask}, schedule=schedule, shape=shape,
         clip_norm=source.choice([None, None, 0.05, 0.5]), seed=source.choice([0, 1, 77]),
-        precision=source.choice(["fp64", "fp64", "fp32", "bf16"]), mix_every=getattr(strategy, "mix_every", None),
+        precision=source.choice(["fp64", "fp64", "fp32", "bf16-mixed"]), mix_every=getattr(strategy, "mix_every", None),
     )  # fmt: skip
     recompute = source.choice(["none", "none", "none", "selective", "full"])
-    return Case(model, strategy, world_size, plan, micro_size, recompute)
+    return Case(model, strategy, world_size, plan, micro_batch, recompute)
 
 
 class Ending(NamedTuple):

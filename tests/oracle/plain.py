@@ -32,8 +32,8 @@ LOSSES: dict[str, Loss] = {
     "cross-entropy": lambda output, target: functional.cross_entropy(output.flatten(0, -2), target.flatten()),
     "mse": functional.mse_loss,
 }
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
-"""Of weights; bf16 multiplies under autocast."""
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16-mixed": torch.float32}
+"""Of weights; bf16-mixed multiplies under autocast."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Learner:
         return total
 
     def _autocast(self) -> Any:
-        return torch.autocast("cpu", torch.bfloat16) if self.plan.precision == "bf16" else nullcontext()
+        return torch.autocast("cpu", torch.bfloat16) if self.plan.precision == "bf16-mixed" else nullcontext()
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

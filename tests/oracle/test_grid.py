@@ -26,5 +26,5 @@ def test_a_job_trains_what_one_process_trains_or_says_why_not(case: grid.Case, t
 @pytest.mark.parametrize("schedule", ["zero-bubble", "zbv", "dualpipev"])
 def test_selective_recomputation_goes_with_a_split_backward_pass(schedule: str, tmp_path: Path) -> None:
     plan = plain.Plan(steps=3, batch=8, parts=4, settings={"lr": 0.05})
-    case = grid.Case("deep", ss.Pipeline(schedule=schedule), 2, plan, micro_size=2, recompute="selective")
+    case = grid.Case("deep", ss.Pipeline(schedule=schedule), 2, plan, micro_batch=2, recompute="selective")
     assert grid.hold(case, tmp_path).name == "equal"

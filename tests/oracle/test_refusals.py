@@ -19,7 +19,7 @@ def case(model: str, strategy: Any, *, world_size: int = 2, **changes: Any) -> g
     """Two rows a micro-batch."""
     workers = strategy.num_data_ranks(world_size)
     plan = replace(PLAN, workers=workers, parts=PLAN.batch // workers // 2, **changes)
-    return grid.Case(model, strategy, world_size, plan, micro_size=2)
+    return grid.Case(model, strategy, world_size, plan, micro_batch=2)
 
 
 def refusal(of: grid.Case, folder: Path) -> str:

@@ -27,8 +27,8 @@ def report_of(ours, theirs, *, losses=None, **changes):
 class TestBothJobs:
     def test_one_process_sees_the_same_samples_in_micro_batches_of_a_rank(self):
         sharded, alone = both_jobs(small_job(world_size=4, batch=64), 5)
-        assert (sharded.steps, sharded.world_size, sharded.batch.global_size) == (5, 4, 64)
-        assert (alone.steps, alone.world_size, alone.batch.micro_size) == (5, 1, 16)
+        assert (sharded.steps, sharded.world_size, sharded.batch.global_batch) == (5, 4, 64)
+        assert (alone.steps, alone.world_size, alone.batch.micro_batch) == (5, 1, 16)
         assert sharded.record.parameters
         assert alone.record.parameters
 
@@ -53,16 +53,16 @@ class TestReport:
     def test_steps_that_were_all_skipped_prove_nothing(self):
         arrays = {"w": np.ones(1)}
         losses = ({1: 2.0}, {1: 2.0})
-        job = small_job(precision="fp16")
+        job = small_job(precision="fp16-mixed")
         report = compare(job, ("ours", "theirs"), losses, (arrays, arrays), skipped=job.steps)
         assert report.passed is None
-        assert "was not tried: the gradients of all 10 steps overflowed in fp16" in report.verdict
+        assert "was not tried: the gradients of all 10 steps overflowed in fp16-mixed" in report.verdict
         assert "not tried" in report._repr_html_()
         assert compare(job, ("ours", "theirs"), losses, (arrays, arrays), skipped=job.steps - 1).passed
 
     def test_the_bound_follows_the_precision(self):
         assert not report_of({"w": [1 + 1e-7]}, {"w": [1.0]}, precision="fp64").passed
-        assert report_of({"w": [1 + 1e-2]}, {"w": [1.0]}, precision="bf16").passed
+        assert report_of({"w": [1 + 1e-2]}, {"w": [1.0]}, precision="bf16-mixed").passed
 
     def test_the_worst_tensor_comes_first_and_is_named(self):
         report = report_of({"a": [1.0, 0.0], "b": [3.0, 0.0]}, {"a": [1.0, 0.0], "b": [2.0, 0.0]})
@@ -155,7 +155,7 @@ class TestRealRuns:
 
     @pytest.mark.parametrize("kind", [kind for kind in strategies() if kind != "single"])
     def test_every_strategy_agrees_or_says_why_not(self, kind):
-        job = small_job(strategy=kind, batch=ss.Batch(global_size=64, micro_size=8))
+        job = small_job(strategy=kind, batch=ss.Batch(global_batch=64, micro_batch=8))
         report = check(job, 2)
         assert report.passed is (None if job.strategy.differs_because else True), report.verdict
 

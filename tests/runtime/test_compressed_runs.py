@@ -73,14 +73,14 @@ def test_an_uncompressed_summary_says_nothing_of_it() -> None:
     assert all("codec_s" not in event for event in run.events("step"))
 
 
-@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+@pytest.mark.parametrize("precision", ["fp16-mixed", "fp32"])
 @pytest.mark.parametrize("strategy", ["ring", "zero-2"])
 def test_an_overflow_in_fp16_is_skipped_and_one_in_fp32_is_named(strategy: str, precision: str) -> None:
     """A gradient scaled up past the range of fp16 is how loss scaling finds its scale."""
     import torch
 
     def steep(output: Any, target: Any) -> Any:
-        return (3e3 if precision == "fp16" else float("inf")) * torch.nn.functional.cross_entropy(
+        return (3e3 if precision == "fp16-mixed" else float("inf")) * torch.nn.functional.cross_entropy(
             output, target
         )
 

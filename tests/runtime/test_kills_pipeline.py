@@ -15,7 +15,7 @@ from conformance.runs import all_gone, endless_job, family, rank_pids, small_job
 
 pytestmark = pytest.mark.slow
 
-BATCH = ss.Batch(48, micro_size=4)
+BATCH = ss.Batch(48, micro_batch=4)
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,17 @@ def test_a_layer_that_raises_is_named_with_its_own_error() -> None:
     ("fields", "message"),
     [
         (
-            {"batch": ss.Batch(48, micro_size=24)},
-            "batch.micro_size=24 makes 2 micro-batches a pass, but the 1f1b schedule on 3 ranks needs",
+            {"batch": ss.Batch(48, micro_batch=24)},
+            "batch.micro_batch=24 makes 2 micro-batches a pass, but the 1f1b schedule on 3 ranks needs",
         ),
-        ({"batch": ss.Batch(48, micro_size=24)}, "use batch.micro_size=16 (3 micro-batches)"),
+        ({"batch": ss.Batch(48, micro_batch=24)}, "use batch.micro_batch=16 (3 micro-batches)"),
         ({"strategy": "pipeline:zb"}, "zero-bubble"),
         (
-            {"strategy": "pipeline:dualpipev", "batch": ss.Batch(48, micro_size=12), "model": "resnet"},
+            {"strategy": "pipeline:dualpipev", "batch": ss.Batch(48, micro_batch=12), "model": "resnet"},
             "needs at least 6",
         ),
         (
-            {"strategy": "pipeline:interleaved", "model": "resnet", "batch": ss.Batch(70, micro_size=10)},
+            {"strategy": "pipeline:interleaved", "model": "resnet", "batch": ss.Batch(70, micro_batch=10)},
             "in rounds of equal size",
         ),
         (

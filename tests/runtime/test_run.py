@@ -251,12 +251,12 @@ def test_the_same_seed_repeats_itself_and_another_does_not() -> None:
     assert first != other
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed"])
 def test_mixed_precision_learns(precision: str) -> None:
     run = ss.launch(small_job(precision=precision, steps=40)).wait(60)
     assert run.metrics()["loss"].iloc[-1] < 0.5 * run.metrics()["loss"].iloc[0]
     scales = {event["loss_scale"] for event in run.events("step")}
-    assert scales == {None} if precision == "bf16" else None not in scales
+    assert scales == {None} if precision == "bf16-mixed" else None not in scales
 
 
 def test_evaluates_on_the_way_and_at_the_end() -> None:

@@ -44,7 +44,7 @@ def test_json_that_is_not_a_job_is_refused_in_a_sentence(text: str) -> None:
 def test_no_batch_takes_long_to_check(batch: int) -> None:
     ss.Job(model="mlp", data="digits", strategy="pipeline", world_size=2, batch=batch)
     with pytest.raises(SpecError, match="does not divide"):
-        ss.Job(model="mlp", data="digits", batch=ss.Batch(2 * 10**9, micro_size=3), world_size=2)
+        ss.Job(model="mlp", data="digits", batch=ss.Batch(2 * 10**9, micro_batch=3), world_size=2)
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,12 @@ def test_parameters_that_differ_have_no_common_gradient():
 
 def test_one_rank_needs_micro_batches():
     with pytest.raises(
-        SpecError, match="micro_size=64 has only one; use a micro_size below 64, or more ranks"
+        SpecError, match="micro_batch=64 has only one; use a micro_batch below 64, or more ranks"
     ):
         job(strategy="single", world_size=1)
     with pytest.raises(SpecError, match="use a larger batch"):
         job(strategy="single", world_size=1, batch=1)
-    assert job(strategy="single", world_size=1, batch=ss.Batch(64, micro_size=32)).record.noise_scale
+    assert job(strategy="single", world_size=1, batch=ss.Batch(64, micro_batch=32)).record.noise_scale
 
 
 def test_it_is_off_by_default_and_can_be_rare():

@@ -58,7 +58,7 @@ def test_a_learning_rate_that_is_too_high_is_still_blamed(tmp_path: Path) -> Non
 def steps(folder: Path, data: Any, *, lr: float) -> None:
     """Five steps on one process."""
     job = ss.Job(
-        model=Model, data=data, loss="mse", strategy="single", batch=ss.Batch(12, micro_size=4), steps=5,
+        model=Model, data=data, loss="mse", strategy="single", batch=ss.Batch(12, micro_batch=4), steps=5,
         optimizer=ss.Optimizer("sgd", lr=lr),
     )  # fmt: skip
     with EventWriter(folder / "rank-0.jsonl", 0) as events:

@@ -114,7 +114,7 @@ def test_what_a_models_own_loss_scores_is_looked_for_once_and_a_few_rows_at_a_ti
             data=many_test_rows,
             strategy="single",
             world_size=1,
-            batch=ss.Batch(8, micro_size=4),
+            batch=ss.Batch(8, micro_batch=4),
         )
         trainer = Trainer(ours, alone, tmp_path)
         found = evaluate(trainer.strategy, trainer.data.test, trainer.loss_function, trainer._place)

@@ -22,7 +22,7 @@ def losses(job: ss.Job) -> list[float]:
 
 
 def follows_one_process(run: ss.Run) -> None:
-    alone = losses(run.job.replace(strategy="single", world_size=1, batch=run.job.batch.global_size))
+    alone = losses(run.job.replace(strategy="single", world_size=1, batch=run.job.batch.global_batch))
     assert list(run.wait(110).metrics()["loss"]) == pytest.approx(alone, rel=1e-5)
 
 
@@ -54,7 +54,7 @@ def test_stock_fsdp_follows_one_process_over_nccl(strategy: ss.Zero2 | ss.Zero3)
     follows_one_process(ss.launch(small_job(device="cuda", strategy=strategy, world_size=2)))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed"])
 def test_mixed_precision_learns_on_a_gpu(precision: str) -> None:
     run = ss.launch(
         small_job(device="cuda", strategy="single", world_size=1, precision=precision, steps=40)

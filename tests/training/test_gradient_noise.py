@@ -104,7 +104,7 @@ class TestOnTwoRanks:
         ("strategy", "compression"), [("zero-1", "none"), ("zero-3", "none"), ("zero-2", "int8")]
     )
     def test_shards_tell_it_too(self, pool, tmp_path, strategy, compression):
-        batch = ss.Batch(BATCH, micro_size=16)
+        batch = ss.Batch(BATCH, micro_batch=16)
         ours = job(strategy=strategy, world_size=2, compression=compression, batch=batch)
         check(pool.run(steps_of(ours), tmp_path), 16)
 
@@ -112,7 +112,7 @@ class TestOnTwoRanks:
         ours = job(strategy="ring", world_size=2, steps=3)
         ranks = pool.run(steps_of(ours), tmp_path)
         small, large, _ = measured(ranks)
-        split = job(strategy="single", world_size=1, steps=3, batch=ss.Batch(BATCH, micro_size=32))
+        split = job(strategy="single", world_size=1, steps=3, batch=ss.Batch(BATCH, micro_batch=32))
         as_one, mean_as_one, _ = measured([alone(split)])
         assert small == pytest.approx(as_one, rel=1e-5)
         assert large == pytest.approx(mean_as_one, rel=1e-5)
@@ -135,7 +135,7 @@ class TestOnTwoRanks:
         clipped = measured(pool.run(steps_of(ours.replace(clip_norm=1e-3)), tmp_path))
         assert clipped[0] == pytest.approx(small)
         assert clipped[1] == pytest.approx(large)
-        scaled = measured(pool.run(steps_of(ours.replace(precision="fp16")), tmp_path))
+        scaled = measured(pool.run(steps_of(ours.replace(precision="fp16-mixed")), tmp_path))
         assert scaled[0] == pytest.approx(small, rel=0.02)
         assert scaled[1] == pytest.approx(large, rel=0.02)
         with_feedback = ss.Compression("topk", ratio=0.01, feedback=True)
@@ -154,8 +154,8 @@ class TestOnTwoRanks:
 
 
 def test_a_gradient_that_overflows_is_no_measurement():
-    split = ss.Batch(BATCH, micro_size=16)
-    ours = job(strategy="single", world_size=1, steps=1, batch=split, precision="fp16")
+    split = ss.Batch(BATCH, micro_batch=16)
+    ours = job(strategy="single", world_size=1, steps=1, batch=split, precision="fp16-mixed")
     with tempfile.TemporaryDirectory() as folder, EventWriter(Path(folder) / "rank-0.jsonl", 0) as events:
         trainer = Trainer(ours, RankContext(0, 1, torch.device("cpu"), Meter(), events), Path(folder))
         trainer.strategy.precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)

@@ -145,7 +145,7 @@ def test_layers_that_are_spread_over_ranks_tell_what_whole_ones_do(
     pool: RankPool, tmp_path: Path, name: str, strategy: str
 ):
     world_size = pool.world_size
-    batch = ss.Batch(48, micro_size=12 if strategy == "pipeline" else None)
+    batch = ss.Batch(48, micro_batch=12 if strategy == "pipeline" else None)
     ours = job(strategy=strategy, world_size=world_size, optimizer=OPTIMIZERS[name], batch=batch)
     results = pool.run(told(ours), tmp_path)
     found = layers_of([event for events, _ in results for event in events], OPTIMIZERS[name])

@@ -15,7 +15,7 @@ from shardscope.training.precision import Precision
 def test_a_first_step_that_overflows_leaves_nothing_in_the_optimizer(name: str) -> None:
     weight = nn.Parameter(torch.ones(8, 8))
     optimizer = build_optimizer(ss.Optimizer(name), [("weight", weight)])
-    precision = Precision("fp16", torch.device("cpu"))
+    precision = Precision("fp16-mixed", torch.device("cpu"))
     scale = precision.loss_scale
     precision.scale(torch.zeros(1))
     weight.grad = torch.full_like(weight, float("inf"))

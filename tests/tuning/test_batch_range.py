@@ -56,14 +56,14 @@ class TestAround:
     def test_the_jobs_own_is_always_among_them(self, job: Job, centre: float) -> None:
         found = around(job, centre)
         assert found is not None
-        assert found.low <= job.batch.global_size <= found.high
+        assert found.low <= job.batch.global_batch <= found.high
 
     def test_ranks_and_memory_cut_it(self) -> None:
         eight = around(JOB.replace(world_size=8), 16.0)
         assert eight is not None
         assert (eight.low, eight.high) == (8, 64)
         assert around(JOB.replace(world_size=3, batch=96), 96.0) is None  # three ranks share no power of two
-        small = around(JOB, 128.0, fits=lambda job: job.batch.global_size <= 128)
+        small = around(JOB, 128.0, fits=lambda job: job.batch.global_batch <= 128)
         assert small is not None
         assert (small.low, small.high) == (32, 128)
 
@@ -122,7 +122,7 @@ def test_a_study_whose_maker_died_after_measuring_does_not_measure_again(tmp_pat
     [
         (JOB.replace(strategy="gossip"), "does not go with strategy='gossip', where"),
         (JOB.replace(compression="local-sgd"), "does not go with compression='local-sgd', where each rank"),
-        (JOB.replace(strategy="single", world_size=1), "and one rank with batch.micro_size=64 has only one"),
+        (JOB.replace(strategy="single", world_size=1), "and one rank with batch.micro_batch=64 has only one"),
     ],
 )
 def test_where_it_cannot_be_measured_the_study_says_so_and_runs_nothing(job: Job, why: str) -> None:

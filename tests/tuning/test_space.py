@@ -40,7 +40,7 @@ def test_only_the_settings_of_the_chosen_branch_are_drawn() -> None:
 
 def test_a_trial_of_another_batch_keeps_its_samples_and_its_share_of_warm_up() -> None:
     job = apply(JOB, {"batch": 256, "warmup": 0.3, "optimizer": "lamb", "lr_rule": "sqrt"})
-    assert (job.batch.global_size, job.steps, job.lr_schedule.warmup_steps) == (256, 25, 8)
+    assert (job.batch.global_batch, job.steps, job.lr_schedule.warmup_steps) == (256, 25, 8)
     assert job.optimizer.lr == pytest.approx(2e-3 * 2)
     assert apply(JOB, {"batch": 256}, equal="steps").steps == 100
     warm = JOB.replace(compression=ss.Compression("powersgd", warmup_steps=40))
@@ -62,7 +62,7 @@ def test_a_trial_of_another_batch_keeps_its_samples_and_its_share_of_warm_up() -
         ({"optimizer.lr": (0.0, 1.0, "log")}, "has no logarithm"),
         ({"optimizer.lr": "0.1"}, "is not a range"),
         ({"optimizer.lr": (-1.0, 1.0)}, "optimizer.lr"),
-        ({"batch": ss.PowersOfTwo(1, 4)}, "batch.global_size=1 does not divide over world_size=2; use 2"),
+        ({"batch": ss.PowersOfTwo(1, 4)}, "batch.global_batch=1 does not divide over world_size=2; use 2"),
         ({"compression[topk].ratio": (0.1, 0.5)}, "add 'compression' to the space"),
         ({"compression": ["none"], "compression[topk].ratio": (0.1, 0.5)}, "is never used"),
         ({"optimizer": ["lamb"], "optimizer[lamb].momentum": (0.1, 0.9)}, "setting of lamb='momentum'"),

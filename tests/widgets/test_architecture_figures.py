@@ -78,7 +78,7 @@ class TestLinks:
 class TestGantt:
     def test_the_ideal_of_several_passes_is_that_of_each(self):
         twice = Pipeline(schedule="gpipe", microbatches=4)
-        job = Job(model="mlp", data="digits", strategy=twice, batch=Batch(8, micro_size=1))
+        job = Job(model="mlp", data="digits", strategy=twice, batch=Batch(8, micro_batch=1))
         trace = Trace.of(SimpleNamespace(id="id", name="run", job=job))
         once = schedule_events(2, 4)
         length = max(op[4] for event in once for op in event["ops"]) - min(
@@ -106,7 +106,7 @@ class TestGantt:
         info = figures.gantt_info(trace)
         assert info.bubble == pytest.approx((stages - 1) / (parts + stages - 1), abs=1e-4)
         assert info.ideal == pytest.approx(info.bubble, abs=1e-4)
-        assert (info.num_stages, info.num_microbatches) == (stages, parts)
+        assert (info.num_stages, info.num_micro_batches) == (stages, parts)
 
     def test_a_formula_is_only_named_where_there_is_one(self):
         trace = trace_of(schedule_events(2, 2, split=True), schedule="zb")

@@ -57,7 +57,7 @@ class TestChoosing:
     def test_a_job_that_cannot_exist_cannot_be_started(self, lab):
         lab.global_batch = 31
         assert lab.screen.start.disabled
-        assert "batch.global_size=31 does not divide over world_size=2" in lab.screen.plan.value
+        assert "batch.global_batch=31 does not divide over world_size=2" in lab.screen.plan.value
         lab.global_batch = 32
         assert not lab.screen.start.disabled
 

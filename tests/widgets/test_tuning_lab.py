@@ -64,7 +64,7 @@ class TestSearching:
         JOB,
         ss.Job(model="mlp", data="digits", strategy=ss.Zero3(), optimizer=ss.Optimizer("lamb", lr=3e-3), batch=128),
         ss.Job(
-            model="mlp", data="digits", strategy="pipeline:gpipe", batch=ss.Batch(global_size=64, micro_size=16),
+            model="mlp", data="digits", strategy="pipeline:gpipe", batch=ss.Batch(global_batch=64, micro_batch=16),
             lr_schedule=ss.LRSchedule("cosine", warmup_steps=5), seed=3,
         ),
         ss.Job(
@@ -108,7 +108,7 @@ class TestChoosing:
             lab.choose(2)
         lab.global_batch = 31
         assert lab.screen.start.disabled
-        assert "batch.global_size=31 does not divide over world_size=2" in lab.screen.plan.value
+        assert "batch.global_batch=31 does not divide over world_size=2" in lab.screen.plan.value
         lab.global_batch = 64
         lab.objectives = ["seconds"]
         assert "say nothing of quality" in lab.screen.plan.value

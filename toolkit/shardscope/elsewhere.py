@@ -42,7 +42,8 @@ MEANT: Mapping[str, Mapping[str, str]] = {
         "'powersgd'": "low-rank lowrank", "'dgc'": "deep-gradient-compression", "'none'": "off no false",
     },
     "precision": {
-        "'bf16' or 'fp16'": "half amp mixed mixed-precision", "'fp16'": "float16", "'bf16'": "bfloat16",
+        "'bf16-mixed' or 'fp16-mixed'": "half amp mixed mixed-precision", "'fp16-mixed'": "float16",
+        "'bf16-mixed'": "bfloat16",
         "'fp32'": "float32 full single", "'fp64'": "float64 double",
     },
     "objective": {

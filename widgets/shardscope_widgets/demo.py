@@ -40,10 +40,10 @@ def _job(name: str, workload: tuple[str, str, int, int], *, ranks: int, steps: i
     model, data, batch, usual = workload
     strategy = Strategy(name)
     world_size = min(ranks, strategy.max_ranks or ranks)
-    micro = strategy.suggested_micro_size(batch, world_size)
+    micro = strategy.suggested_micro_batch(batch, world_size)
     return Job(
         model=model, data=data, strategy=strategy, world_size=world_size,
-        batch=Batch(global_size=batch, micro_size=micro), steps=steps or usual, name=f"{name} {model}",
+        batch=Batch(global_batch=batch, micro_batch=micro), steps=steps or usual, name=f"{name} {model}",
     )  # fmt: skip
 
 

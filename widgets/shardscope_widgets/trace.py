@@ -147,7 +147,7 @@ class Trace:
             run.id, run.name, job.strategy.name, job.world_size, workload,
             schedule=schedule.name if schedule is not None else "",
             order=schedule if schedule is not None and schedule.is_here else None,
-            passes=job.strategy.passes(job.batch.accumulation(1)) if schedule is not None else 1,
+            passes=job.strategy.passes(job.num_micro_batches) if schedule is not None else 1,
             bound=None if bound is None or math.isinf(bound) else float(bound),
             method=getattr(compression, "name", "none"), method_label=getattr(compression, "label", "none"),
             period=getattr(compression, "period", 1), link="" if link is None else link.label,

@@ -89,7 +89,7 @@ def test_a_packet_out_of_range_is_refused_and_loss_scaling_sees_its_infinity(
             make(ss.Compression("fp16"), context).pack(bucket, carrier_of(context))
         except NotFinite as error:
             said = str(error)
-        job = job_of(ss.Compression("fp16"), 2).replace(precision="fp16")
+        job = job_of(ss.Compression("fp16"), 2).replace(precision="fp16-mixed")
         scaled = build_compressor(job)
         assert scaled is not None
         bucket = bucket_of(large(context, 1e6), shapes=SHAPES)

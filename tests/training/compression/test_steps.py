@@ -331,7 +331,7 @@ def trained(jobs: list[ss.Job], steps: int, pool: RankPool, folder: Path) -> lis
 def test_the_warmup_is_the_uncompressed_run(
     name: str, optimizer: str, pool: RankPool, tmp_path: Path
 ) -> None:
-    batch = ss.Batch(48, micro_size=48 // pool.world_size // 2)
+    batch = ss.Batch(48, micro_batch=48 // pool.world_size // 2)
     both = [
         job(world_size=pool.world_size, batch=batch, optimizer=optimizer, compression=compression)
         for compression in ("none", ss.Compression(name, warmup_steps=6))
@@ -346,7 +346,7 @@ def test_the_warmup_is_the_uncompressed_run(
 
 @pytest.mark.parametrize("strategy", ["ring", "all-reduce"])
 def test_local_sgd_at_every_step_is_plain_sgd(strategy: str, pool: RankPool, tmp_path: Path) -> None:
-    batch = ss.Batch(48, micro_size=48 // pool.world_size // 2)
+    batch = ss.Batch(48, micro_batch=48 // pool.world_size // 2)
     both = [
         job(
             world_size=pool.world_size, strategy=strategy, batch=batch, precision="fp64", optimizer=SGD,

@@ -22,7 +22,7 @@ def test_an_epoch_visits_no_row_twice_and_leaves_out_less_than_a_batch(sampler, 
     seen = torch.cat([sampler.indices(step) for step in steps]).tolist()
     assert len(set(seen)) == len(seen)
     assert set(seen) <= set(range(sampler.num_samples))
-    assert sampler.num_samples - len(seen) < sampler.global_size
+    assert sampler.num_samples - len(seen) < sampler.global_batch
 
 
 @given(rows=st.integers(1, 100), batches=st.integers(1, 10))
@@ -34,7 +34,7 @@ def test_an_epoch_of_whole_batches_visits_every_row_once(rows, batches):
 
 @given(sampler=samplers, step=st.integers(0, 10**6))
 def test_any_step_can_be_asked_for_at_once(sampler, step):
-    fresh = GlobalSampler(sampler.num_samples, sampler.global_size, sampler.seed)
+    fresh = GlobalSampler(sampler.num_samples, sampler.global_batch, sampler.seed)
     sampler.indices(0)
     assert torch.equal(sampler.indices(step), fresh.indices(step))
     assert fresh.indices(step).dtype == torch.int64
@@ -46,7 +46,7 @@ def test_the_ranks_together_read_the_global_batch(sampler, world_size, step):
     parts = [shard(batch, rank, world_size) for rank in range(world_size)]
     assert torch.equal(torch.cat(parts), batch)
     sizes = {len(part) for part in parts}
-    assert max(sizes) - min(sizes) <= (sampler.global_size % world_size > 0)
+    assert max(sizes) - min(sizes) <= (sampler.global_batch % world_size > 0)
 
 
 def test_each_epoch_and_each_seed_has_its_own_order():
@@ -57,6 +57,6 @@ def test_each_epoch_and_each_seed_has_its_own_order():
 @pytest.mark.parametrize("size", [0, 11])
 def test_a_batch_that_does_not_fit_is_refused(size):
     with pytest.raises(
-        DataError, match=f"global_size={size} does not fit the data's 10 rows; use a size from 1 to 10"
+        DataError, match=f"global_batch={size} does not fit the data's 10 rows; use a size from 1 to 10"
     ):
         GlobalSampler(10, size, seed=0)

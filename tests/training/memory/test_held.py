@@ -62,13 +62,18 @@ def test_replicas_hold_what_the_formula_says(
         assert peaks["gathered"] == 0
 
 
-@pytest.mark.parametrize("precision", ["fp64", "bf16", "fp16"])
-def test_precisions_hold_what_the_formula_says(two: RankPool, tmp_path: Path, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "recipe"),
+    [("fp64", "fp64"), ("bf16-mixed", "bf16-autocast"), ("fp16-mixed", "fp16-autocast")],
+)
+def test_precisions_hold_what_the_formula_says(
+    two: RankPool, tmp_path: Path, precision: str, recipe: str
+) -> None:
     job = ss.Job(
         model="mlp", data="digits", strategy="ring", world_size=2, optimizer="adamw", batch=8, precision=precision
     )  # fmt: skip
     for peaks, num_params, num_tensors in two.run(measured(job), tmp_path):
-        expected = model_states(num_params, precision=precision, num_tensors=num_tensors)
+        expected = model_states(num_params, precision=recipe, num_tensors=num_tensors)
         assert [peaks[kind] for kind in ("parameters", "gradients", "optimizer")] == [
             int(t) for t in expected
         ]
@@ -76,7 +81,7 @@ def test_precisions_hold_what_the_formula_says(two: RankPool, tmp_path: Path, pr
 
 def test_accumulation_holds_gradients_beside_the_buckets(two: RankPool, tmp_path: Path) -> None:
     """While DistributedDataParallel exchanges nothing, gradients add up outside its buckets, which stay."""
-    job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=ss.Batch(16, micro_size=4))
+    job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=ss.Batch(16, micro_batch=4))
     for peaks, num_params, _ in two.run(measured(job), tmp_path):
         assert peaks["gradients"] == 2 * 4 * num_params
 

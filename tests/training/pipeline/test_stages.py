@@ -20,7 +20,7 @@ from shardscope.training.models import build_model
 from shardscope.training.recompute import apply_recompute
 from shardscope.training.trainer import Trainer
 
-BATCH = ss.Batch(48, micro_size=6)
+BATCH = ss.Batch(48, micro_batch=6)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet", "gpt-nano"])
@@ -192,7 +192,7 @@ def test_fp16_skips_a_step_on_all_ranks_alike(pool: RankPool, tmp_path: Path) ->
     def skipped(context: RankContext) -> list[bool]:
         ours = job(
             model=Residual, strategy=ss.Pipeline(split="even"), batch=BATCH, world_size=context.world_size,
-            precision="fp16", clip_norm=1.0,
+            precision="fp16-mixed", clip_norm=1.0,
         )  # fmt: skip
         trainer = Trainer(ours, context, tmp_path)
         seen = []
@@ -223,7 +223,7 @@ def test_fp16_steps_with_a_stage_that_is_frozen(pool: RankPool, tmp_path: Path) 
     def skipped(context: RankContext) -> list[bool]:
         ours = job(
             model=frozen_first, data="digits", strategy=ss.Pipeline(split=(2,) + (1,) * (num_ranks - 1)),
-            batch=BATCH, world_size=context.world_size, precision="fp16", clip_norm=1.0,
+            batch=BATCH, world_size=context.world_size, precision="fp16-mixed", clip_norm=1.0,
             optimizer=ss.Optimizer("lamb", max_grad_norm=0.1),
         )  # fmt: skip
         trainer = Trainer(ours, context, tmp_path)
@@ -243,7 +243,7 @@ def test_an_evaluation_is_that_of_the_whole_model(pool: RankPool, tmp_path: Path
     def scores(context: RankContext) -> tuple[dict[str, Any], dict[str, Any]]:
         ours = job(
             model="resnet", data="digits", strategy=ss.Pipeline(schedule=schedule), world_size=context.world_size,
-            batch=ss.Batch(80, micro_size=10),
+            batch=ss.Batch(80, micro_batch=10),
         )  # fmt: skip
         trainer = Trainer(ours, context, tmp_path)
         trainer.take_step(1)

@@ -184,7 +184,7 @@ def test_an_overflow_in_fp16_is_skipped_as_without_packing(pool: RankPool, tmp_p
     def skips(method: str, folder: Path) -> list[bool]:
         folder.mkdir()
         job = job_of(
-            pool.world_size, "parameter-server", compression=method, precision="fp16", loss=steep,
+            pool.world_size, "parameter-server", compression=method, precision="fp16-mixed", loss=steep,
             optimizer=ss.Optimizer("sgd", lr=1e-6, momentum=0.0),
         )  # fmt: skip
         events = pool.run(lambda context: run(job, context)[0], folder)[0]

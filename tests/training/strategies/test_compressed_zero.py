@@ -117,7 +117,7 @@ def test_what_is_not_finite_is_refused_with_the_units_name(
 
 
 def zero_job(strategy: Any, world_size: int, micro_batches: int = 1, **changes: Any) -> ss.Job:
-    batch = ss.Batch(48, micro_size=48 // world_size // micro_batches)
+    batch = ss.Batch(48, micro_batch=48 // world_size // micro_batches)
     fields = {"model": jagged, "data": "digits", "optimizer": "adamw", "batch": batch, "precision": "fp32"}
     return job(strategy=strategy, world_size=world_size, **{**fields, **changes})
 
@@ -231,7 +231,7 @@ def test_the_backends_own_collectives_are_refused(strategy: str) -> None:
 
 
 def test_votes_are_refused_where_they_would_be_added_up() -> None:
-    with pytest.raises(SpecError, match=r"micro_size=12 makes 2 micro-batches.* use strategy='zero-1'"):
+    with pytest.raises(SpecError, match=r"micro_batch=12 makes 2 micro-batches.* use strategy='zero-1'"):
         zero_job("zero-2", 2, 2, compression="sign-vote")
     with pytest.raises(SpecError, match=r"replicas=2 would average .*'sign-vote'; use replicas=1"):
         zero_job(ss.Zero3(replicas=2), 4, compression="sign-vote")

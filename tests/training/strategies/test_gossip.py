@@ -143,7 +143,7 @@ def test_goes_on_from_a_checkpoint_as_if_never_interrupted() -> None:
 
 
 def test_each_rank_goes_on_with_its_own_loss_scale(pool: RankPool, tmp_path: Path) -> None:
-    job = digits(pool.world_size, precision="fp16", checkpoint=ss.Checkpoint(at_end=True))
+    job = digits(pool.world_size, precision="fp16-mixed", checkpoint=ss.Checkpoint(at_end=True))
 
     def scales(context: RankContext) -> tuple[float | None, float | None]:
         first, again = (Trainer(job, context, tmp_path) for _ in range(2))

@@ -133,7 +133,7 @@ def alone(model: Callable[[], nn.Module], folder: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize("strategy", ["zero-2", "zero-3"])
 def test_such_models_end_where_one_process_does(pool: RankPool, tmp_path: Path, strategy: str) -> None:
     models = MODELS if pool.world_size == 2 else [Penalised]
-    batch = ss.Batch(48, micro_size=48 // pool.world_size // 2)
+    batch = ss.Batch(48, micro_batch=48 // pool.world_size // 2)
     jobs = [digits(model, strategy=strategy, world_size=pool.world_size, batch=batch) for model in models]
 
     def body(context: RankContext) -> list[dict[str, Tensor]]:

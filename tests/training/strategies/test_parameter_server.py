@@ -236,7 +236,11 @@ def test_an_overflow_in_fp16_is_skipped_by_all_as_with_an_all_reduce(pool: RankP
     def steps(strategy: Any, folder: Path) -> list[list[dict[str, Any]]]:
         folder.mkdir()
         job = digits(
-            pool.world_size, strategy, precision="fp16", loss=steep, optimizer=ss.Optimizer("sgd", lr=1e-6)
+            pool.world_size,
+            strategy,
+            precision="fp16-mixed",
+            loss=steep,
+            optimizer=ss.Optimizer("sgd", lr=1e-6),
         )
         ranks = pool.run(lambda context: run(job, context)[0], folder)
         return [[e for e in events if e["event"] == "step"] for events in ranks]
@@ -252,7 +256,9 @@ def test_an_overflow_in_fp16_is_skipped_by_all_as_with_an_all_reduce(pool: RankP
 
 
 def test_a_dedicated_servers_loss_scale_is_its_workers(pool: RankPool, tmp_path: Path) -> None:
-    job = digits(pool.world_size, ss.ParameterServer(dedicated=True), precision="fp16", loss=_overflowing)
+    job = digits(
+        pool.world_size, ss.ParameterServer(dedicated=True), precision="fp16-mixed", loss=_overflowing
+    )
     ranks = pool.run(lambda context: run(job, context)[0], tmp_path)
     scales = [[e["loss_scale"] for e in events if e["event"] == "step"] for events in ranks]
     assert scales[0][0] == 2.0**14

@@ -54,7 +54,7 @@ STRATEGIES = {
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_in_pieces_ends_at_the_bits_of_one(pool: RankPool, tmp_path: Path, strategy: str) -> None:
     settings, accumulation = STRATEGIES[strategy]
-    batch = ss.Batch(24 * pool.world_size, micro_size=24 // accumulation)
+    batch = ss.Batch(24 * pool.world_size, micro_batch=24 // accumulation)
     jobs = {
         name: job_of(
             model=Reversed, strategy=settings, world_size=pool.world_size, optimizer=optimizer,

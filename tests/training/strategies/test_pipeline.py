@@ -37,15 +37,15 @@ class TestPipeline(StrategyConformance):
 
     def batch(self, world_size: int, accumulation: int) -> ss.Batch:
         """48 samples in 4 micro-batches, as few as four stages take, or in 8."""
-        return ss.Batch(48, micro_size=12 if accumulation == 1 else 6)
+        return ss.Batch(48, micro_batch=12 if accumulation == 1 else 6)
 
 
 def follow(pool: RankPool, folder: Path, strategy: Any, **changes: Any) -> None:
     """Hold one strategy against one process, with the clip on."""
     conformance = TestPipeline()
     conformance.strategy = strategy  # type: ignore[misc]
-    micro_size = changes.pop("micro_size", 6)
-    conformance.batch = lambda *_: ss.Batch(48, micro_size=micro_size)  # type: ignore[method-assign]
+    micro_batch = changes.pop("micro_batch", 6)
+    conformance.batch = lambda *_: ss.Batch(48, micro_batch=micro_batch)  # type: ignore[method-assign]
     fields = {"precision": "fp64", "clip_norm": 0.5, "optimizer": "adamw", **changes}
     conformance.follow(pool, folder, **fields)
 
@@ -67,7 +67,7 @@ def test_recomputation_works_with_a_split_backward(
 
 def pipeline_job(strategy: Any, world_size: int, **changes: Any) -> ss.Job:
     """Two steps on eight micro-batches of two samples."""
-    fields = {"model": deep_gpt, "batch": ss.Batch(16, micro_size=2), "steps": 2, "precision": "fp32"}
+    fields = {"model": deep_gpt, "batch": ss.Batch(16, micro_batch=2), "steps": 2, "precision": "fp32"}
     return job(strategy=strategy, world_size=world_size, **{**fields, **changes})
 
 

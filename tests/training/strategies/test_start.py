@@ -44,7 +44,7 @@ def test_copies_of_a_tied_tensor_start_alike_in_a_pipeline(pool: RankPool, tmp_p
     def shared(context: RankContext) -> Any:
         ours = job(
             model=Tied, data="digits", strategy=ss.Pipeline(split="even"), world_size=context.world_size,
-            batch=ss.Batch(48, micro_size=6),
+            batch=ss.Batch(48, micro_batch=6),
         )  # fmt: skip
         strategy = Trainer(ours, context, tmp_path).strategy
         return [strategy.names[name].unique().tolist() for name in strategy.rings]

@@ -105,7 +105,11 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(pool: RankPool, tmp_path:
     def overflow(context: RankContext) -> tuple[list[bool], bool]:
         last = context.rank == context.world_size - 1
         ours = tied_job(
-            strategy=strategy, world_size=context.world_size, precision="fp16", optimizer="adamw", steps=4
+            strategy=strategy,
+            world_size=context.world_size,
+            precision="fp16-mixed",
+            optimizer="adamw",
+            steps=4,
         )
         trainer = Trainer(ours, context, tmp_path)
         before = {name: p.clone() for name, p in trainer.strategy.full_parameters().items()}

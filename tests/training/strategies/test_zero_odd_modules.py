@@ -25,7 +25,7 @@ def odd_job(
     model: Callable[[], nn.Module], strategy: Any, world_size: int, parts: int = 1, **changes: Any
 ) -> ss.Job:
     fields = {"optimizer": "adamw", "steps": 4, "data": "digits", **changes}
-    batch = ss.Batch(48, micro_size=48 // world_size // parts)
+    batch = ss.Batch(48, micro_batch=48 // world_size // parts)
     return job(model=model, strategy=strategy, world_size=world_size, batch=batch, **fields)
 
 

@@ -67,7 +67,7 @@ def branching_job(
 ) -> ss.Job:
     """Four steps of `parts` micro-batches each, for one of `world_size` ranks."""
     rank, world_size = place
-    batch = ss.Batch(48, micro_size=48 // world_size // parts)
+    batch = ss.Batch(48, micro_batch=48 // world_size // parts)
     return job(
         model=lambda: Branching(widths, choose, rank, **options), data="digits", strategy=strategy,
         world_size=world_size, optimizer="adamw", steps=4, batch=batch,

@@ -43,7 +43,7 @@ def sent(event: dict[str, Any]) -> int:
 
 
 def job_of(strategy: Any, world_size: int, micro_batches: int = 1, **changes: Any) -> ss.Job:
-    batch = ss.Batch(48, micro_size=48 // world_size // micro_batches)
+    batch = ss.Batch(48, micro_batch=48 // world_size // micro_batches)
     fields = {"model": jagged, "data": "digits", "optimizer": "adamw", "batch": batch, **changes}
     return job(strategy=strategy, world_size=world_size, **fields)
 

@@ -39,7 +39,7 @@ def test_a_walk_stays_in_the_space_and_every_stop_of_it_is_a_job(seed: int) -> N
         assert settings["batch"] in (16, 32, 64, 128)
         assert settings["compression"] in ("none", {"name": "topk", "ratio": 0.1}, "int8")
         assert json.loads(json.dumps(settings)) == settings
-        assert space.apply(JOB, settings).batch.global_size == settings["batch"]
+        assert space.apply(JOB, settings).batch.global_batch == settings["batch"]
         settings = space.explore(JOB, settings, random, resample=0.25)
 
 
@@ -135,13 +135,13 @@ def test_a_space_of_branches_is_explored_within_its_branches() -> None:
         for _ in range(3):
             moved = found.apply(job, settings)
             assert moved.optimizer.name in {"adamw", "lamb"}
-            assert moved.batch.global_size in {16, 32, 64}
+            assert moved.batch.global_batch in {16, 32, 64}
             settings = found.explore(job, settings, random, resample=0.25)
 
 
 @pytest.mark.parametrize("name", ["seed", "world_size", "precision"])
 def test_what_no_checkpoint_would_fit_is_refused(name: str) -> None:
-    values = {"seed": [1, 2], "world_size": [1, 2], "precision": ["fp32", "bf16"]}[name]
+    values = {"seed": [1, 2], "world_size": [1, 2], "precision": ["fp32", "bf16-mixed"]}[name]
     with pytest.raises(
         ss.SpecError, match=rf"space\['{name}'\] cannot change while a member trains"
     ) as refused:

@@ -25,7 +25,7 @@ class _Columns(NamedTuple):
     shard: Ints
     """Ranks that ZeRO partitions over, filled in (never 0)."""
     micro_batch: Ints
-    num_microbatches: Ints
+    num_micro_batches: Ints
     virtual_stages: Ints
     schedule: Ints
     recompute: Ints
@@ -70,7 +70,7 @@ class Layouts(_Columns):
             zero=column("zero"),
             shard=np.where(shard > 0, shard, data * context),
             micro_batch=column("micro_batch"),
-            num_microbatches=column("num_microbatches"),
+            num_micro_batches=column("num_micro_batches"),
             virtual_stages=column("virtual_stages"),
             schedule=index("schedule", schedule_names()),
             recompute=index("recompute", RECOMPUTE_NAMES),

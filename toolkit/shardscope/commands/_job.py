@@ -6,28 +6,40 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shardscope.commands._fields import add_field, flag_of, given_fields, methods_of, parts_of
 from shardscope.errors import SpecError, UntrustedCode
-
-if TYPE_CHECKING:
-    from shardscope.spec import Job, Link, Method
-
+from shardscope.spec import Job, Link, Method
+from shardscope.spec.units import parse
 
 _MOST_BYTES = 16 * 2**20
-_METHODS = {
-    "optimizer": ("update rule, such as sgd, adamw, lamb, lars (default: adamw)", "weight_decay=0.1"),
-    "lr_schedule": (
-        "how the learning rate moves, such as cosine, linear (default: constant)",
-        "warmup_steps=10",
-    ),
-    "compression": ("how gradients are compressed, such as int8, topk (default: none)", "ratio=0.01"),
+_FLAGS = {
+    "world_size": ("--ranks",),
+    "batch.global_batch": ("--batch", "--global-batch"),
+    "batch.micro_batch": ("--micro-batch",),
 }
-"""The kinds of methods that have options of their own: what help says, and a setting as an example."""
+"""Options that are not called as their fields are."""
+_ABOUT = {
+    "model": "model by name",
+    "data": "data by name, or a path",
+    "strategy": "strategy, such as ring, tree, zero-3, pipeline:gpipe",
+    "optimizer": "update rule, such as sgd, adamw, lamb, lars",
+    "lr_schedule": "how the learning rate moves, such as cosine, linear",
+    "compression": "how gradients are compressed, such as int8, topk",
+    "loss": "cross-entropy or mse",
+}
+"""Help where the docstring of a field speaks of what Python can give it."""
+_DEFAULTS = {"model": "gpt-nano", "data": "what the model reads"}
+"""Of options, where they are not those of the fields."""
+_EXAMPLES = {"optimizer": "weight_decay=0.1", "lr_schedule": "warmup_steps=10", "compression": "ratio=0.01"}
+"""A setting of each kind of method."""
+_BY_HAND = ("link", "name")
+"""Fields whose options are written out: a link's two figures, and the name of a run or a study."""
 
 
 def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> None:
-    """Add the options that `build_job` reads; `steps` is the default that the help names."""
+    """Add the options that `build_job` reads, one for each field; `steps` is the default that the help names."""
     parser.add_argument(
         "--job", type=Path, help="a job.json, such as a run directory holds; options change it"
     )
@@ -36,33 +48,38 @@ def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> Non
         action="store_true",
         help="run the code that lies beside the file of --job, where its model, data or loss is a function",
     )
-    parser.add_argument("--model", help="model by name (default: gpt-nano)")
-    parser.add_argument("--data", help="data by name, or a path (default: what the model reads)")
-    parser.add_argument(
-        "--strategy", help="strategy, such as ring, tree, zero-3, pipeline:gpipe (default: ring)"
-    )
-    parser.add_argument("--ranks", type=int, dest="world_size", help="number of ranks (default: 2)")
-    parser.add_argument("--lr", type=float, help="learning rate (default: the optimizer's own)")
-    parser.add_argument("--batch", type=int, help="samples a step, over all ranks (default: 64)")
-    parser.add_argument(
-        "--micro-batch", type=int, help="samples a forward pass on one rank (default: all its share)"
-    )
-    for kind, (about, example) in _METHODS.items():
-        option = kind.replace("_", "-")
-        parser.add_argument(f"--{option}", metavar="NAME", help=about)
-        parser.add_argument(
-            f"--{option}-set", action="append", metavar="NAME=VALUE",
-            help=f"a setting of it, such as {example}; may be given several times",
-        )  # fmt: skip
-    parser.add_argument("--precision", help="fp32, fp64, bf16, fp16 (default: fp32)")
-    parser.add_argument("--recompute", help="none, selective, full (default: none)")
-    parser.add_argument("--steps", type=int, help=f"optimizer steps (default: {steps})")
+    defaults, parts, settable = {**_DEFAULTS, "steps": str(steps)}, dict(parts_of(Job)), _settable()
+    for name in Job.model_fields:
+        if name in parts:
+            for field in parts[name].model_fields:
+                place = f"{name}.{field}"
+                add_field(parser, parts[name], place, flags=_FLAGS.get(place, ()))
+        elif name not in _BY_HAND:
+            add_field(
+                parser,
+                Job,
+                name,
+                flags=_FLAGS.get(name, ()),
+                about=_ABOUT.get(name),
+                default=defaults.get(name),
+            )
+        if name in settable:
+            parser.add_argument(
+                f"{flag_of(name)}-set", action="append", metavar="NAME=VALUE",
+                help=f"a setting of it, such as {_EXAMPLES.get(name, 'NAME=VALUE')}; may be given several times",
+            )  # fmt: skip
+        if name == "optimizer":
+            parser.add_argument("--lr", type=float, help="learning rate (default: the optimizer's own)")
     parser.add_argument(
         "--link-bandwidth",
         help='what each rank may send and receive, such as "100 Mbit/s"; needs --link-latency too',
     )
     parser.add_argument("--link-latency", help='how long every message takes besides, such as "1 ms", or 0')
-    parser.add_argument("--seed", type=int, help="seed of weights and data order (default: 0)")
+
+
+def job_flag(place: str) -> str:
+    """The option that sets a field of a job."""
+    return _FLAGS.get(place, (flag_of(place),))[0]
 
 
 def build_job(arguments: argparse.Namespace) -> Job:
@@ -71,22 +88,17 @@ def build_job(arguments: argparse.Namespace) -> Job:
     Raises:
         SpecError: The file cannot be read, or no such job can exist.
     """
-    from shardscope.spec import Batch, Job
-
     base = _read_job(arguments.job, trust_code=arguments.trust_code) if arguments.job else None
-    names = ("model", "data", "strategy", "world_size", "precision", "recompute", "steps", "seed", "name")
-    given = vars(arguments)
-    fields = {name: given[name] for name in names if given.get(name) is not None}
-    for kind in _METHODS:
+    fields = given_fields(arguments, Job)
+    for kind in _settable():
         method = _method(kind, arguments, base)
         if method is not None:
             fields[kind] = method
-    if arguments.batch is not None or arguments.micro_batch is not None:
-        start_batch = base.batch if base is not None else Batch()
-        sizes = {"global_size": arguments.batch, "micro_size": arguments.micro_batch}
-        fields["batch"] = start_batch.replace(
-            **{name: size for name, size in sizes.items() if size is not None}
-        )
+    for name, part in parts_of(Job):
+        changes = given_fields(arguments, part, name)
+        if changes:
+            usual = Job.model_fields[name].get_default(call_default_factory=True)
+            fields[name] = (usual if base is None else getattr(base, name)).replace(**changes)
     link = _link(base.link if base is not None else None, arguments)
     if link is not None:
         fields["link"] = link
@@ -97,11 +109,13 @@ def build_job(arguments: argparse.Namespace) -> Job:
     return Job(**fields)
 
 
+def _settable() -> tuple[str, ...]:
+    """The kinds of methods whose settings have an option; a strategy's stand in its short string."""
+    return tuple(name for name, _ in methods_of(Job) if name != "strategy")
+
+
 def _link(base: Link | None, arguments: argparse.Namespace) -> Link | None:
     """The link that the options describe, or None."""
-    from shardscope.spec import Link
-    from shardscope.spec.units import parse
-
     bandwidth, latency = arguments.link_bandwidth, arguments.link_latency
     given = {}
     if bandwidth is not None:
@@ -116,8 +130,6 @@ def _link(base: Link | None, arguments: argparse.Namespace) -> Link | None:
 
 def _method(kind: str, arguments: argparse.Namespace, base: Job | None) -> Method | None:
     """The file's, changed, where the method stays the same; else a new one. None where no option asks for any."""
-    from shardscope.spec import Job
-
     name, given = getattr(arguments, kind), getattr(arguments, f"{kind}_set") or []
     settings = dict(_setting(kind, text) for text in given)
     if kind == "optimizer" and arguments.lr is not None:
@@ -138,11 +150,13 @@ def _setting(kind: str, text: str) -> tuple[str, Any]:
         SpecError: It has no such form.
     """
     name, equals, value = text.partition("=")
-    option = f"--{kind.replace('_', '-')}"
+    option = flag_of(kind)
     if equals and name == "name":
         raise SpecError(f"{option}-set {text!r} sets no setting but the method; use {option} {value}")
     if not equals or not name:
-        raise SpecError(f"{option}-set {text!r} is no NAME=VALUE; write for example {_METHODS[kind][1]}")
+        raise SpecError(
+            f"{option}-set {text!r} is no NAME=VALUE; write for example {_EXAMPLES.get(kind, kind)}"
+        )
     try:
         return name, json.loads(value)
     except ValueError:
@@ -150,8 +164,6 @@ def _setting(kind: str, text: str) -> tuple[str, Any]:
 
 
 def _read_job(path: Path, *, trust_code: bool) -> Job:
-    from shardscope.spec import Job
-
     try:
         if path.is_fifo() and not path.is_symlink():  # one that a shell has made for us is a link to it
             raise SpecError(

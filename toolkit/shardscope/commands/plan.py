@@ -6,13 +6,17 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from shardscope.commands._fields import add_field, given_fields
 from shardscope.commands._table import aligned
 from shardscope.errors import SpecError
+from shardscope.spec.layout import Layout
 
 if TYPE_CHECKING:
     from shardscope.analytic.planner import Plan, Plans
 
 GIB = 2**30
+_OF_A_LAYOUT = ("precision", "optimizer")
+"""Fields of a layout that are not searched over; `--fix` holds those that are."""
 
 
 def add_to(commands: Any) -> None:
@@ -26,9 +30,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--device", default="a100-80gb", help="of the catalogue (default: a100-80gb)")
     parser.add_argument("--devices", type=int, default=8, help="how many (default: 8)")
     parser.add_argument("--per-node", type=int, default=8, help="devices in a node (default: 8)")
-    parser.add_argument(
-        "--global-batch", type=int, help="sequences in a step (default: about 4 million tokens)"
-    )
+    add_field(parser, Layout, "global_batch", default="about 4 million tokens")
     parser.add_argument(
         "--objective", default="time", metavar="NAME or NAME=WEIGHT,...",
         help="time, dollars, headroom, tokens_per_s, or weights: time=2,headroom=1 (default: time)",
@@ -40,8 +42,8 @@ def add_to(commands: Any) -> None:
         metavar="AXIS=VALUE[,VALUE]",
         help="hold an axis, for example tensor=8",
     )
-    parser.add_argument("--precision", default="bf16-mixed", help="(default: bf16-mixed)")
-    parser.add_argument("--optimizer", default="adamw", help="(default: adamw)")
+    for name in _OF_A_LAYOUT:
+        add_field(parser, Layout, name)
     parser.add_argument("--top", type=int, default=10, help="rows of the table (default: 10)")
     parser.add_argument("--json", action="store_true", help="print plans and counts as JSON")
     parser.set_defaults(carry_out=carry_out)
@@ -78,11 +80,9 @@ def _search(arguments: argparse.Namespace) -> Plans:
         arguments.model,
         Cluster.of(arguments.device, nodes=arguments.devices // per_node, per_node=per_node),
         _objective(arguments.objective),
-        global_batch=arguments.global_batch,
         top=arguments.top,
         fix=dict(_fixed(text) for text in arguments.fix),
-        precision=arguments.precision,
-        optimizer=arguments.optimizer,
+        **given_fields(arguments, Layout),
     )
 
 

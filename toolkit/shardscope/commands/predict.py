@@ -4,37 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
+from shardscope.commands._fields import add_field, given_fields
 from shardscope.errors import SpecError
-from shardscope.spec.layout import (
-    GradCompression,
-    Layout,
-    LayoutOptimizer,
-    Offload,
-    Precision,
-    Recompute,
-    searched_schedules,
-)
+from shardscope.spec.layout import Layout, searched_schedules
 
 if TYPE_CHECKING:
     from shardscope.analytic.predict import Prediction
     from shardscope.spec.model import Transformer
-
-_COUNTS = (
-    "data", "tensor", "pipeline", "context", "expert", "zero", "shard", "global_batch", "micro_batch",
-    "virtual_stages",
-)  # fmt: skip
-_CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
-    "schedule": searched_schedules,
-    "recompute": partial(get_args, Recompute),
-    "precision": partial(get_args, Precision),
-    "optimizer": partial(get_args, LayoutOptimizer),
-    "offload": partial(get_args, Offload),
-    "compression": partial(get_args, GradCompression),
-}
 
 
 def add_to(commands: Any) -> None:
@@ -51,16 +29,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--seq", type=int, help="tokens of a sequence (default: the model's)")
     parser.add_argument("--calibration", help="name of a calibration (default: the device's)")
     parser.add_argument("--tokens", type=float, help="also predict hours and dollars for so many tokens")
-    for name in _COUNTS:
-        default = Layout.model_fields[name].default
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=int, default=default, help=f"(default: {default})"
-        )
-    for name, names in _CHOICES.items():
-        default = Layout.model_fields[name].default
-        parser.add_argument(f"--{name}", choices=names(), default=default, help=f"(default: {default})")
-    parser.add_argument("--sequence-parallel", action="store_true", help="cut norms over the tensor ranks")
-    parser.add_argument("--no-flash-attention", action="store_true", help="attention in separate kernels")
+    for name in Layout.model_fields:
+        add_field(parser, Layout, name, names=searched_schedules() if name == "schedule" else ())
     parser.add_argument("--json", action="store_true", help="print the figures and their terms as JSON")
     parser.set_defaults(carry_out=carry_out)
 
@@ -73,7 +43,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
     known = Calibration.of(arguments.calibration) if arguments.calibration else None
     cluster = Cluster.of(arguments.cluster, nodes=arguments.nodes, per_node=arguments.per_node)
-    found = predict(_model(arguments), cluster, _layout(arguments), known)
+    found = predict(_model(arguments), cluster, Layout(**given_fields(arguments, Layout)), known)
     training = _training(found, arguments.tokens)
     if arguments.json:
         print(json.dumps({**found.to_dict(), **training}, indent=2))
@@ -103,12 +73,3 @@ def _model(arguments: argparse.Namespace) -> Transformer:
             f"model={arguments.model!r} is no transformer, whose layout alone can be predicted; use another"
         )
     return model if arguments.seq is None else model.replace(seq=arguments.seq)
-
-
-def _layout(arguments: argparse.Namespace) -> Layout:
-    fields = {name: getattr(arguments, name) for name in (*_COUNTS, *_CHOICES)}
-    return Layout(
-        **fields,
-        sequence_parallel=arguments.sequence_parallel,
-        flash_attention=not arguments.no_flash_attention,
-    )

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardscope.commands._job import add_job_options, build_job
+from shardscope.commands._job import add_job_options, build_job, job_flag
 from shardscope.commands._signals import Terminated, sigterm_interrupts
 from shardscope.commands._space import read_space
 from shardscope.commands._study import as_json, as_text
@@ -166,8 +166,8 @@ def _check_nothing_new(arguments: argparse.Namespace) -> None:
     fixed = (*(name for name in vars(default) if name not in ("seed", "trust_code")), *_OF_A_NEW_STUDY)
     given = [name for name in fixed if getattr(arguments, name) != getattr(default, name, None)]
     if given:
-        option = {"world_size": "ranks"}.get(given[0], given[0]).replace("_", "-")
+        option = job_flag(given[0])
         raise SpecError(
-            f"--{option} describes a study, and --{'resume' if arguments.resume else 'report'} names one that has "
-            f"begun; leave --{option} out, or begin another"
+            f"{option} describes a study, and --{'resume' if arguments.resume else 'report'} names one that has "
+            f"begun; leave {option} out, or begin another"
         )

@@ -34,7 +34,7 @@ class PipelineScheduleConformance(MethodConformance):
         schedule = register(self.method)()
         strategy = Strategy("pipeline", schedule=schedule, split="even")
         fields = {"model": deep_model, "data": "digits", "strategy": strategy, "world_size": 2, "steps": 4}
-        return Job(**{**fields, "batch": {"global_size": 48, "micro_size": 6}, **changes})
+        return Job(**{**fields, "batch": {"global_batch": 48, "micro_batch": 6}, **changes})
 
     def test_it_is_an_axis_of_a_study(self) -> None:
         """A search space may choose it among others, and a trial's job then has it."""

@@ -35,7 +35,7 @@ class StrategyConformance(MethodConformance):
 
     def test_accumulated_micro_batches_are_one_batch(self) -> None:
         """Several forward and backward passes a step come to the same."""
-        job = self._job(world_size=2, precision="fp64", batch={"global_size": 24, "micro_size": 4})
+        job = self._job(world_size=2, precision="fp64", batch={"global_batch": 24, "micro_batch": 4})
         if job.strategy.differs_because is None:
             report = check(job, steps=4)
             assert report.passed, str(report)

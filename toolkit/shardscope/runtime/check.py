@@ -72,10 +72,10 @@ def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
         steps=steps, lr_schedule=lr_schedule, checkpoint=Checkpoint(), eval_every=None,
         record=job.record.replace(parameters=True), name=f"check {job.strategy.label} {label_of(job.model)}",
     )  # fmt: skip
-    micro = job.batch.micro_size or job.batch.per_rank(job.num_data_ranks)
+    micro = job.batch.micro_batch or job.batch.per_rank(job.num_data_ranks)
     alone = sharded.replace(
         strategy=Strategy("single"), world_size=1, compression=Compression(name="none"),
-        batch=Batch(global_size=job.batch.global_size, micro_size=micro),
+        batch=Batch(global_batch=job.batch.global_batch, micro_batch=micro),
         record=Record(parameters=True), name=f"check single {label_of(job.model)}",
     )  # fmt: skip
     return sharded, alone

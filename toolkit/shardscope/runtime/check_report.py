@@ -17,7 +17,7 @@ from shardscope.spec.user_code import label_of
 if TYPE_CHECKING:
     import pandas as pd
 
-BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
+BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2, "fp16-mixed": 2e-2}
 """Largest relative difference that rounding may make, by the job's precision."""
 _ROWS_SHOWN = 6
 _NOISE = (
@@ -109,7 +109,8 @@ class CheckReport:
         if not self.was_tried:
             return (
                 f"{who} was not tried: the gradients of all {self.steps} steps overflowed in {self.precision}, so "
-                "nothing was updated; check more steps, for the loss scale halves with each, or use precision='bf16'."
+                "nothing was updated; check more steps, for the loss scale halves with each, or use "
+                "precision='bf16-mixed'."
             )
         bound = f"{self.bound:.0e} for {self.precision}"
         if self.passed:

@@ -111,7 +111,7 @@ def _mean(rows: Sequence[Mapping[str, Any]], of: str) -> float:
 def batches_compared(job: Job) -> tuple[int, int]:
     """Samples in a small batch and in all of a step."""
     share = job.batch.per_rank(job.num_data_ranks)
-    return share // job.batch.accumulation(job.num_data_ranks), job.batch.global_size
+    return share // job.num_micro_batches, job.batch.global_batch
 
 
 def noise_scale_from(

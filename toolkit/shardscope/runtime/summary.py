@@ -165,12 +165,11 @@ def _link(starts: list[Event]) -> dict[str, Any]:
 
 def _compression(job: Job, starts: list[Event], steps: dict[int, list[Event]]) -> dict[str, Any]:
     """The figures of a compressed run; those of steps are None where none was taken."""
-    micro_batches = job.batch.accumulation(job.num_data_ranks)
     codec = {step: max(e["codec_s"] for e in row) for step, row in steps.items()}
     return {
         "compression": job.compression.label,
         "uncompressed_bytes_per_step": job.strategy.exchanged_bytes(
-            starts[0]["gradient_bytes"], job.world_size, micro_batches=micro_batches
+            starts[0]["gradient_bytes"], job.world_size, micro_batches=job.num_micro_batches
         ),
         "codec_s_per_step": per_step(codec, job.compression.period),
     }

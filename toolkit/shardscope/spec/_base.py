@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -14,11 +15,13 @@ class Spec(BaseModel):
     """Frozen pydantic model whose errors are one readable sentence each.
 
     A subclass may name one field in `_positional`, which can then be given without its name:
-    ``Optimizer("lamb", lr=2e-3)``.
+    ``Optimizer("lamb", lr=2e-3)``. Fields that were renamed stand in `_former_names`, by which JSON of earlier versions
+    is read; in Python, the error for an unknown field names the new one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
     _positional: ClassVar[str | None] = None
+    _former_names: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, /, *args: Any, **fields: Any) -> None:
         if args:
@@ -64,7 +67,7 @@ class Spec(BaseModel):
 
     @classmethod
     def from_fields(cls, fields: Any) -> Self:
-        """The value with these fields, by name, such as JSON holds.
+        """The value with these fields, by name, such as JSON holds; names of earlier versions are read as well.
 
         Raises:
             SpecError: They are not a mapping with texts for keys, or describe something that cannot exist.
@@ -73,7 +76,13 @@ class Spec(BaseModel):
             raise SpecError(
                 f"{cls.__name__} is described by an object of named fields, such as {{...}}; got {quoted(fields)}"
             )
-        return cls(**fields)
+        return cls(**{cls._present_name(name, fields): value for name, value in fields.items()})
+
+    @classmethod
+    def _present_name(cls, name: str, fields: Mapping[str, Any]) -> str:
+        """Of a field of JSON; a former name beside the present one stays, to be refused."""
+        present = cls._former_names.get(name, name)
+        return name if present in fields else present
 
     @model_validator(mode="before")
     @classmethod
@@ -112,6 +121,11 @@ def _readable(cls: type[Spec], error: ValidationError) -> SpecError:
     path = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
         owner = cls.__name__ if len(path) == 1 else ".".join(path[:-1])
+        if path[-1] in cls._former_names:
+            present = cls._former_names[path[-1]]
+            return SpecError(
+                f"{owner} has no field {path[-1]!r}, which is called {present!r} now; give {present}=..."
+            )
         return unknown_name(f"field of {owner}", path[-1], cls.model_fields)
     field = ".".join(path) or cls.__name__
     if problem["type"] == "missing":

@@ -180,10 +180,10 @@ class Compression(Method):
                 f"compression.exchange={self.settings['exchange']!r} has no effect with "
                 f"strategy={job.strategy.name!r}, whose packets go straight to where they are unpacked; leave it out"
             )
-        if job.precision == "fp16" and not self.survives_overflow:
+        if job.precision == "fp16-mixed" and not self.survives_overflow:
             raise SpecError(
-                f"compression={self.name!r} does not go with precision='fp16', whose gradients overflow by design; "
-                "use precision='bf16', or compression='fp16'"
+                f"compression={self.name!r} does not go with precision='fp16-mixed', whose gradients overflow by "
+                "design; use precision='bf16-mixed', or compression='fp16'"
             )
         self.check_optimizer(job)
         warmup = self.uncompressed(job.steps)

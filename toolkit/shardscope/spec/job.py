@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -20,14 +20,12 @@ from shardscope.spec.models import model_config
 from shardscope.spec.noise_scale import check_noise_scale
 from shardscope.spec.numbers import Count, CountOrZero, Seed
 from shardscope.spec.optimizer import AnyOptimizer, Optimizer
+from shardscope.spec.precision import PRECISIONS, JobPrecision, full_name
 from shardscope.spec.strategy import AnyStrategy, Strategy
 from shardscope.spec.user_code import Named, UserCode, label_of
 
-PRECISIONS = ("fp32", "fp64", "bf16", "fp16")
 RECOMPUTE = ("none", "selective", "full")
 LOSSES = ("cross-entropy", "mse")
-_FORMER_NAMES = {"schedule": "lr_schedule"}
-"""Of fields, in earlier versions."""
 
 
 class Checkpoint(Spec):
@@ -98,11 +96,11 @@ class Record(Spec):
         return step <= self.spans_first or step % self.spans_every == 0
 
 
-def _coerce(cls: type[Spec], field: str) -> BeforeValidator:
-    def build(value: Any) -> Any:
-        return cls(**{field: value}) if isinstance(value, str | int) else value
-
-    return BeforeValidator(build)
+def _batch(value: Any) -> Any:
+    """A batch from its size alone, or from the fields that JSON has."""
+    if isinstance(value, dict):
+        return Batch.from_fields(value)
+    return Batch.from_fields({"global_batch": value}) if isinstance(value, str | int) else value
 
 
 class Job(Spec):
@@ -112,6 +110,8 @@ class Job(Spec):
         >>> Job(model="mlp", data="digits", strategy="ring", world_size=4, steps=50).batch.per_rank(4)
         16
     """
+
+    _former_names: ClassVar = {"schedule": "lr_schedule"}
 
     model: Named
     """A name from the catalogue (`shardscope.spec.models.MODELS`), or a callable that returns an `nn.Module`."""
@@ -127,7 +127,7 @@ class Job(Spec):
     """The update rule: an optimizer, or its name."""
     lr_schedule: AnyLRSchedule = Field(default_factory=lambda: LRSchedule("constant"))
     """How the learning rate moves over the steps: a schedule, or its name."""
-    batch: Annotated[Batch, _coerce(Batch, "global_size")] = Batch(global_size=64)
+    batch: Annotated[Batch, BeforeValidator(_batch)] = Batch(global_batch=64)
     """Samples a step, or just the global batch size."""
     compression: AnyCompression = Field(default_factory=lambda: Compression("none"))
     """How gradients are compressed on their way, or the method's name."""
@@ -136,8 +136,9 @@ class Job(Spec):
     until: Count | None = None
     """Train only up to this step of `steps`, on the schedule and the data of all of them, and save a checkpoint there
     to go on from. At most `steps`; None trains them all."""
-    precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
-    """fp32 and fp64 throughout; bf16 and fp16 autocast over fp32 weights, fp16 with dynamic loss scaling."""
+    precision: Annotated[JobPrecision, BeforeValidator(full_name)] = "fp32"
+    """fp32 or fp64 throughout; bf16-mixed or fp16-mixed: autocast over fp32 weights, fp16 with dynamic loss scaling.
+    ``"bf16"`` and ``"fp16"`` are aliases of the mixed ones."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Recomputed in the backward pass: nothing, what is large and cheap (attention, activations), or whole blocks."""
     loss: Named = "cross-entropy"
@@ -169,14 +170,6 @@ class Job(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _under_former_names(cls, fields: Any) -> Any:
-        """Jobs and studies of earlier versions are read as they were written."""
-        if isinstance(fields, dict):
-            return {_FORMER_NAMES.get(name, name): value for name, value in fields.items()}
-        return fields
-
-    @model_validator(mode="before")
-    @classmethod
     def _one_rank_for_single(cls, fields: Any) -> Any:
         if isinstance(fields, dict) and "world_size" not in fields and "strategy" in fields:
             strategy = Strategy.resolve(fields["strategy"])
@@ -192,20 +185,20 @@ class Job(Spec):
             return fields
         batch, strategy = fields.get("batch", 64), Strategy.resolve(fields.get("strategy", "ring"))
         if isinstance(batch, int | dict):
-            batch = Batch.from_fields(batch) if isinstance(batch, dict) else Batch(global_size=batch)
+            batch = _batch(batch)
         world_size = fields.get("world_size", cls.model_fields["world_size"].default)
         known = isinstance(batch, Batch) and type(world_size) is int
-        if not known or batch.micro_size is not None or world_size < 1:
+        if not known or batch.micro_batch is not None or world_size < 1:
             return fields
-        micro_size = strategy.suggested_micro_size(batch.global_size, world_size)
-        return {**fields, "batch": batch.replace(micro_size=micro_size)}
+        micro_batch = strategy.suggested_micro_batch(batch.global_batch, world_size)
+        return {**fields, "batch": batch.replace(micro_batch=micro_batch)}
 
     @model_validator(mode="before")
     @classmethod
     def _choices(cls, fields: Any) -> Any:
         if isinstance(fields, dict):
             for field, valid in (("precision", PRECISIONS), ("recompute", RECOMPUTE)):
-                if field in fields and fields[field] not in valid:
+                if field in fields and full_name(fields[field]) not in valid:
                     raise unknown_name(field, fields[field], valid)
         return fields
 
@@ -232,7 +225,7 @@ class Job(Spec):
             )
         workers = f"the {self.num_data_ranks} workers of world_size={self.world_size}"
         all_work = self.num_data_ranks == self.world_size
-        self.batch.accumulation(self.num_data_ranks, among=None if all_work else workers)
+        self.batch.accumulation_steps(self.num_data_ranks, among=None if all_work else workers)
         self.strategy.check(self)
         if self.compression.is_here:
             self.compression.check(self)
@@ -271,8 +264,8 @@ class Job(Spec):
 
     @property
     def num_micro_batches(self) -> int:
-        """Forward and backward passes of a rank in one step."""
-        return self.batch.accumulation(self.num_data_ranks)
+        """Micro-batches that a rank, or a whole pipeline, takes one after another in a step."""
+        return self.batch.accumulation_steps(self.num_data_ranks)
 
     @property
     def label(self) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from shardscope.errors import SpecError
 from shardscope.spec import layout_rules
 from shardscope.spec._base import Spec
 from shardscope.spec.numbers import Count, CountOrZero, Degree
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
+from shardscope.spec.precision import full_name
 
 if TYPE_CHECKING:
     from shardscope.spec.cluster import Cluster
@@ -39,7 +40,7 @@ def _known_schedule(name: str) -> str:
 LayoutSchedule = Annotated[str, AfterValidator(_known_schedule)]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "states", "activations", "all"]
-Precision = Literal["fp32", "bf16", "fp16", "fp16-mixed", "bf16-mixed", "fp8-mixed"]
+Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "fp16-mixed", "bf16-mixed", "fp8-mixed"]
 LayoutOptimizer = Literal["sgd", "nesterov", "adamw", "lamb", "lars", "adafactor", "adam8bit", "muon"]
 GradCompression = Literal["none", "fp16", "int8", "int4", "topk-1%", "powersgd-4"]
 
@@ -62,8 +63,9 @@ class Layout(Spec):
     expert: Degree = 1
     """Devices over which the experts of a layer are spread; they are taken from data x context."""
     zero: Literal[0, 1, 2, 3] = 0
-    """Stage 2 reduces gradients for every micro-batch and 3 gathers parameters too, through a pipeline as well (as FSDP
-    does; Megatron refuses 2 and 3 there). With nothing to partition over, every stage is as 0."""
+    """ZeRO's stage: 1 partitions the optimizer's state, 2 also gradients, 3 also parameters. Stage 2 reduces gradients
+    for every micro-batch and 3 gathers parameters too, through a pipeline as well (as FSDP does; Megatron refuses 2 and
+    3 there). With nothing to partition over, every stage is as 0."""
     shard: CountOrZero = 0
     """Ranks over which ZeRO partitions (HSDP, replicas of shards); 0 for all of data x context."""
     global_batch: Count = 1
@@ -71,20 +73,26 @@ class Layout(Spec):
     micro_batch: Count = 1
     """Sequences in one forward pass of one replica."""
     schedule: LayoutSchedule = "1f1b"
-    """Of a pipeline; with pipeline=1 there is nothing to schedule."""
+    """Order of a pipeline's passes; with pipeline=1 there is nothing to schedule."""
     virtual_stages: Count = 1
     """Stages that each pipeline rank holds."""
     recompute: Recompute = "none"
-    """Of activations in the backward pass: nothing, attention's inner part, or every layer from its input."""
+    """Activations that are computed again in the backward pass: none, attention's inner part, or every layer from its
+    input."""
     flash_attention: bool = True
+    """Attention in one kernel that never stores its scores."""
     sequence_parallel: bool = False
     """Split along the sequence, over the tensor ranks, what tensor parallelism leaves whole."""
-    precision: Precision = "bf16-mixed"
+    precision: Annotated[Precision, BeforeValidator(full_name)] = "bf16-mixed"
+    """``bf16-mixed`` and ``fp16-mixed`` (``"bf16"`` and ``"fp16"`` are aliases) keep weights and gradients in 2 bytes
+    beside an fp32 master copy, as Megatron and DeepSpeed do; ``bf16-autocast`` and ``fp16-autocast`` keep them in fp32,
+    as the mixed precisions of a `Job` do."""
     optimizer: LayoutOptimizer = "adamw"
+    """The update rule, by what it keeps of each parameter."""
     offload: Offload = "none"
     """What lives in the host's memory: the optimizer's state, all model states, saved activations, or all of it."""
     compression: GradCompression = "none"
-    """Of gradients between replicas."""
+    """Compression of gradients between replicas."""
 
     @property
     def num_devices(self) -> int:
@@ -92,7 +100,7 @@ class Layout(Spec):
         return self.data * self.tensor * self.pipeline * self.context
 
     @property
-    def num_microbatches(self) -> int:
+    def num_micro_batches(self) -> int:
         """Micro-batches of one replica in one step."""
         return self.global_batch // (self.data * self.micro_batch)
 

@@ -93,14 +93,14 @@ def _schedule(layout: Layout) -> Iterator[str]:
     if held < least or (most is not None and held > most):
         allowed = str(least) if least == most else f"{least} or more"
         yield f"virtual_stages={held}: the {layout.schedule} schedule holds {allowed} stages a rank; use {allowed}"
-    if faults.uneven_rounds(schedule, layout.pipeline, layout.num_microbatches):
+    if faults.uneven_rounds(schedule, layout.pipeline, layout.num_micro_batches):
         yield (
-            f"num_microbatches={layout.num_microbatches} is no multiple of pipeline={layout.pipeline}, which the "
+            f"num_micro_batches={layout.num_micro_batches} is no multiple of pipeline={layout.pipeline}, which the "
             f"{layout.schedule} schedule needs; change global_batch, micro_batch or data"
         )
-    if faults.too_few_microbatches(schedule, layout.pipeline, layout.num_microbatches):
+    if faults.too_few_microbatches(schedule, layout.pipeline, layout.num_micro_batches):
         yield (
-            f"num_microbatches={layout.num_microbatches} is too few for the {layout.schedule} schedule on "
+            f"num_micro_batches={layout.num_micro_batches} is too few for the {layout.schedule} schedule on "
             f"pipeline={layout.pipeline}; use {schedule.least_per_rank * layout.pipeline} or more"
         )
 

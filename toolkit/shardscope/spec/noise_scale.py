@@ -32,9 +32,9 @@ def check_noise_scale(job: Job) -> None:
             "parameters of its own; use another method, or none"
         )
     share = job.batch.per_rank(job.num_data_ranks)
-    if job.num_data_ranks * job.batch.accumulation(job.num_data_ranks) == 1:
+    if job.num_data_ranks * job.num_micro_batches == 1:
         raise SpecError(
             f"record.noise_scale=True compares gradients of small batches with their mean, and one rank with "
-            f"batch.micro_size={share} has only one; "
-            + (f"use a micro_size below {share}, or more ranks" if share > 1 else "use a larger batch")
+            f"batch.micro_batch={share} has only one; "
+            + (f"use a micro_batch below {share}, or more ranks" if share > 1 else "use a larger batch")
         )

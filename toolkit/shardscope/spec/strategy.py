@@ -138,7 +138,7 @@ class Strategy(Method):
         """Steps that another rank can be ahead when rank 0 begins one: 0 if none ends without it, None for any."""
         return 0
 
-    def suggested_micro_size(self, global_size: int, world_size: int) -> int | None:  # noqa: ARG002
+    def suggested_micro_batch(self, global_batch: int, world_size: int) -> int | None:  # noqa: ARG002
         """A micro-batch that suits this strategy; None where a rank's whole share at once does."""
         return None
 

@@ -93,7 +93,7 @@ def _parts(strategy: RankStrategy, num_rows: int) -> Iterator[tuple[Tensor, bool
     if rank is None or not num_rows:
         return
     num_ranks = job.num_data_ranks
-    size = max(1, job.batch.micro_size or job.batch.per_rank(num_ranks))
+    size = max(1, job.batch.micro_batch or job.batch.per_rank(num_ranks))
     rows = torch.arange(num_rows)
     own = rows[rank::num_ranks]
     parts = own.split(size) if len(own) else ()

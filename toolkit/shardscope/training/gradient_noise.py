@@ -60,7 +60,7 @@ class GradientNoise:
 
     def __init__(self, job: Job, context: RankContext) -> None:
         self.job, self.context = job, context
-        self.parts = job.batch.accumulation(job.num_data_ranks)
+        self.parts = job.num_micro_batches
         self.small_batch = job.batch.per_rank(job.num_data_ranks) // self.parts
         self.is_measuring = False
 
@@ -114,7 +114,7 @@ class GradientNoise:
         small, large = total * self.parts * unscale, mean * unscale
         if not (isfinite(small) and isfinite(large)):
             return None
-        return NoiseSample(small, large, self.small_batch, self.job.batch.global_size)
+        return NoiseSample(small, large, self.small_batch, self.job.batch.global_batch)
 
     def _sketched(self) -> float:
         group = self.context.group

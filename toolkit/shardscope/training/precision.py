@@ -1,9 +1,9 @@
 """Precision recipes: what computes in which format, and dynamic loss scaling for fp16.
 
-bf16 and fp16 are mixed precision in the sense of Micikevicius et al. (2018): weights, gradients and optimizer state
-stay in fp32, matrix products compute in the short format under autocast. fp16's narrow range needs its loss scaled;
-the scale halves when a gradient overflows, and that step is skipped on every rank alike: every rank holds the same
-reduced gradient, or, where each holds a piece of it, they tell each other (`Precision.share_overflow`).
+bf16-mixed and fp16-mixed are mixed precision in the sense of Micikevicius et al. (2018): weights, gradients and
+optimizer state stay in fp32, matrix products compute in the short format under autocast. fp16's narrow range needs its
+loss scaled; the scale halves when a gradient overflows, and that step is skipped on every rank alike: every rank holds
+the same reduced gradient, or, where each holds a piece of it, they tell each other (`Precision.share_overflow`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from torch import Tensor, nn
 from shardscope.training import _compat
 from shardscope.training.sharding import ReduceSquares, clip_grad_norm_
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "bf16-mixed": torch.bfloat16,
+    "fp16-mixed": torch.float16,
+}
 
 
 def weight_dtype(precision: str) -> torch.dtype:
@@ -40,7 +45,7 @@ class Precision:
         self.name = name
         self.device = device
         self.compute_dtype = DTYPES[name]
-        self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**15) if name == "fp16" else None
+        self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**15) if name == "fp16-mixed" else None
 
     @property
     def weight_dtype(self) -> torch.dtype:

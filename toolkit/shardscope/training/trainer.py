@@ -115,7 +115,7 @@ class Trainer:
         self.model = self._prepared(model)
         self.num_params = sum(p.numel() for p in self.model.parameters())
         self.gradient_bytes = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
-        self.sampler = GlobalSampler(len(self.data.train), self.job.batch.global_size, self.job.seed)
+        self.sampler = GlobalSampler(len(self.data.train), self.job.batch.global_batch, self.job.seed)
         self.loader = self._loader()
         self.strategy.example = self._example
         self.strategy.setup(self.model)
@@ -160,7 +160,7 @@ class Trainer:
 
     def _example_rows(self) -> MicroBatch:
         job, train = self.job, self.data.train
-        size = job.batch.micro_size or job.batch.per_rank(job.num_data_ranks)
+        size = job.batch.micro_batch or job.batch.per_rank(job.num_data_ranks)
         return read_batch(train, torch.arange(size) % len(train))
 
     def _announce(self) -> None:
@@ -320,7 +320,7 @@ class Trainer:
         if self.loader is None:
             return []
         batch = self._place(self.loader.batch(step - 1))
-        return split(batch, self.job.batch.accumulation(self.job.num_data_ranks))
+        return split(batch, self.job.num_micro_batches)
 
     def _place(self, batch: Any) -> Any:
         """Inputs and targets on this rank's device, floats in the format of the weights."""

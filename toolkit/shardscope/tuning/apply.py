@@ -32,14 +32,14 @@ def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> J
     params = {FORMER_NAMES.get(name, name): value for name, value in params.items()}
     parts = {name: parse_name(name) for name in params}
     fields: dict[str, Any] = {name: params[name] for name in _AS_THEY_ARE if name in params}
-    batch = int(str(params.get("batch", job.batch.global_size)))
-    if batch != job.batch.global_size:
+    batch = int(str(params.get("batch", job.batch.global_batch)))
+    if batch != job.batch.global_batch:
         fields["batch"] = _batch(job, batch)
         fields["steps"] = _steps(job, batch) if equal == "samples" else job.steps
     optimizer = _optimizer(job, params, parts)
     rule = str(params.get("lr_rule", "none"))
     if rule != "none":
-        base = {"lr": optimizer.lr, "base_batch": job.batch.global_size}
+        base = {"lr": optimizer.lr, "base_batch": job.batch.global_batch}
         optimizer = optimizer.replace(lr=float(scaled_lr(batch, rule=rule, **base)))  # type: ignore[arg-type]
     fields["optimizer"] = optimizer
     steps = fields.get("steps", job.steps)
@@ -50,14 +50,14 @@ def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> J
 
 def _batch(job: Job, size: int) -> Batch:
     """Its micro-batch stays where that is possible, so that memory does."""
-    micro = job.batch.micro_size
+    micro = job.batch.micro_batch
     return Batch(
-        global_size=size, micro_size=micro if micro and size % micro == 0 and micro <= size else None
+        global_batch=size, micro_batch=micro if micro and size % micro == 0 and micro <= size else None
     )
 
 
 def _steps(job: Job, batch: int) -> int:
-    return max(1, round(job.steps * job.batch.global_size / batch))
+    return max(1, round(job.steps * job.batch.global_batch / batch))
 
 
 def _settings(

@@ -59,7 +59,7 @@ def around(
         centre: In samples; None is the job's own batch.
         fits: Whether a job with another batch can be run here.
     """
-    own = job.batch.global_size
+    own = job.batch.global_batch
     middle = own if centre is None else 2 ** round(math.log2(centre))
     first = min(math.ceil(math.log2(middle / _FACTOR)), math.floor(math.log2(own)))
     last = max(math.floor(math.log2(middle * _FACTOR)), math.ceil(math.log2(own)))
@@ -71,7 +71,7 @@ def around(
 
 
 def _can_be(job: Job, batch: int, fits: Callable[[Job], bool] | None) -> bool:
-    own = job.batch.global_size
+    own = job.batch.global_batch
     if batch * _MOST_TIMES < own or (batch > own and job.steps * own / batch < _FEWEST_STEPS):
         return False
     try:

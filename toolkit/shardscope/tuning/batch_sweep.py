@@ -145,7 +145,7 @@ def batch_sweep(
     points = []
     for optimizer in optimizers:
         for batch in (2**e for e in range(batches.exponents[0], batches.exponents[1] + 1)):
-            base = job.batch.global_size
+            base = job.batch.global_batch
             rule = Optimizer(optimizer).scaling
             middle = float(scaled_lr(batch, lr=usual[optimizer], base_batch=base, rule=rule))
             plan = _Plan(job, optimizer, batch, quality, folder, known, on_cell)
@@ -251,7 +251,7 @@ def _check(
     if resized.steps < 2:
         raise SpecError(
             f"batches.high={batches.high} leaves {resized.steps} step of {job.steps} at batch "
-            f"{job.batch.global_size}; use more steps, or a smaller batch"
+            f"{job.batch.global_batch}; use more steps, or a smaller batch"
         )
 
 

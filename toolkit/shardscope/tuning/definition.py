@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from shardscope.spec import Job
 from shardscope.spec._base import Spec
@@ -22,7 +22,7 @@ class Definition(Spec):
     `own` are objectives by functions of the user's; they are known by name and must be given again to go on.
     """
 
-    job: Job
+    job: Annotated[Job, BeforeValidator(lambda job: Job.from_fields(job) if isinstance(job, dict) else job)]
     space: Space
     objectives: tuple[str, ...] = Field(min_length=1)
     own: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class Definition(Spec):
         job = self.job
         words = (
             f"{label_of(job.model)} on {label_of(job.data)}: {job.strategy.label}, {job.world_size} ranks, "
-            f"{job.steps} steps of {job.batch.global_size}, {job.optimizer.name}"
+            f"{job.steps} steps of {job.batch.global_batch}, {job.optimizer.name}"
         )
         return {"job": words, **({} if self.batches is None else {"batches": self.batches})}
 

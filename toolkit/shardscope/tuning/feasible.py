@@ -62,7 +62,7 @@ def predicted_peak(job: Job) -> float | None:
     if model_config(str(job.model)).reads == "images" and job.data != "digits":
         return None
     held = traced(job)
-    micro = job.batch.micro_size or job.batch.per_rank(job.world_size)
+    micro = job.batch.micro_batch or job.batch.per_rank(job.world_size)
     return module_memory(
         held.table, batch=micro, optimizer=job.optimizer.in_layout, data_bytes=held.sample_bytes,
         recompute=job.recompute, zero_stage=stage, data_parallel=job.world_size,

@@ -96,7 +96,7 @@ def ranged(
     with answering(name):
         begun = begun_as(storage, name)
     job = definition.job
-    found = BatchRange(own=job.batch.global_size)
+    found = BatchRange(own=job.batch.global_batch)
     if begun is None and around_what == "noise":
         found = measured(job, folder / "probe", stopping, on_probe)
         with answering(name):
@@ -125,7 +125,7 @@ def measured(
     Raises:
         NotMeasured: `stopping` was set before the run had ended.
     """
-    own = job.batch.global_size
+    own = job.batch.global_batch
     try:
         probe = probe_of(job)
     except SpecError as error:

@@ -167,7 +167,7 @@ def _own(job: Job, space: Space) -> Iterator[Seed]:
     name = job.optimizer.name
     yield Seed(
         {
-            "optimizer": name, _rate_name(space, name): job.optimizer.lr, "batch": job.batch.global_size,
+            "optimizer": name, _rate_name(space, name): job.optimizer.lr, "batch": job.batch.global_batch,
             "warmup": share, "compression": job.compression.name, "strategy": job.strategy.label,
             "lr_rule": "none",
         },
@@ -184,7 +184,7 @@ def _baselines(job: Job, space: Space) -> Iterator[Seed]:
     for name in BASELINES if isinstance(space.parameters.get("optimizer"), Choices) else ():
         yield Seed(
             {
-                "optimizer": name, _rate_name(space, name): _usual(name), "batch": job.batch.global_size,
+                "optimizer": name, _rate_name(space, name): _usual(name), "batch": job.batch.global_batch,
                 "warmup": 0.1, "compression": "none",
             },
             "baseline",
@@ -201,7 +201,7 @@ def _lamb_line(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) ->
     if not isinstance(batches, PowersOfTwo) or not isinstance(space.parameters.get("optimizer"), Choices):
         return
     low, high = batches.exponents
-    base = job.batch.global_size
+    base = job.batch.global_batch
     dense = [method for method in paying if len(method) == 1]
     for exponent in sorted({low, (low + high) // 2, high}, reverse=True):
         batch = 2**exponent
@@ -229,7 +229,7 @@ def _compressors(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) 
     for index, method in enumerate(_spread(paying, _LEVELS)):
         name = names[index % 2]
         usual: dict[str, Value] = {
-            "optimizer": name, _rate_name(space, name): _usual(name), "batch": job.batch.global_size, "warmup": 0.1,
+            "optimizer": name, _rate_name(space, name): _usual(name), "batch": job.batch.global_batch, "warmup": 0.1,
         }  # fmt: skip
         yield Seed({**usual, **method}, "prior")
 

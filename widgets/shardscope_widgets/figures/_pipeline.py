@@ -49,7 +49,7 @@ class GanttInfo(NamedTuple):
     step: int
     ranks: tuple[str, ...]
     num_stages: int
-    num_microbatches: int
+    num_micro_batches: int
     ops: tuple[GanttOp, ...]
     end_ms: float
     bubble: float
@@ -120,7 +120,7 @@ def gantt_text(info: GanttInfo) -> str:
         else "; with stages of equal cost and backward passes twice as long as forward ones it would be "
         f"{info.ideal:.0%}"
     )
-    parts = "1 micro-batch" if info.num_microbatches == 1 else f"{info.num_microbatches} micro-batches"
+    parts = "1 micro-batch" if info.num_micro_batches == 1 else f"{info.num_micro_batches} micro-batches"
     return (
         f"{info.label}, step {info.step}, {seconds_text(info.end_ms / 1e3)}: {parts} through "
         f"{plural(info.num_stages, 'stage')} on {plural(len(info.ranks), 'rank')}. Ranks stand idle for "

@@ -138,7 +138,7 @@ def _waiting(timeline: Timeline) -> Line:
 def schedule_text(info: ScheduleInfo) -> str:
     """The figure in words."""
     gantt, most = info.gantt, max(info.idle_ms)
-    parts = "1 micro-batch" if gantt.num_microbatches == 1 else f"{gantt.num_microbatches} micro-batches"
+    parts = "1 micro-batch" if gantt.num_micro_batches == 1 else f"{gantt.num_micro_batches} micro-batches"
     waits = (
         f"The rank that waits most does so for {seconds_text(most / 1e3)} between its first operation and its last"
         if most > 1e-9

@@ -19,6 +19,7 @@ from shardscope.spec.layout import (
 )
 from shardscope.spec.model import Transformer
 from shardscope.spec.pipeline_schedule import PipelineSchedule
+from shardscope.spec.precision import full_name
 from shardscope_widgets.memory_calculator import _catalogue
 
 NAMES: dict[str, tuple[str, ...]] = {
@@ -68,6 +69,7 @@ class Choices(t.HasTraits):
     @t.validate(*NAMES)
     def _known(self, proposal: Mapping[str, Any]) -> str:
         field, value = proposal["trait"].name, proposal["value"]
+        value = full_name(value) if field == "precision" else value
         if value not in NAMES[field]:
             raise unknown_name(field, value, NAMES[field])
         return str(value)

@@ -21,8 +21,9 @@ from shardscope.spec import (
     registry,
 )
 from shardscope.spec.data import DATA, is_path
-from shardscope.spec.job import PRECISIONS, RECOMPUTE
+from shardscope.spec.job import RECOMPUTE
 from shardscope.spec.models import MODELS
+from shardscope.spec.precision import PRECISIONS, full_name
 from shardscope.spec.units import parse
 from shardscope_widgets.training_lab._families import applies, option_of, options_of
 
@@ -32,7 +33,7 @@ NO_LATENCY = "0"
 CATALOGUES: dict[str, tuple[str, ...]] = {
     "model": tuple(MODELS),
     "data": tuple(DATA),
-    "precision": tuple(PRECISIONS),
+    "precision": PRECISIONS,
     "recompute": tuple(RECOMPUTE),
 }
 """The names that each choice knows."""
@@ -92,6 +93,7 @@ class Choices(t.HasTraits):
         return self._known_name(proposal["trait"].name, proposal["value"])
 
     def _known_name(self, field: str, value: Any) -> Any:
+        value = full_name(value) if field == "precision" else value
         free = callable(value) or (field == "data" and isinstance(value, str) and is_path(value))
         if not free and value not in known_names(field):
             raise unknown_name(field, value, known_names(field))
@@ -229,7 +231,7 @@ class Choices(t.HasTraits):
             SpecError: They do not go together; the sentence says what to change.
         """
         strategy = self.method("strategy")
-        suited = strategy.suggested_micro_size(self.global_batch, self.num_ranks)
+        suited = strategy.suggested_micro_batch(self.global_batch, self.num_ranks)
         return Job(
             model=self.model,
             data=self.data,
@@ -237,7 +239,7 @@ class Choices(t.HasTraits):
             world_size=self.num_ranks,
             optimizer=Optimizer(name=self.optimizer, lr=self.lr),
             lr_schedule=self.method("lr_schedule"),
-            batch=Batch(global_size=self.global_batch, micro_size=self.micro_batch or suited),
+            batch=Batch(global_batch=self.global_batch, micro_batch=self.micro_batch or suited),
             compression=self.method("compression"),
             link=self.link(),
             precision=self.precision,

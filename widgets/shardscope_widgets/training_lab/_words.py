@@ -24,7 +24,7 @@ def estimate_bytes(job: Job) -> float:
 
 def plan_text(job: Job) -> str:
     """What pressing Start would do, in words."""
-    micro = job.batch.accumulation(job.num_data_ranks)
+    micro = job.num_micro_batches
     parts = f" in {micro} micro-batches" if micro > 1 else ""
     size = f"{count_text(MODELS[job.model].num_params)} parameters. " if isinstance(job.model, str) else ""
     return f"{size}{_share(job)} a step{parts}. Roughly {bytes_text(estimate_bytes(job))} of memory in all."

@@ -75,7 +75,7 @@ class Watched:
         job = self.run.job
         return job.strategy.exchanged_bytes(
             _BYTES_A_PARAMETER * self.trace.num_params, job.world_size,
-            micro_batches=job.batch.accumulation(job.num_data_ranks),
+            micro_batches=job.num_micro_batches,
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from shardscope.spec._base import Spec
 from shardscope.spec.units import Kind, bit_rate_text, parse, seconds_text
 from shardscope.spec.user_code import UserCode, label_of
 
-_SHORT = {"Batch": "global_size"}
+_SHORT = {"Batch": "global_batch"}
 """Parts that a job also takes by this field alone."""
 _UNITS: Mapping[str, tuple[Kind, Callable[[float], str], tuple[str, ...]]] = {
     "bandwidth": ("bytes/s", bit_rate_text, ("Mbit/s", "Gbit/s", "MB/s", "GB/s")),

@@ -65,7 +65,7 @@ class JobOfChoices:
             if method.is_here:
                 setattr(choices, kind, method.name)
                 setattr(choices, f"{kind}_options", options_of(method))
-        choices.global_batch, choices.micro_batch = job.batch.global_size, job.batch.micro_size or 0
+        choices.global_batch, choices.micro_batch = job.batch.global_batch, job.batch.micro_batch or 0
         choices.precision, choices.recompute = job.precision, job.recompute
         choices.bandwidth, choices.latency = (
             (AS_IT_IS, "0") if job.link is None else job.link.label.split(", ")

@@ -82,7 +82,7 @@ def _offers(job: Job) -> Iterator[tuple[str, Parameter]]:
     for name in registry.having(Optimizer, "trust_coefficient"):
         yield f"optimizer[{name}].trust_coefficient", Between(low=1e-4, high=1e-2, log=True)
     yield "optimizer.weight_decay", Between(low=1e-4, high=1e-1, log=True)
-    size = 2 ** floor(max(1, job.batch.global_size)).bit_length() // 2
+    size = 2 ** floor(max(1, job.batch.global_batch)).bit_length() // 2
     yield "batch", PowersOfTwo(max(job.world_size, size // 4), min(_LARGEST_BATCH, size * 4))
     yield "lr_rule", Choices(values=LR_RULES)
     yield "warmup", Between(low=0.0, high=0.3)

@@ -63,7 +63,7 @@ def pipeline_of(layouts: Layouts, layers: int) -> Pipeline:
     own = np.floor(layers / ranks)
     return Pipeline(
         ranks=ranks,
-        microbatches=layouts.num_microbatches.astype(float),
+        microbatches=layouts.num_micro_batches.astype(float),
         chunks=np.where(interleaved, layouts.virtual_stages, 1.0 + folded),
         interleaved=interleaved & (layouts.virtual_stages > 1),
         rounded=rounded,

@@ -126,4 +126,4 @@ def offload_traffic(
         saved=saved,
     )
     step = step_traffic(layouts.offload, layouts.recompute, away)
-    return step.forward.plus(step.backward).times(layouts.num_microbatches).plus(step.update)
+    return step.forward.plus(step.backward).times(layouts.num_micro_batches).plus(step.update)

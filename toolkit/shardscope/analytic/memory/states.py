@@ -8,10 +8,11 @@ then the gradients, then the parameters:
     stage 2    p Ψ + (g + K) Ψ / N          2Ψ + (2+K)Ψ/N
     stage 3    (p + g + K) Ψ / N            (4+K)Ψ/N
 
-`RECIPES` gives p, g and the bytes of a state and of a master copy for each precision. Shardscope's own ``fp32``,
-``bf16`` and ``fp16`` keep weights, gradients and states in 4 bytes (the short formats are autocast); ``fp16-mixed`` and
-``bf16-mixed`` are the paper's: weights and gradients in 2 bytes, and a master copy of the weights among the states;
-``fp8-mixed`` is TransformerEngine's: the same, and two copies of each weight in 1 byte for the matrix products.
+`RECIPES` gives p, g and the bytes of a state and of a master copy for each precision. ``fp32``,
+``bf16-autocast`` and ``fp16-autocast`` keep weights, gradients and states in 4 bytes, as Shardscope's own jobs do;
+``fp16-mixed`` and ``bf16-mixed`` are the paper's: weights and gradients in 2 bytes, and a master copy of the weights
+among the states; ``fp8-mixed`` is TransformerEngine's: the same, and two copies of each weight in 1 byte for the matrix
+products. ``bf16`` and ``fp16`` are aliases of the mixed ones.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.errors import SpecError, unknown_name
+from shardscope.spec.precision import full_name
 
 Floats = npt.NDArray[np.float64]
 
@@ -47,8 +49,8 @@ RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
     {
         "fp32": Recipe(4, 4, 4, 0),
         "fp64": Recipe(8, 8, 8, 0, 8, 8),
-        "bf16": Recipe(4, 4, 4, 0, 2, 2, copies=2),
-        "fp16": Recipe(4, 4, 4, 0, 2, 2, copies=2),
+        "bf16-autocast": Recipe(4, 4, 4, 0, 2, 2, copies=2),
+        "fp16-autocast": Recipe(4, 4, 4, 0, 2, 2, copies=2),
         "fp16-mixed": Recipe(2, 2, 4, 4, 2, 2),
         "bf16-mixed": Recipe(2, 2, 4, 4, 2, 2),
         "fp8-mixed": Recipe(2, 2, 4, 4, 2, 1, copies=2),
@@ -116,7 +118,7 @@ def model_states(
         zero_stage: 0 partitions nothing, 1 the optimizer state, 2 also gradients, 3 also parameters.
         data_parallel: N, the ranks that partition.
         optimizer: A key of `STATES`.
-        precision: A key of `RECIPES`.
+        precision: A key of `RECIPES`, or an alias.
         num_tensors: Parameter tensors whose step counters (and 1-bit LAMB's ratios) this rank holds; the paper counts
             none.
         num_factors: Rows and columns of all matrices, which Adafactor keeps a sum of each.
@@ -157,7 +159,8 @@ def partitioned(whole: ModelStates, *, stage: npt.NDArray[np.int64], ranks: Floa
 
 
 def known_recipe(precision: str) -> Recipe:
-    """The recipe of that name; raises `SpecError` where there is none."""
+    """The recipe of that name or alias; raises `SpecError` where there is none."""
+    precision = full_name(precision)
     if precision not in RECIPES:
         raise unknown_name("precision", precision, RECIPES)
     return RECIPES[precision]

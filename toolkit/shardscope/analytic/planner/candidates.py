@@ -43,7 +43,7 @@ class Bodies(NamedTuple):
 
     grid: Ints
     micro_batch: Ints
-    num_microbatches: Ints
+    num_micro_batches: Ints
     schedule: Ints
     virtual_stages: Ints
     sequence_parallel: Ints
@@ -97,7 +97,7 @@ class Candidates(NamedTuple):
             zero=self.zero.take(kept),
             shard=self.shard.take(grid * self.shard.shape[1] + kept),
             micro_batch=bodies.micro_batch.take(body),
-            num_microbatches=bodies.num_microbatches.take(body),
+            num_micro_batches=bodies.num_micro_batches.take(body),
             virtual_stages=bodies.virtual_stages.take(body),
             schedule=bodies.schedule.take(body),
             recompute=bodies.recompute.take(body),

@@ -18,6 +18,7 @@ from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import LayoutOptimizer, Precision
 from shardscope.spec.model import Model, Transformer
+from shardscope.spec.precision import full_name
 
 TOKENS_A_STEP = 1 << 22
 """Of the global batch where none is given: about what the largest published runs took."""
@@ -54,7 +55,7 @@ def plan(
         top: Rows of the table; None keeps every layout that fits.
         fix: Axes held to one value or a few: ``{"tensor": 8, "zero": [1, 2]}``.
         space: Other values to try than all.
-        precision: One of `spec.layout.Precision`, or several.
+        precision: One of `spec.layout.Precision` or an alias, or several.
         optimizer: One of `spec.layout.LayoutOptimizer`, or several.
         flash_attention: Whether attention is one fused kernel; or both.
         calibration: Of the machine; None for the catalogue's of the device.
@@ -115,10 +116,9 @@ def _known_batch(model: Transformer, batch: int | None) -> int:
 
 
 def _recipes(precision: Any, optimizer: Any, flash: Any) -> list[Recipe]:
-    precisions, optimizers = (
-        _names("precision", precision, Precision),
-        _names("optimizer", optimizer, LayoutOptimizer),
-    )
+    asked = [precision] if isinstance(precision, str) else precision
+    precisions = _names("precision", [full_name(name) for name in asked], Precision)
+    optimizers = _names("optimizer", optimizer, LayoutOptimizer)
     kinds = (flash,) if isinstance(flash, bool) else tuple(flash)
     return [Recipe(*each) for each in product(precisions, optimizers, kinds)]
 

@@ -21,8 +21,8 @@ Floats = npt.NDArray[np.float64]
 
 FORMATS = {
     "fp32": ("tf32", "fp32"),
-    "bf16": ("bf16", "fp16", "fp32"),
-    "fp16": ("fp16", "bf16", "fp32"),
+    "bf16-autocast": ("bf16", "fp16", "fp32"),
+    "fp16-autocast": ("fp16", "bf16", "fp32"),
     "fp16-mixed": ("fp16", "bf16", "fp32"),
     "bf16-mixed": ("bf16", "fp16", "fp32"),
     "fp8-mixed": ("fp8",),

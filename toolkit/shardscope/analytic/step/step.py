@@ -134,7 +134,7 @@ def _fill(parts: StepParts, rows: slice, work: _Work) -> None:
     layouts, cal = work.layouts, work.calibration
     found, late, forward, backward = _passes(work, rows)
     one, held, pace = found.micro, found.states, work.pace[rows]
-    stages, count = layouts.pipeline[rows], layouts.num_microbatches[rows]
+    stages, count = layouts.pipeline[rows], layouts.num_micro_batches[rows]
     virtual, schedule = layouts.virtual_stages[rows], layouts.schedule[rows]
     paced, forward, backward, weight = count * pace, forward * pace, backward * pace, one["weight"] * pace
     for name, column in (

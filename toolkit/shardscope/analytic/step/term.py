@@ -82,7 +82,7 @@ def _compute(  # noqa: PLR0917
         model, machine, split, pipeline=[layout.pipeline], recompute=[RECOMPUTE_NAMES.index(layout.recompute)],
         sequence_parallel=[layout.sequence_parallel], flash=layout.flash_attention,
     )  # fmt: skip
-    count = layout.num_microbatches
+    count = layout.num_micro_batches
     source = f"roofline, Williams et al. 2009; rates: {calibration.name}"
     shares: dict[str, float | str] = {
         "m": count,
@@ -111,7 +111,7 @@ def _compute(  # noqa: PLR0917
 def _inputs(
     model: Transformer, layout: Layout, cluster: Cluster, cal: Calibration
 ) -> dict[str, dict[str, float | str]]:
-    count, replicas = layout.num_microbatches, layout.data * layout.context
+    count, replicas = layout.num_micro_batches, layout.data * layout.context
     dense, experts = stage_elements(
         model, tensor=layout.tensor, pipeline=layout.pipeline, expert=layout.expert
     )

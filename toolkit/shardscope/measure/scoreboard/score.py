@@ -84,7 +84,7 @@ def _needed(row: Row) -> float:
 def _plain(row: Row) -> float:
     layout = row.layout
     done = float(hardware_flops(row.model, layout.global_batch, recompute=layout.recompute))
-    return done * (1 + (layout.pipeline - 1) / layout.num_microbatches) / _peak(row)
+    return done * (1 + (layout.pipeline - 1) / layout.num_micro_batches) / _peak(row)
 
 
 def _peak(row: Row) -> float:

@@ -96,10 +96,10 @@ class FullyShardedStrategy(ZeroStrategy):
 
     def _check_votes(self, job: Job) -> None:
         """A step must end with one vote: gradients of micro-batches and of replicas are added up, votes are not."""
-        parts = job.batch.accumulation(job.world_size)
+        parts = job.num_micro_batches
         if parts > 1:
             raise SpecError(
-                f"batch.micro_size={job.batch.micro_size} makes {parts} micro-batches, and strategy={self.name!r} "
+                f"batch.micro_batch={job.batch.micro_batch} makes {parts} micro-batches, and strategy={self.name!r} "
                 f"would add up a vote on each with compression={job.compression.name!r}; leave it out, or use "
                 "strategy='zero-1'"
             )

@@ -95,7 +95,7 @@ def _load(
     recalled = recall(strategy, reader, extra.get("layout"), extra.get("method"))
     strategy.follow_order(extra.get("gradient_order", []))
     _go_on_at_random(reader, context)
-    size = strategy.job.batch.global_size
+    size = strategy.job.batch.global_batch
     data = extra.get("data") or {**_NO_DATA, "global_size": size}
     return Loaded(reader.path, int(extra["step"]), data, recalled, [*notes, *changes, *recalled.notes])
 

@@ -26,11 +26,11 @@ class GlobalSampler:
 
     Each epoch visits the rows in a new order, made from the seed and the epoch's number alone, so any step
     can be asked for at once, as after a restart. Rows left over at the end of an epoch are dropped. A run that goes
-    on with another `global_size` goes on at the row that the one before had come to (`go_on`).
+    on with another `global_batch` goes on at the row that the one before had come to (`go_on`).
 
     Args:
         num_samples: Rows to choose from.
-        global_size: Rows of a step, over all ranks.
+        global_batch: Rows of a step, over all ranks.
         seed: Not negative.
 
     Raises:
@@ -42,14 +42,14 @@ class GlobalSampler:
         (2, torch.Size([4]))
     """
 
-    def __init__(self, num_samples: int, global_size: int, seed: int) -> None:
-        if not 1 <= global_size <= num_samples:
+    def __init__(self, num_samples: int, global_batch: int, seed: int) -> None:
+        if not 1 <= global_batch <= num_samples:
             raise DataError(
-                f"global_size={global_size} does not fit the data's {num_samples} rows; "
+                f"global_batch={global_batch} does not fit the data's {num_samples} rows; "
                 f"use a size from 1 to {num_samples}"
             )
         self.num_samples = num_samples
-        self.global_size = global_size
+        self.global_batch = global_batch
         self.seed = seed
         self.origin = Origin()
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
@@ -57,26 +57,26 @@ class GlobalSampler:
     @property
     def steps_per_epoch(self) -> int:
         """Global batches in an epoch."""
-        return self.num_samples // self.global_size
+        return self.num_samples // self.global_batch
 
     def indices(self, step: int) -> Tensor:
-        """Rows of the global batch of `step`, which counts from 0: int64, `(global_size,)`."""
+        """Rows of the global batch of `step`, which counts from 0: int64, `(global_batch,)`."""
         epoch, start = self._place_of(step)
-        return self._order_of(epoch)[start : start + self.global_size]
+        return self._order_of(epoch)[start : start + self.global_batch]
 
     def samples_before(self, step: int) -> int:
         """Rows that all steps before `step` have taken."""
-        return self.origin.samples + (step - self.origin.step) * self.global_size
+        return self.origin.samples + (step - self.origin.step) * self.global_batch
 
     def state_dict(self) -> dict[str, int]:
-        """What `go_on` needs, for a checkpoint."""
-        return {"global_size": self.global_size, **self.origin._asdict()}
+        """What `go_on` needs, for a checkpoint; its keys are those of every checkpoint so far."""
+        return {"global_size": self.global_batch, **self.origin._asdict()}
 
     def go_on(self, step: int, state: Mapping[str, int]) -> None:
         """Count on from before `step`, where another sampler of the same rows, of this `state_dict`, had come to."""
         earlier = GlobalSampler(self.num_samples, state["global_size"], self.seed)
         earlier.origin = Origin(*(state[name] for name in Origin._fields))
-        same = earlier.global_size == self.global_size
+        same = earlier.global_batch == self.global_batch
         self.origin = earlier.origin if same else earlier._origin_at(step)
 
     def _origin_at(self, step: int) -> Origin:
@@ -86,11 +86,11 @@ class GlobalSampler:
         """Epoch and first row of a step."""
         since = step - self.origin.step
         assert since >= 0, "before where this run goes on from"
-        left = (self.num_samples - self.origin.row) // self.global_size  # in the epoch it begins in
+        left = (self.num_samples - self.origin.row) // self.global_batch  # in the epoch it begins in
         if since < left:
-            return self.origin.epoch, self.origin.row + since * self.global_size
+            return self.origin.epoch, self.origin.row + since * self.global_batch
         epochs, position = divmod(since - left, self.steps_per_epoch)
-        return self.origin.epoch + 1 + epochs, position * self.global_size
+        return self.origin.epoch + 1 + epochs, position * self.global_batch
 
     def _order_of(self, epoch: int) -> Tensor:
         if epoch != self._epoch:

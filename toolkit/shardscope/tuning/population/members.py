@@ -89,7 +89,7 @@ class Trainee:
         went_on = [event for event in run.events("resume") if event["rank"] == 0]
         notes = tuple(note for event in went_on for note in event["notes"])
         steps = self.job.last_step - (went_on[0]["step"] if went_on else 0)
-        samples = (went_on[0]["samples"] if went_on else 0) + steps * self.job.batch.global_size
+        samples = (went_on[0]["samples"] if went_on else 0) + steps * self.job.batch.global_batch
         return Outcome(self.interval, self.move.member, path, scores, samples=samples, notes=notes)
 
     def _reason(self, run: Run) -> str:

@@ -41,7 +41,7 @@ def with_settings(job: Job, settings: Settings) -> Job:
 
     Example:
         >>> job = Job(model="mlp", data="digits")
-        >>> with_settings(job, {"optimizer.lr": 0.01, "batch": 32}).batch.global_size
+        >>> with_settings(job, {"optimizer.lr": 0.01, "batch": 32}).batch.global_batch
         32
     """
     changes: dict[str, Any] = {path: value for path, value in settings.items() if "." not in path}

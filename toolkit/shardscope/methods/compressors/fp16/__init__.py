@@ -33,4 +33,4 @@ class FP16(PackedCompression):
         """With loss scaling, an overflow is how the scale is found: it goes through, and the step is skipped."""
         from shardscope.training.compression.packed import Packed
 
-        return Packed(self.name, self.codec(), carries_overflow=job.precision == "fp16")
+        return Packed(self.name, self.codec(), carries_overflow=job.precision == "fp16-mixed")

@@ -78,20 +78,20 @@ class Pipeline(Strategy):
             return f"stage {held[0]}"
         return f"stages {', '.join(held[:-1])} and {held[-1]}"
 
-    def passes(self, num_microbatches: int) -> int:
-        """Passes through the pipeline in a step of `num_microbatches` micro-batches."""
-        return num_microbatches // (self.microbatches or num_microbatches)
+    def passes(self, num_micro_batches: int) -> int:
+        """Passes through the pipeline in a step of `num_micro_batches` micro-batches."""
+        return num_micro_batches // (self.microbatches or num_micro_batches)
 
-    def suggested_micro_size(self, global_size: int, world_size: int) -> int | None:
+    def suggested_micro_batch(self, global_batch: int, world_size: int) -> int | None:
         """The largest that makes two micro-batches a rank or more; without one, the largest the schedule accepts."""
-        fitting = self._fitting_micro_sizes(global_size, world_size)
-        several = [size for size in fitting if global_size // size >= 2 * world_size]
+        fitting = self._fitting_micro_batches(global_batch, world_size)
+        several = [size for size in fitting if global_batch // size >= 2 * world_size]
         return next(iter(several or fitting), None)
 
-    def _fitting_micro_sizes(self, global_size: int, world_size: int) -> list[int]:
+    def _fitting_micro_batches(self, global_batch: int, world_size: int) -> list[int]:
         """Micro-batch sizes that the schedule accepts, the largest first."""
-        sizes = reversed(divisors(global_size))
-        return [size for size in sizes if self.schedule.accepts(global_size // size, world_size)]
+        sizes = reversed(divisors(global_batch))
+        return [size for size in sizes if self.schedule.accepts(global_batch // size, world_size)]
 
     @property
     def hides_noise_because(self) -> str:
@@ -110,27 +110,27 @@ class Pipeline(Strategy):
             self._check_order(job)
 
     def _check_microbatches(self, job: Job) -> None:
-        total = job.batch.accumulation(1)
+        total = job.num_micro_batches
         count = self.microbatches or total
         if total % count:
             raise SpecError(
                 f"microbatches={count} does not divide the {total} micro-batches of a step "
-                f"(batch.global_size={job.batch.global_size}, micro_size={job.batch.micro_size}); "
+                f"(batch.global_batch={job.batch.global_batch}, micro_batch={job.batch.micro_batch}); "
                 f"use one of {divisors_text(total, near=count)}"
             )
         if self.schedule.accepts(count, job.world_size):
             return
         need = self.schedule.needs(job.world_size)
-        field = "batch.micro_size" if self.microbatches is None else "microbatches"
+        field = "batch.micro_batch" if self.microbatches is None else "microbatches"
         raise SpecError(
-            f"{field}={job.batch.micro_size if self.microbatches is None else count} makes {count} micro-batches "
+            f"{field}={job.batch.micro_batch if self.microbatches is None else count} makes {count} micro-batches "
             f"a pass, but the {self.schedule.name} schedule on {job.world_size} ranks needs {need}; "
             f"use {self._way_out(job)}"
         )
 
     def _check_order(self, job: Job) -> None:
         """Of an order that torch does not know; a huge one is left to the ranks."""
-        count = self.microbatches or job.batch.accumulation(1)
+        count = self.microbatches or job.num_micro_batches
         if self.schedule.torch_class is None and count * job.world_size <= _MOST_CHECKED:
             from shardscope.analytic.schedules import build
 
@@ -138,13 +138,13 @@ class Pipeline(Strategy):
 
     def _way_out(self, job: Job) -> str:
         """The largest micro-batch with which the schedule runs."""
-        size = job.batch.global_size
-        fitting = self._fitting_micro_sizes(size, job.world_size)
+        size = job.batch.global_batch
+        fitting = self._fitting_micro_batches(size, job.world_size)
         if not fitting:
-            return f"batch.global_size={2 * job.world_size} or more"
+            return f"batch.global_batch={2 * job.world_size} or more"
         count = size // fitting[0]
         more = "" if self.microbatches is None else f" with microbatches={count}"
-        return f"batch.micro_size={fitting[0]}{more} ({count} micro-batches)"
+        return f"batch.micro_batch={fitting[0]}{more} ({count} micro-batches)"
 
     def _check_layers(self, job: Job) -> None:
         stages = job.world_size * self.stages_per_rank

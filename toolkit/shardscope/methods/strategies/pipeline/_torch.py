@@ -123,7 +123,7 @@ class Pipeline(RankStrategy):
             )  # fmt: skip
             self.stages[index].recorder = self.recorder
         self.modules = nn.ModuleList(stage.submod for stage in self.stages.values())
-        total = self.job.batch.accumulation(1)
+        total = self.job.num_micro_batches
         self.in_a_pass = self.settings.microbatches or total
         self.schedule = schedule_of(
             self.settings.schedule,
