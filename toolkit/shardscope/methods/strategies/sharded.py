@@ -162,5 +162,5 @@ def norm_traffic(step: JobStep, *, among: int | None = None, of_layers: bool = T
     for count in filter(None, numbers):
         inside = by_backend("all_reduce", 8 * count, among or world_size, backend=step.backend)
         yield repeated(inside, world_size // (among or world_size))
-    if step.job.precision == "fp16":
+    if step.job.precision == "fp16-mixed":
         yield by_backend("all_reduce", 4, world_size, backend=step.backend)
