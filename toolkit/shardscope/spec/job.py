@@ -287,6 +287,19 @@ class Job(Spec):
             found for name in type(self).model_fields for found in _code_in(name, getattr(self, name))
         )
 
+    def require_code(self) -> None:
+        """Refuse a job that names functions or methods whose code is not known.
+
+        Raises:
+            SpecError: It names one, and says where its code is to be had.
+        """
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for method in _methods_in(value):
+                method.require_here()
+            if isinstance(value, UserCode):
+                _ = value.function  # raises
+
     def with_user_code(self, code: Mapping[str, Callable[..., Any]]) -> Self:
         """This job with functions, and classes of methods, in place of their names.
 
@@ -303,6 +316,14 @@ class Job(Spec):
                 else _with_code(owner, value)
             )
         return self.replace(**changes)
+
+
+def _methods_in(value: Any) -> Iterator[Method]:
+    """The method in a field, and those in its settings."""
+    if isinstance(value, Method):
+        yield value
+        for each in value.settings.values():
+            yield from _methods_in(each)
 
 
 def _code_in(place: str, value: Any) -> Iterator[tuple[str, UserCode]]:

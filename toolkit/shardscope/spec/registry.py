@@ -9,14 +9,16 @@ pass the same checks. Methods are imported when they are first needed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from inspect import isabstract, isfunction, signature
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from threading import local
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
 from shardscope.errors import SpecError, quoted, unknown_name
@@ -30,13 +32,25 @@ Kind = TypeVar("Kind", bound="Method")
 GROUP = "shardscope.methods"
 """The entry-point group in which packages name their methods; also the package of the built-in ones."""
 _NAME = re.compile("(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*")
-_TAKEN = {"name", "kind", "folder", "code", "settings", "changed", "label"}
+_TAKEN = {"name", "kind", "folder", "code", "package", "settings", "changed", "label"}
 """What settings cannot be called."""
 
 _of_users: dict[tuple[str, str], type[Method]] = {}
 _replaced: WeakSet[type[Method]] = WeakSet()
 """The user's classes that a later definition has taken the place of."""
-_broken_plugins: dict[str, str] = {}
+_loading = local()
+"""Of each thread, whether it is loading the methods of packages."""
+
+
+class _Broken(NamedTuple):
+    """A method of an installed package that cannot be used."""
+
+    package: str
+    point: str
+    kind: str | None
+    """None where nothing could be imported that has one."""
+    name: str
+    why: str
 
 
 def register(cls: AnyMethod) -> AnyMethod:
@@ -105,7 +119,7 @@ def find(kind: type[Kind], name: str) -> type[Kind] | None:
     if module is not None:
         return cast("type[Kind]", _class_in(module, kind))
     key = (kind.kind, name)
-    return cast("type[Kind] | None", _of_users.get(key) or _plugins().get(key))
+    return cast("type[Kind] | None", _of_users.get(key) or _plugins().get(key, (None, None))[1])
 
 
 def require_known(kind: type[Kind], name: Any) -> type[Kind]:
@@ -116,7 +130,7 @@ def require_known(kind: type[Kind], name: Any) -> type[Kind]:
     """
     found = find(kind, name) if isinstance(name, str) else None
     if found is None:
-        raise unknown_name(kind.kind, name, names(kind))
+        raise _broken_error(kind, name) or unknown_name(kind.kind, name, names(kind))
     return found
 
 
@@ -134,7 +148,15 @@ def origin(cls: type[Method]) -> str:
     """Whose a method is: ``built-in``, ``installed`` or ``user``."""
     if cls.__module__.startswith(f"{GROUP}."):
         return "built-in"
-    return "installed" if f"{cls.__module__}:{cls.__qualname__}" in _entry_points() else "user"
+    return "user" if package_of(cls) is None else "installed"
+
+
+def package_of(cls: type[Method]) -> str | None:
+    """The installed package that has an entry point for a method; None for built-in methods and the user's own."""
+    if cls.__module__.partition(".")[0] not in _modules_of_packages():
+        return None  # without importing what packages have
+    by_place = _packages().get(f"{cls.__module__}:{cls.__qualname__}")
+    return by_place or next((package for package, found in _plugins().values() if found is cls), None)
 
 
 def torch_part(cls: type[Method]) -> str | None:
@@ -144,9 +166,28 @@ def torch_part(cls: type[Method]) -> str | None:
 
 
 def broken_plugins() -> dict[str, str]:
-    """Why methods of installed packages cannot be used, by entry point."""
-    _plugins()
-    return dict(_broken_plugins)
+    """Why methods of installed packages cannot be used, by package and entry point."""
+    return {f"{each.package}: {each.point}": each.why for each in _broken()}
+
+
+def why_not_here(kind: type[Method], name: str, package: str) -> SpecError:
+    """The error for a method that was saved where a package brought it, and which is not known here."""
+    broken = _broken_error(kind, name)
+    if broken is not None:
+        return broken
+    there = "has no such method here; install the version that has it"
+    what = there if package in _packages().values() else "is not installed here; install it"
+    return SpecError(f"{kind.kind}={quoted(name)} is a method of the package {quoted(package)}, which {what}")
+
+
+def _broken_error(kind: type[Method], name: Any) -> SpecError | None:
+    """What is wrong with a package's method of this kind and name; None where there is no such."""
+    for each in _broken():
+        if name in (each.name, each.point) and each.kind in (kind.kind, None):
+            return SpecError(
+                f"{kind.kind}={quoted(name)} of the package {each.package!r} cannot be used: {each.why}"
+            )
+    return None
 
 
 def check(cls: Any) -> None:
@@ -217,7 +258,7 @@ def _check_arguments(cls: type[Method]) -> None:
             ) from None
 
 
-def _check_free(cls: type[Method], others: Mapping[tuple[str, str], type[Method]]) -> None:
+def _check_free(cls: type[Method], others: Mapping[tuple[str, str], object]) -> None:
     if cls.name in _built_in(cls.folder) or (cls.kind, cls.name) in others:
         raise SpecError(
             f"{cls.__name__}.name={cls.name!r} is taken by another {cls.kind}; choose another name"
@@ -264,23 +305,59 @@ def _class_in(module: str, kind: type[Any]) -> Any:
 
 
 @cache
-def _entry_points() -> frozenset[str]:
-    """Where installed packages say that their methods are, as ``module:class``; none is imported."""
-    return frozenset(point.value for point in entry_points(group=GROUP))
+def _packages() -> dict[str, str]:
+    """The installed packages that name methods, by where these are, as ``module:class``; none is imported."""
+    return {point.value: _package(point) for point in entry_points(group=GROUP)}
 
 
 @cache
-def _plugins() -> dict[tuple[str, str], type[Method]]:
-    """The methods of installed packages; what is wrong with others is kept for `broken_plugins`."""
-    found: dict[tuple[str, str], type[Method]] = {}
-    for point in entry_points(group=GROUP):
-        where = f"{point.dist.name if point.dist else '?'}: {point.name}"
-        try:
-            cls = point.load()
-            check(cls)
-            _check_free(cls, found)
-        except (Exception, SystemExit) as error:
-            _broken_plugins[where] = str(error) or type(error).__name__
-        else:
-            found[cls.kind, cls.name] = cls
-    return found
+def _modules_of_packages() -> frozenset[str]:
+    return frozenset(re.split("[.:]", place)[0] for place in _packages())
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else "?"
+
+
+def _plugins() -> Mapping[tuple[str, str], tuple[str, type[Method]]]:
+    """The packages' methods by kind and name, with the package; none while these are being imported."""
+    return {} if _is_importing() else _load()[0]
+
+
+def _broken() -> Sequence[_Broken]:
+    return () if _is_importing() else _load()[1]
+
+
+def _is_importing() -> bool:
+    """Whether a package that brings methods is being imported, by `_load` or because somebody imports it."""
+    if _load.cache_info().currsize:
+        return False
+    tops = _modules_of_packages()
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in tops]
+    unfinished = any(getattr(getattr(each, "__spec__", None), "_initializing", False) for each in modules)
+    return unfinished or getattr(_loading, "now", False)
+
+
+@cache
+def _load() -> tuple[dict[tuple[str, str], tuple[str, type[Method]]], list[_Broken]]:
+    """The methods of installed packages, and those that are broken."""
+    found: dict[tuple[str, str], tuple[str, type[Method]]] = {}
+    broken = []
+    _loading.now = True
+    try:
+        for point in entry_points(group=GROUP):
+            cls: Any = None
+            try:
+                cls = point.load()
+                check(cls)
+                _check_free(cls, found)
+            except (Exception, SystemExit) as error:
+                kind, name = getattr(cls, "kind", None), getattr(cls, "name", point.name)
+                broken.append(
+                    _Broken(_package(point), point.name, kind, name, str(error) or type(error).__name__)
+                )
+            else:
+                found[cls.kind, cls.name] = (_package(point), cls)
+    finally:
+        _loading.now = False
+    return found, broken
