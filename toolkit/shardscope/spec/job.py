@@ -177,23 +177,18 @@ class Job(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_rank_for_single(cls, fields: Any) -> Any:
-        if isinstance(fields, dict) and "world_size" not in fields and "strategy" in fields:
-            strategy = Strategy.resolve(fields["strategy"])
-            if strategy.max_ranks == 1:
-                return {**fields, "strategy": strategy, "world_size": 1}
-        return fields
-
-    @model_validator(mode="before")
-    @classmethod
-    def _suited_micro_batch(cls, fields: Any) -> Any:
-        """Where none is given, the micro-batch that suits the strategy: a pipeline needs several."""
+    def _suited_to_the_strategy(cls, fields: Any) -> Any:
+        """Where they are not given: one rank where it takes no more, and a micro-batch that suits it."""
         if not isinstance(fields, dict):
             return fields
-        batch, strategy = fields.get("batch", 64), Strategy.resolve(fields.get("strategy", "ring"))
+        strategy = Strategy.resolve(fields.get("strategy", "ring"))
+        fields = {**fields, "strategy": strategy}
+        if strategy.max_ranks == 1:
+            fields.setdefault("world_size", 1)
+        batch = fields.get("batch", 64)
         if isinstance(batch, int | dict):
             batch = Batch.from_fields(batch) if isinstance(batch, dict) else Batch(global_size=batch)
-        world_size = fields.get("world_size", cls.model_fields["world_size"].default)
+        world_size = fields.get("world_size", cls.__pydantic_fields__["world_size"].default)
         known = isinstance(batch, Batch) and type(world_size) is int
         if not known or batch.micro_size is not None or world_size < 1:
             return fields
@@ -225,14 +220,14 @@ class Job(Spec):
 
     def _check_strategy(self) -> None:
         self._check_ranks()
-        if not (isinstance(self.num_data_ranks, int) and 1 <= self.num_data_ranks <= self.world_size):
+        shares = self.num_data_ranks
+        if not (isinstance(shares, int) and 1 <= shares <= self.world_size):
             raise SpecError(
-                f"strategy={self.strategy.name!r}: num_data_ranks({self.world_size}) is {self.num_data_ranks!r}; let "
-                f"it return a number from 1 to {self.world_size}"
+                f"strategy={self.strategy.name!r}: num_data_ranks({self.world_size}) is {shares!r}; let it return a "
+                f"number from 1 to {self.world_size}"
             )
-        workers = f"the {self.num_data_ranks} workers of world_size={self.world_size}"
-        all_work = self.num_data_ranks == self.world_size
-        self.batch.accumulation(self.num_data_ranks, among=None if all_work else workers)
+        workers = f"the {shares} workers of world_size={self.world_size}"
+        self.batch.accumulation(shares, among=None if shares == self.world_size else workers)
         self.strategy.check(self)
         if self.compression.is_here:
             self.compression.check(self)

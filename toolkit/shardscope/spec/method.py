@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from functools import cache
 from types import NoneType
@@ -45,7 +44,7 @@ class _ByName(ModelMetaclass):
         def __call__(cls, /, *args: Any, **fields: Any) -> Any:  # noqa: N805 - of a metaclass
             if Method in cls.__bases__:
                 return cls.by_name(*args, **fields)
-            if inspect.isabstract(cls):
+            if cls.__abstractmethods__:
                 registry.check(cls)  # says what it lacks
             return super().__call__(*args, **fields)
 
@@ -78,6 +77,8 @@ class Method(Spec, metaclass=_ByName):
         if "name" not in fields:
             raise SpecError(f"{cls.__name__} needs a name; give one of {', '.join(registry.names(cls))}")
         method = registry.require_known(cls, fields.pop("name"))
+        if not fields:
+            return _at_defaults(method) if registry.origin(method) == "built-in" else method()
         for setting in fields.keys() - method.model_fields.keys():
             if fields[setting] is not None:
                 raise _no_setting(method, setting, fields[setting])
@@ -261,6 +262,12 @@ def _stand_in_class(kind: type[Method], name: str) -> Any:
     about = {"name": name, "__module__": __name__, "model_config": ConfigDict(extra="allow")}
     build: Any = type(kind)
     return build(f"Unloaded{kind.__name__}", (_Unloaded, kind), {**about, **members})
+
+
+@cache
+def _at_defaults(method: type[Method]) -> Any:
+    """A built-in method as it comes; it cannot be changed, so that all jobs may share it."""
+    return method()
 
 
 def _no_setting(method: type[Method], setting: str, value: Any) -> SpecError:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -53,6 +53,19 @@ class _Broken(NamedTuple):
     why: str
 
 
+class _Plugins(NamedTuple):
+    """What installed packages bring."""
+
+    found: Mapping[tuple[str, str], type[Method]]
+    """By kind and name."""
+    packages: Mapping[type[Method], str]
+    broken: tuple[_Broken, ...]
+
+
+_loaded: list[_Plugins] = []
+"""One, once the packages have been imported."""
+
+
 def register(cls: AnyMethod) -> AnyMethod:
     """Make a method of one's own known by its name; use it as a decorator of the class.
 
@@ -71,7 +84,7 @@ def register(cls: AnyMethod) -> AnyMethod:
     if origin(cls) != "user":
         return cls
     key = (cls.kind, cls.name)
-    _check_free(cls, _plugins())
+    _check_free(cls, _plugins().found)
     earlier = _of_users.get(key)
     if earlier is not None and earlier is not cls:
         _replaced.add(earlier)
@@ -107,7 +120,7 @@ def names(kind: type[Method]) -> tuple[str, ...]:
     """The names of all methods of a kind: built-in ones, installed ones, the user's own."""
     found = [
         *_built_in(kind.folder),
-        *(name for of, name in _plugins() if of == kind.kind),
+        *(name for of, name in _plugins().found if of == kind.kind),
         *(name for of, name in list(_of_users) if of == kind.kind),
     ]
     return tuple(dict.fromkeys(found))
@@ -119,7 +132,7 @@ def find(kind: type[Kind], name: str) -> type[Kind] | None:
     if module is not None:
         return cast("type[Kind]", _class_in(module, kind))
     key = (kind.kind, name)
-    return cast("type[Kind] | None", _of_users.get(key) or _plugins().get(key, (None, None))[1])
+    return cast("type[Kind] | None", _of_users.get(key) or _plugins().found.get(key))
 
 
 def require_known(kind: type[Kind], name: Any) -> type[Kind]:
@@ -136,6 +149,12 @@ def require_known(kind: type[Kind], name: Any) -> type[Kind]:
 
 def all_of(kind: type[Kind]) -> tuple[type[Kind], ...]:
     """The classes of all methods of a kind, in the order of `names`."""
+    return _all_of(kind, (*_plugins().packages, *_of_users.values()))
+
+
+@lru_cache(maxsize=64)
+def _all_of(kind: type[Kind], _not_built_in: tuple[type[Method], ...]) -> tuple[type[Kind], ...]:
+    """Found again once there are other classes than the built-in ones; formulas ask many times a second."""
     return tuple(require_known(kind, name) for name in names(kind))
 
 
@@ -156,7 +175,7 @@ def package_of(cls: type[Method]) -> str | None:
     if cls.__module__.partition(".")[0] not in _modules_of_packages():
         return None  # without importing what packages have
     by_place = _packages().get(f"{cls.__module__}:{cls.__qualname__}")
-    return by_place or next((package for package, found in _plugins().values() if found is cls), None)
+    return by_place or _plugins().packages.get(cls)
 
 
 def torch_part(cls: type[Method]) -> str | None:
@@ -167,7 +186,7 @@ def torch_part(cls: type[Method]) -> str | None:
 
 def broken_plugins() -> dict[str, str]:
     """Why methods of installed packages cannot be used, by package and entry point."""
-    return {f"{each.package}: {each.point}": each.why for each in _broken()}
+    return {f"{each.package}: {each.point}": each.why for each in _plugins().broken}
 
 
 def why_not_here(kind: type[Method], name: str, package: str) -> SpecError:
@@ -182,7 +201,7 @@ def why_not_here(kind: type[Method], name: str, package: str) -> SpecError:
 
 def _broken_error(kind: type[Method], name: Any) -> SpecError | None:
     """What is wrong with a package's method of this kind and name; None where there is no such."""
-    for each in _broken():
+    for each in _plugins().broken:
         if name in (each.name, each.point) and each.kind in (kind.kind, None):
             return SpecError(
                 f"{kind.kind}={quoted(name)} of the package {each.package!r} cannot be used: {each.why}"
@@ -258,7 +277,7 @@ def _check_arguments(cls: type[Method]) -> None:
             ) from None
 
 
-def _check_free(cls: type[Method], others: Mapping[tuple[str, str], object]) -> None:
+def _check_free(cls: type[Method], others: Mapping[tuple[str, str], type[Method]]) -> None:
     if cls.name in _built_in(cls.folder) or (cls.kind, cls.name) in others:
         raise SpecError(
             f"{cls.__name__}.name={cls.name!r} is taken by another {cls.kind}; choose another name"
@@ -319,29 +338,25 @@ def _package(point: EntryPoint) -> str:
     return point.dist.name if point.dist else "?"
 
 
-def _plugins() -> Mapping[tuple[str, str], tuple[str, type[Method]]]:
-    """The packages' methods by kind and name, with the package; none while these are being imported."""
-    return {} if _is_importing() else _load()[0]
-
-
-def _broken() -> Sequence[_Broken]:
-    return () if _is_importing() else _load()[1]
+def _plugins() -> _Plugins:
+    """The packages' methods, and those that are broken; none while these are being imported."""
+    if _loaded:
+        return _loaded[0]
+    return _Plugins({}, {}, ()) if _is_importing() else _load()
 
 
 def _is_importing() -> bool:
     """Whether a package that brings methods is being imported, by `_load` or because somebody imports it."""
-    if _load.cache_info().currsize:
-        return False
     tops = _modules_of_packages()
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in tops]
     unfinished = any(getattr(getattr(each, "__spec__", None), "_initializing", False) for each in modules)
     return unfinished or getattr(_loading, "now", False)
 
 
-@cache
-def _load() -> tuple[dict[tuple[str, str], tuple[str, type[Method]]], list[_Broken]]:
-    """The methods of installed packages, and those that are broken."""
-    found: dict[tuple[str, str], tuple[str, type[Method]]] = {}
+def _load() -> _Plugins:
+    """Import the methods of installed packages."""
+    found: dict[tuple[str, str], type[Method]] = {}
+    packages: dict[type[Method], str] = {}
     broken = []
     _loading.now = True
     try:
@@ -357,7 +372,9 @@ def _load() -> tuple[dict[tuple[str, str], tuple[str, type[Method]]], list[_Brok
                     _Broken(_package(point), point.name, kind, name, str(error) or type(error).__name__)
                 )
             else:
-                found[cls.kind, cls.name] = (_package(point), cls)
+                found[cls.kind, cls.name] = cls
+                packages[cls] = _package(point)
     finally:
         _loading.now = False
-    return found, broken
+    _loaded.append(_Plugins(found, packages, tuple(broken)))
+    return _loaded[0]
