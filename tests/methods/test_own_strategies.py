@@ -269,3 +269,29 @@ class TestASchedulesJob:
         assert ss.analytic.schedules.build("patient", 4, 8).bubble_fraction == pytest.approx(3 / 11)
         with pytest.raises(ss.SpecError, match="schedule='patient' does not say what a rank holds"):
             ss.Layout(pipeline=2, schedule="patient")
+
+    def test_searches_look_up_the_class_that_was_defined_last(self) -> None:
+        from shardscope.analytic.schedules.closed import columns
+        from shardscope.spec.layout import schedule_names
+
+        def define(**members: Any) -> None:
+            order = {"order": lambda self, *numbers: odd_first(*numbers)}
+            ss.register(type("Mine", (ss.PipelineSchedule,), {"name": "mine", **order, **members}))
+
+        usual = columns()
+        define()
+        assert (len(columns().v_shaped), bool(columns().v_shaped[-1])) == (len(usual.v_shaped) + 1, False)
+        define(v_shaped=True, default_stages=2, least_stages=2, most_stages=2)
+        assert columns().v_shaped[schedule_names().index("mine")]
+        registry._of_users.clear()
+        assert columns() is usual
+
+    def test_one_that_cannot_be_counted_spoils_only_its_own_row_of_the_explorer(self) -> None:
+        from shardscope_widgets.pipeline_explorer._comparison import comparison_info
+
+        case = {"virtual_stages": 2, "t_f": 1.0, "t_input": 1.0, "t_weight": 1.0}
+        usual = comparison_info(4, 8, **case)
+        ss.register(type("Mine", (ss.PipelineSchedule,), {"name": "mine", "order": lambda self, *_: None}))
+        *others, mine = comparison_info(4, 8, **case)
+        assert tuple(others) == usual
+        assert "order(rank=" in mine.problem

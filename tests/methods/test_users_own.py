@@ -422,39 +422,3 @@ def test_jobs_and_studies_of_earlier_versions_are_read() -> None:
     old = json.loads(definition.to_json())
     old["job"]["schedule"] = old["job"].pop("lr_schedule")
     assert Definition.from_fields(old) == definition
-
-
-class TestInstalledPackages:
-    """A package's methods are found by their entry points, on the ranks too."""
-
-    @pytest.fixture
-    def site(self, tmp_path: Path) -> Path:
-        """A folder of packages as pip leaves them: one whole method, and entry points that are broken."""
-        (tmp_path / "saw.py").write_text("import shardscope as ss\n" + CELL.replace("DEPTH", "0.5"))
-        about = tmp_path / "saw-1.0.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: saw\nVersion: 1.0\n")
-        (about / "entry_points.txt").write_text(
-            "[shardscope.methods]\nsawtooth = saw:Sawtooth\nmissing = saw:Nothing\nnumber = saw:int\ngone = nowhere:X\n"
-        )
-        return tmp_path
-
-    def test_it_trains_by_name_and_needs_no_code_in_the_run(self, site: Path) -> None:
-        code = """
-            import json, shardscope as ss
-            from shardscope.spec import registry
-            print(registry.names(ss.LRSchedule)[-1], registry.origin(type(ss.LRSchedule("sawtooth"))))
-            job = ss.Job(model="mlp", data="digits", batch=24, steps=4, lr_schedule="sawtooth")
-            assert job.user_code == {} and "code" not in json.loads(job.to_json())["lr_schedule"]
-            run = ss.launch(job).wait(90)
-            print(run.state, run.error or "", [event["lr"] for event in run.events("step", rank=0)])
-            for point, why in sorted(registry.broken_plugins().items()):
-                print(point, why)
-        """
-        found, trained, *broken = printed_by(
-            code, PYTHONPATH=f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        )
-        assert found == "sawtooth installed"
-        assert trained.startswith("completed")
-        assert json.loads(trained[trained.index("[") :]) == pytest.approx([1e-3, 0.875e-3, 0.75e-3, 0.625e-3])
-        assert [line.split(" ")[1] for line in broken] == ["gone", "missing", "number"]

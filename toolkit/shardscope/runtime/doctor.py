@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardscope.runtime import machine
+from shardscope.spec import registry
 
 GIB = 2**30
 PACKAGES = ("jupyterlab", "ipywidgets", "plotly", "anywidget", "optuna")
@@ -102,7 +103,9 @@ class Report:
 def diagnose() -> Report:
     """Look at this machine; takes a few seconds, most of them for torch, which a second process imports."""
     torch = machine.probe_torch()
-    return Report((*_software(torch), *_machine(), *_accelerators(torch), *_network(torch), *_extras()))
+    return Report(
+        (*_software(torch), *_machine(), *_accelerators(torch), *_network(torch), *_extras(), *_methods())
+    )
 
 
 def _judge(
@@ -289,3 +292,16 @@ def _extras() -> Iterator[Finding]:
         cost="Only for developers: the browser tests are skipped.",
         remedy="On Debian: apt-get install chromium",
     )
+
+
+def _methods() -> Iterator[Finding]:
+    """What installed packages bring that cannot be used."""
+    for point, why in sorted(registry.broken_plugins().items()):
+        yield _judge(
+            "Methods of packages",
+            point,
+            why,
+            ok=False,
+            cost="Jobs cannot name this method; everything else works.",
+            remedy="Mend the package, or uninstall it.",
+        )

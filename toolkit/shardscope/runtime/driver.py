@@ -122,7 +122,7 @@ def launch(
     Raises:
         LaunchError: The run directory cannot be written, or the user's code cannot be sent to the ranks.
         RunNotFound: There is no run to resume.
-        SpecError: `judged`, and the job has no evaluation on its way.
+        SpecError: `judged`, and the job has no evaluation on its way; or it names a method that is not here.
 
     Example:
         >>> import shardscope as ss
@@ -142,6 +142,7 @@ def launch(
         raise SpecError(
             "allow_pickle=True has no effect without resume; leave it out, or name what to resume"
         )
+    job.require_code()
     earlier = None if resume is None else _source(resume, root)
     run = RunDir.create(job, runs_root(root), judged=judged)
     try:

@@ -180,8 +180,7 @@ def _read_job(file: Path, *, trust_code: bool) -> Job:
     from shardscope.runtime.load_job import load_job
 
     job = load_job(file, trust_code=trust_code)
-    for code in job.user_code.values():
-        code.function  # noqa: B018 - raises where only its name is known
+    job.require_code()
     return job
 
 

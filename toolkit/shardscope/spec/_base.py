@@ -10,6 +10,9 @@ from pydantic_core import from_json
 
 from shardscope.errors import SpecError, quoted, unknown_name
 
+_PLAIN = (str, int, float, type(None))
+"""Types whose values pydantic looks at closely enough."""
+
 
 class Spec(BaseModel):
     """Frozen pydantic model whose errors are one readable sentence each.
@@ -87,8 +90,9 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _well_formed(cls, fields: Any) -> Any:
+        known = cls.__pydantic_fields__
         for name, value in fields.items() if isinstance(fields, dict) else ():
-            if name in cls.model_fields:
+            if name in known and type(value) not in _PLAIN:
                 cls._check_form(name, value)
         return fields
 

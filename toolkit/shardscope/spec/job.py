@@ -170,23 +170,18 @@ class Job(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_rank_for_single(cls, fields: Any) -> Any:
-        if isinstance(fields, dict) and "world_size" not in fields and "strategy" in fields:
-            strategy = Strategy.resolve(fields["strategy"])
-            if strategy.max_ranks == 1:
-                return {**fields, "strategy": strategy, "world_size": 1}
-        return fields
-
-    @model_validator(mode="before")
-    @classmethod
-    def _suited_micro_batch(cls, fields: Any) -> Any:
-        """Where none is given, the micro-batch that suits the strategy: a pipeline needs several."""
+    def _suited_to_the_strategy(cls, fields: Any) -> Any:
+        """Where they are not given: one rank where it takes no more, and a micro-batch that suits it."""
         if not isinstance(fields, dict):
             return fields
-        batch, strategy = fields.get("batch", 64), Strategy.resolve(fields.get("strategy", "ring"))
+        strategy = Strategy.resolve(fields.get("strategy", "ring"))
+        fields = {**fields, "strategy": strategy}
+        if strategy.max_ranks == 1:
+            fields.setdefault("world_size", 1)
+        batch = fields.get("batch", 64)
         if isinstance(batch, int | dict):
             batch = _batch(batch)
-        world_size = fields.get("world_size", cls.model_fields["world_size"].default)
+        world_size = fields.get("world_size", cls.__pydantic_fields__["world_size"].default)
         known = isinstance(batch, Batch) and type(world_size) is int
         if not known or batch.micro_batch is not None or world_size < 1:
             return fields
@@ -218,14 +213,14 @@ class Job(Spec):
 
     def _check_strategy(self) -> None:
         self._check_ranks()
-        if not (isinstance(self.num_data_ranks, int) and 1 <= self.num_data_ranks <= self.world_size):
+        shares = self.num_data_ranks
+        if not (isinstance(shares, int) and 1 <= shares <= self.world_size):
             raise SpecError(
-                f"strategy={self.strategy.name!r}: num_data_ranks({self.world_size}) is {self.num_data_ranks!r}; let "
-                f"it return a number from 1 to {self.world_size}"
+                f"strategy={self.strategy.name!r}: num_data_ranks({self.world_size}) is {shares!r}; let it return a "
+                f"number from 1 to {self.world_size}"
             )
-        workers = f"the {self.num_data_ranks} workers of world_size={self.world_size}"
-        all_work = self.num_data_ranks == self.world_size
-        self.batch.accumulation_steps(self.num_data_ranks, among=None if all_work else workers)
+        workers = f"the {shares} workers of world_size={self.world_size}"
+        self.batch.accumulation_steps(shares, among=None if shares == self.world_size else workers)
         self.strategy.check(self)
         if self.compression.is_here:
             self.compression.check(self)
@@ -285,6 +280,19 @@ class Job(Spec):
             found for name in type(self).model_fields for found in _code_in(name, getattr(self, name))
         )
 
+    def require_code(self) -> None:
+        """Refuse a job that names functions or methods whose code is not known.
+
+        Raises:
+            SpecError: It names one, and says where its code is to be had.
+        """
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for method in _methods_in(value):
+                method.require_here()
+            if isinstance(value, UserCode):
+                _ = value.function  # raises
+
     def with_user_code(self, code: Mapping[str, Callable[..., Any]]) -> Self:
         """This job with functions, and classes of methods, in place of their names.
 
@@ -301,6 +309,14 @@ class Job(Spec):
                 else _with_code(owner, value)
             )
         return self.replace(**changes)
+
+
+def _methods_in(value: Any) -> Iterator[Method]:
+    """The method in a field, and those in its settings."""
+    if isinstance(value, Method):
+        yield value
+        for each in value.settings.values():
+            yield from _methods_in(each)
 
 
 def _code_in(place: str, value: Any) -> Iterator[tuple[str, UserCode]]:

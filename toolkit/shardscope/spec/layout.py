@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator
 
 from shardscope.errors import SpecError
-from shardscope.spec import layout_rules
+from shardscope.spec import layout_rules, registry
 from shardscope.spec._base import Spec
 from shardscope.spec.numbers import Count, CountOrZero, Degree
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 def schedule_names() -> tuple[str, ...]:
     """The names of all schedules, in the order in which columns of layouts count them."""
+    return _names_of(registry.all_of(PipelineSchedule))
+
+
+@lru_cache(maxsize=8)
+def _names_of(_known: tuple[type[PipelineSchedule], ...]) -> tuple[str, ...]:
     return tuple(schedule.name for schedule in schedules())
 
 

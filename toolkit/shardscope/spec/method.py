@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from functools import cache
 from types import NoneType
@@ -30,6 +29,10 @@ else:
     required = abstractmethod
 
 
+_ORIGINS = ("code", "package")
+"""Keys of JSON that say where a method that is not built in comes from."""
+
+
 class _ByName(ModelMetaclass):
     """Lets the base class of a kind make any method of that kind: ``LRSchedule("cosine", final_ratio=0.1)``.
 
@@ -41,7 +44,7 @@ class _ByName(ModelMetaclass):
         def __call__(cls, /, *args: Any, **fields: Any) -> Any:  # noqa: N805 - of a metaclass
             if Method in cls.__bases__:
                 return cls.by_name(*args, **fields)
-            if inspect.isabstract(cls):
+            if cls.__abstractmethods__:
                 registry.check(cls)  # says what it lacks
             return super().__call__(*args, **fields)
 
@@ -50,7 +53,8 @@ class Method(Spec, metaclass=_ByName):
     """Base of all kinds of methods. Its fields are the settings; each needs a default.
 
     A kind is a direct subclass, which sets `kind` and `folder`. A method is a subclass of a kind, which sets `name`.
-    In JSON a method is its name and its settings; one of the user's own has a digest of its code besides.
+    In JSON a method is its name and its settings; one of the user's own has a digest of its code besides, and one of an
+    installed package the package's name.
     """
 
     _positional = "name"
@@ -73,6 +77,8 @@ class Method(Spec, metaclass=_ByName):
         if "name" not in fields:
             raise SpecError(f"{cls.__name__} needs a name; give one of {', '.join(registry.names(cls))}")
         method = registry.require_known(cls, fields.pop("name"))
+        if not fields:
+            return _at_defaults(method) if registry.origin(method) == "built-in" else method()
         for setting in fields.keys() - method.model_fields.keys():
             if fields[setting] is not None:
                 raise _no_setting(method, setting, fields[setting])
@@ -81,25 +87,29 @@ class Method(Spec, metaclass=_ByName):
 
     @classmethod
     def from_fields(cls, fields: Any) -> Any:
-        """The method that JSON describes; a stand-in where the code that it was saved with is not here.
+        """The method that JSON describes; a stand-in where the code or package that it was saved with is not here.
 
         Raises:
             SpecError: There is no such method, or it does not take these settings.
         """
         if not isinstance(fields, dict):
             return super().from_fields(fields)
-        name, code = fields.get("name"), fields.get("code")
-        settings = {key: value for key, value in fields.items() if key not in ("name", "code")}
+        name, origin = (
+            fields.get("name"),
+            {key: fields[key] for key in _ORIGINS if fields.get(key) is not None},
+        )
+        settings = {key: value for key, value in fields.items() if key not in ("name", *_ORIGINS)}
         if Method not in cls.__bases__:  # a method itself, whose own name it may be given
             return super().from_fields(settings if name == cls.name else fields)
-        if code is None:
-            return super().from_fields({key: value for key, value in fields.items() if key != "code"})
-        if not (isinstance(name, str) and isinstance(code, str)):
-            raise SpecError(f"{cls.kind}={quoted(fields)} has a name or a digest of code that is no text")
-        found = registry.find(cls, name)
-        if found is None or found.code_digest() != code:
-            return _stand_in(cls, name, code, settings)
-        return super().from_fields({"name": name, **settings})
+        if origin:
+            if not all(isinstance(text, str) for text in (name, *origin.values())):
+                raise SpecError(
+                    f"{cls.kind}={quoted(fields)} has a name, a package or a digest of code that is no text"
+                )
+            found = registry.find(cls, str(name))
+            if found is None or ("code" in origin and found.code_digest() != origin["code"]):
+                return _stand_in(cls, str(name), origin, settings)
+        return super().from_fields(settings | ({"name": name} if "name" in fields else {}))
 
     @classmethod
     def resolve(cls, value: Any) -> Any:
@@ -167,6 +177,13 @@ class Method(Spec, metaclass=_ByName):
         """Whether its code is known, and not its name and settings alone."""
         return True
 
+    def require_here(self) -> None:
+        """Refuse a method whose code is not known.
+
+        Raises:
+            SpecError: It says where the code is to be had.
+        """
+
     @property
     def user_code(self) -> UserCode | None:
         """The class, where it is the user's own."""
@@ -189,23 +206,24 @@ class Method(Spec, metaclass=_ByName):
 
     @model_serializer(mode="wrap")
     def _with_name(self, write_fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        code = self._digest()
-        return {"name": self.name, **write_fields(self), **({} if code is None else {"code": code})}
+        return {"name": self.name, **write_fields(self), **self._origin()}
 
-    def _digest(self) -> str | None:
-        return self.code_digest()
+    def _origin(self) -> dict[str, str]:
+        """What JSON says besides of a method that is not built in."""
+        found = {"code": self.code_digest(), "package": registry.package_of(type(self))}
+        return {key: text for key, text in found.items() if text is not None}
 
 
 class _Unloaded(Method):
-    """Stands for a method of the user's whose code is not here: its name and settings can be read, and no more."""
+    """Stands for a method whose code is not here, of the user's or of a package: its name and settings can be read."""
 
-    _code: str = PrivateAttr()
+    _from: dict[str, str] = PrivateAttr()
 
     def replace(self, **changes: Any) -> Any:
-        return _stand_in(self.base_class(), self.name, self._code, {**self.settings, **changes})
+        return _stand_in(self.base_class(), self.name, self._from, {**self.settings, **changes})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _stand_in, (self.base_class(), self.name, self._code, self.settings)
+        return _stand_in, (self.base_class(), self.name, self._from, self.settings)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -215,31 +233,41 @@ class _Unloaded(Method):
     def is_here(self) -> bool:
         return False
 
+    def require_here(self) -> None:
+        if "package" in self._from:
+            raise registry.why_not_here(self.base_class(), self.name, self._from["package"])
+        _ = UserCode(name=self.name).function  # raises
+
     @property
-    def user_code(self) -> UserCode:
-        return UserCode(name=self.name)
+    def user_code(self) -> UserCode | None:
+        return None if "package" in self._from else UserCode(name=self.name)
 
-    def _digest(self) -> str:
-        return self._code
+    def _origin(self) -> dict[str, str]:
+        return self._from
 
 
-def _stand_in(kind: type[Method], name: str, code: str, settings: dict[str, Any]) -> Any:
+def _stand_in(kind: type[Method], name: str, origin: dict[str, str], settings: dict[str, Any]) -> Any:
     """An object of `kind` whose members refuse to work."""
     made: Any = _stand_in_class(kind, name)(**settings)
-    made._code = code  # noqa: SLF001 - of this module
+    made._from = origin  # noqa: SLF001 - of this module
     return made
 
 
 @cache
 def _stand_in_class(kind: type[Method], name: str) -> Any:
     def refuse(self: Method, *_args: object, **_fields: object) -> None:
-        assert self.user_code is not None
-        _ = self.user_code.function  # raises
+        self.require_here()
 
     members = dict.fromkeys(kind.__abstractmethods__, refuse)
     about = {"name": name, "__module__": __name__, "model_config": ConfigDict(extra="allow")}
     build: Any = type(kind)
     return build(f"Unloaded{kind.__name__}", (_Unloaded, kind), {**about, **members})
+
+
+@cache
+def _at_defaults(method: type[Method]) -> Any:
+    """A built-in method as it comes; it cannot be changed, so that all jobs may share it."""
+    return method()
 
 
 def _no_setting(method: type[Method], setting: str, value: Any) -> SpecError:

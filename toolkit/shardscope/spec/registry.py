@@ -9,14 +9,16 @@ pass the same checks. Methods are imported when they are first needed.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from inspect import isabstract, isfunction, signature
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from threading import local
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
 from shardscope.errors import SpecError, quoted, unknown_name
@@ -30,13 +32,38 @@ Kind = TypeVar("Kind", bound="Method")
 GROUP = "shardscope.methods"
 """The entry-point group in which packages name their methods; also the package of the built-in ones."""
 _NAME = re.compile("(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*")
-_TAKEN = {"name", "kind", "folder", "code", "settings", "changed", "label"}
+_TAKEN = {"name", "kind", "folder", "code", "package", "settings", "changed", "label"}
 """What settings cannot be called."""
 
 _of_users: dict[tuple[str, str], type[Method]] = {}
 _replaced: WeakSet[type[Method]] = WeakSet()
 """The user's classes that a later definition has taken the place of."""
-_broken_plugins: dict[str, str] = {}
+_loading = local()
+"""Of each thread, whether it is loading the methods of packages."""
+
+
+class _Broken(NamedTuple):
+    """A method of an installed package that cannot be used."""
+
+    package: str
+    point: str
+    kind: str | None
+    """None where nothing could be imported that has one."""
+    name: str
+    why: str
+
+
+class _Plugins(NamedTuple):
+    """What installed packages bring."""
+
+    found: Mapping[tuple[str, str], type[Method]]
+    """By kind and name."""
+    packages: Mapping[type[Method], str]
+    broken: tuple[_Broken, ...]
+
+
+_loaded: list[_Plugins] = []
+"""One, once the packages have been imported."""
 
 
 def register(cls: AnyMethod) -> AnyMethod:
@@ -57,7 +84,7 @@ def register(cls: AnyMethod) -> AnyMethod:
     if origin(cls) != "user":
         return cls
     key = (cls.kind, cls.name)
-    _check_free(cls, _plugins())
+    _check_free(cls, _plugins().found)
     earlier = _of_users.get(key)
     if earlier is not None and earlier is not cls:
         _replaced.add(earlier)
@@ -93,7 +120,7 @@ def names(kind: type[Method]) -> tuple[str, ...]:
     """The names of all methods of a kind: built-in ones, installed ones, the user's own."""
     found = [
         *_built_in(kind.folder),
-        *(name for of, name in _plugins() if of == kind.kind),
+        *(name for of, name in _plugins().found if of == kind.kind),
         *(name for of, name in list(_of_users) if of == kind.kind),
     ]
     return tuple(dict.fromkeys(found))
@@ -105,7 +132,7 @@ def find(kind: type[Kind], name: str) -> type[Kind] | None:
     if module is not None:
         return cast("type[Kind]", _class_in(module, kind))
     key = (kind.kind, name)
-    return cast("type[Kind] | None", _of_users.get(key) or _plugins().get(key))
+    return cast("type[Kind] | None", _of_users.get(key) or _plugins().found.get(key))
 
 
 def require_known(kind: type[Kind], name: Any) -> type[Kind]:
@@ -116,12 +143,18 @@ def require_known(kind: type[Kind], name: Any) -> type[Kind]:
     """
     found = find(kind, name) if isinstance(name, str) else None
     if found is None:
-        raise unknown_name(kind.kind, name, names(kind))
+        raise _broken_error(kind, name) or unknown_name(kind.kind, name, names(kind))
     return found
 
 
 def all_of(kind: type[Kind]) -> tuple[type[Kind], ...]:
     """The classes of all methods of a kind, in the order of `names`."""
+    return _all_of(kind, (*_plugins().packages, *_of_users.values()))
+
+
+@lru_cache(maxsize=64)
+def _all_of(kind: type[Kind], _not_built_in: tuple[type[Method], ...]) -> tuple[type[Kind], ...]:
+    """Found again once there are other classes than the built-in ones; formulas ask many times a second."""
     return tuple(require_known(kind, name) for name in names(kind))
 
 
@@ -134,7 +167,15 @@ def origin(cls: type[Method]) -> str:
     """Whose a method is: ``built-in``, ``installed`` or ``user``."""
     if cls.__module__.startswith(f"{GROUP}."):
         return "built-in"
-    return "installed" if f"{cls.__module__}:{cls.__qualname__}" in _entry_points() else "user"
+    return "user" if package_of(cls) is None else "installed"
+
+
+def package_of(cls: type[Method]) -> str | None:
+    """The installed package that has an entry point for a method; None for built-in methods and the user's own."""
+    if cls.__module__.partition(".")[0] not in _modules_of_packages():
+        return None  # without importing what packages have
+    by_place = _packages().get(f"{cls.__module__}:{cls.__qualname__}")
+    return by_place or _plugins().packages.get(cls)
 
 
 def torch_part(cls: type[Method]) -> str | None:
@@ -144,9 +185,28 @@ def torch_part(cls: type[Method]) -> str | None:
 
 
 def broken_plugins() -> dict[str, str]:
-    """Why methods of installed packages cannot be used, by entry point."""
-    _plugins()
-    return dict(_broken_plugins)
+    """Why methods of installed packages cannot be used, by package and entry point."""
+    return {f"{each.package}: {each.point}": each.why for each in _plugins().broken}
+
+
+def why_not_here(kind: type[Method], name: str, package: str) -> SpecError:
+    """The error for a method that was saved where a package brought it, and which is not known here."""
+    broken = _broken_error(kind, name)
+    if broken is not None:
+        return broken
+    there = "has no such method here; install the version that has it"
+    what = there if package in _packages().values() else "is not installed here; install it"
+    return SpecError(f"{kind.kind}={quoted(name)} is a method of the package {quoted(package)}, which {what}")
+
+
+def _broken_error(kind: type[Method], name: Any) -> SpecError | None:
+    """What is wrong with a package's method of this kind and name; None where there is no such."""
+    for each in _plugins().broken:
+        if name in (each.name, each.point) and each.kind in (kind.kind, None):
+            return SpecError(
+                f"{kind.kind}={quoted(name)} of the package {each.package!r} cannot be used: {each.why}"
+            )
+    return None
 
 
 def check(cls: Any) -> None:
@@ -264,23 +324,57 @@ def _class_in(module: str, kind: type[Any]) -> Any:
 
 
 @cache
-def _entry_points() -> frozenset[str]:
-    """Where installed packages say that their methods are, as ``module:class``; none is imported."""
-    return frozenset(point.value for point in entry_points(group=GROUP))
+def _packages() -> dict[str, str]:
+    """The installed packages that name methods, by where these are, as ``module:class``; none is imported."""
+    return {point.value: _package(point) for point in entry_points(group=GROUP)}
 
 
 @cache
-def _plugins() -> dict[tuple[str, str], type[Method]]:
-    """The methods of installed packages; what is wrong with others is kept for `broken_plugins`."""
+def _modules_of_packages() -> frozenset[str]:
+    return frozenset(re.split("[.:]", place)[0] for place in _packages())
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else "?"
+
+
+def _plugins() -> _Plugins:
+    """The packages' methods, and those that are broken; none while these are being imported."""
+    if _loaded:
+        return _loaded[0]
+    return _Plugins({}, {}, ()) if _is_importing() else _load()
+
+
+def _is_importing() -> bool:
+    """Whether a package that brings methods is being imported, by `_load` or because somebody imports it."""
+    tops = _modules_of_packages()
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in tops]
+    unfinished = any(getattr(getattr(each, "__spec__", None), "_initializing", False) for each in modules)
+    return unfinished or getattr(_loading, "now", False)
+
+
+def _load() -> _Plugins:
+    """Import the methods of installed packages."""
     found: dict[tuple[str, str], type[Method]] = {}
-    for point in entry_points(group=GROUP):
-        where = f"{point.dist.name if point.dist else '?'}: {point.name}"
-        try:
-            cls = point.load()
-            check(cls)
-            _check_free(cls, found)
-        except (Exception, SystemExit) as error:
-            _broken_plugins[where] = str(error) or type(error).__name__
-        else:
-            found[cls.kind, cls.name] = cls
-    return found
+    packages: dict[type[Method], str] = {}
+    broken = []
+    _loading.now = True
+    try:
+        for point in entry_points(group=GROUP):
+            cls: Any = None
+            try:
+                cls = point.load()
+                check(cls)
+                _check_free(cls, found)
+            except (Exception, SystemExit) as error:
+                kind, name = getattr(cls, "kind", None), getattr(cls, "name", point.name)
+                broken.append(
+                    _Broken(_package(point), point.name, kind, name, str(error) or type(error).__name__)
+                )
+            else:
+                found[cls.kind, cls.name] = cls
+                packages[cls] = _package(point)
+    finally:
+        _loading.now = False
+    _loaded.append(_Plugins(found, packages, tuple(broken)))
+    return _loaded[0]

@@ -226,8 +226,13 @@ def _table(owner: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def settings_of(owner: str, branch: str) -> Mapping[str, Any]:
-    """The settings that a choice of one of `BRANCHES` brings."""
-    return _table(owner)[branch]
+    """The settings that a choice of one of `BRANCHES` brings.
+
+    Raises:
+        SpecError: There is no such choice here.
+    """
+    settings: Mapping[str, Any] = _KINDS[owner].by_name(branch).settings
+    return settings
 
 
 def _readable(name: str, value: Any) -> Any:

@@ -125,6 +125,8 @@ class Session:
                 baselines=held.baselines,
             )  # fmt: skip
         else:
+            if isinstance(job, Job):
+                job.require_code()
             definition = _define(job, space, objectives, own, equal, baselines=baselines)
             name = name or f"{label_of(job.model)}-{job.strategy.name}"
         place_of(name, root)  # a name that cannot be is refused like the rest, before anything is made

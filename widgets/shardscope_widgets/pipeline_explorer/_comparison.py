@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,41 +41,63 @@ def comparison_info(
         t_input: Of its backward pass for inputs.
         t_weight: Of its backward pass for weights.
     """
+    known = schedules()
+    accepted = [index for index, schedule in enumerate(known) if schedule.accepts(microbatches, stages)]
+    held = [schedule.stages_of(virtual_stages) for schedule in known]
+
+    def figures(chosen: list[int]) -> list[tuple[float, float]]:
+        """The bubble of each schedule, and what its fullest rank holds."""
+        index, stages_held = np.array(chosen), np.array([held[each] for each in chosen])
+        bubbles = closed.bubble_time(
+            index, stages, microbatches, stages_held, t_f, t_input, t_weight, ranks_meet=True
+        )
+        ranks = np.arange(stages)
+        peaks = closed.in_flight(index[:, None], ranks, stages, microbatches, stages_held[:, None])
+        return list(zip(bubbles.tolist(), peaks.max(axis=1).tolist(), strict=True))
+
+    found = _each_or_why(figures, accepted)
     work = microbatches * (t_f + t_input + t_weight)
     rows = []
-    for index, schedule in enumerate(schedules()):
-        name, held = schedule.name, schedule.stages_of(virtual_stages)
-        if not schedule.accepts(microbatches, stages):
-            rows.append(Row(name, held, 0, 0, 0, 0, f"needs {schedule.needs(stages)} micro-batches"))
-            continue
-        try:
-            bubble = float(
-                closed.bubble_time(index, stages, microbatches, held, t_f, t_input, t_weight, ranks_meet=True)
-            )
-            peak = float(closed.in_flight(index, np.arange(stages), stages, microbatches, held).max())
-        except SpecError as error:
-            rows.append(Row(name, held, 0, 0, 0, 0, str(error)))
-            continue
-        step = work + bubble
-        rows.append(
-            Row(name, held, step, bubble / step if step else 0.0, peak, peak / min(stages, microbatches))
-        )
+    for index, schedule in enumerate(known):
+        name, got = schedule.name, found.get(index)
+        if isinstance(got, tuple):
+            bubble, peak = got
+            step = work + bubble
+            part = bubble / step if step else 0.0
+            rows.append(Row(name, held[index], step, part, peak, peak / min(stages, microbatches)))
+        else:
+            problem = got or f"needs {schedule.needs(stages)} micro-batches"
+            rows.append(Row(name, held[index], 0, 0, 0, 0, problem))
     return tuple(rows)
+
+
+def _each_or_why(
+    figures: Callable[[list[int]], list[tuple[float, float]]], chosen: list[int]
+) -> dict[int, tuple[float, float] | str]:
+    """Each schedule's figures, asked for all at once; where one has none, one by one, and why it has none."""
+    try:
+        return dict(zip(chosen, figures(chosen), strict=True))
+    except SpecError as error:
+        if len(chosen) == 1:
+            return {chosen[0]: str(error)}
+        return {index: found for each in chosen for index, found in _each_or_why(figures, [each]).items()}
 
 
 def comparison_html(rows: Sequence[Row], selected: str) -> str:
     """The rows as a table, the selected one marked."""
     best = min((row.step_s for row in rows if not row.problem), default=0.0)
     head = "".join(f'<th scope="col">{safe(name)}</th>' for name in HEADERS)
-    body = "".join(_row_html(row, is_selected=row.name == selected, best=best) for row in rows)
+    known = {schedule.name: schedule for schedule in schedules()}
+    body = "".join(
+        _row_html(row, known[row.name], is_selected=row.name == selected, best=best) for row in rows
+    )
     table = (
         f'<table class="ss-table ss-schedules"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     )
     return f'<div style="overflow-x:auto">{table}</div>'
 
 
-def _row_html(row: Row, *, is_selected: bool, best: float) -> str:
-    schedule = PipelineSchedule(row.name)
+def _row_html(row: Row, schedule: PipelineSchedule, *, is_selected: bool, best: float) -> str:
     mark = ' class="selected" aria-current="true"' if is_selected else ""
     title = f'<th scope="row" title="{safe(schedule.about())} {safe(schedule.source)}.">{safe(schedule.heading())}</th>'
     if row.problem:

@@ -10,9 +10,8 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 import traitlets as t
 
-from shardscope.analytic.schedules import Timeline, build, closed
+from shardscope.analytic.schedules import Timeline, build
 from shardscope.errors import ShardscopeError, SpecError
-from shardscope.spec.layout import schedule_names
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope_widgets.figures._schedule import ScheduleInfo, schedule_info, schedule_json, schedule_text
 from shardscope_widgets.pipeline_explorer._comparison import comparison_html, comparison_info
@@ -122,7 +121,8 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
             self._say(f'<div class="ss-status failed" role="status">{safe(error)}</div>', "")
             self.figure.layout.display = "none"
             return
-        self._show(schedule_info(self.timeline, schedule=self.schedule, freed_by_input=self.freed_by_input))
+        info = schedule_info(self.timeline, schedule=self.schedule, freed_by_input=self.freed_by_input)
+        self._show(info, next(row.bubble for row in rows if row.name == self.schedule))
 
     def _timeline(self) -> Timeline:
         table = build(self.schedule, self.stages, self.microbatches, self.held)
@@ -130,8 +130,9 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         uneven = [1.0] * (table.num_stages - 1) + [self.last_stage] if self.last_stage != 1 else None
         return table.timeline(times, stage_cost=uneven, send=self.send)
 
-    def _show(self, info: ScheduleInfo) -> None:
-        status = f'<div class="ss-status completed" role="status">{safe(self._against_formula(info))}</div>'
+    def _show(self, info: ScheduleInfo, formula: float) -> None:
+        against = self._against_formula(info, formula)
+        status = f'<div class="ss-status completed" role="status">{safe(against)}</div>'
         self._say(status, schedule_text(info))
         self.figure.figure = schedule_json(info)
         self.figure.layout.display = None
@@ -140,15 +141,8 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         self._status.value = status
         self._words.value = f'<div class="ss-words">{safe(words)}</div>'
 
-    def _against_formula(self, info: ScheduleInfo) -> str:
+    def _against_formula(self, info: ScheduleInfo, formula: float) -> str:
         """What was counted, and what the closed form says of the same pipeline without sends and uneven stages."""
-        bubble = closed.bubble_time(
-            schedule_names().index(self.schedule), self.stages, self.microbatches, self.held,
-            self.t_f, self.t_input, self.t_weight, ranks_meet=True,
-        )  # fmt: skip
-        work = self.microbatches * (self.t_f + self.t_input + self.t_weight)
-        step = work + float(bubble)
-        formula = float(bubble) / step if step else 0.0
         counted = f"step {seconds_text(info.gantt.end_ms / 1e3)}, bubble {info.gantt.bubble:.1%} counted"
         if type(PipelineSchedule(self.schedule)).bubble is PipelineSchedule.bubble:
             return counted  # there is no closed form to compare with

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.layouts import Layouts
-from shardscope.spec.pipeline_schedule import HeldTerms, schedules
+from shardscope.analytic.schedules.closed import columns
 
 Floats = npt.NDArray[np.float64]
 
@@ -53,27 +53,22 @@ class Holding(NamedTuple):
 def pipeline_of(layouts: Layouts, layers: int) -> Pipeline:
     """The pipelines of the layouts, for a model of so many layers."""
     ranks, schedule = layouts.pipeline.astype(float), layouts.schedule
-    known = schedules()
-    folded = np.array([each.v_shaped for each in known])[schedule]
-    interleaved = np.array([each.most_stages is None for each in known])[schedule]
-    terms = [each.held_terms or HeldTerms(0.0, 0.0) for each in known]
-    of_left, of_all, constant, rounded, in_thirds = (
-        np.array(column)[schedule] for column in zip(*terms, strict=True)
-    )
+    known = columns()
+    folded, interleaved = known.v_shaped[schedule], known.leaves_stages[schedule]
     own = np.floor(layers / ranks)
     return Pipeline(
         ranks=ranks,
         microbatches=layouts.num_micro_batches.astype(float),
         chunks=np.where(interleaved, layouts.virtual_stages, 1.0 + folded),
         interleaved=interleaved & (layouts.virtual_stages > 1),
-        rounded=rounded,
-        in_thirds=in_thirds,
+        rounded=known.is_rounded[schedule],
+        in_thirds=known.in_thirds[schedule],
         head_at=(ranks - 1) * ~folded,
         layers=own,
         rest=layers - own * ranks,
-        of_left=of_left,
-        of_all=of_all,
-        constant=constant,
+        of_left=known.of_left[schedule],
+        of_all=known.of_all[schedule],
+        constant=known.constant[schedule],
     )
 
 

@@ -15,15 +15,49 @@ Held against the counted tables (tests/analytic/test_schedules_closed.py):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.schedules import counted
 from shardscope.analytic.schedules.paths import Case, Floats
-from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
+from shardscope.spec import registry
+from shardscope.spec.pipeline_schedule import HeldTerms, PipelineSchedule, schedules
 
 Numbers = npt.ArrayLike
+Flags = npt.NDArray[np.bool_]
+
+
+class ScheduleColumns(NamedTuple):
+    """What searches look up of a schedule by its index into `schedules`."""
+
+    v_shaped: Flags
+    leaves_stages: Flags
+    """Whether the number of stages a rank is left to whoever uses it."""
+    of_left: Floats
+    of_all: Floats
+    constant: Floats
+    is_rounded: Flags
+    in_thirds: Flags
+
+
+def columns() -> ScheduleColumns:
+    """Of all schedules there are now; the terms are those of `HeldTerms`, zero where a schedule has none."""
+    return _columns_of(registry.all_of(PipelineSchedule))
+
+
+@lru_cache(maxsize=8)
+def _columns_of(_known: tuple[type[PipelineSchedule], ...]) -> ScheduleColumns:
+    """A class that is defined again is another one, and the columns are made anew."""
+    known = schedules()
+    terms = zip(*(each.held_terms or HeldTerms(0.0, 0.0) for each in known), strict=True)
+    return ScheduleColumns(
+        np.array([each.v_shaped for each in known]),
+        np.array([each.most_stages is None for each in known]),
+        *map(np.array, terms),
+    )
 
 
 def bubble_time(  # noqa: PLR0917

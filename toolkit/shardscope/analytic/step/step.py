@@ -11,7 +11,7 @@ import numpy.typing as npt
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER, host_room
-from shardscope.analytic.schedules.closed import bubble_time
+from shardscope.analytic.schedules.closed import bubble_time, columns
 from shardscope.analytic.step.machine import Machine
 from shardscope.analytic.step.parts import StepParts
 from shardscope.analytic.step.tables import Table, micro_table, state_table
@@ -19,7 +19,6 @@ from shardscope.analytic.step.windows import Columns, Rows, Windows, drag_of, ho
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
-from shardscope.spec.pipeline_schedule import schedules
 
 Floats = npt.NDArray[np.float64]
 
@@ -154,8 +153,7 @@ def _fill(parts: StepParts, rows: slice, work: _Work) -> None:
     devices = layouts.tensor[rows] * layouts.context[rows] * layouts.data[rows] * stages
     hop = np.where(devices > work.per_node, one["far hop"], one["near hop"])
     parts.pipeline_comm[rows] = hop * (2.0 * (count * virtual + stages - 1))
-    turns_back = np.array([each.v_shaped for each in schedules()])
-    tied = np.where(turns_back[schedule], 0.0, held["tied_s"])
+    tied = np.where(columns().v_shaped[schedule], 0.0, held["tied_s"])
     each = late.forward.network + late.backward.network
     parts.data_comm[rows] = paced * each + _once(found, late.free * pace, cal) + tied
     _offload(parts, rows, found, paced * (late.forward.host + late.backward.host))
