@@ -224,7 +224,7 @@ def weights_of(layout: Layout) -> Weights:
         SPARSE, Machine.of(CLUSTER, CALIBRATION, layout.precision), tensor=tensor, pipeline=pipeline, context=context,
         expert=expert, data=np.array([float(layout.data)]), shard=np.array([float(layout.shard)]),
         zero=np.array([float(layout.zero)]), compression=np.array([0]), precision=layout.precision,
-        optimizer=layout.optimizer,
+        kept=layout.optimizer.states,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.spec.layout import COMPRESSION_NAMES, OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout, schedule_names
+from shardscope.spec.layout_optimizer import LayoutOptimizer
 
 Ints = npt.NDArray[np.int64]
 
@@ -33,7 +34,7 @@ class _Columns(NamedTuple):
     compression: Ints
     sequence_parallel: Ints
     precision: str
-    optimizer: str
+    optimizer: LayoutOptimizer
     flash_attention: bool
 
 

@@ -12,12 +12,12 @@ from shardscope.errors import SpecError
 from shardscope.spec.layout import (
     GradCompression,
     Layout,
-    LayoutOptimizer,
     Offload,
     Precision,
     Recompute,
     searched_schedules,
 )
+from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:
     from shardscope.analytic.predict import Prediction
@@ -31,7 +31,7 @@ _CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
     "schedule": searched_schedules,
     "recompute": partial(get_args, Recompute),
     "precision": partial(get_args, Precision),
-    "optimizer": partial(get_args, LayoutOptimizer),
+    "optimizer": optimizer_names,
     "offload": partial(get_args, Offload),
     "compression": partial(get_args, GradCompression),
 }
@@ -57,7 +57,7 @@ def add_to(commands: Any) -> None:
             f"--{name.replace('_', '-')}", type=int, default=default, help=f"(default: {default})"
         )
     for name, names in _CHOICES.items():
-        default = Layout.model_fields[name].default
+        default = Layout().axis(name)
         parser.add_argument(f"--{name}", choices=names(), default=default, help=f"(default: {default})")
     parser.add_argument("--sequence-parallel", action="store_true", help="cut norms over the tensor ranks")
     parser.add_argument("--no-flash-attention", action="store_true", help="attention in separate kernels")

@@ -14,6 +14,7 @@ from shardscope.spec.method import Method, required
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
+    from shardscope.spec.optimizer import OptimizerStates
 
 Carriage = Literal["none", "sums", "packets", "layers", "steps"]
 """How a method works on a gradient, which decides what strategies can carry it.
@@ -63,13 +64,6 @@ class Compression(Method):
 
         def __init__(self, name: str, **settings: Any) -> None: ...
 
-    @property
-    def label(self) -> str:
-        """The method with what differs from its defaults, such as ``topk ratio=0.05``."""
-        given = self.changed
-        words = (f"{value:g}" if isinstance(value, float) else f"{value}" for value in given.values())
-        return " ".join([self.name, *map("=".join, zip(given, words, strict=True))])
-
     # Over the steps of a job.
 
     @property
@@ -118,6 +112,10 @@ class Compression(Method):
     def remembers(self) -> bool:
         """Whether it keeps what it has not sent, and sends it later."""
         return bool(getattr(self, "feedback", False))
+
+    def optimizer_states(self, states: OptimizerStates) -> OptimizerStates:
+        """What the job's optimizer keeps once it works with this method, given what it keeps alone."""
+        return states
 
     @property
     def differs_because(self) -> str | None:

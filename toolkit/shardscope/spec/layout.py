@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from shardscope.errors import SpecError
 from shardscope.spec import layout_rules
 from shardscope.spec._base import Spec
+from shardscope.spec.layout_optimizer import AnyLayoutOptimizer
 from shardscope.spec.numbers import Count, CountOrZero, Degree
+from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
 
 if TYPE_CHECKING:
@@ -40,7 +43,6 @@ LayoutSchedule = Annotated[str, AfterValidator(_known_schedule)]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "states", "activations", "all"]
 Precision = Literal["fp32", "bf16", "fp16", "fp16-mixed", "bf16-mixed", "fp8-mixed"]
-LayoutOptimizer = Literal["sgd", "nesterov", "adamw", "lamb", "lars", "adafactor", "adam8bit", "muon"]
 GradCompression = Literal["none", "fp16", "int8", "int4", "topk-1%", "powersgd-4"]
 
 RECOMPUTE_NAMES: tuple[str, ...] = get_args(Recompute)
@@ -80,7 +82,8 @@ class Layout(Spec):
     sequence_parallel: bool = False
     """Split along the sequence, over the tensor ranks, what tensor parallelism leaves whole."""
     precision: Precision = "bf16-mixed"
-    optimizer: LayoutOptimizer = "adamw"
+    optimizer: AnyLayoutOptimizer = Field(default_factory=lambda: Optimizer("adamw"))
+    """An optimizer, or a name: of a job's optimizers, or of those described in `spec.layout_optimizer`."""
     offload: Offload = "none"
     """What lives in the host's memory: the optimizer's state, all model states, saved activations, or all of it."""
     compression: GradCompression = "none"
@@ -95,6 +98,14 @@ class Layout(Spec):
     def num_microbatches(self) -> int:
         """Micro-batches of one replica in one step."""
         return self.global_batch // (self.data * self.micro_batch)
+
+    def axis(self, name: str) -> Any:
+        """A field as tables show it: methods by their labels."""
+        value = getattr(self, name)
+        return getattr(value, "label", value)
+
+    def __repr_args__(self) -> Iterable[tuple[str, Any]]:
+        return [(name, self.axis(name)) for name in type(self).model_fields]
 
     def check(self, model: Transformer | LayerTable | None = None, cluster: Cluster | None = None) -> None:
         """Refuse what cannot be: alone, on a model, on a cluster.

@@ -163,6 +163,13 @@ class Method(Spec, metaclass=_ByName):
         }
 
     @property
+    def label(self) -> str:
+        """The method with what differs from its defaults, such as ``topk ratio=0.05``."""
+        given = self.changed
+        words = (f"{value:g}" if isinstance(value, float) else f"{value}" for value in given.values())
+        return " ".join([self.name, *map("=".join, zip(given, words, strict=True))])
+
+    @property
     def is_here(self) -> bool:
         """Whether its code is known, and not its name and settings alone."""
         return True

@@ -27,15 +27,17 @@ from shardscope.spec import layout_faults
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.divisors import divisors
 from shardscope.spec.layout import COMPRESSION_NAMES, OFFLOAD_NAMES, RECOMPUTE_NAMES, schedule_names
+from shardscope.spec.layout_optimizer import LayoutOptimizer
 from shardscope.spec.model import Transformer
+from shardscope.spec.optimizer import Optimizer
 
 
 class Recipe(NamedTuple):
     """What is one for a whole table."""
 
-    precision: str = "bf16-mixed"
-    optimizer: str = "adamw"
-    flash_attention: bool = True
+    precision: str
+    optimizer: LayoutOptimizer
+    flash_attention: bool
 
 
 class Bodies(NamedTuple):
@@ -114,9 +116,10 @@ def candidates(
     *,
     global_batch: int,
     space: Space,
-    recipe: Recipe = Recipe(),  # noqa: B008
+    recipe: Recipe | None = None,
 ) -> Candidates:
     """Write out grids and bodies, and count what is left out."""
+    recipe = recipe or Recipe("bf16-mixed", Optimizer("adamw"), flash_attention=True)
     grid, lost_grids = _grids(model, cluster.num_devices, global_batch, space)
     bodies, lost_bodies, choices = _bodies(model, grid, global_batch, space, recipe)
     zero, shard, num_states = _states(cluster, grid, space)

@@ -301,7 +301,7 @@ _COLUMNS = [*Plan._fields, "on_front", *_AXES]
 
 
 def _columns(layout: Layout) -> dict[str, Any]:
-    return {name: getattr(layout, name) for name in _AXES}
+    return {name: layout.axis(name) for name in _AXES}
 
 
 def layout_at(layouts: Layouts, row: int, global_batch: int) -> Layout:

@@ -81,9 +81,9 @@ def _split(
     return optimal_split(seconds.tolist(), num_stages)
 
 
-def _state_bytes(layer: nn.Module, job: Job) -> int:
+def _state_bytes(layer: nn.Module, job: Job) -> float:
     """Parameters, gradients and the optimizer's moments."""
-    copies = 2 + job.optimizer.state_tensors
+    copies = 2 + job.optimizer.states.tensors
     return sum(p.nbytes * (copies if p.requires_grad else 1) for p in layer.parameters())
 
 
