@@ -7,8 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 import shardscope as ss
+from shardscope.analytic import communication as comm
+from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import model_states, module_memory
+from shardscope.analytic.planner import Space
 from shardscope.spec import registry
+from shardscope.spec.layout_compression import FORMER, compression_names
 from shardscope.spec.layout_optimizer import PUBLISHED, optimizer_names
 from shardscope.spec.model import Model
 
@@ -37,6 +41,28 @@ class Sparing(ss.Optimizer):
 
     def build(self, parameters: object) -> object:
         raise NotImplementedError
+
+
+class Halves(ss.PackedCompression):
+    """As ``fp16``, by all accounts."""
+
+    name = "halves"
+    carriage = "sums"
+    summed_width = 2
+    codec_passes = 1.0
+
+    share: float = 1.0
+
+    def packet_bytes(self, num_elements: int) -> int:
+        return 2 * int(self.share * num_elements)
+
+    def codec(self) -> object:
+        raise NotImplementedError
+
+
+class Unsaid(Halves):
+    name = "unsaid"
+    codec_passes = None
 
 
 class TestOptimizers:
@@ -83,3 +109,71 @@ class TestOptimizers:
         with pytest.raises(ss.SpecError, match="optimizer='muon' is not known"):
             ss.Job(model="mlp", data="digits", optimizer="muon")
         assert {each.source for each in PUBLISHED.values()}
+
+    def test_one_whose_code_is_not_here_is_read_and_not_predicted(self) -> None:
+        text = ss.Layout(optimizer=Sparing(), data=8, global_batch=8).to_json()
+        registry._of_users.clear()
+        layout = ss.Layout.from_json(text)
+        assert layout.to_json() == text
+        with pytest.raises(ss.SpecError, match="sparing"):
+            ss.predict(MODEL, CLUSTER, layout)
+
+
+class TestCompression:
+    @pytest.mark.parametrize("given", [Halves, Halves(), "halves", Halves(share=0.5)])
+    def test_a_users_own_is_predicted_by_its_packets_and_passes(self, given: object) -> None:
+        registry.register(Halves)
+        own, known = predicted(compression=given), predicted(compression="fp16")
+        assert own.peak_bytes == known.peak_bytes
+        if given == Halves(share=0.5):
+            assert own.step_time_s < known.step_time_s
+        else:
+            assert own.time.value == known.time.value
+
+    def test_a_plan_tries_it_beside_others_and_shows_it_by_its_label(self) -> None:
+        tried = ["none", "topk-1%", ss.Compression("topk", ratio=0.05), Halves(share=0.1), "topk"]
+        fix = {"tensor": 1, "pipeline": 1, "context": 1, "compression": tried}
+        plans = ss.plan(MODEL, CLUSTER, global_batch=8, top=None, fix=fix)
+        assert {*plans.frame["compression"]} == {"none", "topk", "topk ratio=0.05", "halves share=0.1"}
+        assert len({*(plan.layout for plan in plans)}) == len(plans)
+        best = plans.best
+        assert best.time_s == pytest.approx(ss.predict(MODEL, CLUSTER, best.layout).step_time_s)
+        assert all(row["layout"]["compression"]["name"] for row in plans.to_dict()["plans"])
+
+    def test_without_passes_it_is_refused_with_those_that_have_them(self) -> None:
+        for refuse in (
+            lambda: ss.Layout(compression=Unsaid),
+            lambda: Space().fixed({"compression": Unsaid()}),
+            lambda: comm.compression_cost(Unsaid(), 1e6, 8, 1e9),
+        ):
+            with pytest.raises(
+                ss.SpecError,
+                match="compression='unsaid' does not say how often .* codec_passes, or use one of none",
+            ):
+                refuse()
+        with pytest.raises(ss.SpecError, match="compression='dgc' does not say how often packing reads"):
+            ss.Layout(compression="dgc", data=8, global_batch=8)
+
+    @pytest.mark.parametrize("name", compression_names())
+    def test_every_one_that_a_layout_takes_is_predicted_and_read_back(self, name: str) -> None:
+        layout = ss.Layout(data=8, global_batch=8, compression=name)
+        assert ss.Layout.from_json(layout.to_json()) == layout
+        assert layout.axis("compression") == name
+        assert predicted(compression=name).step_time_s > 0
+
+    def test_earlier_versions_names_are_the_methods_at_those_settings(self) -> None:
+        assert set(FORMER) == {"topk-1%", "powersgd-4"}
+        for former, method in (
+            ("topk-1%", ss.Compression("topk", ratio=0.01)),
+            ("powersgd-4", ss.Compression("powersgd", rank=4)),
+        ):
+            read = ss.Layout.from_json(f'{{"data": 2, "global_batch": 2, "compression": "{former}"}}')
+            assert read == ss.Layout(data=2, global_batch=2, compression=method)
+            assert Space().fixed({"compression": [former]}).compression == (method,)
+            assert comm.packed_bytes(former, 1e8) == comm.packed_bytes(method, 1e8)
+
+    def test_a_table_has_each_method_once_and_none_first(self) -> None:
+        rows = [predicted(compression=name).layout for name in ("topk", "int8", "topk", "none")]
+        table = Layouts.of(rows)
+        assert [method.name for method in table.compressions] == ["none", "topk", "int8"]
+        assert table.compression.tolist() == [1, 2, 1, 0]

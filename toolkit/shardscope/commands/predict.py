@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from shardscope.errors import SpecError
 from shardscope.spec.layout import (
-    GradCompression,
     Layout,
     Offload,
     Precision,
     Recompute,
     searched_schedules,
 )
-from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:
     from shardscope.analytic.predict import Prediction
@@ -31,9 +29,11 @@ _CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
     "schedule": searched_schedules,
     "recompute": partial(get_args, Recompute),
     "precision": partial(get_args, Precision),
-    "optimizer": optimizer_names,
     "offload": partial(get_args, Offload),
-    "compression": partial(get_args, GradCompression),
+}
+_METHODS = {
+    "optimizer": "update rule, such as lamb, adafactor, adam8bit, muon (default: adamw)",
+    "compression": "how gradients are compressed, such as int8, topk, powersgd (default: none)",
 }
 
 
@@ -57,8 +57,10 @@ def add_to(commands: Any) -> None:
             f"--{name.replace('_', '-')}", type=int, default=default, help=f"(default: {default})"
         )
     for name, names in _CHOICES.items():
-        default = Layout().axis(name)
+        default = Layout.model_fields[name].default
         parser.add_argument(f"--{name}", choices=names(), default=default, help=f"(default: {default})")
+    for name, about in _METHODS.items():
+        parser.add_argument(f"--{name}", metavar="NAME", help=about)
     parser.add_argument("--sequence-parallel", action="store_true", help="cut norms over the tensor ranks")
     parser.add_argument("--no-flash-attention", action="store_true", help="attention in separate kernels")
     parser.add_argument("--json", action="store_true", help="print the figures and their terms as JSON")
@@ -107,6 +109,8 @@ def _model(arguments: argparse.Namespace) -> Transformer:
 
 def _layout(arguments: argparse.Namespace) -> Layout:
     fields = {name: getattr(arguments, name) for name in (*_COUNTS, *_CHOICES)}
+    methods = {name: getattr(arguments, name) for name in _METHODS}
+    fields |= {name: method for name, method in methods.items() if method is not None}
     return Layout(
         **fields,
         sequence_parallel=arguments.sequence_parallel,

@@ -24,6 +24,10 @@ in small blocks, into bytes that must be unpacked before they are added. ``layer
 the course of several steps, together with the optimizer.
 """
 
+Meeting = Literal["sum", "two-phase", "gather"]
+"""Packed gradients are added up on the way; or each rank unpacks, adds and packs again its share; or every rank
+receives all of them."""
+
 Shapes = Sequence[tuple[int, ...]]
 """Of the tensors of one bucket."""
 
@@ -57,6 +61,9 @@ class Compression(Method):
     """Whether what it sends depends neither on the gradients nor on which step it is, a warm-up aside."""
     is_a_vote: ClassVar[bool] = False
     """Whether results are votes, which may not be added up or averaged."""
+    codec_passes: ClassVar[float | None] = None
+    """Reads and writes of the whole gradient that packing takes, besides the packet and error feedback; None where
+    nobody has said, and layouts, whose step time needs it, refuse the method."""
     least_warmup: ClassVar[int] = 0
     """Fewest steps that a given warm-up may shrink to."""
 
@@ -211,6 +218,11 @@ class Compression(Method):
             plan: Of a method that adapts: each tensor's bits or rank in force. None before any have moved.
         """
         raise NotImplementedError
+
+    @property
+    def meets(self) -> Meeting:
+        """How packed gradients of all ranks become their mean."""
+        return "sum"
 
     @required
     def rounds(self, shapes: Shapes, world_size: int) -> int:

@@ -10,6 +10,8 @@ from pydantic import AfterValidator, Field
 from shardscope.errors import SpecError
 from shardscope.spec import layout_rules
 from shardscope.spec._base import Spec
+from shardscope.spec.compression import Compression
+from shardscope.spec.layout_compression import AnyLayoutCompression
 from shardscope.spec.layout_optimizer import AnyLayoutOptimizer
 from shardscope.spec.numbers import Count, CountOrZero, Degree
 from shardscope.spec.optimizer import Optimizer
@@ -43,11 +45,9 @@ LayoutSchedule = Annotated[str, AfterValidator(_known_schedule)]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "states", "activations", "all"]
 Precision = Literal["fp32", "bf16", "fp16", "fp16-mixed", "bf16-mixed", "fp8-mixed"]
-GradCompression = Literal["none", "fp16", "int8", "int4", "topk-1%", "powersgd-4"]
 
 RECOMPUTE_NAMES: tuple[str, ...] = get_args(Recompute)
 OFFLOAD_NAMES: tuple[str, ...] = get_args(Offload)
-COMPRESSION_NAMES: tuple[str, ...] = get_args(GradCompression)
 
 
 class Layout(Spec):
@@ -86,8 +86,8 @@ class Layout(Spec):
     """An optimizer, or a name: of a job's optimizers, or of those described in `spec.layout_optimizer`."""
     offload: Offload = "none"
     """What lives in the host's memory: the optimizer's state, all model states, saved activations, or all of it."""
-    compression: GradCompression = "none"
-    """Of gradients between replicas."""
+    compression: AnyLayoutCompression = Field(default_factory=lambda: Compression("none"))
+    """Of gradients between replicas: a method, or its name."""
 
     @property
     def num_devices(self) -> int:

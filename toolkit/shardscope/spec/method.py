@@ -59,6 +59,8 @@ class Method(Spec, metaclass=_ByName):
     """What errors call it: the field of a job that takes it, such as ``lr_schedule``."""
     folder: ClassVar[str]
     """The folder of the built-in methods of this kind, in `shardscope.methods`."""
+    needs_code: ClassVar[tuple[str, ...]] = ()
+    """Members with a default that nevertheless only the code of the user's class can answer."""
     name: ClassVar[str]
     """The method's name, unique within its kind: small letters, digits and hyphens."""
 
@@ -243,7 +245,10 @@ def _stand_in_class(kind: type[Method], name: str) -> Any:
         assert self.user_code is not None
         _ = self.user_code.function  # raises
 
-    members = dict.fromkeys(kind.__abstractmethods__, refuse)
+    members = {
+        member: property(refuse) if isinstance(getattr(kind, member), property) else refuse
+        for member in (*kind.__abstractmethods__, *kind.needs_code)
+    }
     about = {"name": name, "__module__": __name__, "model_config": ConfigDict(extra="allow")}
     build: Any = type(kind)
     return build(f"Unloaded{kind.__name__}", (_Unloaded, kind), {**about, **members})

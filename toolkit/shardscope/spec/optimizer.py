@@ -88,6 +88,7 @@ class Optimizer(Method):
 
     kind = "optimizer"
     folder = "optimizers"
+    needs_code = ("states",)
 
     lr: Positive = 1e-3
     """Learning rate before the schedule, above 0."""

@@ -16,7 +16,6 @@ from shardscope.analytic.communication.collective import (
 )
 from shardscope.analytic.communication.compression import (
     break_even_bandwidth,
-    compressed_all_reduce_time,
     compression_cost,
     packed_bytes,
 )
@@ -52,7 +51,6 @@ __all__ = [
     "collective_term",
     "collective_time",
     "collective_volume",
-    "compressed_all_reduce_time",
     "compression_cost",
     "crossover",
     "frontier",

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from shardscope.errors import SpecError
 from shardscope.methods.compressors.packed import check_block
-from shardscope.spec.compression import Compression, Shapes
+from shardscope.spec.compression import Compression, Meeting, Shapes
 from shardscope.spec.look import Look
 from shardscope.spec.numbers import Count
 
@@ -56,6 +56,10 @@ class AdaptiveBits(Compression):
         bits = [floor(self.budget)] * len(shapes) if plan is None else plan
         packet = mixed_packet_bytes(shapes, bits, self.block, world_size)
         return everyone(2 * (world_size - 1) * packet, world_size)
+
+    @property
+    def meets(self) -> Meeting:
+        return "two-phase"
 
     def rounds(self, shapes: Shapes, world_size: int) -> int:
         return 2

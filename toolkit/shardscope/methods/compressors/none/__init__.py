@@ -20,6 +20,7 @@ class Uncompressed(Compression):
     carriage = "none"
     family = "As they are"
     look = Look("#777c85")
+    codec_passes = 0.0
     is_on = False
     survives_overflow = True
 
