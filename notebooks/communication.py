@@ -187,7 +187,7 @@ figures.efficiency(question)
 # methods a number of workers from which it never does.
 
 # %%
-for method in ("fp16", "int8", "int4", "topk-1%", "powersgd-4"):
+for method in ("fp16", "int8", "int4", "topk", "powersgd"):
     for place, codec in (("on a CPU", 5e9), ("on a GPU", 1e12)):
         even = comm.break_even_bandwidth(method, 25e6, [4, 16, 64, 256], latency=5e-6, codec_bandwidth=codec)
         below = "  ".join(f"{rate * 8 / 1e9:7.1f}" if rate else "  never" for rate in even)

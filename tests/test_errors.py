@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from shardscope.analytic.communication.compression import METHODS
 from shardscope.elsewhere import MEANT
 from shardscope.errors import unknown_name
 from shardscope.spec import Optimizer
@@ -62,6 +61,6 @@ def test_what_is_suggested_is_there_and_no_valid_name_is_taken_for_another() -> 
 
 def test_where_a_field_has_other_names_only_those_are_suggested() -> None:
     assert "did you mean 'adam'?" in str(unknown_name("optimizer", "Adam", ["adam", "sgd"]))
-    assert "did you mean 'fp16'?" in str(unknown_name("compression", "half", METHODS))
-    assert "did you mean 'int8' or 'int4'?" in str(unknown_name("compression", "quantize", METHODS))
+    assert "did you mean 'fp16'?" in str(unknown_name("compression", "half", ["fp16", "topk"]))
+    assert "did you mean 'int8' or 'int4'?" in str(unknown_name("compression", "quantize", ["int8", "int4"]))
     assert "did you mean 'ring'?" in str(unknown_name("strategy", "ddp", ["ring", "single"]))

@@ -10,7 +10,8 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.step import step_time
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, Device, Link
-from shardscope.spec.layout import COMPRESSION_NAMES, OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout
+from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout
+from shardscope.spec.layout_compression import compression_names
 from shardscope.spec.model import Mixture, Transformer
 from shardscope.spec.pipeline_schedule import schedules
 
@@ -42,7 +43,7 @@ def jobs(draw: st.DrawFn, schedules: list[tuple[str, int]] = EVERY_SCHEDULE) -> 
     zero = draw(st.integers(0, 3))
     shards = [n for n in range(1, ranks + 1) if ranks % n == 0]
     experts = [n for n in shards if 16 % n == 0] if model.mixture else [1]
-    packings = COMPRESSION_NAMES if ranks > 1 else ("none",)
+    packings = compression_names() if ranks > 1 else ("none",)
     layout = Layout(
         data=data, tensor=tensor, pipeline=pipeline, context=context, expert=draw(st.sampled_from(experts)),
         zero=zero, shard=draw(st.sampled_from([0, *shards])) if zero else 0, micro_batch=micro,

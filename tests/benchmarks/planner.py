@@ -99,7 +99,7 @@ def main() -> None:
             f"{SCORED / LOOPED / timing.ratio:.1f} times the plain loop (of the same rounds)"
         )
 
-    packed = Space().fixed({"compression": ["none", "fp16", "int8", "int4", "topk-1%", "powersgd-4"]})
+    packed = Space().fixed({"compression": ["none", "fp16", "int8", "int4", "topk", "powersgd"]})
 
     def whole(space):
         here = candidates(setting.model, setting.cluster, global_batch=BATCH, space=space)

@@ -103,7 +103,7 @@ def predicted(job: ss.Job, rank: int = 0) -> ModuleMemory:
     """The same step by formula."""
     model = str(job.model)
     return module_memory(
-        table_of(model), batch=job.batch.per_rank(job.world_size), optimizer=job.optimizer.name,
+        table_of(model), batch=job.batch.per_rank(job.world_size), optimizer=job.optimizer,
         data_bytes=SAMPLES[model].nbytes / len(SAMPLES[model]) + TARGET_BYTES[model], recompute=job.recompute,
         zero_stage=STAGES[job.strategy.name], data_parallel=job.world_size, rank=rank,
         bucket_mb=getattr(job.strategy, "bucket_mb", 25.0),

@@ -19,11 +19,7 @@ ALGORITHMS = {"parameter-server", "ring", "tree", "hierarchical"}
 """Strategies that have the name of the algorithm of their collective."""
 EXCEPTED = {
     "toolkit/shardscope/analytic/communication/algorithms/__init__.py": ALGORITHMS,
-    "toolkit/shardscope/analytic/communication/compression.py": {"int8", "int4"},  # of layouts
     "toolkit/shardscope/analytic/large_batch/scaling.py": {"linear", "sqrt"},  # rules by which the rate is scaled
-    "toolkit/shardscope/analytic/memory/states.py": {  # of layouts
-        "sgd", "nesterov", "adamw", "lamb", "lars", "onebit-adam", "onebit-lamb",
-    },
     "toolkit/shardscope/measure/scoreboard/titan.py": {"interleaved"},  # in the text of a published table
     "toolkit/shardscope/training/strategies/fully_sharded.py": {"ring"},  # a setting: whose collectives
     "widgets/shardscope_widgets/communication_calculator/_asked.py": ALGORITHMS,

@@ -48,6 +48,10 @@ class Lion(ss.Optimizer):
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.99)
 
+    @property
+    def states(self):
+        return ss.OptimizerStates(tensors=1)
+
     def build(self, parameters):
         return LionStep(parameters.groups(), {"lr": self.lr, "betas": self.betas})
 

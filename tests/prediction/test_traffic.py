@@ -42,8 +42,11 @@ STRATEGIES = [
 MODELS = {"cnn": "digits", "gpt-nano": "python-source"}
 """With the data that each trains on."""
 OPTIMIZERS = [
-    ss.Optimizer("sgd"), ss.Optimizer("adamw"), ss.Optimizer("lars", exclude="1d"), ss.Optimizer("lamb", variant="apex"),
-]  # fmt: skip
+    ss.Optimizer("sgd"),
+    ss.Optimizer("adamw"),
+    ss.Optimizer("lars", exclude="1d"),
+    ss.Optimizer("lamb", variant="apex"),
+]
 GOES_WITH = {"onebit-adam": "adamw", "onebit-lamb": "lamb", "dgc": ss.Optimizer("sgd", momentum=0.0)}
 """Of compressions that need an optimizer."""
 
@@ -90,7 +93,9 @@ def hold_against(pool: RankPool, job: ss.Job, folder: Path) -> int:
             for name, sent in said.items():
                 num_bytes, messages = measured.pop(name, (0, 0))
                 if sent.bounds is None:
-                    assert (num_bytes, messages) == (sent.bytes[rank], sent.messages[rank]), f"{name}, {where}"
+                    assert (num_bytes, messages) == (sent.bytes[rank], sent.messages[rank]), (
+                        f"{name}, {where}"
+                    )
                     num_exact += 1
                 else:
                     least, most = (int(bound[rank]) for bound in sent.bounds)
@@ -130,7 +135,9 @@ def test_norms_cost_what_the_optimizer_says(
 
 
 @pytest.mark.parametrize("compression", names(ss.Compression))
-@pytest.mark.parametrize("strategy", ["all-reduce", "ring", "tree", "gossip", "zero-1", "zero-2", "parameter-server"])
+@pytest.mark.parametrize(
+    "strategy", ["all-reduce", "ring", "tree", "gossip", "zero-1", "zero-2", "parameter-server"]
+)
 def test_each_rank_sends_what_its_compression_says(
     pool: RankPool, tmp_path: Path, strategy: str, compression: str
 ) -> None:

@@ -53,6 +53,12 @@ THIRD_PARTY = (
 )
 HOOKS = ("sitecustomize", "usercustomize")
 
+_TRACE = """
+import shardscope as ss
+from shardscope.prediction.traced import traced
+traced(ss.Job(model="mlp", data="digits"))
+"""
+
 
 def trap(folder: Path, marks: Path) -> None:
     """Modules that leave a mark when they are imported, under every name that an interpreter may ask for."""
@@ -91,7 +97,7 @@ def test_nothing_in_the_current_folder_is_run(way: str, folder: Path, tmp_path: 
             "--steps",
             "3",
         ],
-        "tuning": [sys.executable, "-P", "-c", "from shardscope.tuning.traced import traced; traced('mlp')"],
+        "tuning": [sys.executable, "-P", "-c", _TRACE],
     }[way]
     done = run(command, folder)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,6 +9,7 @@ import pytest
 
 import shardscope as ss
 from shardscope.errors import StudyError
+from shardscope.prediction.traced import traced
 from shardscope.spec.space import Choices, Space
 from shardscope.tuning.apply import check
 from shardscope.tuning.definition import Definition
@@ -17,7 +18,6 @@ from shardscope.tuning.priors import default_space, seeds, with_baselines
 from shardscope.tuning.records import TrialRecord
 from shardscope.tuning.report import report_of
 from shardscope.tuning.session import Session
-from shardscope.tuning.traced import traced
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=64)
 
@@ -141,10 +141,8 @@ def test_a_driver_that_limits_memory_needs_no_torch() -> None:
 
 def test_a_trace_that_fails_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
-    with pytest.raises(
-        StudyError, match="to trace the memory of model='nonsense' failed: .*'nonsense' is not known"
-    ):
-        traced("nonsense")
+    with pytest.raises(StudyError, match="to trace a step of model='mlp' failed: .*nowhere.npz"):
+        traced(ss.Job(model="mlp", data="/nowhere.npz"))
 
 
 def test_memory_that_will_not_fit_costs_no_run() -> None:

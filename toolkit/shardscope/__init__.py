@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         Strategy,
     )
     from shardscope.spec.calibration import Calibration
+    from shardscope.spec.optimizer import OptimizerStates
     from shardscope.spec.pipeline_schedule import PipelineSchedule
     from shardscope.spec.registry import register
     from shardscope.spec.space import Between, Choices, PowersOfTwo, Space
@@ -84,6 +85,7 @@ _HOMES = {
     "shardscope.analytic.planner": ("Plans", "plan"),
     "shardscope.analytic.predict": ("Prediction", "predict"),
     "shardscope.spec.calibration": ("Calibration",),
+    "shardscope.spec.optimizer": ("OptimizerStates",),
     "shardscope.spec.pipeline_schedule": ("PipelineSchedule",),
     "shardscope.spec.registry": ("register",),
     "shardscope.spec.space": ("Between", "Choices", "PowersOfTwo", "Space"),
@@ -167,6 +169,7 @@ __all__ = [
     "Link",
     "Model",
     "Optimizer",
+    "OptimizerStates",
     "OwnAllReduce",
     "PackedCompression",
     "ParameterServer",

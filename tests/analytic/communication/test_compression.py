@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardscope.analytic import communication as comm
-from shardscope.analytic.communication.compression import METHODS
 from shardscope.errors import SpecError
 from shardscope.methods.compressors.topk._torch import TopK
-from shardscope.spec.layout import COMPRESSION_NAMES
+from shardscope.spec.compression import Compression
+from shardscope.spec.layout_compression import FORMER, compression_names
 
-LOSSY = COMPRESSION_NAMES[1:]
+WRITTEN_OUT = ("none", "fp16", "int8", "int4", *FORMER)
+"""Those whose packets are made by hand below."""
+LOSSY = compression_names()[1:]
 
 
 def largest_in_a_packet(gradient: np.ndarray, ratio: float) -> np.ndarray:
@@ -48,21 +50,23 @@ def really_packed(method: str, gradient: np.ndarray) -> list[np.ndarray]:
     return [p, gradient.T @ p]
 
 
-@pytest.mark.parametrize("method", COMPRESSION_NAMES)
+@pytest.mark.parametrize("method", WRITTEN_OUT)
 def test_a_packed_gradient_weighs_what_it_weighs(method: str) -> None:
     gradient = np.random.default_rng(0).standard_normal((1600, 1600), dtype=np.float32)
     weight = sum(array.nbytes for array in really_packed(method, gradient))
     assert comm.packed_bytes(method, gradient.size, matrix_rows=1600) == pytest.approx(weight, rel=1e-3)
 
 
-@pytest.mark.parametrize("method", ["topk-1%"])
-def test_what_is_gathered_grows_with_the_workers(method: str) -> None:
+@pytest.mark.parametrize("method", ["topk-1%", "topk", Compression("int8", exchange="gather")])
+def test_what_is_gathered_grows_with_the_workers(method: Compression | str) -> None:
     sent = comm.compression_cost(method, 1e8, [2, 4, 8], 1e10).sent_bytes
     assert sent == pytest.approx(comm.packed_bytes(method, 1e8) * np.array([1, 3, 7]))
 
 
-@pytest.mark.parametrize("method", ["fp16", "int8", "int4", "powersgd-4"])
-def test_what_is_summed_or_packed_twice_does_not(method: str) -> None:
+@pytest.mark.parametrize(
+    "method", ["fp16", "int8", "int4", "powersgd-4", "randomk", Compression("topk", exchange="two-phase")]
+)
+def test_what_is_summed_or_packed_twice_does_not(method: Compression | str) -> None:
     sent = comm.compression_cost(method, 1e8, [2, 4, 1024], 1e10).sent_bytes
     assert sent == pytest.approx(2 * comm.packed_bytes(method, 1e8) * np.array([1 / 2, 3 / 4, 1023 / 1024]))
 
@@ -76,7 +80,7 @@ def test_uncompressed_is_the_ring_and_needs_no_codec() -> None:
     assert cost.total_s == pytest.approx(ring)
 
 
-@pytest.mark.parametrize("method", COMPRESSION_NAMES)
+@pytest.mark.parametrize("method", compression_names())
 def test_one_worker_packs_nothing(method: str) -> None:
     assert comm.compression_cost(method, 1e8, 1, 1e10, latency=1, codec_bandwidth=1.0).total_s == 0
 
@@ -111,15 +115,22 @@ def test_compressing_pays_below_its_break_even_and_not_above(
         assert saved(even * 0.9) > 0 > saved(even * 1.1)
 
 
-def test_a_table_of_methods_is_as_good_as_one_call_each() -> None:
-    rng = np.random.default_rng(1)
-    index, workers = rng.integers(0, len(METHODS), 100), rng.integers(1, 64, 100)
-    rate = rng.uniform(1e9, 1e11, 100)
-    rates = {"latency": 5e-6, "codec_bandwidth": 1e12}
-    table = comm.compressed_all_reduce_time(index, 1e8, workers, rate, **rates)
-    for row in range(100):
-        one = comm.compression_cost(COMPRESSION_NAMES[index[row]], 1e8, workers[row], rate[row], **rates)
-        assert table[row] == pytest.approx(one.total_s)
+@pytest.mark.parametrize("rank", [1, 4, 32])
+def test_factors_weigh_two_ranks_of_rows_and_no_more_than_the_matrix(rank: int) -> None:
+    method = Compression("powersgd", rank=rank)
+    for rows, element_bytes in ((4096, 4), (1000, 4), (100, 2), (10, 4), (3, 2)):
+        packed = comm.packed_bytes(method, 1e6, matrix_rows=rows, element_bytes=element_bytes)
+        assert packed == pytest.approx(1e6 * min(4 * 2 * rank / rows, element_bytes))
+
+
+def test_error_feedback_reads_and_writes_the_gradient_once_more() -> None:
+    plain, kept = (
+        comm.compression_cost(
+            Compression("int8", feedback=feedback), 1e8, 1024, np.inf, codec_bandwidth=1e9
+        ).codec_s
+        for feedback in (False, True)
+    )
+    assert kept - plain == pytest.approx(2 * 4e8 * (1 + 1 / 1024) / 1e9)
 
 
 def test_unknown_methods_and_break_even_of_none_are_refused() -> None:

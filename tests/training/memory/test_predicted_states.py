@@ -61,15 +61,16 @@ def test_what_one_bit_methods_keep_is_predicted_to_the_byte_before_and_after_the
     spec = ss.Optimizer(ONEBIT[method], exclude="1d")
     ours = build_optimizer(spec, model.named_parameters(), is_freezable=True)
     tensors = list(model.parameters())
+    kept = ss.Compression(method).optimizer_states(spec.states)
     expected = model_states(
-        sum(p.numel() for p in tensors), optimizer=method, num_tensors=len(tensors)
+        sum(p.numel() for p in tensors), optimizer=kept, num_tensors=len(tensors)
     ).optimizer
     cross_entropy(model(rows[0]), rows[1]).backward()
     for step in (1, 2):
         ours.step()
-        kept = [tensor.untyped_storage() for state in ours.state.values() for tensor in state.values()]
-        assert len({storage.data_ptr() for storage in kept}) == len(kept)
-        assert sum(storage.nbytes() for storage in kept) == expected
+        storages = [tensor.untyped_storage() for state in ours.state.values() for tensor in state.values()]
+        assert len({storage.data_ptr() for storage in storages}) == len(storages)
+        assert sum(storage.nbytes() for storage in storages) == expected
         if step == 1:
             ours.freeze(after=1)
 
@@ -78,9 +79,10 @@ def test_one_bit_lamb_keeps_a_buffer_for_updates_as_lamb_does() -> None:
     from shardscope.analytic.memory import module_memory
     from shardscope.spec.model import Model
 
-    table = Model.of("resnet-50")
+    table, alone = Model.of("resnet-50"), ss.Optimizer("lamb").states
     lamb, onebit = (
-        module_memory(table, batch=1, scores_bytes=4000, optimizer=name) for name in ("lamb", "onebit-lamb")
+        module_memory(table, batch=1, scores_bytes=4000, optimizer=kept)
+        for kept in (alone, ss.Compression("onebit-lamb").optimizer_states(alone))
     )
     num_tensors = table.num_tensors
     assert onebit.work == lamb.work > 0

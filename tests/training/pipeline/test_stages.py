@@ -14,9 +14,9 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import job, oracle, relative_difference, train
 from shardscope.errors import SpecError
-from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.context import RankContext
 from shardscope.training.models import build_model
+from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.recompute import apply_recompute
 from shardscope.training.trainer import Trainer
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.spec.layout import COMPRESSION_NAMES, OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout, schedule_names
+from shardscope.spec.compression import Compression
+from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout, schedule_names
+from shardscope.spec.layout_optimizer import LayoutOptimizer
 
 Ints = npt.NDArray[np.int64]
 
@@ -32,13 +34,21 @@ class _Columns(NamedTuple):
     offload: Ints
     compression: Ints
     sequence_parallel: Ints
+    compressions: tuple[Compression, ...]
+    """What `compression` counts; the first is ``none``."""
     precision: str
-    optimizer: str
+    optimizer: LayoutOptimizer
     flash_attention: bool
 
 
+def distinct(methods: Iterable[Compression]) -> tuple[Compression, ...]:
+    """The different ones among them, after ``none``."""
+    return tuple(dict.fromkeys([Compression("none"), *methods]))
+
+
 class Layouts(_Columns):
-    """The fields of `spec.Layout`, an array each; names are indices into the tuples of `spec.layout`.
+    """The fields of `spec.Layout`, an array each; names are indices into the tuples of `spec.layout`,
+    and methods of compression into `compressions`.
 
     Precision, optimizer and flash attention are one for the whole table: they change which formula holds, and a search
     calls once for each.
@@ -57,8 +67,11 @@ class Layouts(_Columns):
         def column(name: str) -> Ints:
             return np.array([getattr(row, name) for row in rows], dtype=np.int64)
 
-        def index(name: str, names: tuple[str, ...]) -> Ints:
-            return np.array([names.index(getattr(row, name)) for row in rows], dtype=np.int64)
+        def index(name: str, values: tuple[Hashable, ...]) -> Ints:
+            places = {value: place for place, value in enumerate(values)}
+            return np.array([places[getattr(row, name)] for row in rows], dtype=np.int64)
+
+        methods = distinct(row.compression for row in rows)
 
         data, context, shard = column("data"), column("context"), column("shard")
         return cls(
@@ -75,8 +88,9 @@ class Layouts(_Columns):
             schedule=index("schedule", schedule_names()),
             recompute=index("recompute", RECOMPUTE_NAMES),
             offload=index("offload", OFFLOAD_NAMES),
-            compression=index("compression", COMPRESSION_NAMES),
+            compression=index("compression", methods),
             sequence_parallel=column("sequence_parallel"),
+            compressions=methods,
             precision=first.precision,
             optimizer=first.optimizer,
             flash_attention=first.flash_attention,

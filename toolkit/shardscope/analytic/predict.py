@@ -118,7 +118,7 @@ class Prediction:
         return {
             "model": self.model.name,
             "cluster": self.cluster.name,
-            "layout": self.layout.model_dump(),
+            "layout": self.layout.model_dump(mode="json"),
             "calibration": self.calibration.name,
             "note": self.calibration.note,
             "step_time_s": self.step_time_s,

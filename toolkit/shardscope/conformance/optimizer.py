@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from shardscope.analytic.memory import model_states
 from shardscope.conformance.method import MethodConformance
+from shardscope.prediction.traced import traced
 from shardscope.runtime import Run
 from shardscope.runtime.check import check
 from shardscope.spec import Record
@@ -29,5 +31,14 @@ class OptimizerConformance(MethodConformance):
             self._resumes(self._job(strategy=strategy, world_size=2, record=Record(parameters=True)))
 
     def _look_at(self, run: Run) -> None:
+        """Learning rates are the job's, and on whole parameters it keeps the bytes that `Optimizer.states` says."""
         for event in run.events("step"):
             assert event["lr"] == run.job.optimizer.lr, f"step {event['step']} trained with lr={event['lr']}"
+        if run.job.strategy.zero_stage != 0:
+            return
+        optimizer, table = run.job.optimizer, traced(run.job).table
+        said = model_states(table.num_params, optimizer=optimizer, num_tensors=table.num_tensors).optimizer
+        for held in run.memory()["optimizer"]:
+            assert held == said, (
+                f"it keeps {held:,} bytes, and says {said:,.0f}: let states return what it keeps"
+            )

@@ -195,7 +195,9 @@ def gradient_shapes(job: Job) -> list[tuple[int, ...]]:
 def gradient_buckets(job: Job) -> Buckets:
     """The shapes, as a job on the strategy ``ring`` or ``all-reduce`` sends them: bucket by bucket."""
     assert isinstance(job.strategy, BucketedStrategy)
-    return replica_buckets(gradient_shapes(job)[::-1], job.strategy.bucket_mb, element_bytes=_gradient_bytes(job))
+    return replica_buckets(
+        gradient_shapes(job)[::-1], job.strategy.bucket_mb, element_bytes=_gradient_bytes(job)
+    )
 
 
 def _gradient_bytes(job: Job) -> int:

@@ -42,6 +42,10 @@ class Traced(Spec):
 def traced(job: Job) -> Traced:
     """The trace of a job's model, on the job's data and in its precision.
 
+    Example:
+        >>> traced(Job(model="mlp", data="digits")).sample_bytes
+        264.0
+
     Raises:
         SpecError: The module needs real data to run, or a function of the job was not loaded with it.
         DataError: The data cannot be read.
@@ -51,7 +55,12 @@ def traced(job: Job) -> Traced:
     grows = not brings_code and job.precision in ("fp32", "fp64")
     samples = _FEW if grows else job.batch.per_rank(job.num_data_ranks) // job.num_micro_batches
     asked = Job(
-        model=job.model, data=job.data, loss=job.loss, strategy="single", batch=samples, precision=job.precision
+        model=job.model,
+        data=job.data,
+        loss=job.loss,
+        strategy="single",
+        batch=samples,
+        precision=job.precision,
     )
     if brings_code:
         return _trace(asked)

@@ -14,6 +14,7 @@ from shardscope.spec.method import Method, required
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
+    from shardscope.spec.optimizer import OptimizerStates
 
 Carriage = Literal["none", "sums", "packets", "layers", "steps"]
 """How a method works on a gradient, which decides what strategies can carry it.
@@ -22,6 +23,10 @@ Carriage = Literal["none", "sums", "packets", "layers", "steps"]
 in small blocks, into bytes that must be unpacked before they are added. ``layers``: a tensor at a time. ``steps``: over
 the course of several steps, together with the optimizer.
 """
+
+Meeting = Literal["sum", "two-phase", "gather"]
+"""Packed gradients are added up on the way; or each rank unpacks, adds and packs again its share; or every rank
+receives all of them."""
 
 Shapes = Sequence[tuple[int, ...]]
 """Of the tensors of one bucket."""
@@ -69,19 +74,15 @@ class Compression(Method):
     """Whether what it sends depends neither on the gradients nor on which step it is, a warm-up aside."""
     is_a_vote: ClassVar[bool] = False
     """Whether results are votes, which may not be added up or averaged."""
+    codec_passes: ClassVar[float | None] = None
+    """Reads and writes of the whole gradient that packing takes, besides the packet and error feedback; None where
+    nobody has said, and layouts, whose step time needs it, refuse the method."""
     least_warmup: ClassVar[int] = 0
     """Fewest steps that a given warm-up may shrink to."""
 
     if TYPE_CHECKING:
 
         def __init__(self, name: str, **settings: Any) -> None: ...
-
-    @property
-    def label(self) -> str:
-        """The method with what differs from its defaults, such as ``topk ratio=0.05``."""
-        given = self.changed
-        words = (f"{value:g}" if isinstance(value, float) else f"{value}" for value in given.values())
-        return " ".join([self.name, *map("=".join, zip(given, words, strict=True))])
 
     # Over the steps of a job.
 
@@ -131,6 +132,10 @@ class Compression(Method):
     def remembers(self) -> bool:
         """Whether it keeps what it has not sent, and sends it later."""
         return bool(getattr(self, "feedback", False))
+
+    def optimizer_states(self, states: OptimizerStates) -> OptimizerStates:
+        """What the job's optimizer keeps once it works with this method, given what it keeps alone."""
+        return states
 
     @property
     def differs_because(self) -> str | None:
@@ -261,6 +266,11 @@ class Compression(Method):
             collective_bytes(each, world_size, directions=directions)
             for each in self.collectives(shapes, world_size, plan=plan)
         )
+
+    @property
+    def meets(self) -> Meeting:
+        """How packed gradients of all ranks become their mean."""
+        return "sum"
 
     def rounds(self, shapes: Shapes, world_size: int) -> int:
         """Messages of one bucket's exchange that wait for one another."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from shardscope.errors import SpecError
 from shardscope.spec import layout_rules, registry
 from shardscope.spec._base import Spec
+from shardscope.spec.compression import Compression
+from shardscope.spec.layout_compression import AnyLayoutCompression
+from shardscope.spec.layout_optimizer import AnyLayoutOptimizer
 from shardscope.spec.numbers import Count, CountOrZero, Degree
+from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
 from shardscope.spec.precision import full_name
 
@@ -47,12 +52,9 @@ LayoutSchedule = Annotated[str, AfterValidator(_known_schedule)]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "states", "activations", "all"]
 Precision = Literal["fp32", "bf16-autocast", "fp16-autocast", "fp16-mixed", "bf16-mixed", "fp8-mixed"]
-LayoutOptimizer = Literal["sgd", "nesterov", "adamw", "lamb", "lars", "adafactor", "adam8bit", "muon"]
-GradCompression = Literal["none", "fp16", "int8", "int4", "topk-1%", "powersgd-4"]
 
 RECOMPUTE_NAMES: tuple[str, ...] = get_args(Recompute)
 OFFLOAD_NAMES: tuple[str, ...] = get_args(Offload)
-COMPRESSION_NAMES: tuple[str, ...] = get_args(GradCompression)
 
 
 class Layout(Spec):
@@ -93,12 +95,13 @@ class Layout(Spec):
     """``bf16-mixed`` and ``fp16-mixed`` (``"bf16"`` and ``"fp16"`` are aliases) keep weights and gradients in 2 bytes
     beside an fp32 master copy, as Megatron and DeepSpeed do; ``bf16-autocast`` and ``fp16-autocast`` keep them in fp32,
     as the mixed precisions of a `Job` do."""
-    optimizer: LayoutOptimizer = "adamw"
-    """The update rule, by what it keeps of each parameter."""
+    optimizer: AnyLayoutOptimizer = Field(default_factory=lambda: Optimizer("adamw"))
+    """The update rule: an optimizer, or a name of a job's optimizers or of those described in
+    `spec.layout_optimizer`."""
     offload: Offload = "none"
     """What lives in the host's memory: the optimizer's state, all model states, saved activations, or all of it."""
-    compression: GradCompression = "none"
-    """Compression of gradients between replicas."""
+    compression: AnyLayoutCompression = Field(default_factory=lambda: Compression("none"))
+    """Compression of gradients between replicas: a method, or its name."""
 
     @property
     def num_devices(self) -> int:
@@ -109,6 +112,14 @@ class Layout(Spec):
     def num_micro_batches(self) -> int:
         """Micro-batches of one replica in one step."""
         return self.global_batch // (self.data * self.micro_batch)
+
+    def axis(self, name: str) -> Any:
+        """A field as tables show it: methods by their labels."""
+        value = getattr(self, name)
+        return getattr(value, "label", value)
+
+    def __repr_args__(self) -> Iterable[tuple[str, Any]]:
+        return [(name, self.axis(name)) for name in type(self).model_fields]
 
     def check(self, model: Transformer | LayerTable | None = None, cluster: Cluster | None = None) -> None:
         """Refuse what cannot be: alone, on a model, on a cluster.

@@ -76,9 +76,9 @@ def _groups(layout: Layout) -> Iterator[str]:
         )
     if layout.sequence_parallel and layout.tensor == 1:
         yield "sequence_parallel=True has no effect with tensor=1; use tensor=2 or more, or leave it out"
-    if layout.compression != "none" and ranks == 1:
+    if layout.compression.is_on and ranks == 1:
         yield (
-            f"compression={layout.compression!r} has no effect with data x context = 1: nothing is sent; "
+            f"compression={layout.compression.name!r} has no effect with data x context = 1: nothing is sent; "
             "use data=2 or more, or compression='none'"
         )
 

@@ -63,6 +63,8 @@ class Method(Spec, metaclass=_ByName):
     """What errors call it: the field of a job that takes it, such as ``lr_schedule``."""
     folder: ClassVar[str]
     """The folder of the built-in methods of this kind, in `shardscope.methods`."""
+    needs_code: ClassVar[tuple[str, ...]] = ()
+    """Members with a default that nevertheless only the code of the user's class can answer."""
     name: ClassVar[str]
     """The method's name, unique within its kind: small letters, digits and hyphens."""
 
@@ -173,6 +175,13 @@ class Method(Spec, metaclass=_ByName):
         }
 
     @property
+    def label(self) -> str:
+        """The method with what differs from its defaults, such as ``topk ratio=0.05``."""
+        given = self.changed
+        words = (f"{value:g}" if isinstance(value, float) else f"{value}" for value in given.values())
+        return " ".join([self.name, *map("=".join, zip(given, words, strict=True))])
+
+    @property
     def is_here(self) -> bool:
         """Whether its code is known, and not its name and settings alone."""
         return True
@@ -258,7 +267,10 @@ def _stand_in_class(kind: type[Method], name: str) -> Any:
     def refuse(self: Method, *_args: object, **_fields: object) -> None:
         self.require_here()
 
-    members = dict.fromkeys(kind.__abstractmethods__, refuse)
+    members = {
+        member: property(refuse) if isinstance(getattr(kind, member), property) else refuse
+        for member in (*kind.__abstractmethods__, *kind.needs_code)
+    }
     about = {"name": name, "__module__": __name__, "model_config": ConfigDict(extra="allow")}
     build: Any = type(kind)
     return build(f"Unloaded{kind.__name__}", (_Unloaded, kind), {**about, **members})

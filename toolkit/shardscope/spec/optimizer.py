@@ -16,6 +16,29 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Off = Literal["off"]
 
 
+class OptimizerStates(NamedTuple):
+    """What an optimizer keeps besides the weights and their gradients: the terms of the memory formulas."""
+
+    tensors: float = 2
+    """Tensors of its parameter's shape, for each parameter: 1 for a momentum, 2 for both of Adam's moments."""
+    counter_bytes: int = 0
+    """Bytes for each parameter tensor, whatever its size: 4 for a float32 step counter."""
+    per_factor: float = 0
+    """Elements for each row and each column of a matrix, as Adafactor keeps sums of them."""
+    outside_hidden: float = 0
+    """Tensors that embeddings, the output projection and vectors have besides, where another rule updates them."""
+    element_bytes: float | None = None
+    """Bytes of an element of its state, scales included; None for those of the precision, 4 as a rule."""
+    buffers_updates: bool = False
+    """Whether updates wait in a buffer for the norms of their tensors, as in our layer-wise optimizers."""
+    orthogonalizes: bool = False
+    """Whether updates of hidden matrices go through five Newton-Schulz steps, whose matrix products take time."""
+
+    def bytes_per_param(self, element_bytes: float = 4) -> float:
+        """Bytes of `tensors` for each parameter; `element_bytes` is the precision's."""
+        return self.tensors * (self.element_bytes or element_bytes)
+
+
 class Parameters(Protocol):
     """What an optimizer updates on one rank: whole parameters, shards of them, or the layers of a pipeline's stage."""
 
@@ -61,8 +84,9 @@ class Optimizer(Method):
     """An update rule with its settings.
 
     Derive an optimizer of your own from this class: give it a `name`, its settings as fields with defaults, among them
-    `lr`, and `build`. A rule that moves each element by itself is right under every strategy; one that looks at whole
-    tensors must sum over shards with `Parameters.reduce_squares`.
+    `lr`, and `build`; and `states`, unless it keeps two tensors for each parameter. A rule that moves each element by
+    itself is right under every strategy; one that looks at whole tensors must sum over shards with
+    `Parameters.reduce_squares`.
 
     Example:
         >>> Optimizer("lamb", variant="apex").settings["max_grad_norm"]
@@ -73,6 +97,7 @@ class Optimizer(Method):
 
     kind = "optimizer"
     folder = "optimizers"
+    needs_code = ("states",)
 
     lr: Positive = 1e-3
     """Learning rate before the schedule, above 0."""
@@ -95,9 +120,14 @@ class Optimizer(Method):
         def __init__(self, name: str, **settings: Any) -> None: ...
 
     @property
-    def state_tensors(self) -> int:
-        """How many tensors of a parameter's shape it keeps for each parameter."""
-        return 2
+    def states(self) -> OptimizerStates:
+        """What it keeps, with these settings, for predictions of memory; by default two tensors for each parameter.
+
+        Example:
+            >>> Optimizer("sgd").states.tensors, Optimizer("sgd", momentum=0.9).states.tensors
+            (0, 1)
+        """
+        return OptimizerStates()
 
     @property
     def carries(self) -> str:
@@ -108,11 +138,6 @@ class Optimizer(Method):
             True
         """
         return f"{self.name} state"
-
-    @property
-    def in_layout(self) -> str:
-        """The optimizer that a `Layout` has for it."""
-        return self.name
 
     def norm_sums(self, dimensions: Sequence[int]) -> NormSums:  # noqa: ARG002
         """What ranks that hold pieces of the parameters add up in an update, to know the norms of the whole.

@@ -16,8 +16,8 @@ from shardscope.spec.method import Method, required
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
-    from shardscope.spec.job import Job
     from shardscope.analytic.job_step import JobStep
+    from shardscope.spec.job import Job
 
 FAMILIES = (
     "One process", "A central server", "All-reduce", "Without a centre", "Layers apart", "State in shards",

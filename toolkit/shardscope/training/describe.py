@@ -93,9 +93,7 @@ def describe(
     )
 
 
-def _autocast(
-    module: nn.Module, dtype: torch.dtype | None
-) -> Callable[[], AbstractContextManager[Any]]:
+def _autocast(module: nn.Module, dtype: torch.dtype | None) -> Callable[[], AbstractContextManager[Any]]:
     if dtype is None:
         return nullcontext
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))

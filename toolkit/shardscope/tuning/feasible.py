@@ -5,12 +5,11 @@ from __future__ import annotations
 import psutil
 
 from shardscope.analytic.memory import module_memory
-from shardscope.analytic.memory.states import STATES
+from shardscope.prediction.traced import traced
 from shardscope.runtime.machine import usable_memory_bytes
 from shardscope.spec import Job
 from shardscope.spec.models import model_config
 from shardscope.spec.units import gib_text, positive, quantity
-from shardscope.prediction.traced import traced
 
 
 class MemoryLimit:
@@ -56,7 +55,7 @@ def predicted_peak(job: Job) -> float | None:
     """Bytes on the rank that holds most; None where no formula describes the job."""
     stage = job.strategy.zero_stage
     described = isinstance(job.model, str) and job.precision == "fp32" and job.loss == "cross-entropy"
-    described = described and job.optimizer.in_layout in STATES
+    described = described and job.optimizer.is_here and job.compression.is_here
     if stage is None or not described or job.device == "cuda":
         return None
     if model_config(str(job.model)).reads == "images" and job.data != "digits":
@@ -64,7 +63,8 @@ def predicted_peak(job: Job) -> float | None:
     held = traced(job)
     micro = job.batch.micro_batch or job.batch.per_rank(job.world_size)
     return module_memory(
-        held.table, batch=micro, optimizer=job.optimizer.in_layout, data_bytes=held.sample_bytes,
+        held.table, batch=micro, data_bytes=held.sample_bytes,
+        optimizer=job.compression.optimizer_states(job.optimizer.states),
         recompute=job.recompute, zero_stage=stage, data_parallel=job.world_size,
         bucket_mb=getattr(job.strategy, "bucket_mb", 25.0),
     ).peak  # fmt: skip

@@ -331,7 +331,7 @@ def _cells(found: Plans, place: int) -> list[str]:
         plan.rank, _seconds(plan.time_s), f"{plan.tokens_per_s:,.0f}", dollars, f"{plan.headroom_bytes / GIB:.1f}",
         layout.data, f"{layout.tensor}{' sp' * layout.sequence_parallel}", layout.pipeline, layout.context,
         layout.expert if found.setting.model.mixture else "", zero, schedule,
-        layout.micro_batch, layout.recompute, layout.offload, layout.compression,
+        layout.micro_batch, layout.recompute, layout.offload, layout.axis("compression"),
     ]  # fmt: skip
     return ["" if cell == "none" else str(cell) for cell in cells]
 

@@ -13,10 +13,10 @@ from shardscope.spec.layout import (
     OFFLOAD_NAMES,
     RECOMPUTE_NAMES,
     Layout,
-    LayoutOptimizer,
     Precision,
     searched_schedules,
 )
+from shardscope.spec.layout_optimizer import optimizer_names
 from shardscope.spec.model import Transformer
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.spec.precision import full_name
@@ -27,7 +27,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "schedule": searched_schedules(),
     "recompute": RECOMPUTE_NAMES,
     "precision": get_args(Precision),
-    "optimizer": get_args(LayoutOptimizer),
+    "optimizer": optimizer_names(),
     "offload": OFFLOAD_NAMES,
 }
 """The names that each choice knows."""

@@ -11,6 +11,7 @@ import traitlets as t
 from shardscope.analytic.planner import Plans, plan
 from shardscope.spec.cluster import Cluster, Device
 from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, searched_schedules
+from shardscope.spec.layout_compression import compression_names
 from shardscope.spec.model import Model, Transformer
 from shardscope_widgets.figures import _plans
 from shardscope_widgets.planner._screen import Screen
@@ -25,7 +26,7 @@ FILTERS: dict[str, tuple[Any, ...]] = {
     "schedule": searched_schedules(),
     "recompute": RECOMPUTE_NAMES,
     "offload": OFFLOAD_NAMES,
-    "compression": ("fp16", "int8", "int4", "topk-1%", "powersgd-4"),
+    "compression": compression_names()[1:],
 }
 WEIGHTS = {"time": "Time", "headroom": "Memory left", "dollars": "Dollars"}
 ASKED = ("model", "device", "nodes", "global_batch", "precision")

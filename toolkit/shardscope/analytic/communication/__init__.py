@@ -16,7 +16,6 @@ from shardscope.analytic.communication.collective import (
 )
 from shardscope.analytic.communication.compression import (
     break_even_bandwidth,
-    compressed_all_reduce_time,
     compression_cost,
     packed_bytes,
 )
@@ -38,8 +37,8 @@ from shardscope.analytic.communication.ring import (
     ring_reduce_scatter_bytes,
 )
 from shardscope.analytic.communication.stepwise import stepwise_bytes
-from shardscope.analytic.communication.tree import tree_all_reduce_bytes
 from shardscope.analytic.communication.traffic import Sent, Traffic, sent_bytes
+from shardscope.analytic.communication.tree import tree_all_reduce_bytes
 from shardscope.analytic.communication.zero import (
     ShardCollectives,
     agreement_traffic,
@@ -58,7 +57,6 @@ __all__ = [
     "collective_term",
     "collective_time",
     "collective_volume",
-    "compressed_all_reduce_time",
     "compression_cost",
     "crossover",
     "frontier",

@@ -12,68 +12,43 @@ systems").
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.communication._checks import numbers
 from shardscope.analytic.communication.collective import collective_time
-from shardscope.analytic.communication.compressed import blocks_bytes, placed_bytes
 from shardscope.analytic.communication.ring import Floats
 from shardscope.analytic.communication.worth import level_rate
-from shardscope.errors import SpecError, unknown_name
-from shardscope.spec.layout import COMPRESSION_NAMES
+from shardscope.errors import SpecError
+from shardscope.spec.compression import Compression
+from shardscope.spec.layout_compression import compression_names, layout_compression
 
 MATRIX_ROWS = 4096
-"""Rows of the matrices that PowerSGD is taken to factor, unless told otherwise."""
-
-
-class Method(NamedTuple):
-    """A way to compress."""
-
-    bytes_per_element: float
-    """Packed, before what depends on the shape."""
-    exchange: Literal["sum", "two-phase", "gather"]
-    """Whether packed gradients are added up, packed again in between, or all received by all."""
-    passes: float
-    """Reads and writes of the whole gradient, besides its packed form, that packing takes.
-
-    One to find the scale and one to convert; for the largest 1 % four of a radix selection and two of what is left
-    over; for PowerSGD two products and two of what is left over.
-    """
-    source: str
-
-
+"""Rows of the matrices that low-rank methods are taken to factor, unless told otherwise."""
+FEEDBACK_PASSES = 2.0
+"""Of error feedback: the residual is added to the gradient, and what the packet leaves out is written back."""
 _LONG = 1 << 24
 """Elements of a gradient whose packet ends in no odd block."""
 
 
-METHODS: dict[str, Method] = {
-    "none": Method(0.0, "sum", 0.0, ""),
-    "fp16": Method(2.0, "sum", 1.0, "half precision"),
-    "int8": Method(
-        blocks_bytes(_LONG, 256, 8) / _LONG,
-        "two-phase",
-        2.0,
-        "Dettmers et al. 2022, a scale a block",
-    ),
-    "int4": Method(
-        blocks_bytes(_LONG, 256, 4) / _LONG,
-        "two-phase",
-        2.0,
-        "Dettmers et al. 2022, a scale a block",
-    ),
-    "topk-1%": Method(
-        placed_bytes(_LONG, 0.01) / _LONG,
-        "gather",
-        6.0,
-        "Lin et al. 2018 (Deep Gradient Compression): float32 values, and their places at 8.6 bits each",
-    ),
-    "powersgd-4": Method(0.0, "sum", 4.0, "Vogels et al. 2019 (PowerSGD), algorithm 1, rank 4"),
-}
-assert tuple(METHODS) == COMPRESSION_NAMES
-_RANK = 4
+class _Packet(NamedTuple):
+    """What a method makes of a long gradient."""
+
+    bytes_per_element: float
+    messages: float
+    """Collectives, one after another."""
+
+
+@lru_cache(maxsize=256)
+def _packet(method: Compression, matrix_rows: int) -> _Packet:
+    """Read off an exchange between two ranks, each of which sends as many bytes as one gradient has packed."""
+    shapes = [(matrix_rows, matrix_rows)] if method.carriage == "layers" else [(_LONG,)]
+    sent = float(method.bucket_bytes(shapes, 2).max())
+    return _Packet(sent / prod(shapes[0]), method.rounds(shapes, 2) / (1 if method.meets == "gather" else 2))
 
 
 class CompressedCost(NamedTuple):
@@ -94,31 +69,34 @@ class CompressedCost(NamedTuple):
 
 
 def packed_bytes(
-    method: str, num_elements: npt.ArrayLike, *, element_bytes: float = 4, matrix_rows: float = MATRIX_ROWS
+    method: Compression | str,
+    num_elements: npt.ArrayLike,
+    *,
+    element_bytes: float = 4,
+    matrix_rows: float = MATRIX_ROWS,
 ) -> Floats:
     """Bytes of one worker's packed gradient. Broadcasts over `num_elements`.
 
-    PowerSGD sends r (rows + columns) float32 for each matrix: with square ones of `matrix_rows`, 2 r / rows an element.
+    Low-rank methods send r (rows + columns) float32 for each matrix: with square ones of `matrix_rows`, 2 r / rows an
+    element; a matrix whose factors would weigh more goes as it is.
 
     Args:
-        method: A name in `METHODS`.
+        method: A method of compression that layouts take, or its name.
         num_elements: Of the gradient.
         element_bytes: Of one element uncompressed.
         matrix_rows: Rows, and columns, of the matrices that make up the model.
     """
-    if method not in METHODS:
-        raise unknown_name("compression", method, METHODS)
+    packing = layout_compression(method)
     count = numbers("num_elements", num_elements, least=0, unit="")
-    if method == "none":
+    rows = numbers("matrix_rows", matrix_rows, least=1, unit="", is_whole=True)
+    if not packing.is_on:
         return count * element_bytes
-    if method == "powersgd-4":
-        rows = numbers("matrix_rows", matrix_rows, least=1, unit="")
-        return count * np.minimum(4.0 * 2 * _RANK / rows, element_bytes)
-    return count * METHODS[method].bytes_per_element
+    each = _packet(packing, int(rows)).bytes_per_element
+    return count * (min(each, element_bytes) if packing.carriage == "layers" else each)
 
 
 def compression_cost(
-    method: str,
+    method: Compression | str,
     num_elements: npt.ArrayLike,
     workers: npt.ArrayLike,
     bandwidth: npt.ArrayLike,
@@ -131,41 +109,48 @@ def compression_cost(
     """Bytes and seconds of an all-reduce of compressed gradients over a ring. All numbers broadcast.
 
     Args:
-        method: A name in `METHODS`.
+        method: A method of compression that layouts take, or its name.
         num_elements: Of the gradient.
         workers: W.
         bandwidth: Of the link: bytes a second, one way.
         latency: Seconds a message.
         codec_bandwidth: Bytes a second that the codec reads and writes; near the memory's for kernels on a device.
         element_bytes: Of one element uncompressed.
-        matrix_rows: Of the matrices that PowerSGD factors.
+        matrix_rows: Of the matrices that low-rank methods factor.
 
     Raises:
         SpecError: The method is not known, or a number is out of range.
     """
-    packed = packed_bytes(method, num_elements, element_bytes=element_bytes, matrix_rows=matrix_rows)
+    packing = layout_compression(method)
+    packed = packed_bytes(packing, num_elements, element_bytes=element_bytes, matrix_rows=matrix_rows)
     codec = numbers("codec_bandwidth", codec_bandwidth, least=0, unit="bytes/s", is_open=True)
     count = numbers("workers", workers, least=1, unit="", is_whole=True)
-    is_gathered = METHODS[method].exchange == "gather"
+    is_gathered = packing.meets == "gather"
     op, size = ("all_gather", packed * count) if is_gathered else ("all_reduce", packed)
-    rounds = 2.0 if method == "powersgd-4" else 1.0  # the second factor needs the sum of the first
+    messages = _packet(packing, int(matrix_rows)).messages
     wire = collective_time(
-        op=op, algorithm="ring", num_bytes=size / rounds, workers=count, bandwidth=bandwidth, latency=latency
+        op=op,
+        algorithm="ring",
+        num_bytes=size / messages,
+        workers=count,
+        bandwidth=bandwidth,
+        latency=latency,
     )
     sent = (1.0 if is_gathered else 2.0) * size * (count - 1) / count
     whole = np.asarray(num_elements, dtype=np.float64) * element_bytes
-    return CompressedCost(packed, sent, rounds * wire, _codec_bytes(method, whole, packed, count) / codec)
+    return CompressedCost(packed, sent, messages * wire, _codec_bytes(packing, whole, packed, count) / codec)
 
 
-def _codec_bytes(method: str, whole: Floats, packed: Floats, workers: Floats) -> Floats:
+def _codec_bytes(method: Compression, whole: Floats, packed: Floats, workers: Floats) -> Floats:
     """Bytes read and written to pack once and to unpack what arrives: nothing where there is nobody to send to.
 
     In two phases, what arrives is a share of everyone's, which is packed once more, and then everyone's share.
     """
-    if method == "none":
+    if not method.is_on:
         return np.zeros(np.broadcast_shapes(whole.shape, workers.shape))
-    packing = METHODS[method].passes * whole + packed
-    match METHODS[method].exchange:
+    assert method.codec_passes is not None
+    packing = (method.codec_passes + FEEDBACK_PASSES * method.remembers) * whole + packed
+    match method.meets:
         case "sum":
             touched: Floats = packing + packed + whole
         case "gather":
@@ -175,40 +160,8 @@ def _codec_bytes(method: str, whole: Floats, packed: Floats, workers: Floats) ->
     return np.where(workers > 1, touched, 0.0)
 
 
-def compressed_all_reduce_time(
-    compression: npt.ArrayLike,
-    num_elements: npt.ArrayLike,
-    workers: npt.ArrayLike,
-    bandwidth: npt.ArrayLike,
-    *,
-    latency: npt.ArrayLike = 0.0,
-    codec_bandwidth: npt.ArrayLike = np.inf,
-    element_bytes: float = 4,
-) -> Floats:
-    """Seconds of `compression_cost` for a whole table: `compression` holds indices into `COMPRESSION_NAMES`."""
-    index = np.asarray(compression)
-    arrays = (num_elements, workers, bandwidth, latency, codec_bandwidth)
-    shape = np.broadcast_shapes(index.shape, *(np.shape(value) for value in arrays))
-    index = np.broadcast_to(index, shape)
-    seconds = np.zeros(shape)
-    for which in np.unique(index):
-        rows = index == which
-        count, group, rate, delay, codec = (np.broadcast_to(value, shape)[rows] for value in arrays)
-        cost = compression_cost(
-            COMPRESSION_NAMES[which],
-            count,
-            group,
-            rate,
-            latency=delay,
-            codec_bandwidth=codec,
-            element_bytes=element_bytes,
-        )
-        seconds[rows] = cost.total_s
-    return seconds
-
-
 def break_even_bandwidth(
-    method: str,
+    method: Compression | str,
     num_elements: npt.ArrayLike,
     workers: npt.ArrayLike,
     *,
@@ -222,21 +175,22 @@ def break_even_bandwidth(
     Both times are a constant plus a volume over B, so that they are level where `worth.level_rate` says.
 
     Args:
-        method: A name in `METHODS`, other than ``"none"``.
+        method: A method of compression that layouts take other than ``none``, or its name.
         num_elements: Of the gradient.
         workers: W.
         latency: Seconds a message.
         codec_bandwidth: Bytes a second that the codec reads and writes.
         element_bytes: Of one element uncompressed.
-        matrix_rows: Of the matrices that PowerSGD factors.
+        matrix_rows: Of the matrices that low-rank methods factor.
     """
-    if method == "none":
+    packing = layout_compression(method)
+    if not packing.is_on:
         raise SpecError(
-            f"compression='none' has no break-even; take one of {', '.join(COMPRESSION_NAMES[1:])}"
+            f"compression='none' has no break-even; take one of {', '.join(compression_names()[1:])}"
         )
     both = [
         compression_cost(
-            name,
+            each,
             num_elements,
             workers,
             np.inf,
@@ -245,6 +199,6 @@ def break_even_bandwidth(
             element_bytes=element_bytes,
             matrix_rows=matrix_rows,
         )
-        for name in ("none", method)
+        for each in ("none", packing)
     ]
     return level_rate(both[0].sent_bytes - both[1].sent_bytes, both[1].total_s - both[0].total_s)

@@ -70,6 +70,4 @@ def tied_traffic(num_elements: int, element_bytes: int, holders: Sequence[int], 
     ring = by_ring("all_reduce", num_elements, element_bytes, len(holders))["ring_all_reduce"]
     messages = np.zeros(world_size, dtype=np.int64)
     messages[list(holders)] = ring.messages
-    return {
-        "ring_all_reduce": Sent(tied_bytes(num_elements, element_bytes, holders, world_size), messages)
-    }
+    return {"ring_all_reduce": Sent(tied_bytes(num_elements, element_bytes, holders, world_size), messages)}

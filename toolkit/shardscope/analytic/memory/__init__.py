@@ -13,8 +13,6 @@ from shardscope.analytic.memory.module import ModuleMemory, module_memory
 from shardscope.analytic.memory.offload import Traffic, offload_traffic
 from shardscope.analytic.memory.states import (
     RECIPES,
-    STATES,
-    STEP_COUNTER_BYTES,
     ModelStates,
     Recipe,
     model_state_bytes,
@@ -25,8 +23,6 @@ __all__ = [
     "FRAMEWORKS",
     "KINDS",
     "RECIPES",
-    "STATES",
-    "STEP_COUNTER_BYTES",
     "Framework",
     "MemoryParts",
     "ModelStates",

@@ -13,7 +13,6 @@ from shardscope.analytic.memory.frameworks import Framework, known_framework
 from shardscope.analytic.memory.offload import OFFLOADS_ACTIVATIONS, OFFLOADS_OPTIMIZER, OFFLOADS_STATES
 from shardscope.analytic.memory.rows import Rows, rows_of
 from shardscope.analytic.memory.stage import Blocks, Elements, blocks_of, elements_of, gradient_bytes
-from shardscope.analytic.memory.states import state_bytes_per_param
 from shardscope.analytic.terms import Term
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
@@ -101,7 +100,7 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
     widths = {
         "parameters": recipe.parameter,
         "gradients": gradient_bytes(recipe, rows.framework),
-        "optimizer": recipe.master + state_bytes_per_param(stages.layout.optimizer, recipe.state),
+        "optimizer": recipe.master + stages.layout.optimizer.states.bytes_per_param(recipe.state),
     }
     terms = []
     for number, (kind, width) in enumerate(widths.items()):

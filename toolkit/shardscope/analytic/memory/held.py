@@ -14,14 +14,12 @@ from typing import NamedTuple
 
 from shardscope.analytic.memory.fully_sharded import units_of
 from shardscope.analytic.memory.moments import ELEMENT_BYTES, not_traced
-from shardscope.analytic.memory.states import STEP_COUNTER_BYTES, state_bytes_per_param
 from shardscope.analytic.sharding import bucket_elements, flat_shard_elements, row_shard_elements
 from shardscope.errors import SpecError
+from shardscope.spec.layout_optimizer import AnyStates, states_of
 from shardscope.spec.model.step import ParameterRow, StepTrace
 from shardscope.spec.model.table import LayerTable
 
-LAYERWISE = ("lamb", "lars", "onebit-lamb")
-"""Optimizers with a buffer for updates."""
 CACHE_ELEMENTS = 1 << 21
 """Elements of a batch of tensors; a larger tensor is a batch of its own."""
 SLICE_BYTES = 4 << 20
@@ -56,13 +54,13 @@ class Held(NamedTuple):
     """The module's own."""
 
 
-def held_of(table: LayerTable, optimizer: str, sharding: Sharding) -> Held:
+def held_of(table: LayerTable, optimizer: AnyStates, sharding: Sharding) -> Held:
     """What a rank holds of a module described by `table`.
 
     Raises:
         SpecError: An unknown optimizer, or shards of a table that was not traced.
     """
-    per_element = state_bytes_per_param(optimizer)
+    kept = states_of(optimizer)
     step = table.step
     if step is None:
         if sharding.stage:
@@ -71,10 +69,12 @@ def held_of(table: LayerTable, optimizer: str, sharding: Sharding) -> Held:
     trained = [row for row in step.parameters if row.is_trained]
     num_elements = _share(trained, sharding)
     update = num_elements if sharding.stage else _largest_batch([row.num_elements for row in trained])
-    work = ELEMENT_BYTES * update * (optimizer in LAYERWISE) + _ring_bytes(step, trained, sharding)
-    counters = STEP_COUNTER_BYTES[optimizer] * max(len(trained), table.num_tensors)
+    work = ELEMENT_BYTES * update * kept.buffers_updates + _ring_bytes(step, trained, sharding)
+    counters = kept.counter_bytes * max(len(trained), table.num_tensors)
     parameters, gradients = _weights(step, trained, sharding)
-    return Held(parameters, gradients, per_element * num_elements + counters, work, step.buffer_bytes)
+    return Held(
+        parameters, gradients, kept.bytes_per_param() * num_elements + counters, work, step.buffer_bytes
+    )
 
 
 def _untraced(table: LayerTable) -> StepTrace:

@@ -22,6 +22,7 @@ from shardscope.analytic.memory.fully_sharded import beside_the_shards, units_of
 from shardscope.analytic.memory.held import Sharding, check_sharding, held_of
 from shardscope.analytic.memory.moments import Floats, Moments, moments_of
 from shardscope.errors import SpecError
+from shardscope.spec.layout_optimizer import AnyStates
 from shardscope.spec.model.table import LayerTable
 
 LOSS_BYTES = 8
@@ -51,7 +52,7 @@ def module_memory(
     *,
     batch: int,
     scores_bytes: float | None = None,
-    optimizer: str = "adamw",
+    optimizer: AnyStates = "adamw",
     data_bytes: float = 0.0,
     recompute: str = "none",
     zero_stage: int = 0,
@@ -68,7 +69,7 @@ def module_memory(
         table: Traced by `Model.from_module`, with ``memory=True`` for its step.
         batch: Samples of the device's step, at least 1.
         scores_bytes: Of the model's output, for one sample; None for what was traced.
-        optimizer: A key of `STATES`.
+        optimizer: Its name, an `Optimizer`, or the `OptimizerStates` that it keeps.
         data_bytes: Inputs and targets that are held all the time, for one sample.
         recompute: ``none``, ``selective`` or ``full``, as a job's.
         zero_stage: 0 to 3; from 1 as the strategies ``zero-1``, ``zero-2`` and ``zero-3`` with the ring do it.

@@ -10,13 +10,7 @@ from shardscope.analytic.memory import buffers
 from shardscope.analytic.memory.columns import Floats, Holding, held_by
 from shardscope.analytic.memory.frameworks import Framework
 from shardscope.analytic.memory.rows import Rows
-from shardscope.analytic.memory.states import (
-    ModelStates,
-    Recipe,
-    factor_states,
-    partitioned,
-    state_bytes_per_param,
-)
+from shardscope.analytic.memory.states import ModelStates, Recipe, optimizer_bytes, partitioned
 
 NONE = np.zeros(1)
 NO_STATES = ModelStates(NONE, NONE, NONE)
@@ -130,12 +124,8 @@ def gradient_bytes(recipe: Recipe, framework: Framework) -> int:
 
 
 def _whole(rows: Rows, count: Floats, aside: Floats, factors: Floats) -> ModelStates:
-    recipe, optimizer = rows.recipe, rows.layouts.optimizer
-    kept = (recipe.master + state_bytes_per_param(optimizer, recipe.state)) * count
-    if optimizer == "muon":
-        kept = kept + recipe.state * aside
-    if optimizer == "adafactor":
-        kept = kept + recipe.state * factor_states(optimizer, factors)
+    recipe = rows.recipe
+    kept = optimizer_bytes(rows.layouts.optimizer.states, recipe, count, aside=aside, factors=factors)
     return ModelStates(recipe.parameter * count, gradient_bytes(recipe, rows.framework) * count, kept)
 
 

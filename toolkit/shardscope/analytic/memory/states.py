@@ -24,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.errors import SpecError, unknown_name
+from shardscope.spec.layout_optimizer import AnyStates, states_of
+from shardscope.spec.optimizer import OptimizerStates
 from shardscope.spec.precision import full_name
 
 Floats = npt.NDArray[np.float64]
@@ -58,31 +60,6 @@ RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
 )
 """Every precision there is a formula for."""
 
-STATES: MappingProxyType[str, int] = MappingProxyType(
-    {
-        "sgd": 0, "nesterov": 1, "lars": 1, "adamw": 2, "lamb": 2, "adafactor": 0, "adam8bit": 2, "muon": 1,
-        "onebit-adam": 2, "onebit-lamb": 3,
-    }
-)  # fmt: skip
-"""Tensors like its parameter that each optimizer keeps: momentum, or both moments. SGD is the one without momentum;
-Adafactor (Shazeer and Stern 2018, arXiv 1804.04235, section 4, without momentum) keeps sums of rows and columns only;
-Muon (Jordan et al. 2024) has one momentum for hidden matrices and leaves the rest to AdamW. The last two are AdamW and
-LAMB in jobs with the compressions of these names: 1-bit LAMB (Li et al. 2021, arXiv 2104.06069, Algorithm 1) keeps a
-fresh second moment beside the frozen one. What the compression itself remembers comes on top."""
-
-STEP_COUNTER_BYTES: MappingProxyType[str, int] = MappingProxyType(
-    {
-        "sgd": 0, "nesterov": 0, "lars": 0, "adamw": 4, "lamb": 4, "adafactor": 0, "adam8bit": 0, "muon": 0,
-        "onebit-adam": 4, "onebit-lamb": 12,
-    }
-)  # fmt: skip
-"""The float32 step counter that AdamW and LAMB keep of each parameter tensor, however large it is; 1-bit LAMB also its
-averaged trust ratio and the factor on that."""
-
-BLOCK_8BIT = 256
-"""Elements that share a float32 scale in bitsandbytes' 8-bit states today (2,048 in Dettmers et al. 2022, arXiv
-2110.02861). Tensors of fewer than 4,096 elements stay in 4 bytes there, which is left out."""
-
 
 class ModelStates(NamedTuple):
     """Bytes a rank, term by term."""
@@ -102,7 +79,7 @@ def model_states(
     *,
     zero_stage: npt.ArrayLike = 0,
     data_parallel: npt.ArrayLike = 1,
-    optimizer: str = "adamw",
+    optimizer: AnyStates = "adamw",
     precision: str = "fp32",
     num_tensors: npt.ArrayLike = 0,
     num_factors: npt.ArrayLike = 0,
@@ -117,12 +94,11 @@ def model_states(
         num_params: Ψ, elements of all parameters.
         zero_stage: 0 partitions nothing, 1 the optimizer state, 2 also gradients, 3 also parameters.
         data_parallel: N, the ranks that partition.
-        optimizer: A key of `STATES`.
+        optimizer: Its name, an `Optimizer`, or the `OptimizerStates` that it keeps.
         precision: A key of `RECIPES`, or an alias.
-        num_tensors: Parameter tensors whose step counters (and 1-bit LAMB's ratios) this rank holds; the paper counts
-            none.
-        num_factors: Rows and columns of all matrices, which Adafactor keeps a sum of each.
-        num_aside: Of the parameters, those that Muon leaves to AdamW: embeddings, the head, vectors.
+        num_tensors: Parameter tensors whose step counters this rank holds; the paper counts none.
+        num_factors: Rows and columns of all matrices, for optimizers such as Adafactor.
+        num_aside: Elements of embeddings, the output projection and vectors, for optimizers such as Muon.
         gradient_bytes: Of one gradient, where it is not the recipe's: 4 for Megatron's ``main_grad``.
 
     Raises:
@@ -136,15 +112,14 @@ def model_states(
     stage = np.asarray(zero_stage)
     if not np.isin(stage, (0, 1, 2, 3)).all():
         raise SpecError(f"zero_stage={zero_stage!r} is none of the stages; use 0, 1, 2 or 3")
-    recipe, whole = known_recipe(precision), np.asarray(num_params, float)
-    kept = (recipe.master + state_bytes_per_param(optimizer, recipe.state)) * whole
-    kept += recipe.state * (
-        np.asarray(num_aside) * (optimizer == "muon") + factor_states(optimizer, num_factors)
+    recipe, whole, kept = known_recipe(precision), np.asarray(num_params, float), states_of(optimizer)
+    states = ModelStates(
+        parameters=recipe.parameter * whole,
+        gradients=(gradient_bytes or recipe.gradient) * whole,
+        optimizer=optimizer_bytes(kept, recipe, whole, aside=num_aside, factors=num_factors),
     )
-    gradients = (gradient_bytes or recipe.gradient) * whole
-    states = ModelStates(recipe.parameter * whole, gradients, kept)
     parts = partitioned(states, stage=stage, ranks=np.asarray(data_parallel))
-    counters = STEP_COUNTER_BYTES[optimizer] * np.asarray(num_tensors)
+    counters = kept.counter_bytes * np.asarray(num_tensors)
     return parts._replace(optimizer=parts.optimizer + counters)
 
 
@@ -166,20 +141,25 @@ def known_recipe(precision: str) -> Recipe:
     return RECIPES[precision]
 
 
-def state_bytes_per_param(optimizer: str, state_bytes: int = 4) -> float:
-    """Bytes that an optimizer keeps of each parameter, without a master copy: 8 for AdamW in float32.
+def optimizer_bytes(
+    kept: OptimizerStates, recipe: Recipe, elements: Floats, *, aside: npt.ArrayLike, factors: npt.ArrayLike
+) -> Floats:
+    """Bytes that an optimizer keeps of `elements` parameters, with the master copy and without step counters.
 
-    Raises:
-        SpecError: An unknown optimizer.
+    Args:
+        kept: What it keeps.
+        recipe: Of the precision.
+        elements: Parameters.
+        aside: Of them, those of embeddings, the output projection and vectors.
+        factors: Rows and columns of their matrices.
     """
-    if optimizer not in STATES:
-        raise unknown_name("optimizer", optimizer, STATES)
-    return STATES[optimizer] * (1 + 4 / BLOCK_8BIT if optimizer == "adam8bit" else state_bytes)
-
-
-def factor_states(optimizer: str, num_factors: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Elements that Adafactor keeps for matrices of `num_factors` rows and columns together; 0 for any other."""
-    return np.asarray(num_factors, float) * (optimizer == "adafactor")
+    width = kept.element_bytes or recipe.state
+    found: Floats = (recipe.master + kept.bytes_per_param(recipe.state)) * elements
+    if kept.outside_hidden:
+        found = found + kept.outside_hidden * width * np.asarray(aside, float)
+    if kept.per_factor:
+        found = found + kept.per_factor * width * np.asarray(factors, float)
+    return found
 
 
 def model_state_bytes(
@@ -187,7 +167,7 @@ def model_state_bytes(
     *,
     zero_stage: npt.ArrayLike = 0,
     data_parallel: npt.ArrayLike = 1,
-    optimizer: str = "adamw",
+    optimizer: AnyStates = "adamw",
     precision: str = "fp32",
     num_tensors: npt.ArrayLike = 0,
 ) -> Floats:

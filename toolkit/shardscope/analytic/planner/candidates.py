@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.layouts import Layouts, distinct
 from shardscope.analytic.planner.rules import (
     REASONS,
     Grid,
@@ -25,17 +25,20 @@ from shardscope.analytic.planner.rules import (
 from shardscope.analytic.planner.space import LARGEST_MICRO_BATCH, Space
 from shardscope.spec import layout_faults
 from shardscope.spec.cluster import Cluster
+from shardscope.spec.compression import Compression
 from shardscope.spec.divisors import divisors
-from shardscope.spec.layout import COMPRESSION_NAMES, OFFLOAD_NAMES, RECOMPUTE_NAMES, schedule_names
+from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, schedule_names
+from shardscope.spec.layout_optimizer import LayoutOptimizer
 from shardscope.spec.model import Transformer
+from shardscope.spec.optimizer import Optimizer
 
 
 class Recipe(NamedTuple):
     """What is one for a whole table."""
 
-    precision: str = "bf16-mixed"
-    optimizer: str = "adamw"
-    flash_attention: bool = True
+    precision: str
+    optimizer: LayoutOptimizer
+    flash_attention: bool
 
 
 class Bodies(NamedTuple):
@@ -61,6 +64,8 @@ class Candidates(NamedTuple):
     """By grid and way of holding states; 0 where that way is the same as another."""
     offload: Ints
     compression: Ints
+    methods: tuple[Compression, ...]
+    """What `compression` counts; the first is ``none``."""
     recipe: Recipe
     total: int
     """Combinations of all axes, those that cannot be included."""
@@ -104,6 +109,7 @@ class Candidates(NamedTuple):
             offload=self.offload.take(offload),
             compression=self.compression.take(compression),
             sequence_parallel=bodies.sequence_parallel.take(body),
+            compressions=self.methods,
             **self.recipe._asdict(),
         )
 
@@ -114,19 +120,21 @@ def candidates(
     *,
     global_batch: int,
     space: Space,
-    recipe: Recipe = Recipe(),  # noqa: B008
+    recipe: Recipe | None = None,
 ) -> Candidates:
     """Write out grids and bodies, and count what is left out."""
+    recipe = recipe or Recipe("bf16-mixed", Optimizer("adamw"), flash_attention=True)
     grid, lost_grids = _grids(model, cluster.num_devices, global_batch, space)
     bodies, lost_bodies, choices = _bodies(model, grid, global_batch, space, recipe)
     zero, shard, num_states = _states(cluster, grid, space)
     offload = np.array([OFFLOAD_NAMES.index(name) for name in space.offload], np.int64)
-    compression = np.array([COMPRESSION_NAMES.index(name) for name in space.compression], np.int64)
+    methods = distinct(space.compression)
+    compression = np.array([methods.index(method) for method in dict.fromkeys(space.compression)], np.int64)
     ways, packed = num_states * len(offload), len(compression)
     rejected = {name: count * choices * ways * packed for name, count in lost_grids.items()}
     for name, count in lost_bodies.items():
         rejected[name] = rejected.get(name, 0) + count * ways * packed
-    found = Candidates(grid, bodies, zero, shard, offload, compression, recipe, 0, {})
+    found = Candidates(grid, bodies, zero, shard, offload, compression, methods, recipe, 0, {})
     same = int((ways * packed - found.ways.sum(1) * found.compressions)[bodies.grid].sum())
     if same:
         rejected["no replicas"] = same

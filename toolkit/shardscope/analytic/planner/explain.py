@@ -152,7 +152,7 @@ def _because(part: str, first: Layout, second: Layout) -> tuple[str, ...]:
 
 
 def _value(layout: Layout, name: str) -> str:
-    value = getattr(layout, name)
+    value = layout.axis(name)
     return "over all replicas" if name == "shard" and value == 0 else str(value)
 
 

@@ -16,7 +16,8 @@ from shardscope.analytic.planner.space import Space
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
-from shardscope.spec.layout import LayoutOptimizer, Precision
+from shardscope.spec.layout import Precision
+from shardscope.spec.layout_optimizer import LayoutOptimizer, layout_optimizer, optimizer_names
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.precision import full_name
 
@@ -35,7 +36,7 @@ def plan(
     fix: Mapping[str, Any] | None = None,
     space: Space | None = None,
     precision: str | Sequence[str] = "bf16-mixed",
-    optimizer: str | Sequence[str] = "adamw",
+    optimizer: LayoutOptimizer | str | Sequence[LayoutOptimizer | str] = "adamw",
     flash_attention: bool | Sequence[bool] = True,
     calibration: Calibration | None = None,
 ) -> Plans:
@@ -56,7 +57,7 @@ def plan(
         fix: Axes held to one value or a few: ``{"tensor": 8, "zero": [1, 2]}``.
         space: Other values to try than all.
         precision: One of `spec.layout.Precision` or an alias, or several.
-        optimizer: One of `spec.layout.LayoutOptimizer`, or several.
+        optimizer: What `Layout.optimizer` takes, or several of these.
         flash_attention: Whether attention is one fused kernel; or both.
         calibration: Of the machine; None for the catalogue's of the device.
 
@@ -116,23 +117,20 @@ def _known_batch(model: Transformer, batch: int | None) -> int:
 
 
 def _recipes(precision: Any, optimizer: Any, flash: Any) -> list[Recipe]:
-    asked = [precision] if isinstance(precision, str) else precision
-    precisions = _names("precision", [full_name(name) for name in asked], Precision)
-    optimizers = _names("optimizer", optimizer, LayoutOptimizer)
+    precisions = [full_name(name) for name in _several("precision", precision, get_args(Precision))]
+    for name in precisions:
+        if name not in get_args(Precision):
+            raise unknown_name("precision", name, get_args(Precision))
+    optimizers = map(layout_optimizer, _several("optimizer", optimizer, optimizer_names()))
     kinds = (flash,) if isinstance(flash, bool) else tuple(flash)
-    return [Recipe(*each) for each in product(precisions, optimizers, kinds)]
+    return [Recipe(*each) for each in product(precisions, dict.fromkeys(optimizers), kinds)]
 
 
-def _names(field: str, given: str | Sequence[str], known: Any) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
-    for name in names:
-        if name not in get_args(known):
-            raise unknown_name(field, name, get_args(known))
-    if not names:
-        raise SpecError(
-            f"{field}=[] leaves nothing to try; give at least one of {', '.join(get_args(known))}"
-        )
-    return names
+def _several(field: str, given: Any, known: Sequence[str]) -> tuple[Any, ...]:
+    values = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    if not values:
+        raise SpecError(f"{field}=[] leaves nothing to try; give at least one of {', '.join(known)}")
+    return values
 
 
 def _rejected(pools: list[Pool], found: list[Found]) -> dict[str, int]:

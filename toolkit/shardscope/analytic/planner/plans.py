@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,6 @@ from shardscope.analytic.planner.search import Rows, Setting, capacity, memory_p
 from shardscope.analytic.step import uneven
 from shardscope.errors import SpecError
 from shardscope.spec.layout import (
-    COMPRESSION_NAMES,
     OFFLOAD_NAMES,
     RECOMPUTE_NAMES,
     Layout,
@@ -31,12 +30,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shardscope.analytic.layouts import Layouts
-
-_NAMED = {
-    "recompute": RECOMPUTE_NAMES,
-    "offload": OFFLOAD_NAMES,
-    "compression": COMPRESSION_NAMES,
-}
 
 
 class Plan(NamedTuple):
@@ -283,7 +276,7 @@ class Plans:
 
     def to_dict(self) -> dict[str, Any]:
         """The table, best first, and the counts of what is not in it, as plain values."""
-        rows = [{**plan._asdict(), "layout": plan.layout.model_dump()} for plan in self]
+        rows = [{**plan._asdict(), "layout": plan.layout.model_dump(mode="json")} for plan in self]
         known = self.setting.calibration
         return {
             "calibration": known.name, "note": known.note,
@@ -301,12 +294,16 @@ _COLUMNS = [*Plan._fields, "on_front", *_AXES]
 
 
 def _columns(layout: Layout) -> dict[str, Any]:
-    return {name: getattr(layout, name) for name in _AXES}
+    return {name: layout.axis(name) for name in _AXES}
 
 
 def layout_at(layouts: Layouts, row: int, global_batch: int) -> Layout:
     """One row of a table as a `Layout`."""
     fields: dict[str, Any] = {}
+    named: dict[str, Sequence[Any]] = {
+        "schedule": schedule_names(), "recompute": RECOMPUTE_NAMES, "offload": OFFLOAD_NAMES,
+        "compression": layouts.compressions,
+    }  # fmt: skip
     for name in Layout.model_fields:
         if name == "global_batch":
             fields[name] = global_batch
@@ -314,13 +311,7 @@ def layout_at(layouts: Layouts, row: int, global_batch: int) -> Layout:
         value = getattr(layouts, name)
         if isinstance(value, np.ndarray):
             value = int(value[row])
-            value = (
-                schedule_names()[value]
-                if name == "schedule"
-                else _NAMED[name][value]
-                if name in _NAMED
-                else value
-            )
+            value = named[name][value] if name in named else value
         fields[name] = value
     fields["sequence_parallel"] = bool(fields["sequence_parallel"])
     whole = fields["shard"] == fields["data"] * fields["context"]
@@ -349,5 +340,5 @@ def short(layout: Layout) -> str:
     if layout.sequence_parallel:
         parts.append("sequence parallel")
     parts += [text for text, on in ((f"offload {layout.offload}", layout.offload != "none"),
-                                    (layout.compression, layout.compression != "none")) if on]  # fmt: skip
+                                    (layout.axis("compression"), layout.compression.is_on)) if on]  # fmt: skip
     return " · ".join(parts)

@@ -9,7 +9,9 @@ from pydantic import Field
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
+from shardscope.spec.compression import Compression
 from shardscope.spec.layout import LayoutSchedule, Offload, Recompute, searched_schedules
+from shardscope.spec.layout_compression import AnyLayoutCompression
 from shardscope.spec.numbers import Count
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 
@@ -44,8 +46,8 @@ class Space(Spec):
     offload: tuple[Offload, ...] = Field(
         default=("none", "optimizer", "states", "activations", "all"), min_length=1
     )
-    compression: tuple[Literal["none", "fp16", "int8", "int4", "topk-1%", "powersgd-4"], ...] = Field(
-        default=("none",), min_length=1
+    compression: tuple[AnyLayoutCompression, ...] = Field(
+        default_factory=lambda: (Compression("none"),), min_length=1
     )
     sequence_parallel: tuple[bool, ...] = Field(default=(False, True), min_length=1)
 
@@ -80,7 +82,7 @@ class Space(Spec):
 
 def _several(name: str, value: Any) -> tuple[Any, ...]:
     many = isinstance(value, Sequence) and not isinstance(value, str)
-    values = tuple(dict.fromkeys(value)) if many else (value,)
+    values = tuple(each for at, each in enumerate(value) if each not in value[:at]) if many else (value,)
     if not values:
         raise SpecError(f"fix={{{name!r}: []}} leaves nothing to try; give at least one value of {name}")
     return values

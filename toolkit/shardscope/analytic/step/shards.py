@@ -12,10 +12,10 @@ from shardscope.analytic.communication.compression import compression_cost
 from shardscope.analytic.compute import matmul
 from shardscope.analytic.compute.matmul import Matmul, Split
 from shardscope.analytic.memory import RECIPES
-from shardscope.analytic.memory.states import state_bytes_per_param
 from shardscope.analytic.step.machine import Machine
-from shardscope.spec.layout import COMPRESSION_NAMES
+from shardscope.spec.compression import Compression
 from shardscope.spec.model import Transformer
+from shardscope.spec.optimizer import OptimizerStates
 
 Floats = npt.NDArray[np.float64]
 
@@ -38,7 +38,7 @@ class Weights(NamedTuple):
     update_s: Floats
     """Seconds of the optimizer on its share, its products included."""
     products_s: Floats
-    """Of these, the matrix products of Muon, which stay on the device wherever its momentum is; else 0."""
+    """Of these, the matrix products of Muon and its like, which stay on the device wherever its momentum is; else 0."""
     host_update_s: Floats
     """The same on the host, which reads and writes its memory for each device at the rate of the device's link."""
     weights_s: Floats
@@ -62,10 +62,11 @@ def weights(
     shard: Floats,
     zero: Floats,
     compression: npt.NDArray[np.int64],
+    compressions: tuple[Compression, ...],
     precision: str,
-    optimizer: str,
+    kept: OptimizerStates,
 ) -> Weights:
-    """Times of the model states' traffic for each combination; arrays of one shape."""
+    """Times of the model states' traffic for each combination; arrays of one shape, `compression` of indices."""
     dense, experts = stage_elements(model, tensor=tensor, pipeline=pipeline, expert=expert)
     recipe = RECIPES[precision]
     cal, replicas = machine.calibration, data * context
@@ -85,7 +86,7 @@ def weights(
             "all_reduce", elements * recipe.gradient / within, group / within, stride * within
         )
         whole = machine.collective("all_reduce", elements * recipe.gradient, group, stride)
-        packed_s, coding_s = _compressed(machine, elements, compression, group, stride)
+        packed_s, coding_s = _compressed(machine, elements, (compression, compressions), group, stride)
         plain_s = np.where(zero >= 1, scattered + between, whole)
         reduce_s = reduce_s + np.where(compression == 0, plain_s, packed_s)
         codec = codec + coding_s
@@ -94,14 +95,12 @@ def weights(
     started = np.where((zero == 3) & (replicas > 1), layers * cal.collective_s, 0.0)
     own = dense / owners + experts / expert_owners
     state_bytes = (
-        recipe.parameter
-        + recipe.gradient
-        + 2.0 * (recipe.master + state_bytes_per_param(optimizer, recipe.state))
+        recipe.parameter + recipe.gradient + 2.0 * (recipe.master + kept.bytes_per_param(recipe.state))
     )
     device = machine.cluster.device
     update = own * state_bytes / (device.memory_bandwidth * cal.optimizer_efficiency)
     products = np.zeros_like(update)
-    if optimizer == "muon":
+    if kept.orthogonalizes:
         products = _muon(model, machine, (tensor, pipeline, expert), owners, expert_owners)
     whole, link = dense + experts, device.host_bandwidth
     return Weights(
@@ -162,16 +161,17 @@ def _muon(
 def _compressed(
     machine: Machine,
     elements: Floats,
-    compression: npt.NDArray[np.int64],
+    packing: tuple[npt.NDArray[np.int64], tuple[Compression, ...]],
     group: Floats,
     stride: Floats,
 ) -> tuple[Floats, Floats]:
     """Seconds on the wire and in the codec of compressed gradients; whoever owns a shard keeps its part of the sum."""
     wire, codec = np.zeros_like(elements), np.zeros_like(elements)
+    compression, methods = packing
     rate, latency = machine.link(group, stride)
     for index in np.unique(compression[compression > 0]):
         cost = compression_cost(
-            COMPRESSION_NAMES[index],
+            methods[index],
             elements,
             group,
             rate,

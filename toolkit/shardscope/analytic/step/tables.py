@@ -135,8 +135,8 @@ def state_table(model: Transformer, machine: Machine, layouts: Layouts) -> Table
     )
     states = weights(
         model, machine, tensor=tensor, pipeline=pipeline, context=context, expert=expert, data=data,
-        shard=shard, zero=zero, compression=found.columns[-1], precision=layouts.precision,
-        optimizer=layouts.optimizer,
+        shard=shard, zero=zero, compression=found.columns[-1], compressions=layouts.compressions,
+        precision=layouts.precision, kept=layouts.optimizer.states,
     )  # fmt: skip
     return Table.of(found.row, _state_columns(states))
 

@@ -131,7 +131,7 @@ def _inputs(
         "pipeline_comm": {**micro, **pipe, "share of bandwidth": cal.pipeline_efficiency},
         "bubble": {"m": count, **pipe, "schedule": layout.schedule},
         "data_comm": {
-            **states, "d × c": replicas, "ZeRO": layout.zero, "compression": layout.compression,
+            **states, "d × c": replicas, "ZeRO": layout.zero, "compression": layout.axis("compression"),
             "hidden share": cal.shard_overlap if layout.zero >= 2 else cal.gradient_overlap,
         },
         "optimizer": {

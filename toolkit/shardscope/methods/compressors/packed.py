@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from shardscope.errors import SpecError
-from shardscope.spec.compression import Collective, Compression, Shapes
+from shardscope.spec.compression import Collective, Compression, Meeting, Shapes
 from shardscope.spec.method import required
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
-Meeting = Literal["two-phase", "gather"]
+Exchange = Literal["two-phase", "gather"]
 """How packets meet: each rank unpacks, adds and packs again its share (its cost does not grow with the ranks), or every
 rank receives all packets (it does)."""
 Ratio = Annotated[float, Field(gt=0, le=1)]
@@ -55,9 +55,10 @@ class PackedCompression(Compression):
         )
 
     @property
-    def is_gathered(self) -> bool:
-        """Whether every rank receives all packets."""
-        return getattr(self, "exchange", None) == "gather"
+    def meets(self) -> Meeting:
+        """As `exchange` says, unless packets may be added up."""
+        exchange: Meeting = getattr(self, "exchange", "two-phase")
+        return exchange if self.summed_width is None else "sum"
 
     def collectives(
         self, shapes: Shapes, world_size: int, *, plan: Sequence[int] | None = None
@@ -68,7 +69,7 @@ class PackedCompression(Compression):
         if self.summed_width is not None:
             count = self.packet_bytes(num_elements) // self.summed_width
             return [Collective("sum", count, self.summed_width)]
-        if self.is_gathered:
+        if self.meets == "gather":
             return [Collective("all_gather", self.packet_bytes(num_elements))]
         packet = self.packet_bytes(share_size(num_elements, world_size, self.align))
         return [Collective("all_to_all", packet), Collective("all_gather", packet)]
@@ -83,7 +84,7 @@ class PackedCompression(Compression):
     def build(self, job: Job) -> Any:
         from shardscope.training.compression.packed import Packed
 
-        exchange = "gather" if self.is_gathered else "two-phase"
+        exchange = "gather" if self.meets == "gather" else "two-phase"
         return Packed.of(self.name, self.codec(), feedback=self.remembers, exchange=exchange)
 
 
@@ -118,10 +119,11 @@ class BlockIntegers(BlockCompression):
     """Integers, or floats, of a few bits in blocks."""
 
     family = "Integers in blocks"
+    codec_passes = 2.0  # one to find the scales, one to convert
 
     feedback: bool = False
     """Error feedback: what a step leaves out is added to the next step's gradient."""
-    exchange: Meeting = "two-phase"
+    exchange: Exchange = "two-phase"
     """How packets meet: each rank unpacks, adds and packs again its share (``two-phase``; its cost does not grow with
     the ranks), or every rank receives all packets (``gather``; it does)."""
 

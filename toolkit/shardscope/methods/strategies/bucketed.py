@@ -63,9 +63,7 @@ class BucketedStrategy(Strategy):
         if step.number == (1 if step.job.compression.is_on else 2):
             count = len(step.buckets(self.bucket_mb))
             sizes += [_INDEX_BYTES * (len(step.trained) + 1), _INDEX_BYTES * count]
-        broadcasts = (
-            by_backend("broadcast", size, step.world_size, backend=step.backend) for size in sizes
-        )
+        broadcasts = (by_backend("broadcast", size, step.world_size, backend=step.backend) for size in sizes)
         return together([*broadcasts, *self._exchanges(step)])
 
     def _exchanges(self, step: JobStep) -> Iterator[Traffic]:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardscope.analytic.communication import ShardCollectives, Traffic
-    from shardscope.spec.job import Job
     from shardscope.analytic.job_step import JobStep
+    from shardscope.spec.job import Job
 
 
 class ZeroStrategy(Strategy):

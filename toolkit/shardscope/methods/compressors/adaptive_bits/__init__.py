@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from shardscope.errors import SpecError
 from shardscope.methods.compressors.packed import check_block
-from shardscope.spec.compression import Collective, Compression, Shapes
+from shardscope.spec.compression import Collective, Compression, Meeting, Shapes
 from shardscope.spec.look import Look
 from shardscope.spec.numbers import Count
 
@@ -54,6 +54,10 @@ class AdaptiveBits(Compression):
         bits = [floor(self.budget)] * len(shapes) if plan is None else plan
         packet = mixed_packet_bytes(shapes, bits, self.block, world_size)
         return [Collective("all_to_all", packet), Collective("all_gather", packet)]
+
+    @property
+    def meets(self) -> Meeting:
+        return "two-phase"
 
     def bounds(
         self, shapes: Shapes, world_size: int, step: int

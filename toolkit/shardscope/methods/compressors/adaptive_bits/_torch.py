@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shardscope.methods.compressors.adaptive_bits._torch_plan import LEAST, MOST, Layer, allot
+from shardscope.methods.compressors.adaptive_bits import LEAST, MOST
+from shardscope.methods.compressors.adaptive_bits._torch_plan import Layer, allot
 from shardscope.training.collectives.packets import packet_rows
 from shardscope.training.compression.blocks import BlockInt
 from shardscope.training.compression.bucket import Bucket

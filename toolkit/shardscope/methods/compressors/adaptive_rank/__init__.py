@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from shardscope.methods.compressors.low_rank import LowRankCompression
+from shardscope.spec.compression import Collective, Shapes
 from shardscope.spec.look import Look
 from shardscope.spec.numbers import Count
 

@@ -18,6 +18,7 @@ class BF16(PackedCompression):
     carriage = "sums"
     family = "Shorter floats"
     look = Look("#8b8f99", "dot", "circle")
+    codec_passes = 1.0  # each number by itself
     survives_overflow = True
     summed_width = 2
 

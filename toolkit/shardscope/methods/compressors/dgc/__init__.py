@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from shardscope.errors import SpecError
-from shardscope.methods.compressors.packed import Meeting, PackedCompression, Ratio
+from shardscope.methods.compressors.packed import Exchange, PackedCompression, Ratio
 from shardscope.spec.look import Look
 from shardscope.spec.numbers import CountOrZero
 
@@ -34,7 +34,7 @@ class DeepGradientCompression(PackedCompression):
     """The norm at which each rank's own gradient is clipped, divided by the root of the number of ranks; above 0."""
     warmup_steps: CountOrZero = 0
     """Steps in which the ratio falls from 0.25 to its own."""
-    exchange: Meeting = "gather"
+    exchange: Exchange = "gather"
     """How packets meet: ``two-phase`` or ``gather``."""
 
     @model_validator(mode="after")
@@ -83,5 +83,5 @@ class DeepGradientCompression(PackedCompression):
         from shardscope.training.compression.packed import Packed
 
         memory = MomentumCorrection(self.momentum, local_max_norm(self.clip, job.num_data_ranks))
-        shares = None if self.is_gathered else ErrorFeedback("share")
+        shares = None if self.meets == "gather" else ErrorFeedback("share")
         return Packed(self.name, self.codec(), memory=memory, shares=shares, exchange=self.exchange)

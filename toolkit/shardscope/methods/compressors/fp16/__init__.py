@@ -18,6 +18,7 @@ class FP16(PackedCompression):
     carriage = "sums"
     family = "Shorter floats"
     look = Look("#8b8f99", "dash", "circle-open")
+    codec_passes = 1.0  # each number by itself
     survives_overflow = True
     summed_width = 2
 

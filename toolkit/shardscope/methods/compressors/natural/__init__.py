@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardscope.methods.compressors.packed import Meeting, PackedCompression
+from shardscope.methods.compressors.packed import Exchange, PackedCompression
 from shardscope.spec.look import Look
 
 
@@ -14,8 +14,9 @@ class Natural(PackedCompression):
     name = "natural"
     family = "Random rounding"
     look = Look("#5f6fd6", "longdash", "diamond")
+    codec_passes = 1.0  # each number by itself
 
-    exchange: Meeting = "two-phase"
+    exchange: Exchange = "two-phase"
     """How packets meet: ``two-phase`` or ``gather``."""
 
     def packet_bytes(self, num_elements: int) -> int:

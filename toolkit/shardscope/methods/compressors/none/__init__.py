@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardscope.spec.compression import Collective, Compression, Shapes
 from shardscope.spec.look import Look
@@ -20,6 +20,7 @@ class Uncompressed(Compression):
     carriage = "none"
     family = "As they are"
     look = Look("#777c85")
+    codec_passes = 0.0
     is_on = False
     survives_overflow = True
 

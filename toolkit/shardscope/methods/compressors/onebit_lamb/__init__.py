@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardscope.methods.compressors.one_bit import OneBitCompression
 from shardscope.spec.look import Look
+from shardscope.spec.optimizer import OptimizerStates
 
 
 class OneBitLamb(OneBitCompression):
@@ -12,3 +13,7 @@ class OneBitLamb(OneBitCompression):
     name = "onebit-lamb"
     look = Look("#b866a6", "dashdot", "triangle-down-open")
     optimizer = "lamb"
+
+    def optimizer_states(self, states: OptimizerStates) -> OptimizerStates:
+        """Algorithm 1 keeps a fresh second moment beside the frozen one, and a ratio and its factor for each tensor."""
+        return states._replace(tensors=states.tensors + 1, counter_bytes=states.counter_bytes + 8)

@@ -18,6 +18,7 @@ class PowerSgd(LowRankCompression):
 
     name = "powersgd"
     look = Look("#11997a", "solid", "star")
+    codec_passes = 2.0  # a product for each factor
 
     rank: int = Field(default=4, ge=1, le=256)
     """Rank of every matrix's approximation, 1 to 256."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from shardscope.methods.compressors.packed import BlockCompression, Meeting
+from shardscope.methods.compressors.packed import BlockCompression, Exchange
 from shardscope.spec.look import Look
 
 
@@ -16,10 +16,11 @@ class Qsgd(BlockCompression):
     name = "qsgd"
     family = "Random rounding"
     look = Look("#5f6fd6", "dot", "square-open")
+    codec_passes = 2.0  # one to find the scales, one to round
 
     bits: Annotated[int, Field(ge=2, le=8)] = 8
     """Bits an element, the sign among them, 2 to 8."""
-    exchange: Meeting = "two-phase"
+    exchange: Exchange = "two-phase"
     """How packets meet: ``two-phase`` or ``gather``."""
 
     @property

@@ -17,6 +17,7 @@ class RandomBlock(PackedCompression):
     carriage = "sums"
     family = "Some of the elements"
     look = Look("#e06c2c", "dash", "diamond-wide")
+    codec_passes = 0.0  # only what is sent is read
     summed_width = 4
 
     ratio: Ratio = 0.01

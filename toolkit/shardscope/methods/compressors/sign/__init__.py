@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from shardscope.methods.compressors.packed import BlockCompression, Meeting
+from shardscope.methods.compressors.packed import BlockCompression, Exchange
 from shardscope.spec.look import Look
 
 
@@ -16,12 +16,13 @@ class Sign(BlockCompression):
     name = "sign"
     family = "Signs"
     look = Look("#b866a6", "solid", "triangle-up")
+    codec_passes = 2.0  # one to find the magnitudes, one for the signs
 
     block: int = Field(default=1024, ge=8, le=65536)
     """Elements that share one magnitude; a multiple of 8, 8 to 65536."""
     feedback: bool = True
     """Error feedback: what a step leaves out is added to the next step's gradient."""
-    exchange: Meeting = "two-phase"
+    exchange: Exchange = "two-phase"
     """How packets meet: ``two-phase`` or ``gather``."""
 
     @property

@@ -17,6 +17,7 @@ class SignVote(PackedCompression):
     name = "sign-vote"
     family = "Signs"
     look = Look("#b866a6", "dot", "triangle-up-open")
+    codec_passes = 1.0  # each number by itself
     is_a_vote = True
 
     def packet_bytes(self, num_elements: int) -> int:

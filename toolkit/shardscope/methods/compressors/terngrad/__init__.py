@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from shardscope.methods.compressors.packed import Meeting, PackedCompression
+from shardscope.methods.compressors.packed import Exchange, PackedCompression
 from shardscope.spec.look import Look
 
 
@@ -16,10 +16,11 @@ class TernGrad(PackedCompression):
     name = "terngrad"
     family = "Random rounding"
     look = Look("#5f6fd6", "dashdot", "diamond-open")
+    codec_passes = 3.0  # one for the deviation, one for the scale, one to round
 
     clip: float = Field(default=2.5, gt=0)
     """Standard deviations of a packet at which gradients are clipped, above 0."""
-    exchange: Meeting = "two-phase"
+    exchange: Exchange = "two-phase"
     """How packets meet: ``two-phase`` or ``gather``."""
 
     def packet_bytes(self, num_elements: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from shardscope.methods.compressors.packed import Meeting, PackedCompression, Ratio
+from shardscope.methods.compressors.packed import Exchange, PackedCompression, Ratio
 from shardscope.spec.look import Look
 
 
@@ -14,6 +14,7 @@ class TopK(PackedCompression):
     name = "topk"
     family = "Some of the elements"
     look = Look("#e06c2c", "solid", "diamond")
+    codec_passes = 4.0  # of a radix selection
 
     ratio: Ratio = 0.01
     """Share of the elements that is sent, 0 < value <= 1."""
@@ -21,7 +22,7 @@ class TopK(PackedCompression):
     """Error feedback: what a step leaves out is added to the next step's gradient."""
     selection: Literal["sampled", "exact"] = "sampled"
     """Find the threshold in a sample of the elements, or sort all of them."""
-    exchange: Meeting = "gather"
+    exchange: Exchange = "gather"
     """How packets meet: ``two-phase`` or ``gather``."""
 
     def packet_bytes(self, num_elements: int) -> int:

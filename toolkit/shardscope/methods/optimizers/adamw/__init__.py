@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from shardscope.spec.look import Look
-from shardscope.spec.optimizer import Fraction, NonNegative, Optimizer, Parameters, Positive
+from shardscope.spec.optimizer import Fraction, NonNegative, Optimizer, OptimizerStates, Parameters, Positive
 
 
 class AdamW(Optimizer):
@@ -25,6 +25,10 @@ class AdamW(Optimizer):
     """Decay a step in units of the rate, at least 0."""
     exclude: Literal["none", "1d"] = "none"
     """``1d``: biases and norms (at most one dimension) are not decayed."""
+
+    @property
+    def states(self) -> OptimizerStates:
+        return OptimizerStates(tensors=2, counter_bytes=4)
 
     @property
     def carries(self) -> str:

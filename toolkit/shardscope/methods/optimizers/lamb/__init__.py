@@ -10,7 +10,16 @@ from pydantic import field_validator
 
 from shardscope.errors import unknown_name
 from shardscope.spec.look import Look
-from shardscope.spec.optimizer import Fraction, NonNegative, NormSums, Off, Optimizer, Parameters, Positive
+from shardscope.spec.optimizer import (
+    Fraction,
+    NonNegative,
+    NormSums,
+    Off,
+    Optimizer,
+    OptimizerStates,
+    Parameters,
+    Positive,
+)
 
 PAPER: Mapping[str, Any] = MappingProxyType(
     {
@@ -93,6 +102,10 @@ class Lamb(Optimizer):
         """Every setting with its value: as given, else the variant's, else the paper's."""
         usual = {**PAPER, **VARIANTS[self.variant]}
         return {name: usual[name] if value is None else value for name, value in super().settings.items()}
+
+    @property
+    def states(self) -> OptimizerStates:
+        return OptimizerStates(tensors=2, counter_bytes=4, buffers_updates=True)
 
     @property
     def carries(self) -> str:

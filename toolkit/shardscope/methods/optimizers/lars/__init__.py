@@ -10,7 +10,15 @@ from pydantic import model_validator
 
 from shardscope.errors import SpecError
 from shardscope.spec.look import Look
-from shardscope.spec.optimizer import Fraction, NonNegative, NormSums, Optimizer, Parameters, Positive
+from shardscope.spec.optimizer import (
+    Fraction,
+    NonNegative,
+    NormSums,
+    Optimizer,
+    OptimizerStates,
+    Parameters,
+    Positive,
+)
 
 
 class Lars(Optimizer):
@@ -69,8 +77,8 @@ class Lars(Optimizer):
         return {**super().settings, "norm_of": self.norm_of or "parts"}
 
     @property
-    def state_tensors(self) -> int:
-        return 1
+    def states(self) -> OptimizerStates:
+        return OptimizerStates(tensors=1, buffers_updates=True)
 
     @property
     def carries(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from shardscope.spec.look import Look
-from shardscope.spec.optimizer import Fraction, NonNegative, Optimizer, Parameters, Positive
+from shardscope.spec.optimizer import Fraction, NonNegative, Optimizer, OptimizerStates, Parameters, Positive
 
 
 class SGD(Optimizer):
@@ -27,16 +27,12 @@ class SGD(Optimizer):
     """``1d``: biases and norms (at most one dimension) are not decayed."""
 
     @property
-    def state_tensors(self) -> int:
-        return int(self.momentum > 0)
+    def states(self) -> OptimizerStates:
+        return OptimizerStates(tensors=int(self.momentum > 0))
 
     @property
     def carries(self) -> str:
         return "velocity" if self.momentum else "nothing"
-
-    @property
-    def in_layout(self) -> str:
-        return "nesterov" if self.momentum else "sgd"
 
     def build(self, parameters: Parameters) -> Any:
         from shardscope.methods.optimizers.sgd._torch import build

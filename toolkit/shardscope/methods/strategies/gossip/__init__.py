@@ -15,8 +15,8 @@ from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
-    from shardscope.spec.job import Job
     from shardscope.analytic.job_step import JobStep
+    from shardscope.spec.job import Job
 
 
 class Gossip(Strategy):
@@ -104,9 +104,12 @@ class Gossip(Strategy):
             packet = now.packet_bytes(step.num_elements) if isinstance(now, PackedCompression) else None
             parts.append(
                 mix_traffic(
-                    step.num_elements, step.element_bytes, step.world_size, packet_bytes=packet,
+                    step.num_elements,
+                    step.element_bytes,
+                    step.world_size,
+                    packet_bytes=packet,
                     slice_mb=self.slice_mb,
-                )  # fmt: skip
+                )
             )
         if step.number == 1 or step.number % self.measure_every == 0:
             parts.append(consensus_traffic(step.num_elements * step.element_bytes, step.world_size))

@@ -167,8 +167,9 @@ class ParameterServer(Strategy):
         sizes, now, job = [row.num_elements for row in step.trained], step.compression, step.job
         held = [sum(sizes[index] for index in shard) for shard in self.shards(sizes)]
         pulled = [count * step.element_bytes for count in held]
-        is_packed = isinstance(now, PackedCompression)
-        pushed = [now.packet_bytes(count) for count in held] if is_packed else pulled
+        pushed = pulled
+        if isinstance(now, PackedCompression):
+            pushed = [now.packet_bytes(count) for count in held]
         norms = job.optimizer.norm_sums([len(row.shape) for row in step.trained])
         sums = norms.of_gradient + (job.clip_norm is not None and self.clips_at_servers)
         return parameter_server_traffic(

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardscope.methods.strategies.pipeline import Pipeline, check_split
-from shardscope.training.models.in_order import Layers, layers_in_order
 from shardscope.methods.strategies.pipeline._torch_probe import Autocast, LayerProbe, probe
 from shardscope.spec import Job
 from shardscope.spec.partition import even_split, optimal_split
 from shardscope.training.context import RankContext
+from shardscope.training.models.in_order import Layers, layers_in_order
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def _split(
     return optimal_split(seconds.tolist(), num_stages)
 
 
-def _state_bytes(layer: nn.Module, job: Job) -> int:
+def _state_bytes(layer: nn.Module, job: Job) -> float:
     """Parameters, gradients and the optimizer's moments."""
-    copies = 2 + job.optimizer.state_tensors
+    copies = 2 + job.optimizer.states.tensors
     return sum(p.nbytes * (copies if p.requires_grad else 1) for p in layer.parameters())
 
 

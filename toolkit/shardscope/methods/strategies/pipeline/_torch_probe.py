@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardscope.errors import SpecError
-from shardscope.training.models.in_order import Layers
 from shardscope.training.data import call, map_tensors
+from shardscope.training.models.in_order import Layers
 from shardscope.training.tensors_in import tensors_in
 
 REPEATS = 3

@@ -11,13 +11,13 @@ from torch import nn
 from torch.distributed.pipelining import schedules
 
 from shardscope.analytic.schedules import build
-from shardscope.training.models.in_order import Layers
 from shardscope.methods.strategies.pipeline._torch_probe import Autocast
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.training._compat_pipelining import OrderedSchedule, StaticStage
 from shardscope.training.data import call
 from shardscope.training.memory import MemoryWatch
 from shardscope.training.meter import Meter
+from shardscope.training.models.in_order import Layers
 
 
 def schedule_of(

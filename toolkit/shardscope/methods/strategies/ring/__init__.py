@@ -10,8 +10,8 @@ from shardscope.spec.numbers import MessageMiB
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
-    from shardscope.spec.job import Job
     from shardscope.analytic.job_step import JobStep
+    from shardscope.spec.job import Job
 
 
 class Ring(BucketedStrategy):

@@ -9,8 +9,8 @@ from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
-    from shardscope.spec.job import Job
     from shardscope.analytic.job_step import JobStep
+    from shardscope.spec.job import Job
 
 
 class Single(Strategy):

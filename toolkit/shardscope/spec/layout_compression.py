@@ -1,0 +1,48 @@
+"""Compression in layouts: the methods that jobs train with, as far as their cost is known in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, SerializeAsAny
+
+from shardscope.errors import SpecError
+from shardscope.spec import registry
+from shardscope.spec.compression import Compression
+
+FORMER: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"topk-1%": {"name": "topk", "ratio": 0.01}, "powersgd-4": {"name": "powersgd", "rank": 4}}
+)
+"""Names that layouts of earlier versions had, with the methods that they are."""
+
+
+def compression_names() -> tuple[str, ...]:
+    """The names of all methods that a layout can have, ``none`` first."""
+    known = [method for method in registry.all_of(Compression) if method.codec_passes is not None]
+    return tuple(method.name for method in sorted(known, key=lambda method: method.is_on))
+
+
+def layout_compression(value: Any) -> Compression:
+    """A method of compression from what a layout's field may be given: itself, its class, its name, or its JSON.
+
+    Raises:
+        SpecError: There is no such method, or nobody has said what packing takes.
+
+    Example:
+        >>> layout_compression("powersgd-4").label, layout_compression("topk") == layout_compression("topk-1%")
+        ('powersgd', True)
+    """
+    former = FORMER.get(value) if isinstance(value, str) else None
+    found: Compression = Compression.resolve(dict(former) if former else value)
+    if found.is_here and found.codec_passes is None:
+        raise SpecError(
+            f"compression={found.name!r} does not say how often packing reads or writes the gradient, without which no "
+            f"layout can be timed; give its class codec_passes, or use one of {', '.join(compression_names())}"
+        )
+    return found
+
+
+AnyLayoutCompression = Annotated[SerializeAsAny[Compression], BeforeValidator(layout_compression)]
+"""A field that takes a method of compression, its name, its class, its JSON, or a name in `FORMER`."""

@@ -1,0 +1,112 @@
+"""Optimizers of layouts: those that jobs train with, and those that are described only, for predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator, BeforeValidator, SerializeAsAny
+
+from shardscope.errors import unknown_name
+from shardscope.spec import registry
+from shardscope.spec._base import Spec
+from shardscope.spec.optimizer import Optimizer, OptimizerStates
+
+
+class _Published(NamedTuple):
+    states: OptimizerStates
+    source: str
+
+
+PUBLISHED: Mapping[str, _Published] = MappingProxyType(
+    {
+        "adafactor": _Published(
+            OptimizerStates(tensors=0, per_factor=1),
+            "Shazeer and Stern 2018 (arXiv 1804.04235), section 4, without momentum: sums of rows and columns only",
+        ),
+        "adam8bit": _Published(
+            OptimizerStates(tensors=2, element_bytes=1 + 4 / 256),
+            "bitsandbytes: moments of 1 byte, a float32 scale for 256 elements (2,048 in Dettmers et al. 2022, arXiv "
+            "2110.02861); tensors of fewer than 4,096 elements stay in 4 bytes there, which is left out",
+        ),
+        "muon": _Published(
+            OptimizerStates(tensors=1, outside_hidden=1, orthogonalizes=True),
+            "Jordan et al. 2024: one momentum for hidden matrices; the rest is left to AdamW, which has both moments",
+        ),
+    }
+)
+"""Optimizers that nothing here trains with: what they keep, and where that is published."""
+
+
+def _published(name: str) -> str:
+    if name not in PUBLISHED:
+        raise unknown_name("optimizer", name, PUBLISHED)
+    return name
+
+
+class PublishedOptimizer(Spec):
+    """An optimizer that can be predicted and not trained with: a name in `PUBLISHED`."""
+
+    _positional = "name"
+
+    name: Annotated[str, AfterValidator(_published)]
+
+    @property
+    def label(self) -> str:
+        """Its name."""
+        return self.name
+
+    @property
+    def states(self) -> OptimizerStates:
+        """What it keeps."""
+        return PUBLISHED[self.name].states
+
+
+def optimizer_names() -> tuple[str, ...]:
+    """The names of all optimizers that a layout can have."""
+    return tuple(dict.fromkeys([*registry.names(Optimizer), *PUBLISHED]))
+
+
+LayoutOptimizer = Optimizer | PublishedOptimizer
+
+
+def layout_optimizer(value: Any) -> LayoutOptimizer:
+    """An optimizer from what a layout's field may be given: itself, its class, its name, or its JSON.
+
+    Raises:
+        SpecError: There is none of this name, or it does not take these settings.
+    """
+    if isinstance(value, PublishedOptimizer):
+        return value
+    name = value["name"] if isinstance(value, dict) and value.keys() == {"name"} else value
+    if isinstance(name, str) and registry.find(Optimizer, name) is None:
+        if name in PUBLISHED:
+            return PublishedOptimizer(name=name)
+        if isinstance(value, str):
+            raise unknown_name("optimizer", value, optimizer_names())
+    found: Optimizer = Optimizer.resolve(value)
+    return found
+
+
+AnyStates = LayoutOptimizer | OptimizerStates | str
+"""What formulas of memory take for an optimizer."""
+
+
+def states_of(optimizer: AnyStates) -> OptimizerStates:
+    """What an optimizer keeps, by name or object, or as `Compression.optimizer_states` says it.
+
+    Raises:
+        SpecError: There is none of this name.
+
+    Example:
+        >>> states_of("adafactor").per_factor, states_of("lamb").tensors
+        (1, 2)
+    """
+    return optimizer if isinstance(optimizer, OptimizerStates) else layout_optimizer(optimizer).states
+
+
+AnyLayoutOptimizer = Annotated[
+    SerializeAsAny[Optimizer] | PublishedOptimizer, BeforeValidator(layout_optimizer)
+]
+"""A field that takes an optimizer, its name, its class, its JSON, or a name in `PUBLISHED`."""
