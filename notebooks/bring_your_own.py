@@ -74,6 +74,7 @@ class OneScale(ss.PackedCompression):
     """Integers of 8 bits with one scale."""
 
     name = "one-scale"
+    codec_passes = 2.0  # for predictions of layouts: one to find the scale, one to convert
 
     feedback: bool = True
 

@@ -57,8 +57,9 @@ class PackedCompression(Compression):
     @property
     def meets(self) -> Meeting:
         """As `exchange` says, unless packets may be added up."""
-        exchange: Meeting = getattr(self, "exchange", "two-phase")
-        return exchange if self.summed_width is None else "sum"
+        if self.summed_width is not None:
+            return "sum"
+        return "gather" if getattr(self, "exchange", None) == "gather" else "two-phase"
 
     def collectives(
         self, shapes: Shapes, world_size: int, *, plan: Sequence[int] | None = None
