@@ -29,4 +29,4 @@ def test_replicas_buckets_are_those_that_torchs_reducer_cuts(
     come = [torch.zeros(shape, dtype=torch.float64 if wide else torch.float32) for shape in reversed(shapes)]
     cut = dist._compute_bucket_assignment_by_size(come, [num_bytes], [False] * len(come))[0]
     expected = [[tuple(come[index].shape) for index in bucket] for bucket in cut]
-    assert replica_buckets(shapes, num_bytes / 2**20, element_bytes=8 if wide else 4) == expected
+    assert replica_buckets(shapes[::-1], num_bytes / 2**20, element_bytes=8 if wide else 4) == expected
