@@ -292,6 +292,59 @@ def test_it_is_an_axis_of_a_study_with_its_settings(tmp_path: Path) -> None:
         ss.Space({"lr_schedule[sawtooth].perod": (2, 5)})
 
 
+class TestStudiesOfOtherCode:
+    @pytest.fixture
+    def tuned(self, tmp_path: Path) -> Any:
+        """What begins the study and goes on with it."""
+        ss.register(run_cell(0.5))
+
+        def tune(trials: int, **about: Any) -> Any:
+            options = {"name": "mine", "baselines": False, "progress": False, "root": tmp_path}
+            return ss.tune(trials=trials, **options, **about)
+
+        return tune
+
+    @pytest.mark.parametrize(
+        ("changes", "space"),
+        [
+            ({}, {"lr_schedule": ["constant", "sawtooth"]}),
+            ({"lr_schedule": "sawtooth"}, {"optimizer.lr": (1e-3, 1e-2, "log")}),
+        ],
+        ids=["in the space", "in the job"],
+    )
+    def test_it_is_said_that_the_code_is_another(
+        self, tuned: Any, changes: dict[str, Any], space: Any
+    ) -> None:
+        assert len(tuned(1, job=job_of(**changes), space=space).trials) == 1
+        ss.register(run_cell(0.8))
+        with pytest.raises(
+            ss.StudyError,
+            match="study 'mine' was begun otherwise: lr_schedule='sawtooth' had other code; go on",
+        ):
+            tuned(2, job=job_of(**changes), space=space)
+        with pytest.raises(
+            ss.StudyError,
+            match="'mine' was begun with other code of lr_schedule='sawtooth'; define it as it was",
+        ):
+            tuned(2)
+        ss.register(run_cell(0.5))
+        assert len(tuned(2).trials) == 2
+        assert len(tuned(3, job=job_of(**changes), space=space).trials) == 3
+
+    def test_one_that_does_not_say_is_gone_on_with(self, tuned: Any) -> None:
+        space = ss.Space({"lr_schedule": ["constant", "sawtooth"]})
+        old, new = (Definition(job=job_of(), space=space, objectives=("loss",), code=code)
+                    for code in (None, {"lr_schedule='sawtooth'": "0"}))  # fmt: skip
+        assert old.difference(new) is None
+        assert old.require_code(study="mine") is None
+
+    def test_where_the_class_is_not_defined_no_trial_is_begun(self, tuned: Any) -> None:
+        tuned(1, job=job_of(lr_schedule="sawtooth"), space={"optimizer.lr": (1e-3, 1e-2, "log")})
+        registry._of_users.clear()
+        with pytest.raises(ss.SpecError, match="the code of 'sawtooth' is not part of this job.json"):
+            tuned(2)
+
+
 def test_it_is_checked_against_one_process() -> None:
     report = ss.check(job_of(lr_schedule=run_cell()(), world_size=2), steps=4)
     assert report.passed, report

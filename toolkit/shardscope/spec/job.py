@@ -15,7 +15,7 @@ from shardscope.spec.compression import AnyCompression, Compression
 from shardscope.spec.data import check_compatible
 from shardscope.spec.link import LinkOrName
 from shardscope.spec.lr_schedule import AnyLRSchedule, LRSchedule
-from shardscope.spec.method import Method
+from shardscope.spec.method import Method, methods_in
 from shardscope.spec.models import model_config
 from shardscope.spec.noise_scale import check_noise_scale
 from shardscope.spec.numbers import Count, CountOrZero, Seed
@@ -270,15 +270,17 @@ class Job(Spec):
             parts.insert(1, self.compression.name)
         return self.name or "-".join(parts)
 
+    def methods(self) -> Iterator[tuple[str, Method]]:
+        """The job's methods by the fields that they stand in; a method within a method as in ``strategy.schedule``."""
+        for field in type(self).model_fields:
+            yield from methods_in(field, getattr(self, field))
+
     @property
     def user_code(self) -> dict[str, UserCode]:
-        """The code of the user's, by the field that it stands in: functions, and classes of methods.
-
-        A method within a method stands under both fields, as in ``strategy.schedule``.
-        """
-        return dict(
-            found for name in type(self).model_fields for found in _code_in(name, getattr(self, name))
-        )
+        """The code of the user's, by the field that it stands in: functions, and classes of methods."""
+        functions = ((field, getattr(self, field)) for field in type(self).model_fields)
+        classes = ((place, method.user_code) for place, method in self.methods())
+        return {place: code for place, code in (*functions, *classes) if isinstance(code, UserCode)}
 
     def require_code(self) -> None:
         """Refuse a job that names functions or methods whose code is not known.
@@ -286,12 +288,10 @@ class Job(Spec):
         Raises:
             SpecError: It names one, and says where its code is to be had.
         """
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            for method in _methods_in(value):
-                method.require_here()
-            if isinstance(value, UserCode):
-                _ = value.function  # raises
+        for _, method in self.methods():
+            method.require_here()
+        for code in self.user_code.values():
+            _ = code.function  # raises
 
     def with_user_code(self, code: Mapping[str, Callable[..., Any]]) -> Self:
         """This job with functions, and classes of methods, in place of their names.
@@ -309,25 +309,6 @@ class Job(Spec):
                 else _with_code(owner, value)
             )
         return self.replace(**changes)
-
-
-def _methods_in(value: Any) -> Iterator[Method]:
-    """The method in a field, and those in its settings."""
-    if isinstance(value, Method):
-        yield value
-        for each in value.settings.values():
-            yield from _methods_in(each)
-
-
-def _code_in(place: str, value: Any) -> Iterator[tuple[str, UserCode]]:
-    """The code in a field, and in the settings of a method that stands there."""
-    code = value.user_code if isinstance(value, Method) else value
-    if isinstance(code, UserCode):
-        yield place, code
-    if isinstance(value, Method):
-        for setting, each in value.settings.items():
-            if isinstance(each, Method):
-                yield from _code_in(f"{place}.{setting}", each)
 
 
 def _with_code(named: Any, code: Callable[..., Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from functools import cache
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
@@ -221,6 +222,14 @@ class Method(Spec, metaclass=_ByName):
         """What JSON says besides of a method that is not built in."""
         found = {"code": self.code_digest(), "package": registry.package_of(type(self))}
         return {key: text for key, text in found.items() if text is not None}
+
+
+def methods_in(place: str, value: Any) -> Iterator[tuple[str, Method]]:
+    """The method in a field, if there is one, and those in its settings, each with its place: ``strategy.schedule``."""
+    if isinstance(value, Method):
+        yield place, value
+        for setting, each in value.settings.items():
+            yield from methods_in(f"{place}.{setting}", each)
 
 
 class _Unloaded(Method):

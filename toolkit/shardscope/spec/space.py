@@ -30,9 +30,10 @@ from shardscope.spec import registry
 from shardscope.spec._base import Spec
 from shardscope.spec.compression import Compression
 from shardscope.spec.lr_schedule import LRSchedule
-from shardscope.spec.method import Method
+from shardscope.spec.method import Method, methods_in
 from shardscope.spec.numbers import Count, Number
 from shardscope.spec.optimizer import Optimizer
+from shardscope.spec.strategy import Strategy
 
 _KINDS: Mapping[str, type[Method]] = {
     "optimizer": Optimizer, "compression": Compression, "lr_schedule": LRSchedule,
@@ -317,6 +318,14 @@ class Space(Spec):
             not isinstance(parameter, Choices) or set(parameter.values) - set(LR_RULES)
         ):
             raise SpecError(f"space['lr_rule'] takes choices among {', '.join(LR_RULES)}, got {parameter!r}")
+
+    def methods(self) -> Iterator[tuple[str, Method]]:
+        """The methods that it may choose, by the setting that chooses them; one within another as in a job."""
+        kinds: dict[str, type[Method]] = {**_KINDS, "strategy": Strategy}
+        for axis, kind in kinds.items():
+            parameter = self.parameters.get(axis)
+            for value in parameter.values if isinstance(parameter, Choices) else ():
+                yield from methods_in(axis, kind.resolve(value))
 
     def active(self, chosen: Mapping[str, Value], defaults: Mapping[str, str]) -> Iterator[str]:
         """The names to draw, each once what it depends on is in `chosen`; choices of branches come first.

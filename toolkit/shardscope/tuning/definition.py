@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from shardscope.spec import Job
+from shardscope.errors import StudyError
+from shardscope.spec import Job, registry
 from shardscope.spec._base import Spec
 from shardscope.spec.space import Parameter, PowersOfTwo, Space
 from shardscope.spec.user_code import label_of
@@ -35,6 +36,8 @@ class Definition(Spec):
 
     None where that was not written down, and so cannot be compared.
     """
+    code: dict[str, str] | None = None
+    """Of the user's own methods that job and space name, what `code_of` found; None where that was not written down."""
 
     @model_validator(mode="after")
     def _possible(self) -> Definition:
@@ -64,6 +67,24 @@ class Definition(Spec):
         )
         return {"job": words, **({} if self.batches is None else {"batches": self.batches})}
 
+    def require_code(self, *, study: str) -> None:
+        """Refuse to run trials by other code than the study was begun with.
+
+        Args:
+            study: Its name, for the message.
+
+        Raises:
+            StudyError: A method of the user's own has other code here.
+            SpecError: One is not here at all.
+        """
+        changed = _changed(self.code or {}, {**(self.code or {}), **code_of(self.job, self.space)})
+        if changed:
+            raise StudyError(
+                f"study {study!r} was begun with other code of {changed}; define it as it was then, or begin a "
+                "study of another name"
+            )
+        self.job.require_code()
+
     def with_batches_of(self, begun: Definition) -> Definition:
         """Itself with the batches that a study was begun with, where these were left to the study both times."""
         if self.batch_range is None or begun.batch_range is None:
@@ -78,6 +99,10 @@ class Definition(Spec):
 
     def difference(self, other: Definition) -> str | None:
         """What another definition has otherwise, as a clause; None where nothing is."""
+        known = {key: text for key, text in (other.code or {}).items() if key in (self.code or {})}
+        recoded = _changed(known, self.code or {})
+        if recoded:
+            return f"{recoded} had other code"
         if self.job.model_dump() != other.job.model_dump():
             changed = _changed(self.job.model_dump(), other.job.model_dump())
             return f"the job has another {changed}"
@@ -93,6 +118,20 @@ class Definition(Spec):
         if self.objectives != other.objectives:
             return f"the objectives were {', '.join(self.objectives)}"
         return None if self.equal == other.equal else f"equal was {self.equal!r}"
+
+
+def code_of(job: Job, space: Space) -> dict[str, str]:
+    """Digests of the code of the user's own methods that a job and a space name, as it is here.
+
+    By where and what they are: ``lr_schedule='sawtooth'``.
+    """
+    found = {}
+    for place, method in (*job.methods(), *space.methods()):
+        cls = type(method) if method.is_here else registry.find(method.base_class(), method.name)
+        digest = None if cls is None else cls.code_digest()
+        if digest is not None:
+            found[f"{place}={method.name!r}"] = digest
+    return found
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ from shardscope.spec.space import Space
 from shardscope.spec.user_code import label_of
 from shardscope.tuning import records as rows
 from shardscope.tuning.apply import apply
-from shardscope.tuning.definition import Definition
+from shardscope.tuning.definition import Definition, code_of
 from shardscope.tuning.driver import Driver, Pruner
 from shardscope.tuning.feasible import MemoryLimit
 from shardscope.tuning.foreign import check_trials
@@ -122,7 +122,7 @@ class Session:
             definition = _define(
                 held.job, held.space if space is None else space, held.objectives if objectives is None else objectives,
                 held.own if objectives is None else own, held.equal if equal == "samples" else equal,
-                baselines=held.baselines,
+                baselines=held.baselines, code=held.code,
             )  # fmt: skip
         else:
             if isinstance(job, Job):
@@ -169,7 +169,7 @@ class Session:
             study, ledger, definition, trials, folder / "trials", own, parallel, pruner=judge,
             feasibility=limit,
             choose=EqualBudgets(definition.space) if has_baselines else None,
-            seed=None if is_new else seed_it,
+            seed=None if is_new else partial(_go_on, definition, seed_it, study=name),
         )  # fmt: skip
         return cls(study, definition, driver, folder, storage)
 
@@ -275,6 +275,12 @@ class Session:
         self.study.set_user_attr(f"{PINNED}:{number}", is_pinned)  # one each, so that nobody's is overwritten
 
 
+def _go_on(definition: Definition, seed_it: Callable[[], None], *, study: str) -> None:
+    """What whoever did not make a study does when it begins to run trials."""
+    definition.require_code(study=study)
+    seed_it()
+
+
 def _seed(study: optuna.Study, ledger: Ledger, definition: Definition, *, is_maker: bool) -> None:
     """Have the settings that a study is to run first in its queue."""
     if definition.baselines:
@@ -313,7 +319,9 @@ def _define(
     equal: Literal["samples", "steps"],
     *,
     baselines: bool | None,
+    code: Mapping[str, str] | None = None,
 ) -> Definition:
+    """What is asked; `code` is that of a study that is there already, and None takes it as it is here."""
     if not isinstance(job, Job):
         raise SpecError(f"tune takes a Job, got {type(job).__name__}; write ss.tune(ss.Job(...))")
     if isinstance(objectives, str):
@@ -326,8 +334,9 @@ def _define(
         space = with_baselines(space)
     names = tuple(DEFAULT_OBJECTIVES if objectives is None else objectives)
     return Definition(
-        job=job, space=space, objectives=names, own=tuple(own), equal=equal, baselines=baselines
-    )
+        job=job, space=space, objectives=names, own=tuple(own), equal=equal, baselines=baselines,
+        code=code_of(job, space) if code is None else dict(code),
+    )  # fmt: skip
 
 
 def _stored(
