@@ -23,7 +23,7 @@ GROUND = {"errors", "_compat"}
 FIRST = GROUND | {"spec"}
 ENGINES = FIRST | {"training", "analytic"}
 SECOND = ENGINES | {"methods", "export"}
-THIRD = SECOND | {"runtime", "simulate"}
+THIRD = SECOND | {"prediction", "runtime", "simulate"}
 MAY_IMPORT = {
     "elsewhere": set(),
     "errors": {"elsewhere"},
@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "analytic": FIRST,
     "methods": ENGINES,
     "export": FIRST,
+    "prediction": SECOND,
     "runtime": SECOND,
     "simulate": SECOND,
     "tuning": THIRD,
