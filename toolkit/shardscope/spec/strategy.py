@@ -15,8 +15,6 @@ from shardscope.spec.look import YOUR_OWN, Look
 from shardscope.spec.method import Method, required
 
 if TYPE_CHECKING:
-    from shardscope.analytic.communication import Traffic
-    from shardscope.analytic.job_step import JobStep
     from shardscope.spec.job import Job
 
 FAMILIES = (
@@ -181,14 +179,15 @@ class Strategy(Method):
         """
         return None
 
-    def traffic(self, step: JobStep) -> Traffic | None:  # noqa: ARG002
+    def traffic(self, step: Any) -> Any:  # noqa: ARG002
         """What each rank sends in one step, by the names under which a run counts it.
 
         Args:
-            step: Of a job whose strategy this is.
+            step: The `shardscope.analytic.job_step.JobStep` of a job whose strategy this is.
 
         Returns:
-            Bytes and messages by collective and rank; None where nothing is known.
+            Bytes and messages by collective and rank, a `shardscope.analytic.communication.Traffic`; None where nothing
+            is known.
         """
         return None
 
