@@ -38,7 +38,7 @@ BAD: list[tuple[dict[str, Any], Transformer, str]] = [
     ({"pipeline": 2, "schedule": "interleaved"}, DENSE, "the interleaved schedule holds 2 or more stages a rank"),
     (
         {"pipeline": 2, "schedule": "interleaved", "virtual_stages": 2, "global_batch": 3}, DENSE,
-        "num_micro_batches=3 is no multiple of pipeline=2",
+        "num_micro_batches=3 is not a multiple of pipeline=2",
     ),
     (
         {"pipeline": 2, "schedule": "dualpipev", "virtual_stages": 2, "global_batch": 3}, DENSE,

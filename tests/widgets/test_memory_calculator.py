@@ -74,7 +74,7 @@ def test_controls_and_traits_move_together(calculator):
 
 def test_a_layout_that_cannot_be_is_refused_in_place_and_forgiven(calculator):
     calculator.global_batch = 1537
-    assert calculator.problem.startswith("global_batch=1537 is no multiple of data=8 x micro_batch=4")
+    assert calculator.problem.startswith("global_batch=1537 is not a multiple of data=8 x micro_batch=4")
     assert "global_batch=1537" in calculator._problem.value
     assert calculator.figure.layout.display == "none"
     assert calculator._words.value == calculator._table.value == ""

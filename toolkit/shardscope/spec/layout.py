@@ -130,6 +130,6 @@ class Layout(Spec):
         Example:
             >>> Layout(data=2, global_batch=3).check()
             Traceback (most recent call last):
-            shardscope.errors.SpecError: global_batch=3 is no multiple of data=2 x micro_batch=1 = 2; use for example 4
+            shardscope.errors.SpecError: global_batch=3 is not a multiple of data=2 x micro_batch=1 = 2; use for example 4
         """
         layout_rules.check(self, model, cluster)

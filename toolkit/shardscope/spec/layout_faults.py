@@ -34,7 +34,7 @@ def uneven_keys(model: Transformer, tensor: Numbers) -> Broken:
 
 
 def uneven_batch(global_batch: int, data: Numbers, micro_batch: Numbers = 1) -> Broken:
-    """The batch is no multiple of replicas x micro-batch."""
+    """The batch is not a multiple of replicas x micro-batch."""
     return indivisible(global_batch, data * micro_batch)
 
 

@@ -55,7 +55,7 @@ def _batch(layout: Layout) -> Iterator[str]:
     if faults.uneven_batch(layout.global_batch, layout.data, layout.micro_batch):
         nearest = max(1, round(layout.global_batch / unit)) * unit
         yield (
-            f"global_batch={layout.global_batch} is no multiple of data={layout.data} x "
+            f"global_batch={layout.global_batch} is not a multiple of data={layout.data} x "
             f"micro_batch={layout.micro_batch} = {unit}; use for example {nearest}"
         )
 
@@ -95,7 +95,7 @@ def _schedule(layout: Layout) -> Iterator[str]:
         yield f"virtual_stages={held}: the {layout.schedule} schedule holds {allowed} stages a rank; use {allowed}"
     if faults.uneven_rounds(schedule, layout.pipeline, layout.num_micro_batches):
         yield (
-            f"num_micro_batches={layout.num_micro_batches} is no multiple of pipeline={layout.pipeline}, which the "
+            f"num_micro_batches={layout.num_micro_batches} is not a multiple of pipeline={layout.pipeline}, which the "
             f"{layout.schedule} schedule needs; change global_batch, micro_batch or data"
         )
     if faults.too_few_microbatches(schedule, layout.pipeline, layout.num_micro_batches):

@@ -16,7 +16,7 @@ def interleaved(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]
     """Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021, section 2.2.
 
     Two more warm-up forwards for each hop to the last rank, then forwards and backwards by turns. A round has
-    p micro-batches, or evenly more where their number is no multiple of p.
+    p micro-batches, or evenly more where their number is not a multiple of p.
     """
     forwards, backwards, warmup = _lanes(rank, ranks, microbatches, held, hop=2)
     ops = [Op("F", *item) for item in forwards[:warmup]]
