@@ -22,7 +22,7 @@ CLUSTER = Cluster(
 )  # fmt: skip
 
 BAD: list[tuple[dict[str, Any], Transformer, str]] = [
-    ({"data": 2, "global_batch": 3}, DENSE, "no multiple of data=2 x micro_batch=1 = 2; use for example 4"),
+    ({"data": 2, "global_batch": 3}, DENSE, "not a multiple of data=2 x micro_batch=1 = 2; use for example 4"),
     ({"tensor": 16}, DENSE, "tensor=16 does not divide heads=8 of dense; use one of 1, 2, 4, 8"),
     ({"tensor": 3}, DENSE, "tensor=3 does not divide heads=8"),
     ({"pipeline": 16}, DENSE, "16 stages are more than the 8 layers of dense; use at most 8"),

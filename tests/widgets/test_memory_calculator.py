@@ -113,7 +113,7 @@ def test_what_no_control_offers_is_refused_and_the_last_choice_stays(calculator)
     assert calculator.device == "a100-80gb"
     calculator.controls["global_batch"].value = 0
     assert calculator.global_batch == 1
-    assert "global_batch=1 is no multiple" in calculator.problem
+    assert "global_batch=1 is not a multiple" in calculator.problem
 
 
 def test_offloading_says_what_the_host_holds(calculator):

@@ -128,8 +128,8 @@ class Layout(Spec):
             SpecError: The first rule of `spec.layout_rules` that is broken, with the way out.
 
         Example:
-            >>> Layout(data=2, global_batch=3).check()
+            >>> Layout(data=2, global_batch=3).check()  # doctest: +ELLIPSIS
             Traceback (most recent call last):
-            shardscope.errors.SpecError: global_batch=3 is not a multiple of data=2 x micro_batch=1 = 2; use for example 4
+            shardscope.errors.SpecError: global_batch=3 is not a multiple of data=2 x micro_batch=1 = 2; use ...
         """
         layout_rules.check(self, model, cluster)
