@@ -41,7 +41,7 @@ def test_dragging_a_slider_turns_the_verdict(calculator):
     calculator.kernel("calculator.set_trait('global_batch', 1537)")
     problem = page.locator(f"{LAB} .ss-problem")
     problem.wait_for(timeout=60_000)
-    assert "global_batch=1537 is no multiple" in problem.inner_text()
+    assert "global_batch=1537 is not a multiple" in problem.inner_text()
     page.locator(f"{LAB} .js-plotly-plot").wait_for(state="hidden", timeout=60_000)
     calculator.kernel("calculator.set_trait('global_batch', 1536)")
     page.locator(f"{LAB} .js-plotly-plot").wait_for(timeout=60_000)
