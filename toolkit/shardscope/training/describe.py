@@ -46,6 +46,8 @@ def describe(
     name: str | None = None,
     memory: bool = False,
     autocast: torch.dtype | None = None,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    targets: Any = None,
 ) -> LayerTable:
     """The layers of `module`, in the order in which they run on `example`.
 
@@ -58,6 +60,8 @@ def describe(
         name: Of the described model; None for the module's class.
         memory: Trace a training step too.
         autocast: The short format that the step's matrix products compute in; None for that of the weights.
+        loss: Of the step, from the module's output and `targets`; None for a stand-in that holds nothing.
+        targets: Of the example's samples.
 
     Raises:
         SpecError: The example holds no tensor, or the module needs real data to run.
@@ -75,11 +79,13 @@ def describe(
         with FakeTensorMode(allow_non_fake_inputs=True):  # tensors that functions have closed over
             inputs = _inputs(arguments, module)
             rows = _Trace(_shadow(module), inputs).run()
-            step = (
-                trace_step(lambda: _shadow(module), inputs, samples, autocast=_autocast(module, autocast))
-                if memory
-                else None
-            )
+            step = None
+            if memory:
+                (shapes,) = tuple(_inputs((targets,), module))
+                step = trace_step(
+                    lambda: _shadow(module), inputs, samples, autocast=_autocast(module, autocast),
+                    loss=None if loss is None else lambda output: loss(output, shapes),
+                )  # fmt: skip
     except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise SpecError(

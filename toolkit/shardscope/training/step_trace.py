@@ -1,9 +1,9 @@
 """What is alive at each moment of a module's training step, traced on shapes.
 
-The module's forward pass, a stand-in for its loss and the backward pass run on fake tensors, once for each way to
+The module's forward pass, its loss or a stand-in for one, and the backward pass run on fake tensors, once for each way to
 recompute. Units are marked as FSDP2 marks them: by an identity around a block's inputs, whose backward runs when the
-block's is over, and by hooks on its outputs' gradients, which run when it begins. What the loss holds besides the
-scores is left to the formulas.
+block's is over, and by hooks on its outputs' gradients, which run when it begins. Where no loss is given, what it holds
+besides the scores is left to the formulas.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from shardscope.spec.model.step import (
     StepTrace,
 )
 from shardscope.training.data.batches import call
+from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.ledger import Freed, Ledger, Made, Placed
 from shardscope.training.memory.storages import Storages
 from shardscope.training.models import units_of
@@ -55,6 +56,7 @@ def trace_step(
     samples: int,
     *,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    loss: Callable[[Any], Tensor] | None = None,
 ) -> StepTrace:
     """Trace a step for each way to recompute; called inside a mode of fake tensors.
 
@@ -63,8 +65,11 @@ def trace_step(
         inputs: Fake tensors.
         samples: How many the inputs hold.
         autocast: The context of the forward pass.
+        loss: Of the module's output; None for a stand-in that holds nothing.
     """
-    steps = {mode: _Step(make(), inputs, cast(RecomputeMode, mode), autocast) for mode in RECOMPUTE_MODES}
+    steps = {
+        mode: _Step(make(), inputs, cast(RecomputeMode, mode), autocast, loss) for mode in RECOMPUTE_MODES
+    }
     moments = {mode: step.run(samples) for mode, step in steps.items()}
     plain = steps["none"]
     names = {id(module): name for name, module in plain.module.named_modules()}
@@ -81,6 +86,9 @@ def trace_step(
         gradient_order=plain.gradient_order,
         pieces=tuple(_pieces(make(), inputs, samples, autocast)),
         moments=moments,
+        saved_bytes={} if loss is None else {mode: step.saved.peak / samples for mode, step in steps.items()},
+        num_operations=plain.ledger.num_operations,
+        moved_bytes=plain.ledger.moved_bytes / samples,
     )
 
 
@@ -93,14 +101,16 @@ class _Step:
         inputs: Arguments,
         mode: RecomputeMode,
         autocast: Callable[[], AbstractContextManager[Any]],
+        loss: Callable[[Any], Tensor] | None,
     ) -> None:
         self.module, self.inputs, self.autocast = apply_recompute(module, mode), inputs, autocast
+        self.loss = loss
         self.units = units_of(module)
         self.owner = {id(parameter): 0 for parameter in module.parameters()}
         self.owner |= {id(p): number for number, unit in enumerate(self.units, 1) for p in unit.parameters()}
         held = Storages()
         held.add("held", [*module.parameters(), *module.buffers(), *_tensors(inputs)])
-        self.ledger = Ledger(held, self._note)
+        self.ledger, self.saved = Ledger(held, self._note), Activations(held)
         self.mark = Mark("forward", 0, 0)
         self.output_bytes = self.num_outputs = 0
         self._places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
@@ -118,8 +128,10 @@ class _Step:
         for parameter in self.module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._placed)
-        with self.ledger:
-            self._loss().backward()
+        with self.ledger, self.saved.active():
+            loss = self._loss()
+            self.note("loss", 0, 0)
+            loss.backward()
         self.note("leave", 0, self.mark.done)
         if self.mark.unit:  # its inputs needed no gradient, so nothing told of its end
             self.note("leave", self.mark.unit, self.mark.done)
@@ -144,8 +156,24 @@ class _Step:
             raise ValueError("its output needs no gradient, so there is no training step to trace")
         self.output_bytes = sum(leaf.nbytes for leaf in scores)
         self.num_outputs = sum(leaf.numel() for leaf in scores)
+        if self.loss is not None:
+            return self._given_loss(output, scores, self.loss)
         loss: Tensor = _Loss.apply(self, *scores)  # type: ignore[no-untyped-call]
         return loss
+
+    def _given_loss(self, output: Any, scores: list[Tensor], loss: Callable[[Any], Tensor]) -> Tensor:
+        """The loss itself, whose backward pass ends when the gradients of the scores are there."""
+        for tensor in scores:
+            tensor.register_hook(lambda _: self._enter_backward())
+        self.mark = Mark("loss", 0, 0)
+        with self.autocast():
+            return loss(output)
+
+    def _enter_backward(self) -> None:
+        """The backward pass comes to the module from its loss."""
+        if self.mark.phase == "loss":
+            self.note("turn", 0, 0)
+            self.mark = Mark("backward", 0, 0)
 
     def _watch(self, unit: nn.Module, number: int) -> None:
         def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -208,7 +236,6 @@ class _Loss(Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> Any:
         step: _Step = ctx.step
-        step.note("loss", 0, 0)
         step.mark = Mark("backward", 0, 0)
         gradients = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like]
         step.note("turn", 0, 0)

@@ -9,8 +9,8 @@ held all the time (`analytic.memory.held`) and what the strategy holds just then
 - **stages 2 and 3** hold shards, and beside them what `analytic.memory.fully_sharded` lists. A reduction that falls
   behind the backward pass keeps its buffer for longer; here each is over when the next unit's begins.
 
-The loss, a cross-entropy, adds the scores' log-softmax and two gradients of their size, of the log-softmax and of the
-scores. The optimizer's step is one more moment: all gradients, with nothing saved. The rules were found in the
+A loss that was not traced with the module is taken to be a cross-entropy, which adds the scores' log-softmax and two
+gradients of their size, of the log-softmax and of the scores. The optimizer's step is one more moment: all gradients, with nothing saved. The rules were found in the
 operations that `torch.distributed._tools.MemTracker` (torch 2.13, CPU) lists, and are held against its peaks.
 """
 
@@ -42,7 +42,7 @@ class ModuleMemory(NamedTuple):
     work: float
     """What the optimizer and the ring keep to work in."""
     activations: float
-    """Saved for the backward pass, at the end of the forward pass and its loss."""
+    """Saved for the backward pass, at most."""
     peak: float
     """The most that is held at once over the step, all kinds together."""
 
@@ -59,8 +59,9 @@ def module_memory(
     data_parallel: int = 1,
     rank: int = 0,
     bucket_mb: float = 25.0,
+    accumulates: bool = False,
 ) -> ModuleMemory:
-    """Memory of one float32 training step with cross-entropy, on one of `data_parallel` devices.
+    """Memory of one float32 training step, on one of `data_parallel` devices.
 
     Recomputation and shards need a traced step; without one, the layers' own figures are used. What does not grow with
     the batch (BatchNorm's statistics, positions) is taken to: where it matters, trace on as many samples as `batch`.
@@ -68,7 +69,7 @@ def module_memory(
     Args:
         table: Traced by `Model.from_module`, with ``memory=True`` for its step.
         batch: Samples of the device's step, at least 1.
-        scores_bytes: Of the model's output, for one sample; None for what was traced.
+        scores_bytes: Of the model's output, for one sample, where no loss was traced; None for what was.
         optimizer: Its name, an `Optimizer`, or the `OptimizerStates` that it keeps.
         data_bytes: Inputs and targets that are held all the time, for one sample.
         recompute: ``none``, ``selective`` or ``full``, as a job's.
@@ -76,6 +77,7 @@ def module_memory(
         data_parallel: N, the devices that hold the model together.
         rank: Which of them; the first hold most where a cut is uneven.
         bucket_mb: MiB of a gradient bucket under stage 1.
+        accumulates: Whether gradients of an earlier micro-batch are there from the start.
 
     Raises:
         SpecError: A field is outside its range, or needs a traced step where there is none.
@@ -90,26 +92,31 @@ def module_memory(
         raise SpecError(f"batch={batch} is no number of samples; give at least 1")
     sharding = Sharding(zero_stage, data_parallel, rank, bucket_mb)
     check_sharding(sharding)
-    scores = _scores_bytes(table) if scores_bytes is None else scores_bytes
     held, moments = held_of(table, optimizer, sharding), moments_of(table, recompute)
-    at_loss = moments.phase == "loss"
-    alive = batch * (moments.activations + AT_THE_LOSS * scores * at_loss) + LOSS_BYTES * at_loss
-    most = max(float((alive + _of_parameters(table, moments, sharding)).max()), held.gradients)
+    alive, saved = batch * moments.activations, table.step.saved_bytes.get(recompute) if table.step else None
+    if saved is None:
+        at_loss = moments.phase == "loss"
+        scores = _scores_bytes(table) if scores_bytes is None else scores_bytes
+        alive += (batch * AT_THE_LOSS * scores + LOSS_BYTES) * at_loss
+        saved = float(moments.activations[at_loss][0]) + scores + LOSS_BYTES / batch
+    whole = _of_parameters(table, moments, sharding, accumulates=accumulates)
+    most = max(float((alive + whole).max()), held.gradients)
     states = held.parameters + held.optimizer + held.work + held.buffers
-    saved = batch * (float(moments.activations[at_loss][0]) + scores) + LOSS_BYTES
     peak = states + batch * data_bytes + most
-    return ModuleMemory(held.parameters, held.gradients, held.optimizer, held.work, saved, peak)
+    return ModuleMemory(held.parameters, held.gradients, held.optimizer, held.work, batch * saved, peak)
 
 
-def _of_parameters(table: LayerTable, moments: Moments, sharding: Sharding) -> Floats:
+def _of_parameters(table: LayerTable, moments: Moments, sharding: Sharding, *, accumulates: bool) -> Floats:
     """Gradients and gathered parameters at each moment."""
     if sharding.stage < 2:
-        kept = moments.unit_gradients.sum() if sharding.keeps_gradients else moments.in_place
-        whole: Floats = moments.arriving + kept
+        keeps = sharding.keeps_gradients or accumulates
+        whole: Floats = moments.arriving + (moments.unit_gradients.sum() if keeps else moments.in_place)
         return whole
     assert table.step is not None
     units = units_of(table.step, sharding.ranks)
-    return beside_the_shards(moments, units, stage=sharding.stage, ranks=sharding.ranks)
+    return beside_the_shards(
+        moments, units, stage=sharding.stage, ranks=sharding.ranks, accumulates=accumulates
+    )
 
 
 def _scores_bytes(table: LayerTable) -> float:

@@ -86,6 +86,13 @@ class StepTrace(Spec):
     """In the order in which they run; none where the module cannot be cut."""
     moments: dict[str, tuple[Moment, ...]]
     """By what is recomputed: ``none``, ``selective``, ``full``."""
+    saved_bytes: dict[str, NonNegativeFloat] = {}
+    """The most that is saved for the backward pass, for one sample, by what is recomputed; none where the loss was not
+    traced, and moments hold only the model."""
+    num_operations: Total = 0
+    """Operations of the step that compute something, views left out."""
+    moved_bytes: NonNegativeFloat = 0.0
+    """What they read and write, for one sample."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
