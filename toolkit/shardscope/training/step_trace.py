@@ -1,9 +1,9 @@
 """What is alive at each moment of a module's training step, traced on shapes.
 
-The module's forward pass, its loss or a stand-in for one, and the backward pass run on fake tensors, once for each way to
-recompute. Units are marked as FSDP2 marks them: by an identity around a block's inputs, whose backward runs when the
-block's is over, and by hooks on its outputs' gradients, which run when it begins. Where no loss is given, what it holds
-besides the scores is left to the formulas.
+The module's forward pass, its loss or a stand-in for one, and the backward pass run on fake tensors, once for each way
+to recompute. Units are marked as FSDP2 marks them: by an identity around a block's inputs, whose backward runs when the
+block's is over, and by hooks on its outputs' gradients, which run when it begins. Where no loss is given, what
+it holds besides the scores is left to the formulas.
 """
 
 from __future__ import annotations

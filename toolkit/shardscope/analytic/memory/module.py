@@ -10,8 +10,9 @@ held all the time (`analytic.memory.held`) and what the strategy holds just then
   behind the backward pass keeps its buffer for longer; here each is over when the next unit's begins.
 
 A loss that was not traced with the module is taken to be a cross-entropy, which adds the scores' log-softmax and two
-gradients of their size, of the log-softmax and of the scores. The optimizer's step is one more moment: all gradients, with nothing saved. The rules were found in the
-operations that `torch.distributed._tools.MemTracker` (torch 2.13, CPU) lists, and are held against its peaks.
+gradients of their size, of the log-softmax and of the scores. The optimizer's step is one more moment: all gradients,
+with nothing saved. The rules were found in the operations that `torch.distributed._tools.MemTracker` (torch 2.13, CPU)
+lists, and are held against its peaks.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import prod
 from typing import Literal, Self
 
-from pydantic import NonNegativeFloat, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
@@ -86,13 +86,13 @@ class StepTrace(Spec):
     """In the order in which they run; none where the module cannot be cut."""
     moments: dict[str, tuple[Moment, ...]]
     """By what is recomputed: ``none``, ``selective``, ``full``."""
-    saved_bytes: dict[str, NonNegativeFloat] = {}
+    saved_bytes: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     """The most that is saved for the backward pass, for one sample, by what is recomputed; none where the loss was not
     traced, and moments hold only the model."""
     num_operations: Total = 0
     """Operations of the step that compute something, views left out."""
     moved_bytes: NonNegativeFloat = 0.0
-    """What they read and write, for one sample."""
+    """What those that are no products of matrices read and write, for one sample."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

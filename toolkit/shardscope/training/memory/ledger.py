@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from shardscope.training.memory.storages import Storages, storages
 
@@ -57,7 +58,7 @@ class Ledger(TorchDispatchMode):
     Attributes:
         events: What happened, in order; a caller may put in what else it wants to find among them.
         num_operations: That have computed something; views have not.
-        moved_bytes: What those have read and written.
+        moved_bytes: What those have read and written, products of matrices left out, whose time is in their FLOP.
     """
 
     def __init__(self, held: Storages, after: Callable[[], None]) -> None:
@@ -77,7 +78,8 @@ class Ledger(TorchDispatchMode):
         made = [self._serial(storage) for storage in _storages_in(results)]
         if not func.is_view:
             self.num_operations += 1
-            self.moved_bytes += sum(leaf.nbytes for leaf in _tensors_in((args, results)))
+            if func.overloadpacket not in flop_registry:
+                self.moved_bytes += sum(leaf.nbytes for leaf in _tensors_in((args, results)))
         if func in _PASSED_ON:
             taken = {self._serial(storage) for storage in _storages_in(args)}
             self._sums.append((set(made), taken))
