@@ -76,7 +76,7 @@ class Ledger(TorchDispatchMode):
     ) -> Any:
         results = func(*args, **(kwargs or {}))
         made = [self._serial(storage) for storage in _storages_in(results)]
-        if not func.is_view:
+        if made and not func.is_view:
             self.num_operations += 1
             if func.overloadpacket not in flop_registry:
                 self.moved_bytes += sum(leaf.nbytes for leaf in _tensors_in((args, results)))
