@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "methods": ENGINES,
     "export": FIRST,
     "prediction": SECOND,
-    "runtime": SECOND,
+    "runtime": SECOND | {"prediction"},
     "simulate": SECOND,
     "tuning": THIRD,
     "measure": THIRD,
@@ -42,7 +42,17 @@ MAY_IMPORT = {
     "commands": THIRD | {"tuning", "measure"},
     "cli": THIRD | {"tuning", "measure", "commands"},
 }
-WITHOUT_TORCH = ("elsewhere", "errors", "_compat", "spec", "analytic", "simulate", "export", "methods")
+WITHOUT_TORCH = (
+    "elsewhere",
+    "errors",
+    "_compat",
+    "spec",
+    "analytic",
+    "simulate",
+    "export",
+    "methods",
+    "prediction",
+)
 TOP_FOLDERS = {"toolkit", "notebooks", "widgets", "tests", "binder"}
 LONGEST_FILE = 500
 

@@ -12,7 +12,7 @@ from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
 
 if TYPE_CHECKING:
-    from shardscope.analytic.planner import Plan, Plans
+    from shardscope.prediction.planner import Plan, Plans
 
 GIB = 2**30
 _OF_A_LAYOUT = ("precision", "optimizer")
@@ -62,7 +62,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def _search(arguments: argparse.Namespace) -> Plans:
-    from shardscope.analytic.planner import plan
+    from shardscope.prediction.planner import plan
     from shardscope.spec import Cluster
 
     if arguments.devices < 1 or arguments.per_node < 1:
@@ -109,7 +109,7 @@ def _value(text: str) -> Any:
 
 
 def _table(plans: Plans) -> str:
-    from shardscope.analytic.planner import short
+    from shardscope.prediction.planner import short
 
     def cells(plan: Plan) -> list[str]:
         dollars = "" if plan.dollars is None else f"{plan.dollars:.3g}"

@@ -11,7 +11,7 @@ from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout, searched_schedules
 
 if TYPE_CHECKING:
-    from shardscope.analytic.predict import Prediction
+    from shardscope.prediction.layout import Prediction
     from shardscope.spec.model import Transformer
 
 
@@ -37,7 +37,7 @@ def add_to(commands: Any) -> None:
 
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print the prediction; 1 if it does not fit in memory."""
-    from shardscope.analytic.predict import predict
+    from shardscope.prediction.layout import predict
     from shardscope.spec.calibration import Calibration
     from shardscope.spec.cluster import Cluster
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardscope.analytic.layouts import Layouts, distinct
-from shardscope.analytic.planner.rules import (
+from shardscope.prediction.planner.rules import (
     REASONS,
     Grid,
     Ints,
@@ -22,7 +22,7 @@ from shardscope.analytic.planner.rules import (
     schedule_faults,
     shard_size,
 )
-from shardscope.analytic.planner.space import LARGEST_MICRO_BATCH, Space
+from shardscope.prediction.planner.space import LARGEST_MICRO_BATCH, Space
 from shardscope.spec import layout_faults
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.compression import Compression

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from analytic.planner.brute import CALIBRATION, machine, small_model
-from shardscope.analytic.planner import plan
+from prediction.planner.brute import CALIBRATION, machine, small_model
 from shardscope.errors import SpecError
+from shardscope.prediction.planner import plan
 from shardscope.spec.layout import Layout
 
 

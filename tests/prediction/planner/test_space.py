@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from analytic.planner.brute import CALIBRATION, NARROW, every_layout, machine, small_model, space
-from shardscope.analytic.planner import REASONS, Space, plan
+from prediction.planner.brute import CALIBRATION, NARROW, every_layout, machine, small_model, space
 from shardscope.errors import SpecError
+from shardscope.prediction.planner import REASONS, Space, plan
 
 
 def found(model, cluster, batch, **changes):

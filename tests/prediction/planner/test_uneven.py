@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analytic.planner.brute import CALIBRATION, machine, small_model
-from shardscope.analytic.planner import plan
-from shardscope.analytic.predict import predict
-from shardscope.analytic.step.uneven import least_pace
+from prediction.planner.brute import CALIBRATION, machine, small_model
+from shardscope.prediction.layout import predict
+from shardscope.prediction.planner import plan
+from shardscope.prediction.step.uneven import least_pace
 from shardscope.spec.cluster import Cluster
 
 FIX = {

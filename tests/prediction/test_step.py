@@ -13,10 +13,10 @@ from shardscope.analytic.compute import matmul, traffic
 from shardscope.analytic.compute.matmul import Split
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
-from shardscope.analytic.step import StepParts, step_time, time_term
-from shardscope.analytic.step.distinct import Distinct
-from shardscope.analytic.step.machine import Machine
-from shardscope.analytic.step.shards import Weights, weights
+from shardscope.prediction.step import StepParts, step_time, time_term
+from shardscope.prediction.step.distinct import Distinct
+from shardscope.prediction.step.machine import Machine
+from shardscope.prediction.step.shards import Weights, weights
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout

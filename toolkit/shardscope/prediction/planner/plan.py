@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, get_args
 
-from shardscope.analytic.planner.candidates import Recipe, candidates
-from shardscope.analytic.planner.filter import GIB, fit_of
-from shardscope.analytic.planner.plans import Plans, Pool, layout_at, short
-from shardscope.analytic.planner.rank import Objective, known_objective
-from shardscope.analytic.planner.rules import REASONS
-from shardscope.analytic.planner.search import Found, Setting, capacity, search
-from shardscope.analytic.planner.space import Space
 from shardscope.errors import SpecError, unknown_name
+from shardscope.prediction.planner.candidates import Recipe, candidates
+from shardscope.prediction.planner.filter import GIB, fit_of
+from shardscope.prediction.planner.plans import Plans, Pool, layout_at, short
+from shardscope.prediction.planner.rank import Objective, known_objective
+from shardscope.prediction.planner.rules import REASONS
+from shardscope.prediction.planner.search import Found, Setting, capacity, search
+from shardscope.prediction.planner.space import Space
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Precision

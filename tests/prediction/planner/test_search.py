@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analytic.planner.brute import CALIBRATION, NARROW, every_layout, machine, scored, small_model, space
-from shardscope.analytic.planner import plan
+from prediction.planner.brute import CALIBRATION, NARROW, every_layout, machine, scored, small_model, space
+from shardscope.prediction.planner import plan
 
 SMALL = {"schedule": ["1f1b", "interleaved", "zb-h1"], "offload": ["none", "all"]}
 

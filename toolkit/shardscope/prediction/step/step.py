@@ -12,10 +12,10 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER, host_room
 from shardscope.analytic.schedules.closed import bubble_time, columns
-from shardscope.analytic.step.machine import Machine
-from shardscope.analytic.step.parts import StepParts
-from shardscope.analytic.step.tables import Table, micro_table, state_table
-from shardscope.analytic.step.windows import Columns, Rows, Windows, drag_of, host_update, windows
+from shardscope.prediction.step.machine import Machine
+from shardscope.prediction.step.parts import StepParts
+from shardscope.prediction.step.tables import Table, micro_table, state_table
+from shardscope.prediction.step.windows import Columns, Rows, Windows, drag_of, host_update, windows
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer

@@ -6,9 +6,9 @@ from itertools import product
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
-from shardscope.analytic.planner import Space
-from shardscope.analytic.step import step_time
 from shardscope.errors import SpecError
+from shardscope.prediction.planner import Space
+from shardscope.prediction.step import step_time
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, Device, Link
 from shardscope.spec.layout import Layout

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
 from shardscope.analytic.memory.offload import host_room
-from shardscope.analytic.step.parts import StepParts
-from shardscope.analytic.step.step import even_time, stage_time
+from shardscope.prediction.step.parts import StepParts
+from shardscope.prediction.step.step import even_time, stage_time
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer

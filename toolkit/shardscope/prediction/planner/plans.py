@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardscope.analytic.planner import explain as explaining
-from shardscope.analytic.planner.candidates import Candidates
-from shardscope.analytic.planner.filter import GIB, problem_with
-from shardscope.analytic.planner.pareto import Indices, pareto_front
-from shardscope.analytic.planner.rank import Floats, Objective, known_objective, ranking, scores
-from shardscope.analytic.planner.search import Rows, Setting, capacity, memory_parts, time_of
-from shardscope.analytic.step import uneven
 from shardscope.errors import SpecError
+from shardscope.prediction.planner import explain as explaining
+from shardscope.prediction.planner.candidates import Candidates
+from shardscope.prediction.planner.filter import GIB, problem_with
+from shardscope.prediction.planner.pareto import Indices, pareto_front
+from shardscope.prediction.planner.rank import Floats, Objective, known_objective, ranking, scores
+from shardscope.prediction.planner.search import Rows, Setting, capacity, memory_parts, time_of
+from shardscope.prediction.step import uneven
 from shardscope.spec.layout import (
     OFFLOAD_NAMES,
     RECOMPUTE_NAMES,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shardscope.analytic.compute import matmul, traffic
 from shardscope.analytic.compute.matmul import Matmul, Split
-from shardscope.analytic.step.machine import Machine
+from shardscope.prediction.step.machine import Machine
 from shardscope.spec.model import Transformer
 
 Floats = npt.NDArray[np.float64]

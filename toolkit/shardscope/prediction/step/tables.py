@@ -11,10 +11,10 @@ from shardscope.analytic.compute.matmul import Split
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import RECIPES, activation_bytes_per_layer
 from shardscope.analytic.memory.frameworks import MEGATRON_CORE
-from shardscope.analytic.step.distinct import Distinct
-from shardscope.analytic.step.machine import Machine
-from shardscope.analytic.step.micro import Stage, stage
-from shardscope.analytic.step.shards import Weights, weights
+from shardscope.prediction.step.distinct import Distinct
+from shardscope.prediction.step.machine import Machine
+from shardscope.prediction.step.micro import Stage, stage
+from shardscope.prediction.step.shards import Weights, weights
 from shardscope.spec.layout import RECOMPUTE_NAMES
 from shardscope.spec.model import Transformer
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardscope.analytic.planner.pareto import Staircase, pareto_front, pareto_layers
+from shardscope.prediction.planner.pareto import Staircase, pareto_front, pareto_layers
 
 POINTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=60)
 

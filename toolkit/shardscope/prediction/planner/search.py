@@ -15,10 +15,10 @@ import numpy.typing as npt
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import MemoryParts, device_memory
 from shardscope.analytic.memory.offload import drive_room, host_room
-from shardscope.analytic.planner.candidates import Candidates
-from shardscope.analytic.planner.pareto import Staircase, pareto_layers
-from shardscope.analytic.planner.rules import Ints
-from shardscope.analytic.step import StepParts, step_time
+from shardscope.prediction.planner.candidates import Candidates
+from shardscope.prediction.planner.pareto import Staircase, pareto_layers
+from shardscope.prediction.planner.rules import Ints
+from shardscope.prediction.step import StepParts, step_time
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer

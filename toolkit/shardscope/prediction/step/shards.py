@@ -12,7 +12,7 @@ from shardscope.analytic.communication.compression import compression_cost
 from shardscope.analytic.compute import matmul
 from shardscope.analytic.compute.matmul import Matmul, Split
 from shardscope.analytic.memory import RECIPES
-from shardscope.analytic.step.machine import Machine
+from shardscope.prediction.step.machine import Machine
 from shardscope.spec.compression import Compression
 from shardscope.spec.model import Transformer
 from shardscope.spec.optimizer import OptimizerStates

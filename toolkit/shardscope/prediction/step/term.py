@@ -8,12 +8,12 @@ import numpy as np
 
 from shardscope.analytic.compute.matmul import Split
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.step.machine import Machine
-from shardscope.analytic.step.micro import stage
-from shardscope.analytic.step.parts import StepParts
-from shardscope.analytic.step.shards import stage_elements
-from shardscope.analytic.step.uneven import SCALED, cut, step_time
 from shardscope.analytic.terms import Term
+from shardscope.prediction.step.machine import Machine
+from shardscope.prediction.step.micro import stage
+from shardscope.prediction.step.parts import StepParts
+from shardscope.prediction.step.shards import stage_elements
+from shardscope.prediction.step.uneven import SCALED, cut, step_time
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import RECOMPUTE_NAMES, Layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analytic.planner.brute import machine, small_model
+from prediction.planner.brute import machine, small_model
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.planner.filter import GIB
-from shardscope.analytic.planner.search import Setting, memory_parts, time_of
 from shardscope.analytic.terms import Term
+from shardscope.prediction.planner.filter import GIB
+from shardscope.prediction.planner.search import Setting, memory_parts, time_of
 from shardscope.spec.layout import Layout
 
 WORDS: dict[str, str] = {

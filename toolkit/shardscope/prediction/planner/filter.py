@@ -7,8 +7,8 @@ from typing import NamedTuple
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import MemoryParts
 from shardscope.analytic.memory.offload import drive_room
-from shardscope.analytic.planner.search import Setting, capacity, memory_parts
 from shardscope.errors import SpecError
+from shardscope.prediction.planner.search import Setting, capacity, memory_parts
 from shardscope.spec.layout import Layout
 from shardscope.spec.layout_faults import uneven_chunks
 

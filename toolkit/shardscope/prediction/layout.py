@@ -11,10 +11,10 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory, memory_term
 from shardscope.analytic.memory.offload import drive_room, host_room
 from shardscope.analytic.show import term_html, term_text
-from shardscope.analytic.step.machine import Machine
-from shardscope.analytic.step.term import time_term
 from shardscope.analytic.terms import Term
 from shardscope.errors import SpecError, require
+from shardscope.prediction.step.machine import Machine
+from shardscope.prediction.step.term import time_term
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
