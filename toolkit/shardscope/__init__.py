@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from shardscope.methods.strategies.zero_1 import Zero1
     from shardscope.methods.strategies.zero_2 import Zero2
     from shardscope.methods.strategies.zero_3 import Zero3
-    from shardscope.prediction.layout import Prediction, predict
+    from shardscope.prediction.job import JobPrediction
+    from shardscope.prediction.layout import Prediction
+    from shardscope.prediction.predict import predict
     from shardscope.prediction.planner import Plans, plan
     from shardscope.runtime import Run, launch, load_job, runs
     from shardscope.runtime.check import check
@@ -83,7 +85,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "shardscope.analytic": ("analytic",),
     "shardscope.prediction.planner": ("Plans", "plan"),
-    "shardscope.prediction.layout": ("Prediction", "predict"),
+    "shardscope.prediction.job": ("JobPrediction",),
+    "shardscope.prediction.layout": ("Prediction",),
+    "shardscope.prediction.predict": ("predict",),
     "shardscope.spec.calibration": ("Calibration",),
     "shardscope.spec.optimizer": ("OptimizerStates",),
     "shardscope.spec.pipeline_schedule": ("PipelineSchedule",),
@@ -163,6 +167,7 @@ __all__ = [
     "Gossip",
     "Hierarchical",
     "Job",
+    "JobPrediction",
     "LRSchedule",
     "LaunchError",
     "Layout",

@@ -73,6 +73,17 @@ class JobStep:
         return self.job.num_micro_batches
 
     @property
+    def samples(self) -> int:
+        """Of one micro-batch."""
+        return self.job.batch.per_rank(self.job.num_data_ranks) // self.micro_batches
+
+    @property
+    def saved_bytes(self) -> float | None:
+        """What a rank saves for the backward pass of one micro-batch of the whole model; None where nobody traced it."""
+        saved = self.trace.saved_bytes.get(self.job.recompute)
+        return None if saved is None else self.samples * saved
+
+    @property
     def is_compressed(self) -> bool:
         """Whether gradients are compressed in this step: not while a method warms up."""
         compression = self.job.compression

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import NamedTuple
 
 from shardscope.analytic.compute.flops import hardware_flops, model_flops
@@ -12,7 +11,8 @@ from shardscope.analytic.memory import device_memory, memory_term
 from shardscope.analytic.memory.offload import drive_room, host_room
 from shardscope.analytic.show import term_html, term_text
 from shardscope.analytic.terms import Term
-from shardscope.errors import SpecError, require
+from shardscope.errors import require
+from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.term import time_term
 from shardscope.spec.calibration import Calibration
@@ -20,7 +20,6 @@ from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
-HOUR_S = 3600.0
 GIB = 2**30
 
 
@@ -32,7 +31,7 @@ class Interval(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Budgeted):
     """What the formulas say of one layout; `time` and `memory` open into terms."""
 
     model: Transformer
@@ -93,25 +92,15 @@ class Prediction:
         peak = Machine.of(self.cluster, self.calibration, self.layout.precision).peak
         return peak * self.layout.num_devices * self.step_time_s
 
-    def time_to_train(self, tokens: float) -> float:
-        """Seconds for so many tokens, without failures or evaluation."""
-        if not 0 < tokens < inf:
-            raise SpecError(f"tokens={tokens!r} is not a number of tokens; give one above 0")
-        return tokens / self.tokens_per_s
+    @property
+    def num_devices(self) -> int:
+        """That the layout takes."""
+        return self.layout.num_devices
 
-    def dollars(self, tokens: float) -> float:
-        """US dollars for so many tokens, at the cluster's price.
-
-        Raises:
-            SpecError: The cluster has no price.
-        """
-        price = self.cluster.price_per_device_hour
-        if price is None:
-            raise SpecError(
-                f"cluster {self.cluster.name!r} has no price; give it one: "
-                "cluster.replace(price_per_device_hour=...)"
-            )
-        return self.time_to_train(tokens) / HOUR_S * price * self.layout.num_devices
+    @property
+    def priced(self) -> Cluster:
+        """The cluster."""
+        return self.cluster
 
     def to_dict(self) -> dict[str, object]:
         """The figures and both trees, for JSON."""
@@ -128,8 +117,8 @@ class Prediction:
             "tokens_per_s": self.tokens_per_s,
             "mfu": self.mfu,
             "hfu": self.hfu,
-            "time": _plain(self.time),
-            "memory": _plain(self.memory),
+            "time": self.time.to_dict(),
+            "memory": self.memory.to_dict(),
         }
 
     def __repr__(self) -> str:
@@ -155,8 +144,8 @@ class Prediction:
         return f"<div><strong>{title}</strong>{lines}{term_html(self.time)}{term_html(self.memory)}</div>"
 
 
-def predict(
-    model: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration | None = None
+def predict_layout(
+    model: Transformer, cluster: Cluster | None, layout: Layout | None, calibration: Calibration | None = None
 ) -> Prediction:
     """Step time and memory of a layout, by the closed forms and a machine's calibration.
 
@@ -182,9 +171,3 @@ def predict(
         time=time_term(model, layout, cluster, known),
         memory=memory_term(model, layout, cluster),
     )
-
-
-def _plain(term: Term) -> dict[str, object]:
-    leaf = {"formula": term.formula, "inputs": dict(term.inputs), "source": term.source}
-    parts = {"how": term.how, "parts": [_plain(part) for part in term.parts]}
-    return {"name": term.name, "value": term.value, "unit": term.unit, **(parts if term.parts else leaf)}

@@ -44,8 +44,20 @@ class ModuleMemory(NamedTuple):
     """What the optimizer and the ring keep to work in."""
     activations: float
     """Saved for the backward pass, at most."""
-    peak: float
-    """The most that is held at once over the step, all kinds together."""
+    buffers: float
+    """The module's own."""
+    data: float
+    """Inputs and targets."""
+    alive: float
+    """At the peak: activations, results and their gradients."""
+    moving: float
+    """At the peak: gradients of parameters, and parameters that are gathered."""
+
+    @property
+    def peak(self) -> float:
+        """The most that is held at once over the step, all kinds together."""
+        held = self.parameters + self.optimizer + self.work + self.buffers + self.data
+        return held + self.alive + self.moving
 
 
 def module_memory(
@@ -101,10 +113,14 @@ def module_memory(
         alive += (batch * AT_THE_LOSS * scores + LOSS_BYTES) * at_loss
         saved = float(moments.activations[at_loss][0]) + scores + LOSS_BYTES / batch
     whole = _of_parameters(table, moments, sharding, accumulates=accumulates)
-    most = max(float((alive + whole).max()), held.gradients)
-    states = held.parameters + held.optimizer + held.work + held.buffers
-    peak = states + batch * data_bytes + most
-    return ModuleMemory(held.parameters, held.gradients, held.optimizer, held.work, batch * saved, peak)
+    fullest = int((alive + whole).argmax())
+    at_peak = float(alive[fullest]), float(whole[fullest])
+    if sum(at_peak) < held.gradients:  # the optimizer's step
+        at_peak = 0.0, held.gradients
+    return ModuleMemory(
+        held.parameters, held.gradients, held.optimizer, held.work, batch * saved, held.buffers, batch * data_bytes,
+        *at_peak,
+    )  # fmt: skip
 
 
 def _of_parameters(table: LayerTable, moments: Moments, sharding: Sharding, *, accumulates: bool) -> Floats:

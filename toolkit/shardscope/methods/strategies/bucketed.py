@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardscope.spec.numbers import MessageMiB
 from shardscope.spec.strategy import Strategy
@@ -30,6 +30,10 @@ class BucketedStrategy(Strategy):
     def ring_directions(self) -> int | None:
         """Of the ring that each bucket goes around; None where its gradients meet in another way."""
         return None
+
+    def degrees(self, world_size: int) -> Mapping[str, Any] | None:
+        """Replicas."""
+        return {"data": world_size}
 
     def exchanged_bytes(
         self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardscope.errors import SpecError
 from shardscope.methods.compressors.packed import PackedCompression
@@ -32,6 +33,10 @@ class ZeroStrategy(Strategy):
     def label(self) -> str:
         """``zero-3``; ``zero-3:backend`` with the backend's own collectives."""
         return self.name if self.collectives == "ring" else f"{self.name}:{self.collectives}"
+
+    def degrees(self, world_size: int) -> Mapping[str, Any]:
+        """Replicas whose states are in shards."""
+        return {"data": world_size, "zero": self.zero_stage}
 
     def _carriers(self, step: JobStep) -> ShardCollectives:
         """What carries gradients and parameters."""
@@ -75,6 +80,11 @@ class FullyShardedStrategy(ZeroStrategy):
         return (
             None if self.collectives == "ring" else "only collectives='ring' shows a rank its own gradients"
         )
+
+    def degrees(self, world_size: int) -> Mapping[str, Any]:
+        """Groups of them with `replicas`."""
+        groups = {} if self.replicas == 1 else {"shard": world_size // self.replicas}
+        return {**super().degrees(world_size), **groups}
 
     @property
     def label(self) -> str:

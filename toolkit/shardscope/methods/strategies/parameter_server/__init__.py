@@ -160,6 +160,16 @@ class ParameterServer(Strategy):
         remote = len(self.workers(world_size)) - (0 if self.dedicated else 1)
         return 2.0 * remote * gradient_bytes
 
+    def activations(self, step: JobStep) -> list[float] | None:
+        """Of workers."""
+        saved = super().activations(step)
+        workers = self.workers(step.world_size)
+        return saved and [held * (rank in workers) for rank, held in enumerate(saved)]
+
+    def work(self, step: JobStep) -> list[float]:
+        """Of workers; servers that are workers too add up in threads beside it."""
+        return [float(rank in self.workers(step.world_size)) for rank in range(step.world_size)]
+
     def traffic(self, step: JobStep) -> Traffic:
         """A push and a pull of each worker; headers, and squares that servers sum."""
         from shardscope.analytic.communication.parameter_server import parameter_server_traffic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
     from shardscope.spec.job import Job
-    from shardscope.spec.model.step import StepTrace
+    from shardscope.analytic.schedules.table import Table
+    from shardscope.spec.model.step import PipelinePiece, StepTrace
 
 _MOST_CHECKED = 4096
 """Micro-batches times ranks whose order is looked through before anything starts."""
@@ -62,6 +64,11 @@ class Pipeline(Strategy):
     def stages_per_rank(self) -> int:
         """Stages that each rank holds, the default filled in."""
         return self.virtual_stages or self.schedule.default_stages
+
+    def degrees(self, world_size: int) -> Mapping[str, Any]:
+        """A pipeline alone."""
+        stages = {"virtual_stages": self.stages_per_rank} if self.schedule.most_stages is None else {}
+        return {"pipeline": world_size, "schedule": self.schedule.name, **stages}
 
     def num_data_ranks(self, world_size: int) -> int:
         """1: all ranks work on the same batch."""
@@ -180,6 +187,37 @@ class Pipeline(Strategy):
         ]
         stored = [piece.stored_bytes * samples for piece in pieces]
         return optimal_split([a + b for a, b in zip(states, stored, strict=True)], num_stages)
+
+    def stages(self, step: JobStep) -> list[tuple[int, Sequence[PipelinePiece]]]:
+        """Each stage's rank and its layers."""
+        ends = accumulate(self.split_of(step.trace, step.job))
+        pieces, ranks = step.trace.pieces, self.stage_ranks(step.world_size)
+        return [(rank, pieces[a:b]) for rank, (a, b) in zip(ranks, pairwise([0, *ends]), strict=True)]
+
+    def _table(self, step: JobStep) -> Table:
+        from shardscope.analytic.schedules import build
+
+        count = self.microbatches or step.micro_batches
+        return build(self.schedule, step.world_size, count, self.stages_per_rank)
+
+    def activations(self, step: JobStep) -> list[float] | None:
+        """Micro-batches in flight times what the layers of each stage save; whole blocks keep only their inputs."""
+        if not step.trace.pieces or step.job.recompute != "none":
+            return None
+        saved = [0.0] * step.world_size
+        for (rank, pieces), count in zip(self.stages(step), self._table(step).peak_in_flight, strict=True):
+            saved[rank] += count * step.samples * sum(piece.stored_bytes for piece in pieces)
+        return saved
+
+    def work(self, step: JobStep) -> list[float]:
+        """FLOP of its stages among those of all, with the bubble."""
+        if not step.trace.pieces:
+            return [1.0 / step.world_size] * step.world_size
+        flops = [0.0] * step.world_size
+        for rank, pieces in self.stages(step):
+            flops[rank] += sum(piece.flops for piece in pieces)
+        busy = sum(flops) * (1.0 - self._table(step).bubble_fraction)
+        return [each / busy for each in flops]
 
     def traffic(self, step: JobStep) -> Traffic | None:
         """Activations and their gradients across the boundaries, gradients of shared parameters, and norms.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardscope.spec.look import Look
@@ -22,6 +23,10 @@ class Single(Strategy):
     min_ranks = 1
     max_ranks = 1
     zero_stage = 0
+
+    def degrees(self, world_size: int) -> Mapping[str, Any]:  # noqa: ARG002
+        """One device."""
+        return {}
 
     def traffic(self, step: JobStep) -> Traffic:
         """Nothing."""
