@@ -191,6 +191,17 @@ class Strategy(Method):
         """
         return None
 
+    def states(self, step: Any) -> Any:  # noqa: ARG002
+        """What each rank holds of parameters, gradients and optimizer state in one step, as a run measures it.
+
+        Args:
+            step: The `shardscope.analytic.job_step.JobStep` of a job whose strategy this is.
+
+        Returns:
+            Bytes by kind and rank, a `shardscope.analytic.memory.RankStates`; None where nothing is known.
+        """
+        return None
+
     @required
     def build(self, job: Job, context: Any) -> Any:
         """The `shardscope.training.strategies.RankStrategy` that trains on one rank of `job`.

@@ -10,6 +10,7 @@ from shardscope.spec.strategy import Strategy
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
 
 
@@ -26,6 +27,12 @@ class Single(Strategy):
     def traffic(self, step: JobStep) -> Traffic:
         """Nothing."""
         return {}
+
+    def states(self, step: JobStep) -> RankStates:
+        """A whole replica."""
+        from shardscope.methods.strategies.bucketed import replica_states
+
+        return replica_states(step)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.single._torch import Single
