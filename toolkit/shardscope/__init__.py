@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from shardscope.methods.strategies.zero_3 import Zero3
     from shardscope.prediction.job import JobPrediction
     from shardscope.prediction.layout import Prediction
-    from shardscope.prediction.predict import predict
     from shardscope.prediction.planner import Plans, plan
+    from shardscope.prediction.predict import predict
     from shardscope.runtime import Run, launch, load_job, runs
     from shardscope.runtime.check import check
     from shardscope.runtime.check_report import CheckReport

@@ -11,6 +11,7 @@ from shardscope.analytic.sharding import replica_buckets
 from shardscope.spec.compression import Compression
 from shardscope.spec.job import Job
 from shardscope.spec.model.step import ParameterRow, StepTrace
+from shardscope.spec.optimizer import OptimizerStates
 
 Backend = Literal["gloo", "nccl"]
 
@@ -40,6 +41,11 @@ class JobStep:
     def element_bytes(self) -> int:
         """Bytes of one weight, and of its gradient and moments."""
         return 8 if self.job.precision == "fp64" else 4
+
+    @property
+    def kept(self) -> OptimizerStates:
+        """What the optimizer keeps, with what compression adds to it."""
+        return self.job.compression.optimizer_states(self.job.optimizer.states)
 
     @cached_property
     def trained(self) -> list[ParameterRow]:

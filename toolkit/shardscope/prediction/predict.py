@@ -51,7 +51,9 @@ def predict(
     if not isinstance(job, Job):
         return predict_layout(job, cluster, layout, calibration)
     if layout is not None:
-        raise SpecError("a job has its own layout, job.layout(); leave layout out, or give a model in its place")
+        raise SpecError(
+            "a job has its own layout, job.layout(); leave layout out, or give a model in its place"
+        )
     if cluster is not None and not isinstance(cluster, Cluster):
         raise SpecError(f"cluster={cluster!r} is no cluster; write ss.Cluster.of('a100-80gb', nodes=...)")
     return predict_job(job, cluster, calibration)

@@ -200,6 +200,17 @@ class Strategy(Method):
         """
         return None
 
+    def states(self, step: Any) -> Any:  # noqa: ARG002
+        """What each rank holds of parameters, gradients and optimizer state in one step, as a run measures it.
+
+        Args:
+            step: The `shardscope.analytic.job_step.JobStep` of a job whose strategy this is.
+
+        Returns:
+            Bytes by kind and rank, a `shardscope.analytic.memory.RankStates`; None where nothing is known.
+        """
+        return None
+
     def activations(self, step: Any) -> list[float] | None:
         """What each rank saves for its backward passes at most, in bytes by rank; None where nothing is known.
 

@@ -254,6 +254,7 @@ def _pieces(
     except SpecError:
         return
     places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
+    buffers = {id(buffer): place for place, buffer in enumerate(module.buffers())}
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     for _, layer in layers:
         x = tree_map_only(Tensor, _leaf, x)
@@ -273,6 +274,7 @@ def _pieces(
             flops=counter.get_total_flops() / samples,
             stored_bytes=sum(storage.nbytes() for storage in kept.values()) / samples,
             parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),
+            buffers=tuple(dict.fromkeys(buffers[id(b)] for b in layer.buffers() if id(b) in buffers)),
         )
 
 

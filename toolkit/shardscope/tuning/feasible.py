@@ -5,8 +5,8 @@ from __future__ import annotations
 import psutil
 
 from shardscope.analytic.memory import module_memory
-from shardscope.prediction.traced import traced
 from shardscope.machine import usable_memory_bytes
+from shardscope.prediction.traced import traced
 from shardscope.spec import Job
 from shardscope.spec.models import model_config
 from shardscope.spec.units import gib_text, positive, quantity

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from shardscope.analytic.memory.fully_sharded import beside_the_shards, units_of
 from shardscope.analytic.memory.held import Sharding, check_sharding, held_of
-from shardscope.analytic.memory.moments import Floats, Moments, moments_of
+from shardscope.analytic.memory.moments import ELEMENT_BYTES, Floats, Moments, moments_of
 from shardscope.errors import SpecError
 from shardscope.spec.layout_optimizer import AnyStates
 from shardscope.spec.model.table import LayerTable
@@ -33,7 +33,7 @@ AT_THE_LOSS = 3
 
 
 class ModuleMemory(NamedTuple):
-    """Bytes on one device in float32."""
+    """Bytes on one device."""
 
     parameters: float
     """Whole, or the shards with their padding."""
@@ -73,8 +73,9 @@ def module_memory(
     rank: int = 0,
     bucket_mb: float = 25.0,
     accumulates: bool = False,
+    element_bytes: int = ELEMENT_BYTES,
 ) -> ModuleMemory:
-    """Memory of one float32 training step, on one of `data_parallel` devices.
+    """Memory of one training step, on one of `data_parallel` devices.
 
     Recomputation and shards need a traced step; without one, the layers' own figures are used. What does not grow with
     the batch (BatchNorm's statistics, positions) is taken to: where it matters, trace on as many samples as `batch`.
@@ -91,6 +92,7 @@ def module_memory(
         rank: Which of them; the first hold most where a cut is uneven.
         bucket_mb: MiB of a gradient bucket under stage 1.
         accumulates: Whether gradients of an earlier micro-batch are there from the start.
+        element_bytes: Of one weight, and of its gradient and moments: 8 in fp64.
 
     Raises:
         SpecError: A field is outside its range, or needs a traced step where there is none.
@@ -103,9 +105,9 @@ def module_memory(
     """
     if batch < 1:
         raise SpecError(f"batch={batch} is no number of samples; give at least 1")
-    sharding = Sharding(zero_stage, data_parallel, rank, bucket_mb)
+    sharding = Sharding(zero_stage, data_parallel, rank, bucket_mb, element_bytes)
     check_sharding(sharding)
-    held, moments = held_of(table, optimizer, sharding), moments_of(table, recompute)
+    held, moments = held_of(table, optimizer, sharding), moments_of(table, recompute, element_bytes)
     alive, saved = batch * moments.activations, table.step.saved_bytes.get(recompute) if table.step else None
     if saved is None:
         at_loss = moments.phase == "loss"
@@ -130,7 +132,7 @@ def _of_parameters(table: LayerTable, moments: Moments, sharding: Sharding, *, a
         whole: Floats = moments.arriving + (moments.unit_gradients.sum() if keeps else moments.in_place)
         return whole
     assert table.step is not None
-    units = units_of(table.step, sharding.ranks)
+    units = units_of(table.step, sharding.ranks, sharding.element_bytes)
     return beside_the_shards(
         moments, units, stage=sharding.stage, ranks=sharding.ranks, accumulates=accumulates
     )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from shardscope.analytic.communication import ShardCollectives, Traffic
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
 
 
@@ -145,6 +146,18 @@ class FullyShardedStrategy(ZeroStrategy):
         )  # fmt: skip
         whole = by_backend("all_reduce", uncut, step.world_size, backend=step.backend) if uncut else {}
         return together([sharded, whole, *norm_traffic(step, among=step.world_size // self.replicas)])
+
+    def states(self, step: JobStep) -> RankStates:
+        """Shards, of which those of parameters and gradients are padded; alike in each replica.
+
+        Both stages free what they have gathered, which counts as another kind.
+        """
+        from shardscope.analytic.memory import spread_states
+        from shardscope.analytic.memory.held import Sharding
+
+        shards = step.world_size // self.replicas
+        cut = Sharding(2, shards, 0, bucket_mb=1.0, element_bytes=step.element_bytes)
+        return spread_states(step.trace, step.kept, cut).repeated(self.replicas)
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
         """R (N-1) S for each collective in R groups of N ranks, and 2(R-1) S between the groups.

@@ -64,6 +64,8 @@ class PipelinePiece(Spec):
     """What it saves for the backward pass, for one sample."""
     parameters: tuple[Total, ...]
     """Those that it uses, by their place among all parameters."""
+    buffers: tuple[Total, ...] = ()
+    """The buffers that it uses, by their place among all."""
 
 
 class StepTrace(Spec):

@@ -17,6 +17,7 @@ from shardscope.spec.strategy import Strategy
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
 
 MODES = ("sync", "async", "ssp")
@@ -184,6 +185,16 @@ class ParameterServer(Strategy):
         sums = norms.of_gradient + (job.clip_norm is not None and self.clips_at_servers)
         return parameter_server_traffic(
             pushed, pulled, step.world_size, dedicated=self.dedicated, sums=int(sums)
+        )
+
+    def states(self, step: JobStep) -> RankStates:
+        """A copy of the model on every rank, and gradients of every worker; on servers their shards of it besides."""
+        from shardscope.analytic.memory.servers import server_states
+
+        rows = step.trained
+        shards = self.shards([row.num_elements for row in rows])
+        return server_states(
+            step, [[rows[index] for index in shard] for shard in shards], dedicated=self.dedicated
         )
 
     def build(self, job: Job, context: Any) -> Any:

@@ -20,8 +20,9 @@ from shardscope.spec.strategy import Strategy
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
-    from shardscope.spec.job import Job
+    from shardscope.analytic.memory import RankStates
     from shardscope.analytic.schedules.table import Table
+    from shardscope.spec.job import Job
     from shardscope.spec.model.step import PipelinePiece, StepTrace
 
 _MOST_CHECKED = 4096
@@ -195,6 +196,7 @@ class Pipeline(Strategy):
         return [(rank, pieces[a:b]) for rank, (a, b) in zip(ranks, pairwise([0, *ends]), strict=True)]
 
     def _table(self, step: JobStep) -> Table:
+        """Of one pass."""
         from shardscope.analytic.schedules import build
 
         count = self.microbatches or step.micro_batches
@@ -240,16 +242,28 @@ class Pipeline(Strategy):
             handed_on, ranks, step.micro_batches, bounds=None if is_known else (min(sizes), max(sizes))
         )
         holders: dict[int, set[int]] = {}
-        for (first, end), rank in zip(pairwise([0, *ends]), ranks, strict=True):
-            for place in (place for piece in pieces[first:end] for place in piece.parameters):
+        for rank, held in self.stages(step):
+            for place in (place for piece in held for place in piece.parameters):
                 holders.setdefault(place, set()).add(rank)
         rows = step.trace.parameters
         tied = [
-            tied_traffic(rows[place].num_elements, step.element_bytes, sorted(held), step.world_size)
-            for place, held in holders.items()
-            if len(held) > 1 and rows[place].is_trained
+            tied_traffic(rows[place].num_elements, step.element_bytes, sorted(by), step.world_size)
+            for place, by in holders.items()
+            if len(by) > 1 and rows[place].is_trained
         ]
         return together([crossing, *tied, *norm_traffic(step, of_layers=False)])
+
+    def states(self, step: JobStep) -> RankStates | None:
+        """Each rank its own layers and all that goes with them; a parameter that several share is on each of them.
+
+        An estimate where layers are cut by measured times.
+        """
+        from shardscope.analytic.memory.stages import pipeline_states
+
+        if not step.trace.pieces:
+            return None
+        found = pipeline_states(step, self.stages(step))
+        return found._replace(is_exact=self.split != "time")
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.pipeline._torch import Pipeline
