@@ -85,7 +85,7 @@ class JobStep:
 
     @property
     def saved_bytes(self) -> float | None:
-        """What a rank saves for the backward pass of one micro-batch of the whole model; None where nobody traced it."""
+        """What a micro-batch of the whole model saves for its backward pass; None where the loss was not traced."""
         saved = self.trace.saved_bytes.get(self.job.recompute)
         return None if saved is None else self.samples * saved
 

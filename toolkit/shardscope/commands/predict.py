@@ -37,13 +37,13 @@ def add_to(commands: Any) -> None:
 
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print the prediction; 1 if it does not fit in memory."""
-    from shardscope.prediction.layout import predict
+    from shardscope.prediction.layout import predict_layout
     from shardscope.spec.calibration import Calibration
     from shardscope.spec.cluster import Cluster
 
     known = Calibration.of(arguments.calibration) if arguments.calibration else None
     cluster = Cluster.of(arguments.cluster, nodes=arguments.nodes, per_node=arguments.per_node)
-    found = predict(_model(arguments), cluster, Layout(**given_fields(arguments, Layout)), known)
+    found = predict_layout(_model(arguments), cluster, Layout(**given_fields(arguments, Layout)), known)
     training = _training(found, arguments.tokens)
     if arguments.json:
         print(json.dumps({**found.to_dict(), **training}, indent=2))

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from shardscope.errors import DataError, SpecError
 from shardscope.prediction.traced import Traced
@@ -23,14 +24,29 @@ _DIGIT = (1, 8, 8)
 
 
 def trace(job: Job) -> Traced:
-    """Of a job on one rank, of as many samples as are to be traced."""
+    """Of a job on one rank, of as many samples as are to be traced.
+
+    The model is built on shapes alone, and for real only where its code needs values.
+    """
     state = torch.get_rng_state()
-    module = build_model(_resolved(job.model)).to(weight_dtype(job.precision))
+    try:
+        with torch.device("meta"):
+            module = build_model(_resolved(job.model))
+        return _traced(job, module)
+    except Exception:  # of the user's code, whatever it may be
+        return _traced(job, build_model(_resolved(job.model)))
+    finally:
+        torch.set_rng_state(state)
+
+
+def _traced(job: Job, module: nn.Module) -> Traced:
+    module = module.to(weight_dtype(job.precision))
     inputs, targets = _example(job, module)
-    torch.set_rng_state(state)
     short = DTYPES[job.precision] if DTYPES[job.precision] != weight_dtype(job.precision) else None
     name = job.model if isinstance(job.model, str) else job.model.name
-    step = partial(describe, module, inputs, name=name, memory=True, autocast=short)
+    step = partial(
+        describe, module, inputs, name=name, memory=True, autocast=short, recompute=(job.recompute,)
+    )
     try:
         table = step(loss=resolve_loss(_resolved(job.loss)), targets=targets)
     except (SpecError, DataError):

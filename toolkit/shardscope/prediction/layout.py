@@ -11,7 +11,6 @@ from shardscope.analytic.memory import device_memory, memory_term
 from shardscope.analytic.memory.offload import drive_room, host_room
 from shardscope.analytic.show import term_html, term_text
 from shardscope.analytic.terms import Term
-from shardscope.errors import require
 from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.term import time_term
@@ -145,7 +144,7 @@ class Prediction(Budgeted):
 
 
 def predict_layout(
-    model: Transformer, cluster: Cluster | None, layout: Layout | None, calibration: Calibration | None = None
+    model: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration | None = None
 ) -> Prediction:
     """Step time and memory of a layout, by the closed forms and a machine's calibration.
 
@@ -159,8 +158,6 @@ def predict_layout(
     Raises:
         SpecError: The layout takes more or fewer devices than there are, or does not divide the model or the batch.
     """
-    require(cluster, Cluster, by="predict", write="ss.Cluster.of('a100-80gb', nodes=...)")
-    require(layout, Layout, by="predict", write="ss.Layout(...)")
     layout.check(model, cluster)
     known = Calibration.of(cluster.device) if calibration is None else calibration
     return Prediction(

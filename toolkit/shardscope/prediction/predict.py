@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import overload
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, require
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.layout import Prediction, predict_layout
 from shardscope.spec import Job
@@ -48,12 +48,15 @@ def predict(
         SpecError: The cluster has more or fewer devices than are taken, the layout does not divide the model or the
             batch, or the job's model cannot be traced on shapes.
     """
-    if not isinstance(job, Job):
-        return predict_layout(job, cluster, layout, calibration)
-    if layout is not None:
-        raise SpecError(
-            "a job has its own layout, job.layout(); leave layout out, or give a model in its place"
-        )
-    if cluster is not None and not isinstance(cluster, Cluster):
-        raise SpecError(f"cluster={cluster!r} is no cluster; write ss.Cluster.of('a100-80gb', nodes=...)")
-    return predict_job(job, cluster, calibration)
+    if cluster is not None or not isinstance(job, Job):
+        require(cluster, Cluster, by="predict", write="ss.Cluster.of('a100-80gb', nodes=...)")
+    if isinstance(job, Job):
+        if layout is not None:
+            raise SpecError(
+                "layout has no effect on a job, which has job.layout(); leave it out, or give a model"
+            )
+        return predict_job(job, cluster, calibration)
+    require(layout, Layout, by="predict", write="ss.Layout(...)")
+    assert cluster is not None
+    assert layout is not None
+    return predict_layout(job, cluster, layout, calibration)

@@ -56,6 +56,7 @@ def traced(job: Job) -> Traced:
         strategy="single",
         batch=samples,
         precision=job.precision,
+        recompute=job.recompute,
     )
     if brings_code:
         return _traced_here(asked)

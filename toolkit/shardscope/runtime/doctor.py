@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from shardscope.runtime import machine
+from shardscope import machine
 from shardscope.spec import registry
 
 GIB = 2**30

@@ -9,9 +9,9 @@ it holds besides the scores is left to the formulas.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +57,9 @@ def trace_step(
     *,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     loss: Callable[[Any], Tensor] | None = None,
+    recompute: Iterable[RecomputeMode] = RECOMPUTE_MODES,
 ) -> StepTrace:
-    """Trace a step for each way to recompute; called inside a mode of fake tensors.
+    """Trace a step; called inside a mode of fake tensors.
 
     Args:
         make: Gives the module, each time a fresh copy, of fake tensors.
@@ -66,10 +67,10 @@ def trace_step(
         samples: How many the inputs hold.
         autocast: The context of the forward pass.
         loss: Of the module's output; None for a stand-in that holds nothing.
+        recompute: The ways to recompute, each of which is a step of its own; without is always one of them.
     """
-    steps = {
-        mode: _Step(make(), inputs, cast(RecomputeMode, mode), autocast, loss) for mode in RECOMPUTE_MODES
-    }
+    modes: dict[RecomputeMode, None] = dict.fromkeys(("none", *recompute))
+    steps = {mode: _Step(make(), inputs, mode, autocast, loss) for mode in modes}
     moments = {mode: step.run(samples) for mode, step in steps.items()}
     plain = steps["none"]
     names = {id(module): name for name, module in plain.module.named_modules()}

@@ -19,7 +19,7 @@ from shardscope.spec.numbers import Total
 
 Phase = Literal["enter", "forward", "loss", "turn", "backward", "leave"]
 """`enter` and `turn`: just before a unit's forward and its backward pass; `leave`: just after its backward pass."""
-RECOMPUTE_MODES = ("none", "selective", "full")
+RECOMPUTE_MODES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 
 
 class Moment(Spec):
