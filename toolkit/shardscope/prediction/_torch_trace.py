@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from shardscope.errors import DataError, SpecError
+from shardscope.errors import DataError, ShardscopeError, SpecError
 from shardscope.prediction.traced import Traced
 from shardscope.spec import Job
 from shardscope.spec.models import GPTConfig, model_config
@@ -74,3 +76,14 @@ def _example(job: Job, module: Any) -> tuple[Any, Any]:
     batch = read_batch(data.train, torch.arange(samples) % len(data.train))
     inputs, targets = map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
     return inputs, targets
+
+
+def answer(asked: str, path: Path) -> None:
+    """Trace the job of this JSON and leave the trace, or a line on why there is none, in a file that appears whole."""
+    try:
+        found = trace(Job.from_json(asked)).to_json()
+    except ShardscopeError as error:
+        found = json.dumps({"error": str(error)})
+    part = path.with_suffix(".part")
+    part.write_text(found)
+    part.rename(path)

@@ -1,9 +1,9 @@
-"""The bytes that the fullest rank of a job holds, kind by kind."""
+"""The bytes that each rank of a job holds at its peak, kind by kind."""
 
 from __future__ import annotations
 
 from shardscope.analytic.job_step import JobStep
-from shardscope.analytic.memory import ModuleMemory, RankStates, module_memory
+from shardscope.analytic.memory import RankStates, module_memory
 from shardscope.analytic.terms import Term
 from shardscope.prediction.traced import Traced
 from shardscope.spec import Job
@@ -12,8 +12,8 @@ _STATES = "Rajbhandari et al. 2020, arXiv 1910.02054; torch's cuts"
 _TRACE = "a step traced on shapes"
 
 
-def job_memory_term(step: JobStep, found: Traced, states: RankStates | None) -> Term | None:
-    """Bytes on the fullest rank at its peak; None where the strategy, or the loss, says too little.
+def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list[Term] | None:
+    """Bytes that each rank holds at its peak, by rank; None where the strategy, or the loss, says too little.
 
     Args:
         step: Of the job.
@@ -23,12 +23,12 @@ def job_memory_term(step: JobStep, found: Traced, states: RankStates | None) -> 
     if not step.trace.saved_bytes:
         return None
     if step.job.strategy.zero_stage is not None:
-        return _by_moments(step, found)
+        return [_by_moments(step, found)] * step.world_size
     saved = step.job.strategy.activations(step)
     if states is None or saved is None:
         return None
     data = found.sample_bytes * step.samples * step.micro_batches
-    ranks = [
+    return [
         _sum(
             ("parameters", float(states.parameters[rank]), _STATES),
             ("gradients", float(states.gradients[rank]), _STATES),
@@ -38,34 +38,28 @@ def job_memory_term(step: JobStep, found: Traced, states: RankStates | None) -> 
         )
         for rank, held in enumerate(saved)
     ]
-    return max(ranks, key=lambda term: term.value)
 
 
 def _by_moments(step: JobStep, found: Traced) -> Term:
-    """Of replicas and shards, at the moment at which most is alive."""
-    held = moments_of_rank(step, found)
+    """Of replicas and shards, at the moment at which most is alive; of the first rank, where an uneven cut has most."""
+    job = step.job
+    assert job.strategy.zero_stage is not None
+    held = module_memory(
+        found.table, batch=step.samples, data_bytes=found.sample_bytes * step.micro_batches,
+        optimizer=step.kept, recompute=job.recompute,
+        zero_stage=job.strategy.zero_stage, data_parallel=_shards(job),
+        bucket_mb=getattr(job.strategy, "bucket_mb", 25.0), accumulates=step.micro_batches > 1,
+        element_bytes=step.element_bytes,
+    )  # fmt: skip
     return _sum(
         ("parameters", held.parameters, _STATES),
         ("the model's buffers", held.buffers, _TRACE),
         ("optimizer state", held.optimizer, _STATES),
         ("activations, at the peak", held.alive, _TRACE),
-        ("gradients and gathered parameters, at the peak", held.moving, _STATES),
+        ("gradients and gathered, at the peak", held.moving, _STATES),
         ("buffers to work in", held.work, "updates that wait for norms; two slices of the ring"),
         ("batch", held.data, "inputs and targets"),
     )
-
-
-def moments_of_rank(step: JobStep, found: Traced) -> ModuleMemory:
-    """The moments of a step on the fullest rank, which is the first, of a strategy with replicas or shards."""
-    job = step.job
-    assert job.strategy.zero_stage is not None
-    return module_memory(
-        found.table, batch=step.samples, data_bytes=found.sample_bytes * step.micro_batches,
-        optimizer=job.compression.optimizer_states(job.optimizer.states), recompute=job.recompute,
-        zero_stage=job.strategy.zero_stage, data_parallel=_shards(job),
-        bucket_mb=getattr(job.strategy, "bucket_mb", 25.0), accumulates=step.micro_batches > 1,
-        element_bytes=step.element_bytes,
-    )  # fmt: skip
 
 
 def _shards(job: Job) -> int:

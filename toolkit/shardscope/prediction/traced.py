@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from shardscope.spec._base import Spec
 from shardscope.spec.model.table import LayerTable
 from shardscope.spec.user_code import UserCode
 
+Elsewhere = Callable[[str], str]
 _FEW = 2
 """Samples of a trace where all that is held grows with them."""
 _WITHIN_S = 120.0
@@ -34,8 +36,12 @@ class Traced(Spec):
     """Inputs and targets of one sample."""
 
 
-def traced(job: Job) -> Traced:
+def traced(job: Job, elsewhere: Elsewhere | None = None) -> Traced:
     """The trace of a job's model, on the job's data and in its precision.
+
+    Args:
+        job: A job.
+        elsewhere: Traces the job of this JSON in a process that has torch, and gives JSON; None starts one.
 
     Example:
         >>> traced(Job(model="mlp", data="digits")).sample_bytes
@@ -60,12 +66,14 @@ def traced(job: Job) -> Traced:
     )
     if brings_code:
         return _traced_here(asked)
-    return _remembered(asked.to_json())
+    return _remembered(asked.to_json(), elsewhere or _traced_elsewhere)
 
 
 @lru_cache(maxsize=64)
-def _remembered(asked: str) -> Traced:
-    return _traced_here(Job.from_json(asked)) if "torch" in sys.modules else _traced_elsewhere(asked)
+def _remembered(asked: str, elsewhere: Elsewhere) -> Traced:
+    if "torch" in sys.modules:
+        return _traced_here(Job.from_json(asked))
+    return Traced.from_json(elsewhere(asked))
 
 
 def _traced_here(asked: Job) -> Traced:
@@ -74,7 +82,7 @@ def _traced_here(asked: Job) -> Traced:
     return trace(asked)
 
 
-def _traced_elsewhere(asked: str) -> Traced:
+def _traced_elsewhere(asked: str) -> str:
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-P", "-m", "shardscope.prediction.traced"]
     try:
@@ -87,7 +95,7 @@ def _traced_elsewhere(asked: str) -> Traced:
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"status {error.returncode}"]
         raise StudyError(_failed(asked, lines[-1])) from None
-    return Traced.from_json(done.stdout)
+    return done.stdout
 
 
 def _failed(asked: str, reason: str) -> str:
