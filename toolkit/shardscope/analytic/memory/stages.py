@@ -21,7 +21,7 @@ def pipeline_states(step: JobStep, pieces: Sequence[Sequence[PipelinePiece]]) ->
         step: Of a job.
         pieces: The layers on each rank.
     """
-    found = placed_states([_rows(step, held) for held in pieces], step.kept, step.element_bytes)
+    found = placed_states(step, [_rows(step, held) for held in pieces])
     sizes = step.trace.buffer_sizes
     used = [{place for piece in held for place in piece.buffers} for held in pieces]
     buffers = np.array([sum(sizes[place] for place in places) for places in used], dtype=np.int64)
@@ -31,5 +31,5 @@ def pipeline_states(step: JobStep, pieces: Sequence[Sequence[PipelinePiece]]) ->
 def _rows(step: JobStep, held: Sequence[PipelinePiece]) -> list[ParameterRow]:
     """The parameters of some layers, each once."""
     places = {place for piece in held for place in piece.parameters}
-    rows = [step.trace.parameters[place] for place in sorted(places)]
+    rows = [step.rows[place] for place in sorted(places)]
     return rows if any(row.is_trained for row in rows) else [*rows, _PLACEHOLDER]
