@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import shardscope as ss
+from conformance.alone import trainer_in
 from conformance.ranks import RankPool
 from prediction.ranks_of import EVERY_STEP, hold_states, run_on
 from shardscope.analytic.job_step import JobStep
@@ -64,6 +66,26 @@ class WithoutParameters(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Tanh(), nn.ReLU(), nn.Linear(64, 10))
 
 
+class PartlyUsed(nn.Module):
+    """Its loss depends on two layers out of three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.unused, self.head = nn.Linear(64, 33), nn.Linear(5, 7), nn.Linear(33, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x.flatten(1)).relu())
+
+
+class PartlyUsedInLayers(nn.Sequential):
+    """Layers for a pipeline, of which one has another that it does not use."""
+
+    def __init__(self) -> None:
+        second = nn.Linear(33, 33)
+        second.add_module("unused", nn.Linear(5, 7))
+        super().__init__(nn.Flatten(), nn.Linear(64, 33), second, nn.ReLU(), nn.Linear(33, 10))
+
+
 def hold(pool: RankPool, folder: Path, **fields: Any) -> None:
     fields = {"model": "mlp", "data": "digits", "batch": 48, "steps": 4, "record": EVERY_STEP, **fields}
     job = ss.Job(world_size=pool.world_size, **fields)
@@ -111,6 +133,14 @@ def test_frozen_parameters_and_buffers_are_held_without_gradients(
     hold(pool, tmp_path, model=PartlyFrozen, strategy=strategy, optimizer="lamb")
 
 
+@pytest.mark.parametrize("strategy", ["gossip", "zero-2", "zero-3", ss.Pipeline(split="even")], ids=str)
+def test_parameters_that_no_loss_depends_on_have_neither_gradients_nor_state(
+    pool: RankPool, tmp_path: Path, strategy: Any
+) -> None:
+    model = PartlyUsedInLayers if isinstance(strategy, ss.Pipeline) else PartlyUsed
+    hold(pool, tmp_path, model=model, strategy=strategy, optimizer="adamw")
+
+
 @pytest.mark.parametrize("schedule", names(ss.PipelineSchedule))
 def test_every_schedule_holds_its_own_stages(pool: RankPool, tmp_path: Path, schedule: str) -> None:
     """The resnet has buffers, and GPT's tokens are in the first stage and in the last."""
@@ -137,6 +167,20 @@ def said(strategy: Any, world_size: int = 2, number: int = 3, **fields: Any) -> 
     found = job.strategy.states(JobStep(job, trace, number))
     assert isinstance(found, RankStates)
     return found
+
+
+@pytest.mark.parametrize("micro_batch", [None, 8])
+def test_one_process_holds_what_is_said(tmp_path: Path, micro_batch: int | None) -> None:
+    batch, job_of = ss.Batch(48, micro_batch=micro_batch), {"model": "resnet", "data": "digits"}
+    trainer = trainer_in(tmp_path, **job_of, batch=batch, record=EVERY_STEP, steps=3, optimizer="lamb")
+    for step in (1, 2, 3):
+        trainer.take_step(step)
+    assert trainer.loader is not None
+    trainer.loader.close()
+    trace = traced(trainer.job).table.step
+    assert trace is not None
+    rows = [json.loads(line) for line in trainer.context.events.path.read_text().splitlines()]
+    assert hold_states(trainer.job, trace, [rows]) == 9
 
 
 def test_one_process_holds_the_whole() -> None:

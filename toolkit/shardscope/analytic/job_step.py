@@ -59,6 +59,14 @@ class JobStep:
         found = [rows[place] for place in self.trace.gradient_order]
         return found if len(found) == len(self.trained) else self.trained[::-1]
 
+    @cached_property
+    def rows(self) -> list[ParameterRow]:
+        """All parameters, in the module's order; those that the loss does not depend on, as if they were frozen."""
+        reached, rows = set(self.trace.gradient_order), self.trace.parameters
+        if not reached or all(place in reached for place, row in enumerate(rows) if row.is_trained):
+            return list(rows)
+        return [row if place in reached else row.replace(is_trained=False) for place, row in enumerate(rows)]
+
     def buckets(self, bucket_mb: float) -> list[list[tuple[int, ...]]]:
         """Shapes of the tensors in each bucket of `DistributedDataParallel`, in the order in which they leave.
 

@@ -17,7 +17,12 @@ import numpy.typing as npt
 
 from shardscope.analytic.memory.fully_sharded import units_of
 from shardscope.analytic.memory.moments import ELEMENT_BYTES, not_traced
-from shardscope.analytic.sharding import bucket_elements, flat_shard_elements, row_shard_elements
+from shardscope.analytic.sharding import (
+    bucket_elements,
+    flat_shard_elements,
+    padded_elements,
+    row_shard_elements,
+)
 from shardscope.errors import SpecError
 from shardscope.spec.layout_optimizer import AnyStates, states_of
 from shardscope.spec.model.step import ParameterRow, StepTrace
@@ -80,7 +85,7 @@ def held_of(table: LayerTable, optimizer: AnyStates, sharding: Sharding) -> Held
     update = num_elements if sharding.stage else _largest_batch([row.num_elements for row in trained])
     width = sharding.element_bytes
     work = width * update * kept.buffers_updates + _ring_bytes(step, trained, sharding)
-    parameters, gradients = weight_bytes(step, trained, sharding)
+    parameters, gradients = weight_bytes(step.parameters, sharding)
     states = optimizer_bytes(kept, num_elements, max(len(trained), table.num_tensors), width)
     return Held(parameters, gradients, float(states), work, step.buffer_bytes)
 
@@ -112,16 +117,19 @@ def updated_elements(trained: Sequence[ParameterRow], sharding: Sharding) -> Int
     return row_shard_elements([row.shape for row in trained], sharding.ranks)
 
 
-def weight_bytes(step: StepTrace, trained: Sequence[ParameterRow], sharding: Sharding) -> tuple[float, float]:
+def weight_bytes(rows: Sequence[ParameterRow], sharding: Sharding) -> tuple[int, int]:
     """Bytes of a rank's parameters and of their gradients, with their padding: the same on all ranks."""
-    width, ranks = sharding.element_bytes, sharding.ranks
+    trained = [row for row in rows if row.is_trained]
+    padding = sum(-size % sharding.ranks for size in _buckets(trained, sharding)) if sharding.is_padded else 0
+    whole, grads = (_elements(part, sharding) + padding for part in (rows, trained))
+    return sharding.element_bytes * whole, sharding.element_bytes * grads
+
+
+def _elements(rows: Sequence[ParameterRow], sharding: Sharding) -> int:
+    """Of whole tensors, or of a rank's shards of them with their padding."""
     if sharding.stage < 2:
-        rows = step.parameters, trained
-        padding = sum(-size % ranks for size in _buckets(trained, sharding)) if sharding.is_padded else 0
-        whole, grads = (width * (sum(row.num_elements for row in part) + padding) for part in rows)
-        return whole, grads
-    units = units_of(step, ranks, width)
-    return float(units.gathered.sum() / sharding.ranks), float(units.reduced.sum() / sharding.ranks)
+        return sum(row.num_elements for row in rows)
+    return sum(padded_elements(row.shape, sharding.ranks) for row in rows) // sharding.ranks
 
 
 def _buckets(trained: Sequence[ParameterRow], sharding: Sharding) -> list[int]:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory.held import Sharding, optimizer_bytes, updated_elements, weight_bytes
-from shardscope.spec.model.step import ParameterRow, StepTrace
-from shardscope.spec.optimizer import OptimizerStates
+from shardscope.spec.model.step import ParameterRow
 
 Ints = npt.NDArray[np.int64]
 
@@ -38,38 +38,43 @@ class RankStates(NamedTuple):
         return self._replace(parameters=parameters, gradients=gradients, optimizer=optimizer)
 
 
-def spread_states(step: StepTrace, kept: OptimizerStates, sharding: Sharding) -> RankStates:
-    """Of all `sharding.ranks` ranks: whole replicas, or the shards of a stage of ZeRO.
+def spread_states(
+    step: JobStep,
+    stage: int = 0,
+    *,
+    ranks: int | None = None,
+    bucket_mb: float = 1.0,
+    is_padded: bool = False,
+) -> RankStates:
+    """Of ranks that hold the whole model, or shards of it.
 
     Args:
-        step: Of the model.
-        kept: What its optimizer keeps.
-        sharding: How it is spread; the rank in it does not matter.
+        step: Of a job.
+        stage: The stage of ZeRO whose shards they are; 0 for whole replicas.
+        ranks: That hold it together; None for all.
+        bucket_mb: Size of a flat bucket in MiB, under stage 1.
+        is_padded: Whether stage 1 pads its buckets to equal shares.
     """
-    trained = [row for row in step.parameters if row.is_trained]
-    parameters, gradients = weight_bytes(step, trained, sharding)
-    elements = updated_elements(trained, sharding)
-    optimizer = optimizer_bytes(kept, elements, len(trained), sharding.element_bytes)
-    every = np.ones(sharding.ranks, dtype=np.int64)
-    return RankStates(
-        every * int(parameters + step.buffer_bytes), every * int(gradients), optimizer.astype(np.int64)
-    )
+    cut = Sharding(stage, ranks or step.world_size, 0, bucket_mb, step.element_bytes, is_padded)
+    trained = [row for row in step.rows if row.is_trained]
+    optimizer = optimizer_bytes(step.kept, updated_elements(trained, cut), len(trained), cut.element_bytes)
+    parameters, gradients = weight_bytes(step.rows, cut)
+    every = np.ones(cut.ranks, dtype=np.int64)
+    whole = every * (parameters + int(step.trace.buffer_bytes))
+    return RankStates(whole, every * gradients, optimizer.astype(np.int64))
 
 
-def placed_states(
-    placed: Sequence[Sequence[ParameterRow]], kept: OptimizerStates, element_bytes: int
-) -> RankStates:
+def placed_states(step: JobStep, placed: Sequence[Sequence[ParameterRow]]) -> RankStates:
     """Of ranks that each hold some of the tensors, whole, and all that goes with them.
 
     Args:
-        placed: The tensors on each rank.
-        kept: What the optimizer keeps.
-        element_bytes: Of one weight, and of its gradient and moments.
+        step: Of a job.
+        placed: The tensors on each rank, out of `step.rows`.
     """
     trained = [[row for row in rows if row.is_trained] for rows in placed]
-    weights, grads = (element_bytes * _elements(part) for part in (placed, trained))
+    weights, grads = (step.element_bytes * _elements(part) for part in (placed, trained))
     counts = np.array([len(rows) for rows in trained])
-    optimizer = optimizer_bytes(kept, _elements(trained), counts, element_bytes)
+    optimizer = optimizer_bytes(step.kept, _elements(trained), counts, step.element_bytes)
     return RankStates(weights, grads, optimizer.astype(np.int64))
 
 

@@ -28,10 +28,10 @@ def server_states(
         dedicated: Whether the servers' ranks compute no gradients.
     """
     elsewhere: list[list[ParameterRow]] = [[] for _ in range(step.world_size - len(shards))]
-    own = placed_states([*shards, *elsewhere], step.kept, step.element_bytes)
+    own = placed_states(step, [*shards, *elsewhere])
     is_server = np.arange(step.world_size) < len(shards)
     is_on_host = step.backend == "gloo"
-    copies, grads = _bytes(step.trace.parameters, step), _bytes(step.trained, step)
+    copies, grads = _bytes(step.rows, step), _bytes(step.trained, step)
     works: Ints = np.where(is_server & dedicated, 0, grads)
     return RankStates(
         parameters=copies + int(step.trace.buffer_bytes) + own.parameters + HEADER_BYTES * (is_server & is_on_host),

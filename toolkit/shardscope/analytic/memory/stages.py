@@ -24,7 +24,7 @@ def pipeline_states(step: JobStep, stages: Sequence[tuple[int, Sequence[Pipeline
     pieces: list[list[PipelinePiece]] = [[] for _ in range(step.world_size)]
     for rank, layers in stages:
         pieces[rank] += layers
-    found = placed_states([_rows(step, held) for held in pieces], step.kept, step.element_bytes)
+    found = placed_states(step, [_rows(step, held) for held in pieces])
     sizes = step.trace.buffer_sizes
     used = [{place for piece in held for place in piece.buffers} for held in pieces]
     buffers = np.array([sum(sizes[place] for place in places) for places in used], dtype=np.int64)
@@ -34,5 +34,5 @@ def pipeline_states(step: JobStep, stages: Sequence[tuple[int, Sequence[Pipeline
 def _rows(step: JobStep, held: Sequence[PipelinePiece]) -> list[ParameterRow]:
     """The parameters of some layers, each once."""
     places = {place for piece in held for place in piece.parameters}
-    rows = [step.trace.parameters[place] for place in sorted(places)]
+    rows = [step.rows[place] for place in sorted(places)]
     return rows if any(row.is_trained for row in rows) else [*rows, _PLACEHOLDER]

@@ -77,7 +77,9 @@ class BucketedStrategy(Strategy):
         While micro-batches before the last one are not exchanged, their gradients add up beside the buckets, once these
         have been cut for good.
         """
-        whole = replica_states(step)
+        from shardscope.analytic.memory import spread_states
+
+        whole = spread_states(step)
         has_buckets = step.number > (1 if step.job.compression.is_on else 2)
         copies = 2 if has_buckets and step.micro_batches > 1 else 1
         return whole._replace(gradients=whole.gradients * copies)
@@ -110,12 +112,3 @@ class BucketedStrategy(Strategy):
                     yield packets(f"packet_{op}", count * width, step.world_size)
 
         return together(parts())
-
-
-def replica_states(step: JobStep) -> RankStates:
-    """What ranks hold that each have the whole model, its gradients and its optimizer's state."""
-    from shardscope.analytic.memory import spread_states
-    from shardscope.analytic.memory.held import Sharding
-
-    whole = Sharding(stage=0, ranks=step.world_size, rank=0, bucket_mb=1.0, element_bytes=step.element_bytes)
-    return spread_states(step.trace, step.kept, whole)

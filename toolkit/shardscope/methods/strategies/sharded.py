@@ -153,11 +153,8 @@ class FullyShardedStrategy(ZeroStrategy):
         Both stages free what they have gathered, which counts as another kind.
         """
         from shardscope.analytic.memory import spread_states
-        from shardscope.analytic.memory.held import Sharding
 
-        shards = step.world_size // self.replicas
-        cut = Sharding(2, shards, 0, bucket_mb=1.0, element_bytes=step.element_bytes)
-        return spread_states(step.trace, step.kept, cut).repeated(self.replicas)
+        return spread_states(step, stage=2, ranks=step.world_size // self.replicas).repeated(self.replicas)
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
         """R (N-1) S for each collective in R groups of N ranks, and 2(R-1) S between the groups.

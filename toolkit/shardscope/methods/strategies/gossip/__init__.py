@@ -118,9 +118,9 @@ class Gossip(Strategy):
 
     def states(self, step: JobStep) -> RankStates:
         """Whole replicas, each with gradients and moments of its own."""
-        from shardscope.methods.strategies.bucketed import replica_states
+        from shardscope.analytic.memory import spread_states
 
-        return replica_states(step)
+        return spread_states(step)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.gossip._torch import Gossip

@@ -35,9 +35,9 @@ class Single(Strategy):
 
     def states(self, step: JobStep) -> RankStates:
         """A whole replica."""
-        from shardscope.methods.strategies.bucketed import replica_states
+        from shardscope.analytic.memory import spread_states
 
-        return replica_states(step)
+        return spread_states(step)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.single._torch import Single

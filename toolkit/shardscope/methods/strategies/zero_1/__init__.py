@@ -50,11 +50,9 @@ class Zero1(ZeroStrategy):
     def states(self, step: JobStep) -> RankStates:
         """Parameters and gradients whole, flat in buckets; an equal share of the optimizer's state."""
         from shardscope.analytic.memory import spread_states
-        from shardscope.analytic.memory.held import Sharding
 
         is_padded = step.job.compression.is_on or self.collectives == "backend"
-        flat = Sharding(1, step.world_size, 0, self.bucket_mb, step.element_bytes, is_padded=is_padded)
-        return spread_states(step.trace, step.kept, flat)
+        return spread_states(step, stage=1, bucket_mb=self.bucket_mb, is_padded=is_padded)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.zero_1._torch import Zero1
