@@ -88,6 +88,7 @@ def trace_step(
         pieces=tuple(_pieces(make(), inputs, samples, autocast)),
         moments=moments,
         saved_bytes={} if loss is None else {mode: step.saved.peak / samples for mode, step in steps.items()},
+        loss_bytes=plain.loss_bytes / samples,
         num_operations=plain.ledger.num_operations,
         moved_bytes=plain.ledger.moved_bytes / samples,
     )
@@ -113,7 +114,7 @@ class _Step:
         held.add("held", [*module.parameters(), *module.buffers(), *_tensors(inputs)])
         self.ledger, self.saved = Ledger(held, self._note), Activations(held)
         self.mark = Mark("forward", 0, 0)
-        self.output_bytes = self.num_outputs = 0
+        self.output_bytes = self.num_outputs = self.loss_bytes = 0
         self._places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
         self._arrived: dict[int, None] = {}
 
@@ -167,8 +168,11 @@ class _Step:
         for tensor in scores:
             tensor.register_hook(lambda _: self._enter_backward())
         self.mark = Mark("loss", 0, 0)
+        before = self.saved.bytes
         with self.autocast():
-            return loss(output)
+            value = loss(output)
+        self.loss_bytes = self.saved.bytes - before
+        return value
 
     def _enter_backward(self) -> None:
         """The backward pass comes to the module from its loss."""

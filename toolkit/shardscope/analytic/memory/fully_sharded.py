@@ -33,11 +33,11 @@ class Units(NamedTuple):
     """Of those that are trained."""
 
 
-def units_of(step: StepTrace, ranks: int) -> Units:
+def units_of(step: StepTrace, ranks: int, element_bytes: int = ELEMENT_BYTES) -> Units:
     """The units of a traced module on `ranks` ranks."""
     units = Units(np.zeros(len(step.units)), np.zeros(len(step.units)))
     for row in step.parameters:
-        size = ELEMENT_BYTES * padded_elements(row.shape, ranks)
+        size = element_bytes * padded_elements(row.shape, ranks)
         units.gathered[row.unit] += size
         units.reduced[row.unit] += size * row.is_trained
     return units

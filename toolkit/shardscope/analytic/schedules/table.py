@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
@@ -13,6 +14,10 @@ from shardscope.analytic.schedules.timeline import DURATIONS, Op, Timed, Timelin
 from shardscope.errors import SpecError
 
 __all__ = ["DURATIONS", "Op", "Table", "Timed", "Timeline"]
+
+
+_HELD: Mapping[str, int] = {"F": 1, "B": -1, "W": -1, "I": 0}
+"""What an operation adds to the micro-batches that its stage holds."""
 
 
 class Order(NamedTuple):
@@ -136,9 +141,21 @@ class Table:
         held = [0] * self.num_stages
         peak = [0] * self.num_stages
         for op in self.ops:
-            held[op.stage] += {"F": 1, "B": -1, "W": -1, "I": 0}[op.op]
+            held[op.stage] += _HELD[op.op]
             peak[op.stage] = max(peak[op.stage], held[op.stage])
         return tuple(peak)
+
+    def peak_held(self, stage_bytes: Sequence[float]) -> list[float]:
+        """The most that each rank holds at once, by rank.
+
+        Args:
+            stage_bytes: Of one micro-batch, by stage, held as in `peak_in_flight`.
+        """
+        peaks = []
+        for row in self.ranks:
+            steps = [_HELD[op.op] * stage_bytes[op.stage] for op in row]
+            peaks.append(max(accumulate(steps), default=0.0))
+        return peaks
 
     def peak_activation(self, *, freed_by_input: float = 0.0) -> tuple[float, ...]:
         """What each rank holds at most, by rank, in activations of one micro-batch on a whole rank.

@@ -91,6 +91,8 @@ class StepTrace(Spec):
     saved_bytes: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     """The most that is saved for the backward pass, for one sample, by what is recomputed; none where the loss was not
     traced, and moments hold only the model."""
+    loss_bytes: NonNegativeFloat = 0.0
+    """What of it the loss saves without recomputation, for one sample."""
     num_operations: Total = 0
     """Operations of the step that compute something, views left out."""
     moved_bytes: NonNegativeFloat = 0.0

@@ -203,13 +203,17 @@ class Pipeline(Strategy):
         return build(self.schedule, step.world_size, count, self.stages_per_rank)
 
     def activations(self, step: JobStep) -> list[float] | None:
-        """Micro-batches in flight times what the layers of each stage save; whole blocks keep only their inputs."""
+        """Micro-batches in flight times what the layers of each stage save, and the loss behind the last.
+
+        A bound where the backward pass is split, whose first part lets go of some of it.
+        """
         if not step.trace.pieces or step.job.recompute != "none":
             return None
-        saved = [0.0] * step.world_size
-        for (rank, pieces), count in zip(self.stages(step), self._table(step).peak_in_flight, strict=True):
-            saved[rank] += count * step.samples * sum(piece.stored_bytes for piece in pieces)
-        return saved
+        stages = [
+            step.samples * sum(piece.stored_bytes for piece in pieces) for _, pieces in self.stages(step)
+        ]
+        stages[-1] += step.samples * step.trace.loss_bytes
+        return self._table(step).peak_held(stages)
 
     def work(self, step: JobStep) -> list[float]:
         """FLOP of its stages among those of all, with the bubble."""
