@@ -220,5 +220,12 @@ def test_every_command_and_file_in_the_pages_exists(page: str) -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+def test_the_sample_tests_for_contributors_stand_on_what_there_is() -> None:
+    (sample,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    made: dict[str, object] = {"__name__": "sample"}
+    exec(sample, made)
+    assert {"TestQsgd", "TestCodec", "TestOnRanks"} <= made.keys()
+
+
 def project() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

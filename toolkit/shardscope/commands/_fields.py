@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from shardscope.spec import registry
 from shardscope.spec._base import Spec
 from shardscope.spec.method import Method
 
@@ -38,7 +39,8 @@ def add_field(
         flags: Names of the option, where they are not that of the field.
         about: The help, where it is not the first sentence of the field's docstring.
         default: What the help calls the default, where that is not the field's own.
-        names: The names to choose from, where the field's type does not list them.
+        names: The names to choose from, where the field's type does not list them. Those of methods, which are many
+            and may have settings, stand in the help.
     """
     field = spec.model_fields[place.rpartition(".")[2]]
     kind, known = _type_of(field.annotation)
@@ -46,8 +48,12 @@ def add_field(
         about = _summary(field.description or "")
     if default is None:
         default = _default_text(field.get_default(call_default_factory=True))
+    methods = _methods_in(field.annotation)
+    listed = names or [each for method in methods for each in registry.names(method)]
+    if methods:
+        about = f"{about}: {', '.join(listed)}"
     text = f"{about} (default: {default})" if default else about
-    named = names or known
+    named = () if methods else names or known
     shape: dict[str, Any] = {
         "type": kind,
         "metavar": f"{{{','.join(named)}}}" if named else place.rpartition(".")[2].upper(),
@@ -71,6 +77,11 @@ def methods_of(spec: type[Spec]) -> Iterator[tuple[str, type[Method]]]:
     for name, field in spec.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Method):
             yield name, field.annotation
+
+
+def _methods_in(annotation: Any) -> list[type[Method]]:
+    """The kinds of methods that a field takes."""
+    return [each for each in _members(annotation) if isinstance(each, type) and issubclass(each, Method)]
 
 
 def given_fields(arguments: argparse.Namespace, spec: type[Spec], part: str = "") -> dict[str, Any]:
@@ -106,7 +117,8 @@ def _summary(docstring: str) -> str:
     """Its first sentence, as a terminal shows it."""
     sentence = re.split(r"\.(?=\s|$)", " ".join(docstring.split()), maxsplit=1)[0].replace("`", "")
     sentence = re.sub(r"\bNone\b", "leaving it out", sentence)
-    return sentence if sentence[:2].isupper() else sentence[:1].lower() + sentence[1:]
+    is_a_name = any(letter.isupper() for letter in sentence.partition(" ")[0][1:])  # such as CPU or ZeRO
+    return sentence if is_a_name else sentence[:1].lower() + sentence[1:]
 
 
 def _default_text(value: Any) -> str:

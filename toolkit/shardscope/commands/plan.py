@@ -10,6 +10,7 @@ from shardscope.commands._fields import add_field, given_fields
 from shardscope.commands._table import aligned
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
+from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:
     from shardscope.prediction.planner import Plan, Plans
@@ -43,7 +44,7 @@ def add_to(commands: Any) -> None:
         help="hold an axis, for example tensor=8",
     )
     for name in _OF_A_LAYOUT:
-        add_field(parser, Layout, name)
+        add_field(parser, Layout, name, names=optimizer_names() if name == "optimizer" else ())
     parser.add_argument("--top", type=int, default=10, help="rows of the table (default: 10)")
     parser.add_argument("--json", action="store_true", help="print plans and counts as JSON")
     parser.set_defaults(carry_out=carry_out)

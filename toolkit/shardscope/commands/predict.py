@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardscope.commands._fields import add_field, given_fields
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout, searched_schedules
+from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:
     from shardscope.prediction.layout import Prediction
@@ -29,8 +30,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--seq", type=int, help="tokens of a sequence (default: the model's)")
     parser.add_argument("--calibration", help="name of a calibration (default: the device's)")
     parser.add_argument("--tokens", type=float, help="also predict hours and dollars for so many tokens")
+    names = {"schedule": searched_schedules(), "optimizer": optimizer_names()}
     for name in Layout.model_fields:
-        add_field(parser, Layout, name, names=searched_schedules() if name == "schedule" else ())
+        add_field(parser, Layout, name, names=names.get(name, ()))
     parser.add_argument("--json", action="store_true", help="print the figures and their terms as JSON")
     parser.set_defaults(carry_out=carry_out)
 

@@ -213,7 +213,7 @@ class Pipeline(Strategy):
             step.samples * sum(piece.stored_bytes for piece in pieces) for _, pieces in self.stages(step)
         ]
         stages[-1] += step.samples * step.trace.loss_bytes
-        return self._table(step).peak_held(stages)
+        return list(self._table(step).peak_activation(stage_sizes=stages))
 
     def work(self, step: JobStep) -> list[float]:
         """FLOP of its stages among those of all, with the bubble."""
