@@ -12,7 +12,7 @@ from shardscope.spec.layout import Layout, searched_schedules
 from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:
-    from shardscope.prediction.layout import Prediction
+    from shardscope.prediction.budget import Budgeted
     from shardscope.spec.model import Transformer
 
 
@@ -46,7 +46,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     known = Calibration.of(arguments.calibration) if arguments.calibration else None
     cluster = Cluster.of(arguments.cluster, nodes=arguments.nodes, per_node=arguments.per_node)
     found = predict_layout(_model(arguments), cluster, Layout(**given_fields(arguments, Layout)), known)
-    training = _training(found, arguments.tokens)
+    training = for_tokens(found, arguments.tokens)
     if arguments.json:
         print(json.dumps({**found.to_dict(), **training}, indent=2))
     else:
@@ -56,12 +56,12 @@ def carry_out(arguments: argparse.Namespace) -> int:
     return 0 if found.fits else 1
 
 
-def _training(found: Prediction, tokens: float | None) -> dict[str, float]:
+def for_tokens(found: Budgeted, tokens: float | None) -> dict[str, float]:
     """Hours for so many tokens, and dollars where the cluster has a price."""
     if tokens is None:
         return {}
     figures = {"hours": found.time_to_train(tokens) / 3600}
-    if found.cluster.price_per_device_hour is not None:
+    if found.priced is not None and found.priced.price_per_device_hour is not None:
         figures["dollars"] = found.dollars(tokens)
     return figures
 

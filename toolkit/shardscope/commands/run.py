@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from shardscope.commands._job import add_job_options, build_job
 from shardscope.commands._progress import Progress, table
 from shardscope.commands._signals import Terminated, sigterm_interrupts
+from shardscope.errors import LaunchError, SpecError
 
 if TYPE_CHECKING:
     from shardscope.runtime import Run
+    from shardscope.spec import Job
 
 POLL_S = 0.1
 
@@ -37,6 +39,27 @@ def add_to(commands: Any) -> None:
         "--allow-pickle", action="store_true",
         help="read a checkpoint of an earlier version, which can run code: only if you trust whoever made it",
     )  # fmt: skip
+    parser.add_argument(
+        "--predict",
+        action="store_true",
+        help="predict what ranks send and hold and how long it takes; train nothing",
+    )
+    parser.add_argument(
+        "--cluster",
+        help="with --predict: a device or a node of the catalogue, for example h100 (default: this machine)",
+    )
+    parser.add_argument("--nodes", type=int, help="with --cluster: nodes (default: 1)")
+    parser.add_argument(
+        "--per-node", type=int, help="with --cluster: devices of a node (default: the usual node's)"
+    )
+    parser.add_argument(
+        "--tokens", type=float, help="with --predict: also hours and dollars for so many tokens"
+    )
+    parser.add_argument(
+        "--anyway",
+        action="store_true",
+        help="train even if it will not fit in this machine's memory, by formula",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON and no progress")
     parser.set_defaults(carry_out=carry_out)
 
@@ -44,10 +67,25 @@ def add_to(commands: Any) -> None:
 def carry_out(arguments: argparse.Namespace) -> int:
     """Launch, watch to the end, print the table."""
     job = build_job(arguments)  # refused before anything slow is imported
+    if arguments.predict:
+        return _predict(job, arguments)
+    _refuse_options_of_predict(arguments)
 
     from shardscope.runtime import launch
+    from shardscope.runtime.preflight import preflight
 
-    run = launch(job, root=arguments.root, resume=arguments.resume, allow_pickle=arguments.allow_pickle)
+    found = preflight(job)
+    if not arguments.json:
+        print(found, file=sys.stderr)
+    if found.refusal is not None and not arguments.anyway:
+        raise LaunchError(f"the job does not fit: {found.refusal}, or train it all the same with --anyway")
+    run = launch(
+        job,
+        root=arguments.root,
+        resume=arguments.resume,
+        allow_pickle=arguments.allow_pickle,
+        preflight=False,
+    )
     try:
         with sigterm_interrupts():
             watch(run, Progress(job.last_step, job.world_size, quiet=arguments.json))
@@ -62,6 +100,31 @@ def carry_out(arguments: argparse.Namespace) -> int:
     else:
         print(f"{table(summary)}\n{run.path}")
     return 0
+
+
+def _predict(job: Job, arguments: argparse.Namespace) -> int:
+    """Print the prediction; 1 if it does not fit in memory."""
+    from shardscope.commands.predict import for_tokens
+    from shardscope.prediction.job import predict_job
+    from shardscope.spec.cluster import Cluster
+
+    cluster = None
+    if arguments.cluster is not None:
+        cluster = Cluster.of(arguments.cluster, nodes=arguments.nodes or 1, per_node=arguments.per_node)
+    found = predict_job(job, cluster)
+    budget = for_tokens(found, arguments.tokens)
+    if arguments.json:
+        print(json.dumps({**found.to_dict(), **budget}, indent=2))
+    else:
+        print("\n".join([repr(found), *(f"{name}: {value:.4g}" for name, value in budget.items())]))
+    return 1 if found.fits is False else 0
+
+
+def _refuse_options_of_predict(arguments: argparse.Namespace) -> None:
+    for option in ("cluster", "nodes", "per_node", "tokens"):
+        if getattr(arguments, option) is not None:
+            flag = f"--{option.replace('_', '-')}"
+            raise SpecError(f"{flag} has no effect without --predict; add it, or leave {flag} out")
 
 
 def watch(run: Run, progress: Progress) -> None:

@@ -25,10 +25,10 @@ _DIGIT = (1, 8, 8)
 """An image of the embedded digits."""
 
 
-def trace(job: Job) -> Traced:
+def trace(job: Job, *, builds: bool = True) -> Traced:
     """Of a job on one rank, of as many samples as are to be traced.
 
-    The model is built on shapes alone, and for real only where its code needs values.
+    The model is built on shapes alone, and for real only where its code needs values and `builds`.
     """
     state = torch.get_rng_state()
     try:
@@ -36,6 +36,8 @@ def trace(job: Job) -> Traced:
             module = build_model(_resolved(job.model))
         return _traced(job, module)
     except Exception:  # of the user's code, whatever it may be
+        if not builds:
+            raise
         return _traced(job, build_model(_resolved(job.model)))
     finally:
         torch.set_rng_state(state)

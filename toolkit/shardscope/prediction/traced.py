@@ -36,12 +36,13 @@ class Traced(Spec):
     """Inputs and targets of one sample."""
 
 
-def traced(job: Job, elsewhere: Elsewhere | None = None) -> Traced:
+def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True) -> Traced:
     """The trace of a job's model, on the job's data and in its precision.
 
     Args:
         job: A job.
         elsewhere: Traces the job of this JSON in a process that has torch, and gives JSON; None starts one.
+        builds: Whether a model whose code does not run on shapes may be built for real.
 
     Example:
         >>> traced(Job(model="mlp", data="digits")).sample_bytes
@@ -65,7 +66,7 @@ def traced(job: Job, elsewhere: Elsewhere | None = None) -> Traced:
         recompute=job.recompute,
     )
     if brings_code:
-        return _traced_here(asked)
+        return _traced_here(asked, builds=builds)
     return _remembered(asked.to_json(), elsewhere or _traced_elsewhere)
 
 
@@ -76,10 +77,10 @@ def _remembered(asked: str, elsewhere: Elsewhere) -> Traced:
     return Traced.from_json(elsewhere(asked))
 
 
-def _traced_here(asked: Job) -> Traced:
+def _traced_here(asked: Job, *, builds: bool = True) -> Traced:
     from shardscope.prediction._torch_trace import trace
 
-    return trace(asked)
+    return trace(asked, builds=builds)
 
 
 def _traced_elsewhere(asked: str) -> str:

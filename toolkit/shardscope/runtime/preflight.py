@@ -6,7 +6,6 @@ import sys
 from dataclasses import dataclass
 
 from shardscope.analytic.show import figure
-from shardscope.errors import ShardscopeError
 from shardscope.machine import nvml_works, usable_memory_bytes
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.traced import Traced, traced
@@ -52,12 +51,12 @@ def preflight(job: Job) -> Preflight:
         return Preflight(None)
     try:
         return Preflight(predict_job(job, trace=_trace))
-    except ShardscopeError:
+    except Exception:  # of the user's code, whatever it may be: its ranks will tell
         return Preflight(None)
 
 
 def _trace(job: Job) -> Traced:
-    return traced(job, trace_on_server)
+    return traced(job, trace_on_server, builds=False)
 
 
 def _is_predictable(job: Job) -> bool:
