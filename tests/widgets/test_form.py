@@ -96,6 +96,7 @@ class Form(t.HasTraits):
     clip = trait_of(Settings, "clip")
     mode = trait_of(Settings, "mode")
     precision = trait_of(Job, "precision")
+    seed = trait_of(Job, "seed")
 
 
 class TestTraits:
@@ -113,7 +114,7 @@ class TestTraits:
 
     def test_a_control_and_its_trait_move_together_and_what_is_refused_is_taken_back(self) -> None:
         form = Form()
-        controls = {name: control_of(setting_in(Form, name)) for name in ("every", "clip", "mode")}
+        controls = {name: control_of(setting_in(Form, name)) for name in ("every", "clip", "mode", "seed")}
         bind(form, controls)
         every, clip = controls["every"], controls["clip"]
         assert isinstance(every, Open)
@@ -121,5 +122,7 @@ class TestTraits:
         assert (form.every, form.clip, form.mode) == (5, 0.5, "hard")
         every.value = "often"
         assert (form.every, every.value) == (5, "5")
+        form.seed = 2**60
+        assert (form.seed, controls["seed"].value) == (2**60, MOST)
         every.value, form.clip = "", 2.0
         assert (form.every, clip.value) == (None, "2.0")

@@ -55,9 +55,8 @@ def setting_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) 
     help_ = f"{summary_of(info, nothing=f'“{AS_IT_SUITS}”') or label}."
     default = option_of(info.get_default(call_default_factory=True))
     values = named(members) if kind == "choice" else ()
-    return Setting(spec, field, label, help_, kind, default, values, optional, least, most)._replace(
-        **otherwise
-    )
+    made = Setting(spec, field, label, help_, kind, default, values, optional, least, most)
+    return made._replace(**otherwise)
 
 
 def _kind(members: tuple[Any, ...]) -> str:
@@ -130,9 +129,7 @@ def control_of(setting: Setting) -> widgets.DOMWidget:
     """The control of a setting, at its default."""
     about: dict[str, Any] = {"description": setting.label, "tooltip": setting.help}
     if setting.optional:
-        made = Open(**about)
-        show(made, setting.default)
-        return made
+        return Open(value="" if setting.default is None else str(setting.default), **about)
     about["value"] = setting.default
     if setting.values:
         return widgets.Dropdown(options=setting.values, **about)
@@ -183,7 +180,9 @@ def bind(choices: t.HasTraits, controls: Mapping[str, widgets.DOMWidget]) -> Non
 
 def _bind(choices: t.HasTraits, name: str, control: widgets.DOMWidget) -> None:
     def to_control(_change: object = None) -> None:
+        control.unobserve(to_trait, "value")  # a list that gets another place goes to its first for a moment
         show(control, getattr(choices, name))
+        control.observe(to_trait, "value")
 
     def to_trait(_change: object) -> None:
         try:
@@ -191,6 +190,6 @@ def _bind(choices: t.HasTraits, name: str, control: widgets.DOMWidget) -> None:
         except t.TraitError:
             to_control()
 
+    control.observe(to_trait, "value")
     to_control()
     choices.observe(to_control, name)
-    control.observe(to_trait, "value")

@@ -9,8 +9,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-_BOUNDS = ("ge", "gt", "le", "lt")
-
 
 def members_of(annotation: Any) -> Iterator[Any]:
     """The values of a Literal and the types of a union, without None; `str` for what a text stands for."""
@@ -33,11 +31,15 @@ def takes(annotation: Any, kind: type) -> bool:
 def bounds_of(field: FieldInfo) -> tuple[Any, Any]:
     """The least and the most that a number may be, or must stay above and below; None where it has no bound."""
     marks = list(field.metadata)
-    for inner in (
-        mark for member in get_args(field.annotation) for mark in getattr(member, "__metadata__", ())
-    ):
-        marks += getattr(inner, "metadata", ())
-    bounds = {name: getattr(mark, name) for mark in marks for name in _BOUNDS if hasattr(mark, name)}
+    for member in get_args(field.annotation):
+        for inner in getattr(member, "__metadata__", ()):
+            marks += getattr(inner, "metadata", ())
+    bounds = {
+        name: getattr(mark, name)
+        for mark in marks
+        for name in ("ge", "gt", "le", "lt")
+        if hasattr(mark, name)
+    }
     return bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
 
 

@@ -29,7 +29,6 @@ from shardscope_widgets.training_lab._families import applies, options_of
 AS_IT_IS = "as it is"
 """In the place of a bandwidth: the machine's own, unpaced."""
 NO_LATENCY = "0"
-CATALOGUES = {"model": named(MODELS), "data": named(DATA)}
 KINDS: dict[str, type[Method]] = {"strategy": Strategy, "compression": Compression, "lr_schedule": LRSchedule}
 """The kinds of methods among the choices, whose names are asked for when they are needed: a user may add to them."""
 MICRO_BATCHES = ((AS_IT_SUITS, 0), *named((1, 2, 4, 8, 16, 32, 64)))
@@ -47,8 +46,8 @@ class Choices(t.HasTraits):
         self._left: dict[tuple[str, str], dict[str, Any]] = {}
         super().__init__(*args, **traits)
 
-    model = trait_of(Job, "model", default="gpt-nano", values=CATALOGUES["model"])
-    data = trait_of(Job, "data", default="python-source", values=CATALOGUES["data"])
+    model = trait_of(Job, "model", default="gpt-nano", values=named(MODELS))
+    data = trait_of(Job, "data", default="python-source", values=named(DATA))
     strategy = trait_of(Job, "strategy")
     strategy_options = t.Dict(
         key_trait=t.Unicode(), help="Settings of the strategy that differ from its defaults, by field."

@@ -8,7 +8,7 @@ from typing import Any
 from shardscope.spec import Job
 from shardscope.spec.models import MODELS
 from shardscope_widgets.form import traits_for
-from shardscope_widgets.training_lab._choices import AS_IT_IS, CATALOGUES, KINDS, Choices
+from shardscope_widgets.training_lab._choices import AS_IT_IS, KINDS, Choices
 from shardscope_widgets.training_lab._families import options_of
 
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -17,7 +17,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "optimizer": ("optimizer", "lr"), "batch": ("global_batch", "micro_batch"), "link": ("bandwidth", "latency"),
 }  # fmt: skip
 """The fields of a job that controls change, and the traits that say how."""
-PLAIN = tuple(name for name, traits in FIELDS.items() if traits == (name,) and name not in CATALOGUES)
+PLAIN = tuple(name for name, traits in FIELDS.items() if traits == (name,) and name not in {"model", "data"})
 """Those whose trait has the field's own value."""
 FIRST = {"model": "mlp", "data": "digits", "global_batch": 64, "steps": 60}
 """To begin with where nobody says: a trial of it takes a second or two."""
