@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
+import subprocess
+import sys
 from typing import Any, Literal
 
 import pytest
@@ -11,7 +14,7 @@ import shardscope as ss
 from shardscope import cli
 from shardscope.commands._fields import add_field, flag_of, given_fields, parts_of
 from shardscope.commands._job import build_job
-from shardscope.spec import Job
+from shardscope.spec import Job, Method, registry
 from shardscope.spec._base import Spec
 
 
@@ -57,6 +60,30 @@ def test_help_is_the_first_sentence_of_a_docstring_and_the_default() -> None:
     ):
         assert said in text
     assert "second sentence" not in text
+
+
+@pytest.mark.parametrize(
+    ("command", "kinds"),
+    [
+        (("run",), (ss.Compression, ss.LRSchedule, ss.Optimizer, ss.Strategy)),
+        (("tune",), (ss.Compression, ss.LRSchedule, ss.Optimizer, ss.Strategy)),
+        (("predict",), (ss.Compression, ss.Optimizer)),
+        (("plan",), (ss.Optimizer,)),
+    ],
+)
+def test_help_names_every_method(
+    command: tuple[str, ...], kinds: tuple[type[Method], ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*command, "--help"])
+    text = re.sub(r"-\n *", "-", capsys.readouterr().out)  # lines also end at hyphens
+    for kind in kinds:
+        assert ", ".join(registry.names(kind)) in " ".join(text.split())
+
+
+def test_commands_start_without_torch() -> None:
+    script = "import sys; from shardscope import cli; cli.build_parser(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_every_field_of_a_job_has_an_option() -> None:

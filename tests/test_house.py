@@ -19,7 +19,7 @@ import shardscope
 from shardscope.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
-GROUND = {"errors", "_compat"}
+GROUND = {"errors", "_compat", "machine"}
 FIRST = GROUND | {"spec"}
 ENGINES = FIRST | {"training", "analytic"}
 SECOND = ENGINES | {"methods", "export"}
@@ -28,13 +28,14 @@ MAY_IMPORT = {
     "elsewhere": set(),
     "errors": {"elsewhere"},
     "_compat": set(),
+    "machine": set(),
     "spec": GROUND,
     "training": FIRST,
     "analytic": FIRST,
     "methods": ENGINES,
     "export": FIRST,
     "prediction": SECOND,
-    "runtime": SECOND,
+    "runtime": SECOND | {"prediction"},
     "simulate": SECOND,
     "tuning": THIRD,
     "measure": THIRD,
@@ -42,7 +43,17 @@ MAY_IMPORT = {
     "commands": THIRD | {"tuning", "measure"},
     "cli": THIRD | {"tuning", "measure", "commands"},
 }
-WITHOUT_TORCH = ("elsewhere", "errors", "_compat", "spec", "analytic", "simulate", "export", "methods")
+WITHOUT_TORCH = (
+    "elsewhere",
+    "errors",
+    "_compat",
+    "spec",
+    "analytic",
+    "simulate",
+    "export",
+    "methods",
+    "prediction",
+)
 TOP_FOLDERS = {"toolkit", "notebooks", "widgets", "tests", "binder"}
 LONGEST_FILE = 500
 
@@ -207,6 +218,13 @@ def test_every_command_and_file_in_the_pages_exists(page: str) -> None:
     assert set(re.findall(r"(?:^|`)shardscope ([a-z]+)", text, re.MULTILINE)) <= commands
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", text)
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_sample_tests_for_contributors_stand_on_what_there_is() -> None:
+    (sample,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    made: dict[str, object] = {"__name__": "sample"}
+    exec(sample, made)
+    assert {"TestQsgd", "TestCodec", "TestOnRanks"} <= made.keys()
 
 
 def project() -> dict:

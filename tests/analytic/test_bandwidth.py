@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.step import step_time
+from shardscope.prediction.step import step_time
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, Device, Link
 from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout

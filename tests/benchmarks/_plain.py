@@ -2,7 +2,7 @@
 
 For a dense decoder with fused attention in bf16 with AdamW and without compression, as Megatron-Core keeps it: what the
 benchmark scores. It is written as one would by hand: constants once, everything else for each layout. `planner.py`
-checks that it gives the numbers of `analytic.memory` and `analytic.step`.
+checks that it gives the numbers of `analytic.memory` and `prediction.step`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import ceil, floor, log2
 from typing import NamedTuple
 
-from shardscope.analytic.planner.search import Setting
+from shardscope.prediction.planner.search import Setting
 from shardscope.spec.layout import schedule_names
 
 V_SHAPED = {"zbv", "v-half", "v-min", "dualpipev"}

@@ -13,10 +13,10 @@ import numpy as np
 from _plain import Plain, rows_of
 from _report import compare
 
-from shardscope.analytic.planner import Space, plan
-from shardscope.analytic.planner.candidates import candidates
-from shardscope.analytic.planner.rank import ranking, scores
-from shardscope.analytic.planner.search import Setting, capacity, memory_parts, search, time_of
+from shardscope.prediction.planner import Space, plan
+from shardscope.prediction.planner.candidates import candidates
+from shardscope.prediction.planner.rank import ranking, scores
+from shardscope.prediction.planner.search import Setting, capacity, memory_parts, search, time_of
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Model

@@ -10,7 +10,7 @@ import shardscope as ss
 from shardscope.analytic import communication as comm
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import model_states, module_memory
-from shardscope.analytic.planner import Space
+from shardscope.prediction.planner import Space
 from shardscope.spec import registry
 from shardscope.spec.layout_compression import FORMER, compression_names
 from shardscope.spec.layout_optimizer import PUBLISHED, optimizer_names

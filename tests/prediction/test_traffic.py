@@ -1,8 +1,7 @@
-"""What strategies say that ranks send in a step, against what real ranks have counted: bytes and messages, by name."""
+"""What strategies say that ranks send and hold in a step, against what real ranks have counted, to the byte."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ import pytest
 
 import shardscope as ss
 from conformance.ranks import RankPool
+from prediction.ranks_of import EVERY_STEP, hold_states, run_on
 from shardscope.analytic.job_step import JobStep
 from shardscope.prediction.traced import traced
 from shardscope.spec.registry import names
-from shardscope.training.context import RankContext
-from shardscope.training.trainer import Trainer
 
 Counted = dict[int, dict[str, tuple[int, int]]]
 """By step and collective: bytes and messages."""
@@ -52,29 +50,10 @@ GOES_WITH = {"onebit-adam": "adamw", "onebit-lamb": "lamb", "dgc": ss.Optimizer(
 """Of compressions that need an optimizer."""
 
 
-def counted(pool: RankPool, job: ss.Job, folder: Path) -> list[Counted]:
-    """What each rank has sent in each step."""
-
-    def body(context: RankContext) -> list[dict[str, Any]]:
-        trainer = Trainer(job, context, context.events.path.parent)
-        for step in range(1, job.steps + 1):
-            trainer.take_step(step)
-        with context.meter.observing():
-            trainer.strategy.meet(job.steps, ending=True)
-        trainer._tell_late()
-        if trainer.loader is not None:
-            trainer.loader.close()
-        trainer.strategy.close()
-        rows = [json.loads(line) for line in context.events.path.read_text().splitlines()]
-        return [row for row in rows if row["event"] in ("step", "traffic")]
-
-    return [_by_step(rows) for rows in pool.run(body, folder)]
-
-
 def _by_step(events: list[dict[str, Any]]) -> Counted:
     found: Counted = {}
     for event in events:
-        for name, row in event["traffic"].items():
+        for name, row in event.get("traffic", {}).items():
             if row["sent_bytes"] or row["messages"]:
                 before = found.setdefault(event["step"], {}).get(name, (0, 0))
                 found[event["step"]][name] = (before[0] + row["sent_bytes"], before[1] + row["messages"])
@@ -82,10 +61,12 @@ def _by_step(events: list[dict[str, Any]]) -> Counted:
 
 
 def hold_against(pool: RankPool, job: ss.Job, folder: Path) -> int:
-    """Assert that each rank sends what is predicted in every step; returns how many collectives were exact."""
+    """Assert that each rank sends and holds what is predicted in each step; returns how many collectives were exact."""
     trace, num_exact = traced(job).table.step, 0
     assert trace is not None
-    ranks = counted(pool, job, folder)
+    events = run_on(pool, job, folder)
+    ranks = [_by_step(rows) for rows in events]
+    hold_states(job, trace, events)
     for number in range(1, job.steps + 1):
         said = job.strategy.traffic(JobStep(job, trace, number))
         assert said is not None
@@ -107,13 +88,13 @@ def hold_against(pool: RankPool, job: ss.Job, folder: Path) -> int:
 
 
 def job_of(world_size: int, model: str, **fields: Any) -> ss.Job:
-    fields = {"batch": 48, "steps": 3, **fields}
+    fields = {"batch": 48, "steps": 3, "record": EVERY_STEP, **fields}
     return ss.Job(model=model, data=MODELS[model], world_size=world_size, **fields)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: f"{s.label} {s.changed}")
-def test_each_rank_sends_what_its_strategy_says(
+def test_each_rank_sends_and_holds_what_its_strategy_says(
     pool: RankPool, tmp_path: Path, strategy: ss.Strategy, model: str
 ) -> None:
     if getattr(strategy, "replicas", 1) > 1 and pool.world_size != 4:
@@ -141,7 +122,7 @@ def test_norms_cost_what_the_optimizer_says(
 @pytest.mark.parametrize(
     "strategy", ["all-reduce", "ring", "tree", "gossip", "zero-1", "zero-2", "parameter-server"]
 )
-def test_each_rank_sends_what_its_compression_says(
+def test_each_rank_sends_and_holds_what_its_compression_says(
     pool: RankPool, tmp_path: Path, strategy: str, compression: str
 ) -> None:
     fields: dict[str, Any] = {"strategy": strategy, "optimizer": GOES_WITH.get(compression, "sgd")}

@@ -13,7 +13,7 @@ from conformance.runs import small_job
 from shardscope import cli
 from shardscope.runtime.check import both_jobs, check, read_parameters
 from shardscope.runtime.check_report import compare
-from shardscope.runtime.driver import _driver
+from shardscope.runtime.driver_server import driver as launcher
 from shardscope.spec import Record
 from shardscope.spec.strategy import strategies
 
@@ -204,7 +204,7 @@ class TestRealRuns:
     def test_a_killed_server_is_named(self):
         def kill(run, steps):
             if steps:
-                _driver.server().kill()
+                launcher.server().kill()
 
         with pytest.raises(ss.RunFailed, match="the launch server .* was killed"):
             check(small_job(), 2000, on_step=kill)

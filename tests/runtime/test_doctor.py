@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardscope.runtime import doctor, machine
+from shardscope import machine
+from shardscope.runtime import doctor
 from shardscope.runtime.doctor import Finding, Report, diagnose
 
 

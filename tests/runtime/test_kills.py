@@ -28,7 +28,7 @@ from conformance.runs import (
     small_job,
     wait_for,
 )
-from shardscope.runtime.driver import _driver
+from shardscope.runtime.driver_server import driver as launcher
 from shardscope.runtime.rundir import RunDir
 from shardscope.training.events import EventWriter
 
@@ -106,7 +106,7 @@ def test_a_killed_server_ends_its_runs_and_the_next_launch_starts_another() -> N
 
 
 def test_a_server_killed_while_it_is_asked_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = _driver.server()
+    server = launcher.server()
     server.kill()
     os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
     monkeypatch.setattr(server, "poll", lambda: None)  # as if it had been alive when the launch looked

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 import traitlets
 
+from shardscope import Compression
 from shardscope.errors import SpecError
+from shardscope.spec.registry import having
 from shardscope_widgets.form import typed
 from shardscope_widgets.training_lab._choices import AS_IT_IS, Choices
+
+HAVE_BITS = " or ".join(having(Compression, "bits"))
 
 
 def boxes(widget):
@@ -46,7 +50,10 @@ class TestSettings:
         [
             ({"ratio": "x"}, "ratio='x' is not valid"),
             ({"ratio": 2}, "ratio=2 is not valid: it should be less than or equal to 1"),
-            ({"bits": 3}, "compression.bits=3 has no effect on topk; leave it out, or use qsgd"),
+            (
+                {"bits": 3},
+                f"compression.bits=3 has no effect on topk; leave it out, or use {HAVE_BITS}",
+            ),
             ({"raito": 0.1}, "did you mean 'ratio'"),
             ({"name": "int8"}, "name='int8' is not a setting"),
             ({7: 0.1}, "compression_options"),

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from analytic.planner.brute import machine, small_model
-from shardscope.analytic.planner import plan
+from prediction.planner.brute import machine, small_model
+from shardscope.prediction.planner import plan
 from shardscope_widgets import Planner, figures
 
 

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardscope import analytic
-    from shardscope.analytic.planner import Plans, plan
-    from shardscope.analytic.predict import Prediction, predict
     from shardscope.conformance import check_method
     from shardscope.errors import (
         CheckpointError,
@@ -47,6 +45,10 @@ if TYPE_CHECKING:
     from shardscope.methods.strategies.zero_1 import Zero1
     from shardscope.methods.strategies.zero_2 import Zero2
     from shardscope.methods.strategies.zero_3 import Zero3
+    from shardscope.prediction.job import JobPrediction
+    from shardscope.prediction.layout import Prediction
+    from shardscope.prediction.planner import Plans, plan
+    from shardscope.prediction.predict import predict
     from shardscope.runtime import Run, launch, load_job, runs
     from shardscope.runtime.check import check
     from shardscope.runtime.check_report import CheckReport
@@ -82,8 +84,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "shardscope.analytic": ("analytic",),
-    "shardscope.analytic.planner": ("Plans", "plan"),
-    "shardscope.analytic.predict": ("Prediction", "predict"),
+    "shardscope.prediction.planner": ("Plans", "plan"),
+    "shardscope.prediction.job": ("JobPrediction",),
+    "shardscope.prediction.layout": ("Prediction",),
+    "shardscope.prediction.predict": ("predict",),
     "shardscope.spec.calibration": ("Calibration",),
     "shardscope.spec.optimizer": ("OptimizerStates",),
     "shardscope.spec.pipeline_schedule": ("PipelineSchedule",),
@@ -163,6 +167,7 @@ __all__ = [
     "Gossip",
     "Hierarchical",
     "Job",
+    "JobPrediction",
     "LRSchedule",
     "LaunchError",
     "Layout",

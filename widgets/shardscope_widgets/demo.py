@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from shardscope.runtime.machine import usable_cores
+from shardscope.machine import usable_cores
 from shardscope.spec import Batch, Job, Strategy
 from shardscope.spec.strategy import strategies
 from shardscope_widgets.figures._comparison import HEADERS, Row, comparison_info, comparison_text

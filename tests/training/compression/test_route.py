@@ -9,12 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import shardscope as ss
-from conformance.codec import needs_numba
+from conformance.codec import back, needs_numba, packed, random_values
 from conformance.ranks import RankPool
 from shardscope.errors import SpecError
+from shardscope.methods.compressors.qsgd._torch import Qsgd, round_at_random
 from shardscope.training.compression import ready, route
+from shardscope.training.compression.noise import Keys
+from shardscope.training.compression.packed import Packed
+from shardscope.training.compression.scaled import BlockCodec, inverse_of, peak_scale
 from shardscope.training.context import RankContext
 
 
@@ -108,9 +113,53 @@ def test_a_thread_that_fails_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
         route.share_out(loop, (), count=1000, at_least=100)
 
 
-def test_a_run_says_how_its_codecs_ran() -> None:
+class Thirds(BlockCodec):
+    """Nothing but what a codec must say: -1, 0 or +1 times a block's peak, at random."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 16)
+
+    def scale(self, rows: torch.Tensor, scales: torch.Tensor, count: int) -> None:
+        peak_scale(rows, scales, 1)
+
+    def quantize(self, rows: torch.Tensor, scales: torch.Tensor, keys: Keys, start: int) -> torch.Tensor:
+        return round_at_random(rows.mul(inverse_of(scales)), 1, keys, start)
+
+    def dequantize(self, codes: torch.Tensor) -> torch.Tensor:
+        return codes.float().sub_(1.0)
+
+
+class HalfCompiled(Qsgd):
+    """Unpacks in plain torch."""
+
+    unpack_compiled = BlockCodec.unpack_compiled
+
+
+@needs_numba
+@pytest.mark.parametrize("count", [0, 1, 17, 70_001])
+def test_a_codec_without_loops_runs_in_plain_torch_and_says_so(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = random_values(count)
+    monkeypatch.setenv(route.VARIABLE, "torch")
+    plain = Qsgd(2, 16)
+    packet = packed(plain, values)
+    came = back(plain, packet, count)
+    monkeypatch.setenv(route.VARIABLE, "numba")
+    for codec, is_compiled in ((Thirds(), False), (HalfCompiled(2, 16), True), (Qsgd(2, 16), True)):
+        assert codec.is_compiled == is_compiled
+        assert Packed("thirds", codec).is_compiled == is_compiled
+        assert torch.equal(packed(codec, values), packet)
+        assert torch.equal(back(codec, packet, count), came)
+        codec.subtract(packet, left := values.clone(), 5)
+        assert torch.equal(left, values - came)
+
+
+@pytest.mark.parametrize("method", ["int8", "topk", "fp16", "none"])
+def test_a_run_says_how_its_codecs_ran(method: str) -> None:
     job = ss.Job(
-        model="mlp", data="digits", batch=24, compression="int8", strategy="ring", world_size=2, steps=2
+        model="mlp", data="digits", batch=24, compression=method, strategy="ring", world_size=2, steps=2
     )
     run = ss.launch(job).wait(60)
-    assert {event["codecs"] for event in run.events("start")} == {route.choose_route()}
+    expected = {"fp16": "torch", "none": None}.get(method, route.choose_route())
+    assert {event["codecs"] for event in run.events("start")} == {expected}

@@ -188,3 +188,20 @@ def test_sparse_gradients_count_with_their_indices() -> None:
     known = Storages()
     known.add("gradients", [table.weight.grad])  # type: ignore[list-item]
     assert known.sizes()["gradients"] == 2 * 8 + 2 * 8 * 4
+
+
+def test_what_is_on_the_meta_device_takes_no_memory() -> None:
+    known = Storages()
+    known.add("parameters", [torch.zeros(100, device="meta"), torch.zeros(10)])
+    assert known.sizes() == {}  # freed at once
+    kept, gone = torch.zeros(10), torch.zeros(100, device="meta")
+    known.add("parameters", [gone, kept])
+    assert known.sizes() == {"parameters": 40}
+
+
+def test_a_rank_of_a_pipeline_holds_its_own_layers_only(pool: RankPool, tmp_path: Path) -> None:
+    job = ss.Job(
+        model="mlp", data="digits", strategy=ss.Pipeline(split="even"), world_size=pool.world_size, batch=24
+    )
+    ranks = pool.run(measured(job), tmp_path)
+    assert sum(peaks["parameters"] for peaks, _, _ in ranks) == 4 * ranks[0][1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -14,9 +15,11 @@ import shardscope as ss
 from conformance.optimizers import build_optimizer
 from shardscope.analytic.memory.module import module_memory
 from shardscope.errors import SpecError
+from shardscope.prediction.traced import traced
 from shardscope.spec.model import LayerTable, Model
 from shardscope.training.loss import cross_entropy
 from shardscope.training.models import build_model
+from shardscope.training.precision import Precision
 from shardscope.training.recompute import apply_recompute
 
 CPU = torch.device("cpu")
@@ -32,17 +35,31 @@ def rows_for(name: str, batch: int) -> tuple[Tensor, Tensor]:
     return torch.rand(batch, 1, 8, 8), torch.randint(10, (batch,))
 
 
-def measured_peak(model: nn.Module, rows: tuple[Tensor, Tensor], optimizer: str) -> int:
+def measured_peak(
+    model: nn.Module,
+    rows: tuple[Tensor, Tensor],
+    optimizer: str,
+    *,
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+    precision: str = "fp32",
+) -> int:
     """Of the second step: states and what the optimizer works in are there from its start."""
     inputs, targets = rows
+    autocast = Precision(precision, CPU).autocast
     ours = build_optimizer(ss.Optimizer(optimizer), model.named_parameters())
-    cross_entropy(model(inputs), targets).backward()
+    with autocast():
+        value = loss(model(inputs), targets)
+    value.backward()
+    del value
     ours.step()
     ours.zero_grad(set_to_none=True)
     tracker = MemTracker()
     tracker.track_external(model, ours, inputs, targets, *getattr(ours, "work_space", ()))
     with tracker:
-        cross_entropy(model(inputs), targets).backward()
+        with autocast():
+            value = loss(model(inputs), targets)
+        value.backward()
+        del value
         ours.step()
     return int(tracker.get_tracker_snapshot("peak")[CPU]["Total"])
 
@@ -87,6 +104,34 @@ def test_the_traced_peak_is_that_of_the_step_also_with_recomputation(
     measured = measured_peak(model, rows_for(name, batch), optimizer)
     predicted = predicted_peak(name, batch, recompute=recompute, optimizer=optimizer)
     assert predicted == pytest.approx(measured, rel=TRACED)
+
+
+LOSSES = {
+    "cross-entropy": cross_entropy,
+    "smoothed": lambda scores, targets: nn.functional.cross_entropy(scores, targets, label_smoothing=0.1),
+    "squares": lambda scores, targets: (
+        (scores.softmax(-1) - nn.functional.one_hot(targets, 10)).square().sum(-1).mean()
+    ),
+}
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_traced_loss_holds_what_it_holds_in_every_precision(
+    loss: str, precision: str, recompute: str
+) -> None:
+    job = ss.Job(
+        model="cnn", data="digits", strategy="single", batch=64, precision=precision, recompute=recompute,
+        loss="cross-entropy" if loss == "cross-entropy" else LOSSES[loss],
+    )  # fmt: skip
+    found = traced(job)
+    predicted = module_memory(
+        found.table, batch=64, data_bytes=found.sample_bytes, recompute=recompute, optimizer="sgd"
+    )
+    model = apply_recompute(build_model("cnn"), recompute)  # type: ignore[arg-type]
+    measured = measured_peak(model, rows_for("cnn", 64), "sgd", loss=LOSSES[loss], precision=precision)
+    assert predicted.peak == pytest.approx(measured, rel=0.03 if precision == "bf16-mixed" else TRACED)
 
 
 def test_a_layerwise_optimizer_works_on_a_batch_of_tensors_at_a_time() -> None:

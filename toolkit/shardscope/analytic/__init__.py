@@ -1,5 +1,5 @@
 """The closed forms: what formulas say of a job before it runs. NumPy only, no torch."""
 
-from shardscope.analytic import communication, memory, planner, schedules
+from shardscope.analytic import communication, memory, schedules
 
-__all__ = ["communication", "memory", "planner", "schedules"]
+__all__ = ["communication", "memory", "schedules"]

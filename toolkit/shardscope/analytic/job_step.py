@@ -11,6 +11,7 @@ from shardscope.analytic.sharding import replica_buckets
 from shardscope.spec.compression import Compression
 from shardscope.spec.job import Job
 from shardscope.spec.model.step import ParameterRow, StepTrace
+from shardscope.spec.optimizer import OptimizerStates
 
 Backend = Literal["gloo", "nccl"]
 
@@ -41,6 +42,11 @@ class JobStep:
         """Bytes of one weight, and of its gradient and moments."""
         return 8 if self.job.precision == "fp64" else 4
 
+    @property
+    def kept(self) -> OptimizerStates:
+        """What the optimizer keeps, with what compression adds to it."""
+        return self.job.compression.optimizer_states(self.job.optimizer.states)
+
     @cached_property
     def trained(self) -> list[ParameterRow]:
         """The trained parameters, in the module's order."""
@@ -52,6 +58,14 @@ class JobStep:
         rows = self.trace.parameters
         found = [rows[place] for place in self.trace.gradient_order]
         return found if len(found) == len(self.trained) else self.trained[::-1]
+
+    @cached_property
+    def rows(self) -> list[ParameterRow]:
+        """All parameters, in the module's order; those that the loss does not depend on, as if they were frozen."""
+        reached, rows = set(self.trace.gradient_order), self.trace.parameters
+        if not reached or all(place in reached for place, row in enumerate(rows) if row.is_trained):
+            return list(rows)
+        return [row if place in reached else row.replace(is_trained=False) for place, row in enumerate(rows)]
 
     def buckets(self, bucket_mb: float) -> list[list[tuple[int, ...]]]:
         """Shapes of the tensors in each bucket of `DistributedDataParallel`, in the order in which they leave.
@@ -71,6 +85,17 @@ class JobStep:
     def micro_batches(self) -> int:
         """Forward and backward passes of a rank."""
         return self.job.num_micro_batches
+
+    @property
+    def samples(self) -> int:
+        """Of one micro-batch."""
+        return self.job.batch.per_rank(self.job.num_data_ranks) // self.micro_batches
+
+    @property
+    def saved_bytes(self) -> float | None:
+        """What a micro-batch of the whole model saves for its backward pass; None where the loss was not traced."""
+        saved = self.trace.saved_bytes.get(self.job.recompute)
+        return None if saved is None else self.samples * saved
 
     @property
     def is_compressed(self) -> bool:

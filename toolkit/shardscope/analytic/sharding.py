@@ -57,11 +57,21 @@ def bucket_elements(tensor_elements: Sequence[int], capacity: int) -> list[int]:
     return buckets
 
 
-def flat_shard_elements(bucket_elements: Sequence[int], world_size: int) -> Ints:
-    """Elements that each rank updates under ZeRO-1, over all buckets; shape `(W,)`, by rank."""
+def flat_shard_elements(bucket_elements: Sequence[int], world_size: int, *, is_padded: bool = False) -> Ints:
+    """Elements that each rank updates under ZeRO-1, over all buckets; shape `(W,)`, by rank.
+
+    Args:
+        bucket_elements: Of each flat bucket, without padding.
+        world_size: W, the ranks.
+        is_padded: Whether buckets are padded to equal shares; the padding, which nobody updates, is in the last ones.
+    """
     total = np.zeros(world_size, dtype=np.int64)
     for num_elements in bucket_elements:
-        total += chunk_sizes(num_elements, world_size)
+        if is_padded:
+            share = math.ceil(num_elements / world_size)
+            total += np.clip(num_elements - share * np.arange(world_size), 0, share)
+        else:
+            total += chunk_sizes(num_elements, world_size)
     return total
 
 

@@ -49,3 +49,13 @@ class Term:
         yield self
         for part in self.parts:
             yield from part.walk()
+
+    def to_dict(self) -> dict[str, object]:
+        """The tree, for JSON."""
+        inside: dict[str, object] = {"how": self.how, "parts": [part.to_dict() for part in self.parts]}
+        leaf: dict[str, object] = {
+            "formula": self.formula,
+            "inputs": dict(self.inputs),
+            "source": self.source,
+        }
+        return {"name": self.name, "value": self.value, "unit": self.unit, **(inside if self.parts else leaf)}

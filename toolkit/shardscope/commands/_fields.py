@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from shardscope.spec import registry
 from shardscope.spec._base import Spec
 from shardscope.spec.fields import members_of, summary_of
 from shardscope.spec.method import Method
@@ -38,7 +39,8 @@ def add_field(
         flags: Names of the option, where they are not that of the field.
         about: The help, where it is not the first sentence of the field's docstring.
         default: What the help calls the default, where that is not the field's own.
-        names: The names to choose from, where the field's type does not list them.
+        names: The names to choose from, where the field's type does not list them. Those of methods, which are many
+            and may have settings, stand in the help.
     """
     field = spec.model_fields[place.rpartition(".")[2]]
     kind, known = _type_of(field.annotation)
@@ -46,8 +48,12 @@ def add_field(
         about = _as_in_a_terminal(summary_of(field, nothing="leaving it out"))
     if default is None:
         default = _default_text(field.get_default(call_default_factory=True))
+    methods = _methods_in(field.annotation)
+    listed = names or [each for method in methods for each in registry.names(method)]
+    if methods:
+        about = f"{about}: {', '.join(listed)}"
     text = f"{about} (default: {default})" if default else about
-    named = names or known
+    named = () if methods else names or known
     shape: dict[str, Any] = {
         "type": kind,
         "metavar": f"{{{','.join(named)}}}" if named else place.rpartition(".")[2].upper(),
@@ -73,6 +79,11 @@ def methods_of(spec: type[Spec]) -> Iterator[tuple[str, type[Method]]]:
             yield name, field.annotation
 
 
+def _methods_in(annotation: Any) -> list[type[Method]]:
+    """The kinds of methods that a field takes."""
+    return [each for each in members_of(annotation) if isinstance(each, type) and issubclass(each, Method)]
+
+
 def given_fields(arguments: argparse.Namespace, spec: type[Spec], part: str = "") -> dict[str, Any]:
     """The fields whose options were given, of a spec or of its part of this name."""
     values = vars(arguments)
@@ -90,7 +101,8 @@ def _type_of(annotation: Any) -> tuple[type, tuple[str, ...]]:
 
 
 def _as_in_a_terminal(sentence: str) -> str:
-    return sentence if sentence[:2].isupper() else sentence[:1].lower() + sentence[1:]
+    is_a_name = any(letter.isupper() for letter in sentence.partition(" ")[0][1:])  # such as CPU or ZeRO
+    return sentence if is_a_name else sentence[:1].lower() + sentence[1:]
 
 
 def _default_text(value: Any) -> str:

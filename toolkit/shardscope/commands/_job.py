@@ -23,10 +23,10 @@ _FLAGS = {
 _ABOUT = {
     "model": "model by name",
     "data": "data by name, or a path",
-    "strategy": "strategy, such as ring, tree, zero-3, pipeline:gpipe",
-    "optimizer": "update rule, such as sgd, adamw, lamb, lars",
-    "lr_schedule": "how the learning rate moves, such as cosine, linear",
-    "compression": "how gradients are compressed, such as int8, topk",
+    "strategy": "strategy, perhaps with its setting, as in pipeline:gpipe",
+    "optimizer": "update rule",
+    "lr_schedule": "how the learning rate moves",
+    "compression": "how gradients are compressed",
     "loss": "cross-entropy or mse",
 }
 """Help where the docstring of a field speaks of what Python can give it."""

@@ -10,9 +10,10 @@ from shardscope.commands._fields import add_field, given_fields
 from shardscope.commands._table import aligned
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
+from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:
-    from shardscope.analytic.planner import Plan, Plans
+    from shardscope.prediction.planner import Plan, Plans
 
 GIB = 2**30
 _OF_A_LAYOUT = ("precision", "optimizer")
@@ -43,7 +44,7 @@ def add_to(commands: Any) -> None:
         help="hold an axis, for example tensor=8",
     )
     for name in _OF_A_LAYOUT:
-        add_field(parser, Layout, name)
+        add_field(parser, Layout, name, names=optimizer_names() if name == "optimizer" else ())
     parser.add_argument("--top", type=int, default=10, help="rows of the table (default: 10)")
     parser.add_argument("--json", action="store_true", help="print plans and counts as JSON")
     parser.set_defaults(carry_out=carry_out)
@@ -62,7 +63,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def _search(arguments: argparse.Namespace) -> Plans:
-    from shardscope.analytic.planner import plan
+    from shardscope.prediction.planner import plan
     from shardscope.spec import Cluster
 
     if arguments.devices < 1 or arguments.per_node < 1:
@@ -109,7 +110,7 @@ def _value(text: str) -> Any:
 
 
 def _table(plans: Plans) -> str:
-    from shardscope.analytic.planner import short
+    from shardscope.prediction.planner import short
 
     def cells(plan: Plan) -> list[str]:
         dollars = "" if plan.dollars is None else f"{plan.dollars:.3g}"

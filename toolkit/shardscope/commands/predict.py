@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from shardscope.commands._fields import add_field, given_fields
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout, searched_schedules
+from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:
-    from shardscope.analytic.predict import Prediction
+    from shardscope.prediction.layout import Prediction
     from shardscope.spec.model import Transformer
 
 
@@ -29,21 +30,22 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--seq", type=int, help="tokens of a sequence (default: the model's)")
     parser.add_argument("--calibration", help="name of a calibration (default: the device's)")
     parser.add_argument("--tokens", type=float, help="also predict hours and dollars for so many tokens")
+    names = {"schedule": searched_schedules(), "optimizer": optimizer_names()}
     for name in Layout.model_fields:
-        add_field(parser, Layout, name, names=searched_schedules() if name == "schedule" else ())
+        add_field(parser, Layout, name, names=names.get(name, ()))
     parser.add_argument("--json", action="store_true", help="print the figures and their terms as JSON")
     parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print the prediction; 1 if it does not fit in memory."""
-    from shardscope.analytic.predict import predict
+    from shardscope.prediction.layout import predict_layout
     from shardscope.spec.calibration import Calibration
     from shardscope.spec.cluster import Cluster
 
     known = Calibration.of(arguments.calibration) if arguments.calibration else None
     cluster = Cluster.of(arguments.cluster, nodes=arguments.nodes, per_node=arguments.per_node)
-    found = predict(_model(arguments), cluster, Layout(**given_fields(arguments, Layout)), known)
+    found = predict_layout(_model(arguments), cluster, Layout(**given_fields(arguments, Layout)), known)
     training = _training(found, arguments.tokens)
     if arguments.json:
         print(json.dumps({**found.to_dict(), **training}, indent=2))

@@ -12,20 +12,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from shardscope.errors import StudyError
 from shardscope.spec import Job
 from shardscope.spec._base import Spec
 from shardscope.spec.model.table import LayerTable
-from shardscope.spec.models import GPTConfig, model_config
 from shardscope.spec.user_code import UserCode
 
-_TARGET_BYTES = 8
-_DIGIT = (1, 8, 8)
-"""An image of the embedded digits."""
+Elsewhere = Callable[[str], str]
 _FEW = 2
 """Samples of a trace where all that is held grows with them."""
 _WITHIN_S = 120.0
@@ -39,8 +36,12 @@ class Traced(Spec):
     """Inputs and targets of one sample."""
 
 
-def traced(job: Job) -> Traced:
+def traced(job: Job, elsewhere: Elsewhere | None = None) -> Traced:
     """The trace of a job's model, on the job's data and in its precision.
+
+    Args:
+        job: A job.
+        elsewhere: Traces the job of this JSON in a process that has torch, and gives JSON; None starts one.
 
     Example:
         >>> traced(Job(model="mlp", data="digits")).sample_bytes
@@ -61,18 +62,27 @@ def traced(job: Job) -> Traced:
         strategy="single",
         batch=samples,
         precision=job.precision,
+        recompute=job.recompute,
     )
     if brings_code:
-        return _trace(asked)
-    return _remembered(asked.to_json())
+        return _traced_here(asked)
+    return _remembered(asked.to_json(), elsewhere or _traced_elsewhere)
 
 
 @lru_cache(maxsize=64)
-def _remembered(asked: str) -> Traced:
-    return _trace(Job.from_json(asked)) if "torch" in sys.modules else _traced_elsewhere(asked)
+def _remembered(asked: str, elsewhere: Elsewhere) -> Traced:
+    if "torch" in sys.modules:
+        return _traced_here(Job.from_json(asked))
+    return Traced.from_json(elsewhere(asked))
 
 
-def _traced_elsewhere(asked: str) -> Traced:
+def _traced_here(asked: Job) -> Traced:
+    from shardscope.prediction._torch_trace import trace
+
+    return trace(asked)
+
+
+def _traced_elsewhere(asked: str) -> str:
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-P", "-m", "shardscope.prediction.traced"]
     try:
@@ -85,7 +95,7 @@ def _traced_elsewhere(asked: str) -> Traced:
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"status {error.returncode}"]
         raise StudyError(_failed(asked, lines[-1])) from None
-    return Traced.from_json(done.stdout)
+    return done.stdout
 
 
 def _failed(asked: str, reason: str) -> str:
@@ -95,50 +105,7 @@ def _failed(asked: str, reason: str) -> str:
     )
 
 
-def _trace(job: Job) -> Traced:
-    """Made in this process, which has torch; `job` is of as many samples as are to be traced."""
-    import torch
-
-    from shardscope.training.describe import describe
-    from shardscope.training.models import build_model
-    from shardscope.training.precision import DTYPES, weight_dtype
-
-    state = torch.get_rng_state()
-    module = build_model(_resolved(job.model)).to(weight_dtype(job.precision))
-    inputs, sample_bytes = _example(job, module)
-    torch.set_rng_state(state)
-    short = DTYPES[job.precision] if DTYPES[job.precision] != weight_dtype(job.precision) else None
-    name = job.model if isinstance(job.model, str) else job.model.name
-    table = describe(module, inputs, name=name, memory=True, autocast=short)
-    return Traced(table=table, sample_bytes=sample_bytes)
-
-
-def _resolved(value: Any) -> Any:
-    return value.function if isinstance(value, UserCode) else value
-
-
-def _example(job: Job, module: Any) -> tuple[Any, float]:
-    """What the model is called with, and the bytes of one sample with its targets."""
-    import torch
-
-    from shardscope.training.data import load_data, map_tensors, read_batch, tensors_of
-    from shardscope.training.precision import weight_dtype
-
-    samples, dtype = job.batch.per_rank(1), weight_dtype(job.precision)
-    config = model_config(job.model) if isinstance(job.model, str) else getattr(module, "config", None)
-    if job.data in ("digits", "python-source"):
-        if isinstance(config, GPTConfig):
-            tokens = torch.zeros(samples, config.seq, dtype=torch.int64)
-            return tokens, tokens.nbytes / samples + config.seq * _TARGET_BYTES
-        if job.data == "digits":
-            images = torch.zeros(samples, *_DIGIT, dtype=dtype)
-            return images, images.nbytes / samples + _TARGET_BYTES
-    window = {"seq": config.seq, "vocab": config.vocab} if isinstance(config, GPTConfig) else {}
-    data = load_data(_resolved(job.data), seed=job.seed, **window)
-    batch = read_batch(data.train, torch.arange(samples) % len(data.train))
-    batch = map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
-    return batch[0], sum(tensor.nbytes for tensor in tensors_of(batch)) / samples
-
-
 if __name__ == "__main__":
-    print(_trace(Job.from_json(sys.stdin.read())).to_json())
+    from shardscope.prediction._torch_trace import trace
+
+    print(trace(Job.from_json(sys.stdin.read())).to_json())

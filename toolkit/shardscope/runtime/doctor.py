@@ -1,6 +1,6 @@
 """What this machine can do, and what each missing thing costs: `shardscope doctor`, or `ss.doctor()`.
 
-`diagnose` asks `shardscope.runtime.machine`, judges the answers one by one, and returns a `Report` of plain
+`diagnose` asks `shardscope.machine`, judges the answers one by one, and returns a `Report` of plain
 values. Nothing is changed or downloaded. Only what no run can do without makes the report not `ok`.
 """
 
@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from shardscope.runtime import machine
+from shardscope import machine
 from shardscope.spec import registry
 
 GIB = 2**30

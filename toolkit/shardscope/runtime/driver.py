@@ -2,96 +2,33 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import json
 import os
-import subprocess
 import sys
-import threading
 from pathlib import Path
 
 from shardscope.errors import LaunchError, SpecError, quoted
+from shardscope.runtime.driver_server import TOOLKIT, driver
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir, find_resumable, runs_root
 from shardscope.runtime.user_modules import beyond_current_folder, of_current_folder
 from shardscope.spec import Job, registry
 
-_PATIENCE_S = 3.0
 _SERVERS = 2
 """Launch servers that one launch tries."""
 _CODECS = "shardscope.training.compression.ready"
 """What compressed runs need and others do not: imported by the server before it forks the first of them."""
-_TOOLKIT = str(Path(__file__).parents[2])
-_START_SERVER = "from shardscope.runtime.server import main; main()"
-
-
-class _Driver:
-    """This process's launch server; started on first use, and again should it be gone."""
-
-    def __init__(self) -> None:
-        self._server: subprocess.Popen[bytes] | None = None
-        self._owner = 0
-        self._lock = threading.Lock()
-
-    def server(self, log: Path | None = None) -> subprocess.Popen[bytes]:
-        """The running server; what a new one has to complain about goes to `log`."""
-        with self._lock:
-            if self._server is None or self._owner != os.getpid() or self._server.poll() is not None:
-                self._server = _start_server(log)
-                self._owner = os.getpid()
-            return self._server
-
-    def request(self, server: subprocess.Popen[bytes], line: bytes) -> bool:
-        """Send one request, whole; False if the server is gone, so that the next one asked for is another."""
-        assert server.stdin is not None
-        with self._lock:
-            try:
-                server.stdin.write(line + b"\n")
-                server.stdin.flush()
-            except BrokenPipeError:
-                self._server = None
-                return False
-            return True
-
-    def close(self) -> None:
-        """Let the server end, and with it the runs that belong to this process; wait a little until it has.
-
-        A server with detached runs goes on until they are over.
-        """
-        with self._lock:
-            if self._server is None or self._owner != os.getpid():
-                return
-            server, self._server = self._server, None
-        assert server.stdin is not None
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            server.stdin.close()
-            server.wait(timeout=_PATIENCE_S)
-
-
-def _start_server(log: Path | None) -> subprocess.Popen[bytes]:
-    asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    path = os.pathsep.join([_TOOLKIT, *beyond_current_folder(asked)])
-    with open(log or os.devnull, "ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", _START_SERVER], stdin=subprocess.PIPE, stdout=output, stderr=output,
-            start_new_session=True, env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
-
-
-_driver = _Driver()
-atexit.register(_driver.close)
 
 
 def warm_up() -> None:
     """Start the launch server now, so that the first launch is as quick as the others."""
-    _driver.server()
+    driver.server()
 
 
 def shut_down() -> None:
     """End the launch server and all runs of this process that were not launched with `detach`."""
-    _driver.close()
+    driver.close()
 
 
 def launch(
@@ -102,6 +39,7 @@ def launch(
     allow_pickle: bool = False,
     detach: bool = False,
     judged: bool = False,
+    preflight: bool = True,
 ) -> Run:
     """Start a job on real ranks of this machine. Returns at once.
 
@@ -118,9 +56,12 @@ def launch(
         judged: Whether you decide after each of its evaluations whether it goes on, by `Run.stop` or `Run.go_on`. Ranks
             wait for that, but no longer than a step takes, and no more once you have been late twice running; those
             that are not in step (asynchronous parameter servers, gossip) never wait.
+        preflight: Whether a job is refused whose ranks would not fit in this machine's memory, by formula. The first
+            job of a model takes some tenths of a second longer, in which a step of it is traced.
 
     Raises:
-        LaunchError: The run directory cannot be written, or the user's code cannot be sent to the ranks.
+        LaunchError: The job does not fit in memory, the run directory cannot be written, or the user's code cannot be
+            sent to the ranks.
         RunNotFound: There is no run to resume.
         SpecError: `judged`, and the job has no evaluation on its way; or it names a method that is not here.
 
@@ -131,7 +72,7 @@ def launch(
     """
     if not isinstance(job, Job):
         raise LaunchError(f"launch takes a Job, got {type(job).__name__}; write ss.launch(ss.Job(...))")
-    for name, value in (("detach", detach), ("judged", judged)):
+    for name, value in (("detach", detach), ("judged", judged), ("preflight", preflight)):
         if not isinstance(value, bool):
             raise SpecError(f"{name}={quoted(value)} is not a truth value; give True or False")
     if judged and job.eval_every is None:
@@ -143,6 +84,8 @@ def launch(
             "allow_pickle=True has no effect without resume; leave it out, or name what to resume"
         )
     job.require_code()
+    if preflight:
+        _refuse_too_large(job)
     earlier = None if resume is None else _source(resume, root)
     run = RunDir.create(job, runs_root(root), judged=judged)
     try:
@@ -154,13 +97,21 @@ def launch(
     return Run(run, job)
 
 
+def _refuse_too_large(job: Job) -> None:
+    from shardscope.runtime.preflight import preflight
+
+    refusal = preflight(job).refusal
+    if refusal is not None:
+        raise LaunchError(f"the job does not fit: {refusal}, or launch it all the same with preflight=False")
+
+
 def _hand_over(run: RunDir, request: dict[str, object]) -> None:
     """Have the launch server start the run; another server if that one is killed just then."""
     for _ in range(_SERVERS):
-        server = _driver.server(run.path / "logs" / "server.log")
+        server = driver.server(run.path / "logs" / "server.log")
         started = process_started(server.pid)
         run.write_status("starting", pid=server.pid, process_started=started, detached=request["detach"])
-        if _driver.request(server, json.dumps(request).encode()):
+        if driver.request(server, json.dumps(request).encode()):
             return
     raise LaunchError(f"{_SERVERS} launch servers were killed as soon as they had started; free some memory")
 
@@ -181,6 +132,6 @@ def _request(
         "imports": [registry.torch_part(type(job.strategy)), *([_CODECS] if job.compression.is_on else [])],
         "cwd": str(Path.cwd()),
         "env": dict(os.environ),
-        "sys_path": [*beyond_current_folder(sys.path), _TOOLKIT],
+        "sys_path": [*beyond_current_folder(sys.path), TOOLKIT],
         "modules": of_current_folder() if run.code is not None else None,
     }

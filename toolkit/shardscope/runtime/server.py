@@ -28,7 +28,9 @@ from pathlib import Path
 from typing import Any
 
 _NEEDED = ("numpy.ma", "torch._dynamo", "shardscope.runtime.agent", "shardscope.runtime.worker")
+_TRACE = "shardscope.prediction._torch_trace"
 _LATER = (
+    _TRACE,
     "shardscope.training.checkpoint",
     "shardscope.methods.strategies.pipeline._torch_stage",
     "shardscope.training.strategies.fully_sharded",
@@ -74,7 +76,8 @@ class Server:
             with contextlib.suppress(
                 ValueError
             ):  # a request cut short by an interrupt; its driver has said so
-                self._fork_agent(json.loads(line))
+                request = json.loads(line)
+                self._fork_trace(request) if "trace" in request else self._fork_agent(request)
         return bool(chunk)
 
     def _import_next(self) -> None:
@@ -93,6 +96,24 @@ class Server:
         self.lifelines[pid] = write
         if request["detach"]:
             self.detached.add(pid)
+
+    def _fork_trace(self, request: dict[str, Any]) -> None:
+        """A child that traces a step of a job, and leaves what it finds in a file."""
+        _import(_TRACE)
+        if os.fork() == 0:
+            code = 1
+            try:
+                for other in self.lifelines.values():
+                    os.close(other)
+                from shardscope.prediction._torch_trace import answer
+
+                answer(request["trace"], Path(request["answer"]))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
 
     def _become_agent(self, request: dict[str, Any], lifeline: int) -> None:
         """In the forked child; does not return."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -24,8 +24,13 @@ from shardscope.spec.precision import PRECISIONS, JobPrecision, full_name
 from shardscope.spec.strategy import AnyStrategy, Strategy
 from shardscope.spec.user_code import Named, UserCode, label_of
 
+if TYPE_CHECKING:
+    from shardscope.spec.layout import Layout
+
 RECOMPUTE = ("none", "selective", "full")
 LOSSES = ("cross-entropy", "mse")
+IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
+"""What layouts call a job's precisions, whose weights stay in fp32."""
 
 
 class Checkpoint(Spec):
@@ -269,6 +274,38 @@ class Job(Spec):
         if self.compression.is_on:
             parts.insert(1, self.compression.name)
         return self.name or "-".join(parts)
+
+    def layout(self) -> Layout:
+        """How this job lies on devices: what it stands for at scale, for `predict`, `plan` and the calculators.
+
+        Example:
+            >>> Job(model="gpt-nano", data="python-source", strategy="zero-3", world_size=4).layout().zero
+            3
+
+        Raises:
+            SpecError: No layout spreads a model like the strategy, or computes in fp64.
+        """
+        from shardscope.spec.layout import Layout
+
+        degrees = self.strategy.degrees(self.world_size)
+        if degrees is None:
+            raise SpecError(
+                f"strategy={self.strategy.name!r} stands for no layout, which has replicas, shards and stages only; "
+                "use for example strategy='ring' or 'zero-3'"
+            )
+        if self.precision not in IN_LAYOUTS:
+            raise SpecError(
+                f"precision={self.precision!r} is in no layout; use {', '.join(map(repr, IN_LAYOUTS))}"
+            )
+        return Layout(
+            **degrees,
+            global_batch=self.batch.global_batch,
+            micro_batch=self.batch.per_rank(self.num_data_ranks) // self.num_micro_batches,
+            precision=IN_LAYOUTS[self.precision],
+            optimizer=self.optimizer,
+            compression=self.compression,
+            recompute=self.recompute,
+        )
 
     def methods(self) -> Iterator[tuple[str, Method]]:
         """The job's methods by the fields that they stand in; a method within a method as in ``strategy.schedule``."""

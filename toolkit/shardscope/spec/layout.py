@@ -96,12 +96,12 @@ class Layout(Spec):
     beside an fp32 master copy, as Megatron and DeepSpeed do; ``bf16-autocast`` and ``fp16-autocast`` keep them in fp32,
     as the mixed precisions of a `Job` do."""
     optimizer: AnyLayoutOptimizer = Field(default_factory=lambda: Optimizer("adamw"))
-    """The update rule: an optimizer, or a name of a job's optimizers or of those described in
+    """The update rule. An optimizer, or a name of a job's optimizers or of those described in
     `spec.layout_optimizer`."""
     offload: Offload = "none"
     """What lives in the host's memory: the optimizer's state, all model states, saved activations, or all of it."""
     compression: AnyLayoutCompression = Field(default_factory=lambda: Compression("none"))
-    """Compression of gradients between replicas: a method, or its name."""
+    """Compression of gradients between replicas, as far as its cost is known in closed form. A method, or its name."""
 
     @property
     def num_devices(self) -> int:

@@ -7,7 +7,7 @@ None has batch normalisation or dropout: both would make the result depend on ho
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -15,6 +15,9 @@ from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
 from shardscope.spec.divisors import divisors_text
 from shardscope.spec.numbers import Count
+
+if TYPE_CHECKING:
+    from shardscope.spec.model.transformer import Transformer
 
 Modality = Literal["tokens", "images"]
 
@@ -190,6 +193,20 @@ class GPTConfig(Spec):
         """
         embeddings = (self.vocab + self.seq) * self.hidden
         return embeddings + self.layers * self._layer_params() + _norm(self.hidden)
+
+    def transformer(self, name: str) -> Transformer:
+        """The same model as layouts and calculators take it, under this name.
+
+        Example:
+            >>> MODELS["gpt-124m"].transformer("gpt-124m").num_params
+            124439808
+        """
+        from shardscope.spec.model.transformer import Transformer
+
+        return Transformer(
+            name=name, layers=self.layers, hidden=self.hidden, heads=self.heads, ffn=self.ffn_width,
+            vocab=self.vocab, seq=self.seq,
+        )  # fmt: skip
 
     def _layer_params(self) -> int:
         attention = _linear(self.hidden, 3 * self.hidden) + _linear(self.hidden, self.hidden)

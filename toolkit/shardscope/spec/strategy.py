@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 from pydantic import BeforeValidator, SerializeAsAny
@@ -140,6 +140,15 @@ class Strategy(Method):
         """A micro-batch that suits this strategy; None where a rank's whole share at once does."""
         return None
 
+    def degrees(self, world_size: int) -> Mapping[str, Any] | None:  # noqa: ARG002
+        """The fields of a `Layout` that say how this strategy spreads a model; None where no layout does it like this.
+
+        Example:
+            >>> Strategy("zero-3", replicas=2).degrees(8)
+            {'data': 8, 'zero': 3, 'shard': 4}
+        """
+        return None
+
     def check(self, job: Job) -> None:
         """Refuse what cannot work, before any process starts.
 
@@ -190,6 +199,33 @@ class Strategy(Method):
             is known.
         """
         return None
+
+    def states(self, step: Any) -> Any:  # noqa: ARG002
+        """What each rank holds of parameters, gradients and optimizer state in one step, as a run measures it.
+
+        Args:
+            step: The `shardscope.analytic.job_step.JobStep` of a job whose strategy this is.
+
+        Returns:
+            Bytes by kind and rank, a `shardscope.analytic.memory.RankStates`; None where nothing is known.
+        """
+        return None
+
+    def activations(self, step: Any) -> list[float] | None:
+        """What each rank saves for its backward passes at most, in bytes by rank; None where nothing is known.
+
+        Args:
+            step: The `shardscope.analytic.job_step.JobStep` of a job whose strategy this is.
+        """
+        return None if step.saved_bytes is None else [step.saved_bytes] * step.world_size
+
+    def work(self, step: Any) -> list[float]:
+        """Each rank's share of the computing of its samples, by rank, made longer by the waits of its schedule.
+
+        Args:
+            step: The `shardscope.analytic.job_step.JobStep` of a job whose strategy this is.
+        """
+        return [1.0] * step.world_size
 
     @required
     def build(self, job: Job, context: Any) -> Any:

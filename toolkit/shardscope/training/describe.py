@@ -9,7 +9,7 @@ have come to.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +22,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from shardscope.errors import SpecError
+from shardscope.spec.model.step import RECOMPUTE_MODES
 from shardscope.spec.model.table import Layer, LayerTable
 from shardscope.training.data.batches import call
 from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.storages import Storages
+from shardscope.training.recompute import RecomputeMode
 from shardscope.training.step_trace import Arguments, trace_step
 
 
@@ -46,6 +48,9 @@ def describe(
     name: str | None = None,
     memory: bool = False,
     autocast: torch.dtype | None = None,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    targets: Any = None,
+    recompute: Iterable[RecomputeMode] = RECOMPUTE_MODES,
 ) -> LayerTable:
     """The layers of `module`, in the order in which they run on `example`.
 
@@ -58,6 +63,9 @@ def describe(
         name: Of the described model; None for the module's class.
         memory: Trace a training step too.
         autocast: The short format that the step's matrix products compute in; None for that of the weights.
+        loss: Of the step, from the module's output and `targets`; None for a stand-in that holds nothing.
+        targets: Of the example's samples.
+        recompute: With `memory`, the ways to recompute that are traced.
 
     Raises:
         SpecError: The example holds no tensor, or the module needs real data to run.
@@ -75,11 +83,13 @@ def describe(
         with FakeTensorMode(allow_non_fake_inputs=True):  # tensors that functions have closed over
             inputs = _inputs(arguments, module)
             rows = _Trace(_shadow(module), inputs).run()
-            step = (
-                trace_step(lambda: _shadow(module), inputs, samples, autocast=_autocast(module, autocast))
-                if memory
-                else None
-            )
+            step = None
+            if memory:
+                (shapes,) = tuple(_inputs((targets,), module))
+                step = trace_step(
+                    lambda: _shadow(module), inputs, samples, autocast=_autocast(module, autocast),
+                    loss=None if loss is None else lambda output: loss(output, shapes), recompute=recompute,
+                )  # fmt: skip
     except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise SpecError(
@@ -96,7 +106,7 @@ def describe(
 def _autocast(module: nn.Module, dtype: torch.dtype | None) -> Callable[[], AbstractContextManager[Any]]:
     if dtype is None:
         return nullcontext
-    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    device = next((device_of(parameter) for parameter in module.parameters()), torch.device("cpu"))
     return partial(torch.autocast, device.type, dtype=dtype)
 
 
@@ -111,7 +121,7 @@ def _num_samples(arguments: Arguments) -> int:
 
 def _inputs(arguments: Arguments, module: nn.Module) -> Arguments:
     """The arguments as shapes, where the module is; one that is given twice stays one."""
-    device = next((parameter.device for parameter in module.parameters()), None)
+    device = next((device_of(parameter) for parameter in module.parameters()), None)
     known: dict[int, Tensor] = {}
 
     def shape_of(tensor: Tensor) -> Tensor:
@@ -124,8 +134,13 @@ def _inputs(arguments: Arguments, module: nn.Module) -> Arguments:
 def _shape_only(tensor: Tensor, device: torch.device | None = None) -> Tensor:
     """A tensor like it; a fake one, in a mode that makes such."""
     return torch.empty_strided(
-        tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device or tensor.device
+        tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device or device_of(tensor)
     )
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """Where it is; the CPU for one that was built on shapes alone."""
+    return torch.device("cpu") if tensor.is_meta else tensor.device
 
 
 def _shadow(module: nn.Module) -> nn.Module:

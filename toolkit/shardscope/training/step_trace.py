@@ -1,17 +1,17 @@
 """What is alive at each moment of a module's training step, traced on shapes.
 
-The module's forward pass, a stand-in for its loss and the backward pass run on fake tensors, once for each way to
-recompute. Units are marked as FSDP2 marks them: by an identity around a block's inputs, whose backward runs when the
-block's is over, and by hooks on its outputs' gradients, which run when it begins. What the loss holds besides the
-scores is left to the formulas.
+The module's forward pass, its loss or a stand-in for one, and the backward pass run on fake tensors, once for each way
+to recompute. Units are marked as FSDP2 marks them: by an identity around a block's inputs, whose backward runs when the
+block's is over, and by hooks on its outputs' gradients, which run when it begins. Where no loss is given, what
+it holds besides the scores is left to the formulas.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from shardscope.spec.model.step import (
     StepTrace,
 )
 from shardscope.training.data.batches import call
+from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.ledger import Freed, Ledger, Made, Placed
 from shardscope.training.memory.storages import Storages
 from shardscope.training.models import units_of
@@ -55,16 +56,21 @@ def trace_step(
     samples: int,
     *,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    loss: Callable[[Any], Tensor] | None = None,
+    recompute: Iterable[RecomputeMode] = RECOMPUTE_MODES,
 ) -> StepTrace:
-    """Trace a step for each way to recompute; called inside a mode of fake tensors.
+    """Trace a step; called inside a mode of fake tensors.
 
     Args:
         make: Gives the module, each time a fresh copy, of fake tensors.
         inputs: Fake tensors.
         samples: How many the inputs hold.
         autocast: The context of the forward pass.
+        loss: Of the module's output; None for a stand-in that holds nothing.
+        recompute: The ways to recompute, each of which is a step of its own; without is always one of them.
     """
-    steps = {mode: _Step(make(), inputs, cast(RecomputeMode, mode), autocast) for mode in RECOMPUTE_MODES}
+    modes: dict[RecomputeMode, None] = dict.fromkeys(("none", *recompute))
+    steps = {mode: _Step(make(), inputs, mode, autocast, loss) for mode in modes}
     moments = {mode: step.run(samples) for mode, step in steps.items()}
     plain = steps["none"]
     names = {id(module): name for name, module in plain.module.named_modules()}
@@ -81,6 +87,10 @@ def trace_step(
         gradient_order=plain.gradient_order,
         pieces=tuple(_pieces(make(), inputs, samples, autocast)),
         moments=moments,
+        saved_bytes={} if loss is None else {mode: step.saved.peak / samples for mode, step in steps.items()},
+        loss_bytes=plain.loss_bytes / samples,
+        num_operations=plain.ledger.num_operations,
+        moved_bytes=plain.ledger.moved_bytes / samples,
     )
 
 
@@ -93,16 +103,18 @@ class _Step:
         inputs: Arguments,
         mode: RecomputeMode,
         autocast: Callable[[], AbstractContextManager[Any]],
+        loss: Callable[[Any], Tensor] | None,
     ) -> None:
         self.module, self.inputs, self.autocast = apply_recompute(module, mode), inputs, autocast
+        self.loss = loss
         self.units = units_of(module)
         self.owner = {id(parameter): 0 for parameter in module.parameters()}
         self.owner |= {id(p): number for number, unit in enumerate(self.units, 1) for p in unit.parameters()}
         held = Storages()
         held.add("held", [*module.parameters(), *module.buffers(), *_tensors(inputs)])
-        self.ledger = Ledger(held, self._note)
+        self.ledger, self.saved = Ledger(held, self._note), Activations(held)
         self.mark = Mark("forward", 0, 0)
-        self.output_bytes = self.num_outputs = 0
+        self.output_bytes = self.num_outputs = self.loss_bytes = 0
         self._places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
         self._arrived: dict[int, None] = {}
 
@@ -118,8 +130,10 @@ class _Step:
         for parameter in self.module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._placed)
-        with self.ledger:
-            self._loss().backward()
+        with self.ledger, self.saved.active():
+            loss = self._loss()
+            self.note("loss", 0, 0)
+            loss.backward()
         self.note("leave", 0, self.mark.done)
         if self.mark.unit:  # its inputs needed no gradient, so nothing told of its end
             self.note("leave", self.mark.unit, self.mark.done)
@@ -144,8 +158,27 @@ class _Step:
             raise ValueError("its output needs no gradient, so there is no training step to trace")
         self.output_bytes = sum(leaf.nbytes for leaf in scores)
         self.num_outputs = sum(leaf.numel() for leaf in scores)
+        if self.loss is not None:
+            return self._given_loss(output, scores, self.loss)
         loss: Tensor = _Loss.apply(self, *scores)  # type: ignore[no-untyped-call]
         return loss
+
+    def _given_loss(self, output: Any, scores: list[Tensor], loss: Callable[[Any], Tensor]) -> Tensor:
+        """The loss itself, whose backward pass ends when the gradients of the scores are there."""
+        for tensor in scores:
+            tensor.register_hook(lambda _: self._enter_backward())
+        self.mark = Mark("loss", 0, 0)
+        before = self.saved.bytes
+        with self.autocast():
+            value = loss(output)
+        self.loss_bytes = self.saved.bytes - before
+        return value
+
+    def _enter_backward(self) -> None:
+        """The backward pass comes to the module from its loss."""
+        if self.mark.phase == "loss":
+            self.note("turn", 0, 0)
+            self.mark = Mark("backward", 0, 0)
 
     def _watch(self, unit: nn.Module, number: int) -> None:
         def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -208,7 +241,6 @@ class _Loss(Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> Any:
         step: _Step = ctx.step
-        step.note("loss", 0, 0)
         step.mark = Mark("backward", 0, 0)
         gradients = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like]
         step.note("turn", 0, 0)
@@ -227,6 +259,7 @@ def _pieces(
     except SpecError:
         return
     places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
+    buffers = {id(buffer): place for place, buffer in enumerate(module.buffers())}
     x: Any = inputs[0] if isinstance(inputs, tuple) and len(inputs) == 1 else inputs
     for _, layer in layers:
         x = tree_map_only(Tensor, _leaf, x)
@@ -246,6 +279,7 @@ def _pieces(
             flops=counter.get_total_flops() / samples,
             stored_bytes=sum(storage.nbytes() for storage in kept.values()) / samples,
             parameters=tuple(dict.fromkeys(places[id(p)] for p in layer.parameters() if id(p) in places)),
+            buffers=tuple(dict.fromkeys(buffers[id(b)] for b in layer.buffers() if id(b) in buffers)),
         )
 
 

@@ -29,7 +29,6 @@ from shardscope.errors import CheckpointError, ShardscopeError, SpecError
 from shardscope.spec import Job, UserCode
 from shardscope.spec.models import GPTConfig
 from shardscope.spec.user_code import Named, label_of
-from shardscope.training.compression.route import choose_route
 from shardscope.training.context import RankContext
 from shardscope.training.data import (
     Dataset,
@@ -164,14 +163,15 @@ class Trainer:
         return read_batch(train, torch.arange(size) % len(train))
 
     def _announce(self) -> None:
-        job, context = self.job, self.context
+        job, context, compressor = self.job, self.context, self.strategy.compressor
+        compiled = compressor is not None and compressor.is_compiled
         context.events.emit(
             "start", world_size=context.world_size, device=str(context.device), backend=context.transport,
             strategy=job.strategy.label,
             role=job.strategy.role(context.rank, context.world_size),
             model=label_of(job.model), optimizer=job.optimizer.name, num_params=self.num_params,
             gradient_bytes=self.gradient_bytes, compression=job.compression.label,
-            codecs=choose_route() if job.compression.is_on else None, **self._link(), **_process(),
+            codecs=None if compressor is None else "numba" if compiled else "torch", **self._link(), **_process(),
         )  # fmt: skip
 
     def _link(self) -> dict[str, Any]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import psutil
 
-from shardscope.analytic.memory import module_memory
-from shardscope.prediction.traced import traced
-from shardscope.runtime.machine import usable_memory_bytes
+from shardscope.machine import usable_memory_bytes
+from shardscope.runtime.preflight import preflight
 from shardscope.spec import Job
-from shardscope.spec.models import model_config
 from shardscope.spec.units import gib_text, positive, quantity
 
 
 class MemoryLimit:
     """Finds trials that a rank cannot hold.
 
-    Only what the formulas describe is judged: float32 steps of the models in the catalogue under data parallelism and
-    ZeRO; of anything else nothing is said, and it runs. The user's own code is not run here.
+    Only what can be predicted is judged (`shardscope.runtime.preflight`); of anything else nothing is said, and it
+    runs.
 
     Args:
         bytes_per_rank: What a rank may hold, or a text such as ``"2 GiB"``; None is its share of the machine's memory
@@ -53,21 +51,8 @@ class MemoryLimit:
 
 def predicted_peak(job: Job) -> float | None:
     """Bytes on the rank that holds most; None where no formula describes the job."""
-    stage = job.strategy.zero_stage
-    described = isinstance(job.model, str) and job.precision == "fp32" and job.loss == "cross-entropy"
-    described = described and job.optimizer.is_here and job.compression.is_here
-    if stage is None or not described or job.device == "cuda":
-        return None
-    if model_config(str(job.model)).reads == "images" and job.data != "digits":
-        return None
-    held = traced(job)
-    micro = job.batch.micro_batch or job.batch.per_rank(job.world_size)
-    return module_memory(
-        held.table, batch=micro, data_bytes=held.sample_bytes,
-        optimizer=job.compression.optimizer_states(job.optimizer.states),
-        recompute=job.recompute, zero_stage=stage, data_parallel=job.world_size,
-        bucket_mb=getattr(job.strategy, "bucket_mb", 25.0),
-    ).peak  # fmt: skip
+    found = preflight(job).prediction
+    return None if found is None else found.peak_bytes
 
 
 def _free_bytes() -> float:

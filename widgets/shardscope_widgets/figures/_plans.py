@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from shardscope.analytic.planner import REASONS, Plans, short
+from shardscope.prediction.planner import REASONS, Plans, short
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import Look
@@ -89,7 +89,7 @@ def plans_info(plans: Plans, *, most: int = 600) -> PlansInfo:
 def terms_info(plans: Plans, ranks: Sequence[int]) -> TermsInfo:
     """Plans of these ranks part by part; the same rank twice counts once."""
     from shardscope.analytic.layouts import Layouts
-    from shardscope.analytic.planner.search import memory_parts, time_of
+    from shardscope.prediction.planner.search import memory_parts, time_of
 
     ranks = tuple(dict.fromkeys(ranks))
     table = Layouts.of([plans.layout(int(plans.order[rank - 1])) for rank in ranks])

@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets as widgets
 import traitlets as t
 
-from shardscope.analytic.planner import Plans, plan
+from shardscope.prediction.planner import Plans, plan
 from shardscope.spec.cluster import Cluster, Device
 from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout, searched_schedules
 from shardscope.spec.layout_compression import compression_names

@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets as widgets
 import plotly.graph_objects as go
 
-from shardscope.analytic.planner import Explanation, Plans
+from shardscope.prediction.planner import Explanation, Plans
 from shardscope_widgets.figures import _plans
 from shardscope_widgets.planner._parts import ClickFigure, PlanTable
 from shardscope_widgets.training_lab._frame import Frame

@@ -11,6 +11,7 @@ from shardscope.analytic.memory.explain import KINDS, memory_term
 from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
 from shardscope.analytic.memory.module import ModuleMemory, module_memory
 from shardscope.analytic.memory.offload import Traffic, offload_traffic
+from shardscope.analytic.memory.rank_states import RankStates, placed_states, spread_states
 from shardscope.analytic.memory.states import (
     RECIPES,
     ModelStates,
@@ -27,6 +28,7 @@ __all__ = [
     "MemoryParts",
     "ModelStates",
     "ModuleMemory",
+    "RankStates",
     "Recipe",
     "Traffic",
     "activation_bytes_per_layer",
@@ -36,5 +38,7 @@ __all__ = [
     "model_states",
     "module_memory",
     "offload_traffic",
+    "placed_states",
+    "spread_states",
     "stage_memory",
 ]

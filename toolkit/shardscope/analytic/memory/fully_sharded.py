@@ -33,17 +33,19 @@ class Units(NamedTuple):
     """Of those that are trained."""
 
 
-def units_of(step: StepTrace, ranks: int) -> Units:
+def units_of(step: StepTrace, ranks: int, element_bytes: int = ELEMENT_BYTES) -> Units:
     """The units of a traced module on `ranks` ranks."""
     units = Units(np.zeros(len(step.units)), np.zeros(len(step.units)))
     for row in step.parameters:
-        size = ELEMENT_BYTES * padded_elements(row.shape, ranks)
+        size = element_bytes * padded_elements(row.shape, ranks)
         units.gathered[row.unit] += size
         units.reduced[row.unit] += size * row.is_trained
     return units
 
 
-def beside_the_shards(moments: Moments, units: Units, *, stage: int, ranks: int) -> Floats:
+def beside_the_shards(
+    moments: Moments, units: Units, *, stage: int, ranks: int, accumulates: bool = False
+) -> Floats:
     """Bytes beside shards and activations at each moment: gathered units, buffers, gradients.
 
     Args:
@@ -51,9 +53,11 @@ def beside_the_shards(moments: Moments, units: Units, *, stage: int, ranks: int)
         units: Of the same, on as many ranks.
         stage: 2 or 3.
         ranks: N.
+        accumulates: Whether shards of the gradients of an earlier micro-batch are there from the start.
     """
     gathered = _kept_gathered(moments, units.gathered) if stage == 2 else _gathered(moments, units.gathered)
-    return gathered + _gradients(moments, units.reduced, ranks)
+    kept = units.reduced.sum() / ranks if accumulates else 0.0
+    return gathered + kept + _gradients(moments, units.reduced, ranks)
 
 
 def _kept_gathered(moments: Moments, sizes: Floats) -> Floats:

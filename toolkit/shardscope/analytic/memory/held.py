@@ -12,14 +12,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from shardscope.analytic.memory.fully_sharded import units_of
 from shardscope.analytic.memory.moments import ELEMENT_BYTES, not_traced
-from shardscope.analytic.sharding import bucket_elements, flat_shard_elements, row_shard_elements
+from shardscope.analytic.sharding import (
+    bucket_elements,
+    flat_shard_elements,
+    padded_elements,
+    row_shard_elements,
+)
 from shardscope.errors import SpecError
 from shardscope.spec.layout_optimizer import AnyStates, states_of
 from shardscope.spec.model.step import ParameterRow, StepTrace
 from shardscope.spec.model.table import LayerTable
+from shardscope.spec.optimizer import OptimizerStates
 
+Ints = npt.NDArray[np.int64]
 CACHE_ELEMENTS = 1 << 21
 """Elements of a batch of tensors; a larger tensor is a batch of its own."""
 SLICE_BYTES = 4 << 20
@@ -34,6 +44,10 @@ class Sharding(NamedTuple):
     ranks: int
     rank: int
     bucket_mb: float
+    element_bytes: int = ELEMENT_BYTES
+    """Of one weight, and of its gradient and moments."""
+    is_padded: bool = False
+    """Whether stage 1 pads its buckets to equal shares, as packets and the backends' collectives need them."""
 
     @property
     def keeps_gradients(self) -> bool:
@@ -67,14 +81,24 @@ def held_of(table: LayerTable, optimizer: AnyStates, sharding: Sharding) -> Held
             raise not_traced(f"zero_stage={sharding.stage}")
         step = _untraced(table)
     trained = [row for row in step.parameters if row.is_trained]
-    num_elements = _share(trained, sharding)
+    num_elements = int(updated_elements(trained, sharding)[sharding.rank])
     update = num_elements if sharding.stage else _largest_batch([row.num_elements for row in trained])
-    work = ELEMENT_BYTES * update * kept.buffers_updates + _ring_bytes(step, trained, sharding)
-    counters = kept.counter_bytes * max(len(trained), table.num_tensors)
-    parameters, gradients = _weights(step, trained, sharding)
-    return Held(
-        parameters, gradients, kept.bytes_per_param() * num_elements + counters, work, step.buffer_bytes
-    )
+    width = sharding.element_bytes
+    work = width * update * kept.buffers_updates + _ring_bytes(step, trained, sharding)
+    parameters, gradients = weight_bytes(step.parameters, sharding)
+    states = optimizer_bytes(kept, num_elements, max(len(trained), table.num_tensors), width)
+    return Held(parameters, gradients, float(states), work, step.buffer_bytes)
+
+
+def optimizer_bytes(
+    kept: OptimizerStates,
+    num_elements: npt.ArrayLike,
+    num_tensors: npt.ArrayLike,
+    element_bytes: int = ELEMENT_BYTES,
+) -> npt.NDArray[np.float64]:
+    """What an optimizer keeps for so many elements in so many tensors, parts of tensors included; broadcasts."""
+    moments = kept.bytes_per_param(element_bytes) * np.asarray(num_elements)
+    return np.asarray(moments + kept.counter_bytes * np.asarray(num_tensors), dtype=np.float64)
 
 
 def _untraced(table: LayerTable) -> StepTrace:
@@ -83,27 +107,33 @@ def _untraced(table: LayerTable) -> StepTrace:
     return StepTrace(units=("",), parameters=rows, buffer_bytes=0, output_bytes=0, moments={})
 
 
-def _share(trained: Sequence[ParameterRow], sharding: Sharding) -> int:
-    """Elements that the rank updates."""
+def updated_elements(trained: Sequence[ParameterRow], sharding: Sharding) -> Ints:
+    """Elements that each rank updates; shape `(N,)`, by rank."""
     if sharding.stage == 0:
-        return sum(row.num_elements for row in trained)
+        return np.full(sharding.ranks, sum(row.num_elements for row in trained))
     if sharding.stage == 1:
-        return int(flat_shard_elements(_buckets(trained, sharding), sharding.ranks)[sharding.rank])
-    return int(row_shard_elements([row.shape for row in trained], sharding.ranks)[sharding.rank])
+        buckets = _buckets(trained, sharding)
+        return flat_shard_elements(buckets, sharding.ranks, is_padded=sharding.is_padded)
+    return row_shard_elements([row.shape for row in trained], sharding.ranks)
 
 
-def _weights(step: StepTrace, trained: Sequence[ParameterRow], sharding: Sharding) -> tuple[float, float]:
-    """Bytes of the rank's parameters and of their gradients."""
+def weight_bytes(rows: Sequence[ParameterRow], sharding: Sharding) -> tuple[int, int]:
+    """Bytes of a rank's parameters and of their gradients, with their padding: the same on all ranks."""
+    trained = [row for row in rows if row.is_trained]
+    padding = sum(-size % sharding.ranks for size in _buckets(trained, sharding)) if sharding.is_padded else 0
+    whole, grads = (_elements(part, sharding) + padding for part in (rows, trained))
+    return sharding.element_bytes * whole, sharding.element_bytes * grads
+
+
+def _elements(rows: Sequence[ParameterRow], sharding: Sharding) -> int:
+    """Of whole tensors, or of a rank's shards of them with their padding."""
     if sharding.stage < 2:
-        rows = step.parameters, trained
-        whole, grads = (ELEMENT_BYTES * sum(row.num_elements for row in part) for part in rows)
-        return whole, grads
-    units = units_of(step, sharding.ranks)
-    return float(units.gathered.sum() / sharding.ranks), float(units.reduced.sum() / sharding.ranks)
+        return sum(row.num_elements for row in rows)
+    return sum(padded_elements(row.shape, sharding.ranks) for row in rows) // sharding.ranks
 
 
 def _buckets(trained: Sequence[ParameterRow], sharding: Sharding) -> list[int]:
-    capacity = int(sharding.bucket_mb * 2**20) // ELEMENT_BYTES
+    capacity = int(sharding.bucket_mb * 2**20) // sharding.element_bytes
     return bucket_elements([row.num_elements for row in trained], capacity)
 
 
@@ -121,16 +151,18 @@ def _ring_bytes(step: StepTrace, trained: Sequence[ParameterRow], sharding: Shar
     """For the longest of its messages: slices of a chunk of a bucket, or of a unit."""
     if sharding.stage == 0:
         return 0
+    width = sharding.element_bytes
     if sharding.stage == 1:
         lengths = _buckets(trained, sharding)
     else:
-        lengths = [int(size) // ELEMENT_BYTES for size in units_of(step, sharding.ranks).gathered]
-    return max(map(_slice_bytes, (-(-length // sharding.ranks) for length in lengths))) * RECEIVED_AHEAD
+        lengths = [int(size) // width for size in units_of(step, sharding.ranks, width).gathered]
+    chunks = (-(-length // sharding.ranks) for length in lengths)
+    return max(_slice_bytes(chunk, width) for chunk in chunks) * RECEIVED_AHEAD
 
 
-def _slice_bytes(chunk: int) -> int:
-    num_slices = max(1, -(-chunk * ELEMENT_BYTES // SLICE_BYTES))
-    return -(-chunk // num_slices) * ELEMENT_BYTES
+def _slice_bytes(chunk: int, width: int) -> int:
+    num_slices = max(1, -(-chunk * width // SLICE_BYTES))
+    return -(-chunk // num_slices) * width
 
 
 def check_sharding(sharding: Sharding) -> None:

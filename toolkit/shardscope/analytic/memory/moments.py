@@ -54,8 +54,8 @@ class Moments(NamedTuple):
         return whole
 
 
-def moments_of(table: LayerTable, recompute: str) -> Moments:
-    """The moments of a step of `table`.
+def moments_of(table: LayerTable, recompute: str, element_bytes: int = ELEMENT_BYTES) -> Moments:
+    """The moments of a step of `table`; `element_bytes` are those of a parameter.
 
     Raises:
         SpecError: `recompute` is unknown, or needs a traced step and there is none.
@@ -70,7 +70,7 @@ def moments_of(table: LayerTable, recompute: str) -> Moments:
         return _by_rule(table.layers)
     gradients = np.zeros(len(table.step.units))
     for row in table.step.parameters:
-        gradients[row.unit] += ELEMENT_BYTES * row.num_elements * row.is_trained
+        gradients[row.unit] += element_bytes * row.num_elements * row.is_trained
     return _columns(table.step.moments[recompute], gradients)
 
 

@@ -140,31 +140,36 @@ class Table:
             peak[op.stage] = max(peak[op.stage], held[op.stage])
         return tuple(peak)
 
-    def peak_activation(self, *, freed_by_input: float = 0.0) -> tuple[float, ...]:
+    def peak_activation(
+        self, *, freed_by_input: float = 0.0, stage_sizes: Sequence[float] | None = None
+    ) -> tuple[float, ...]:
         """What each rank holds at most, by rank, in activations of one micro-batch on a whole rank.
-
-        One of v stages of a rank counts 1/v.
 
         Args:
             freed_by_input: The part of a stage's activations, 0 to 1, that the input's backward pass already frees
                 where the backward pass is split; the rest waits for the weights' backward pass.
+            stage_sizes: What one micro-batch holds on each stage, in any unit; None for 1/v of each of v stages of a
+                rank.
         """
-        return tuple(max(held for _, held in steps) for steps in self.held(freed_by_input=freed_by_input))
+        steps = self.held(freed_by_input=freed_by_input, stage_sizes=stage_sizes)
+        return tuple(max(held for _, held in row) for row in steps)
 
-    def held(self, *, freed_by_input: float = 0.0) -> tuple[tuple[tuple[int, float], ...], ...]:
+    def held(
+        self, *, freed_by_input: float = 0.0, stage_sizes: Sequence[float] | None = None
+    ) -> tuple[tuple[tuple[int, float], ...], ...]:
         """By rank, each of its operations that stores or frees, counted in `ops`, and what is held while it runs.
 
-        A forward pass counts from its start, what is freed counts to the end.
+        A forward pass counts from its start, what is freed counts to the end. Arguments as of `peak_activation`.
         """
         if not 0 <= freed_by_input <= 1:
             raise SpecError(
                 f"freed_by_input={freed_by_input}: a part of the activations lies between 0 and 1"
             )
-        share = len(self.ranks) / self.num_stages
-        change = {"F": share, "B": -share, "I": -share * freed_by_input, "W": share * (freed_by_input - 1)}
+        sizes = stage_sizes or [len(self.ranks) / self.num_stages] * self.num_stages
+        change = {"F": 1.0, "B": -1.0, "I": -freed_by_input, "W": freed_by_input - 1.0}
         rows, first = [], 0
         for ops in self.ranks:
-            rows.append(tuple(_running(ops, first, change)))
+            rows.append(tuple(_running(ops, first, change, sizes)))
             first += len(ops)
         return tuple(rows)
 
@@ -177,10 +182,12 @@ def _result(op: Op) -> str:
     return "G" if op.op in "BI" else op.op
 
 
-def _running(ops: Sequence[Op], first: int, change: Mapping[str, float]) -> list[tuple[int, float]]:
+def _running(
+    ops: Sequence[Op], first: int, change: Mapping[str, float], sizes: Sequence[float]
+) -> list[tuple[int, float]]:
     held, steps = 0.0, []
     for i, op in enumerate(ops, first):
-        after = held + change[op.op]
+        after = held + change[op.op] * sizes[op.stage]
         steps.append((i, max(after, held)))
         held = after
     return steps

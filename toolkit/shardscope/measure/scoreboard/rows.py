@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.step import StepParts, step_time
+from shardscope.prediction.step import StepParts, step_time
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout

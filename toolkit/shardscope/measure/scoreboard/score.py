@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.compute.flops import hardware_flops, model_flops
-from shardscope.analytic.step.machine import FORMATS
 from shardscope.measure.scoreboard.rows import Row
+from shardscope.prediction.step.machine import FORMATS
 
 Floats = npt.NDArray[np.float64]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardscope.spec.numbers import MessageMiB
 from shardscope.spec.strategy import Strategy
@@ -11,6 +11,7 @@ from shardscope.spec.strategy import Strategy
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.memory import RankStates
     from shardscope.spec.compression import Collective
 
 
@@ -30,6 +31,10 @@ class BucketedStrategy(Strategy):
     def ring_directions(self) -> int | None:
         """Of the ring that each bucket goes around; None where its gradients meet in another way."""
         return None
+
+    def degrees(self, world_size: int) -> Mapping[str, Any] | None:
+        """Replicas."""
+        return {"data": world_size}
 
     def exchanged_bytes(
         self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1
@@ -65,6 +70,19 @@ class BucketedStrategy(Strategy):
             sizes += [_INDEX_BYTES * (len(step.trained) + 1), _INDEX_BYTES * count]
         broadcasts = (by_backend("broadcast", size, step.world_size, backend=step.backend) for size in sizes)
         return together([*broadcasts, *self._exchanges(step)])
+
+    def states(self, step: JobStep) -> RankStates:
+        """Whole replicas, each with its gradients in the buckets.
+
+        While micro-batches before the last one are not exchanged, their gradients add up beside the buckets, once these
+        have been cut for good.
+        """
+        from shardscope.analytic.memory import spread_states
+
+        whole = spread_states(step)
+        has_buckets = step.number > (1 if step.job.compression.is_on else 2)
+        copies = 2 if has_buckets and step.micro_batches > 1 else 1
+        return whole._replace(gradients=whole.gradients * copies)
 
     def _exchanges(self, step: JobStep) -> Iterator[Traffic]:
         from shardscope.analytic.communication.traffic import between

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardscope.errors import SpecError
 from shardscope.methods.compressors.packed import PackedCompression
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from shardscope.analytic.communication import ShardCollectives, Traffic
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
 
 
@@ -32,6 +34,10 @@ class ZeroStrategy(Strategy):
     def label(self) -> str:
         """``zero-3``; ``zero-3:backend`` with the backend's own collectives."""
         return self.name if self.collectives == "ring" else f"{self.name}:{self.collectives}"
+
+    def degrees(self, world_size: int) -> Mapping[str, Any]:
+        """Replicas whose states are in shards."""
+        return {"data": world_size, "zero": self.zero_stage}
 
     def _carriers(self, step: JobStep) -> ShardCollectives:
         """What carries gradients and parameters."""
@@ -75,6 +81,11 @@ class FullyShardedStrategy(ZeroStrategy):
         return (
             None if self.collectives == "ring" else "only collectives='ring' shows a rank its own gradients"
         )
+
+    def degrees(self, world_size: int) -> Mapping[str, Any]:
+        """Groups of them with `replicas`."""
+        groups = {} if self.replicas == 1 else {"shard": world_size // self.replicas}
+        return {**super().degrees(world_size), **groups}
 
     @property
     def label(self) -> str:
@@ -135,6 +146,15 @@ class FullyShardedStrategy(ZeroStrategy):
         )  # fmt: skip
         whole = by_backend("all_reduce", uncut, step.world_size, backend=step.backend) if uncut else {}
         return together([sharded, whole, *norm_traffic(step, among=step.world_size // self.replicas)])
+
+    def states(self, step: JobStep) -> RankStates:
+        """Shards, of which those of parameters and gradients are padded; alike in each replica.
+
+        Both stages free what they have gathered, which counts as another kind.
+        """
+        from shardscope.analytic.memory import spread_states
+
+        return spread_states(step, stage=2, ranks=step.world_size // self.replicas).repeated(self.replicas)
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
         """R (N-1) S for each collective in R groups of N ranks, and 2(R-1) S between the groups.

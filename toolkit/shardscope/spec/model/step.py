@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import prod
 from typing import Literal, Self
 
-from pydantic import NonNegativeFloat, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
@@ -19,7 +19,7 @@ from shardscope.spec.numbers import Total
 
 Phase = Literal["enter", "forward", "loss", "turn", "backward", "leave"]
 """`enter` and `turn`: just before a unit's forward and its backward pass; `leave`: just after its backward pass."""
-RECOMPUTE_MODES = ("none", "selective", "full")
+RECOMPUTE_MODES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 
 
 class Moment(Spec):
@@ -64,6 +64,8 @@ class PipelinePiece(Spec):
     """What it saves for the backward pass, for one sample."""
     parameters: tuple[Total, ...]
     """Those that it uses, by their place among all parameters."""
+    buffers: tuple[Total, ...] = ()
+    """The buffers that it uses, by their place among all."""
 
 
 class StepTrace(Spec):
@@ -86,6 +88,15 @@ class StepTrace(Spec):
     """In the order in which they run; none where the module cannot be cut."""
     moments: dict[str, tuple[Moment, ...]]
     """By what is recomputed: ``none``, ``selective``, ``full``."""
+    saved_bytes: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    """The most that is saved for the backward pass, for one sample, by what is recomputed; none where the loss was not
+    traced, and moments hold only the model."""
+    loss_bytes: NonNegativeFloat = 0.0
+    """What of it the loss saves without recomputation, for one sample."""
+    num_operations: Total = 0
+    """Operations of the step that compute something, views left out."""
+    moved_bytes: NonNegativeFloat = 0.0
+    """What those that are no products of matrices read and write, for one sample."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

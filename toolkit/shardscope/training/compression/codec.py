@@ -32,6 +32,8 @@ class Codec(ABC):
     """What to do where finite values become infinite in a packet."""
     align: int = 1
     """Elements that belong together: a share of a bucket that is packed by itself is a multiple of it."""
+    is_compiled: bool = False
+    """Whether it runs compiled loops."""
 
     def contraction(self, num_elements: int) -> float | None:  # noqa: ARG002
         """Delta with |x - back(x)|^2 <= (1 - delta) |x|^2 for every x (in the mean, if random); None if not claimed."""

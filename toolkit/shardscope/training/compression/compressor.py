@@ -153,6 +153,11 @@ class Compressor(ABC):
         return None
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether it packs by compiled loops, which the run's start event says."""
+        return False
+
+    @property
     def memories(self) -> Sequence[Memory]:
         """What it remembers gradients in."""
         return ()

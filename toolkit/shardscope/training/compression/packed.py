@@ -74,6 +74,10 @@ class Packed(Compressor):
         shares = ErrorFeedback("share") if exchange == "two-phase" and codec.summable is None else None
         return cls(name, codec, memory=ErrorFeedback(), shares=shares, exchange=exchange)
 
+    @property
+    def is_compiled(self) -> bool:
+        return self.codec.is_compiled
+
     def begin_step(self, step: int) -> None:
         self.codec.begin_step(step)
 

@@ -61,6 +61,7 @@ class CodeCodec(PieceCodec):
 
     def __init__(self, bits: int, grain: int = 8) -> None:
         super().__init__()
+        self.is_compiled = self.is_compiled and self._has_loops()
         self.bits, self._grain = bits, grain
 
     @abstractmethod
@@ -77,28 +78,29 @@ class CodeCodec(PieceCodec):
 
     def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:
         scales, packed = self._parts(packet, values.numel())
-        keys = keys_of(seed)
-        if self.is_compiled:
-            self.encode_compiled(values, scales, packed, keys)
-            return
+        encode = self.encode_compiled if self.is_compiled else self._encode_plain
+        encode(values, scales, packed, keys_of(seed))
+
+    def unpack(self, packet: Tensor, out: Tensor, mode: int) -> None:
+        scales, packed = self._parts(packet, out.numel())
+        unpack = self.unpack_compiled if self.is_compiled else self._unpack_plain
+        unpack(scales, packed, out, mode)
+
+    # In plain torch.
+
+    def _encode_plain(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:
         self.begin(values, scales)
         for start, stop in cuts(values.numel(), self._grain):
             codes = self.codes(values[start:stop], scales, keys, start)
             pack_bits(codes, self.bits, self._packed(packed, start, stop))
 
-    def unpack(self, packet: Tensor, out: Tensor, mode: int) -> None:
-        scales, packed = self._parts(packet, out.numel())
-        if self.is_compiled:
-            self.unpack_compiled(scales, packed, out, mode)
-            return
+    def _unpack_plain(self, scales: Tensor, packed: Tensor, out: Tensor, mode: int) -> None:
         for start, stop in cuts(out.numel(), self._grain):
             codes = unpack_bits(self._packed(packed, start, stop), self.bits, stop - start)
             put(self.values(codes, scales, start), out[start:stop], mode)
 
     def _packed(self, packed: Tensor, start: int, stop: int) -> Tensor:
         return packed[start * self.bits // 8 : packed_size(stop, self.bits)]
-
-    # In plain torch.
 
     def begin(self, values: Tensor, scales: Tensor) -> None:
         """Fill in what scales depend on all of the values."""
@@ -111,15 +113,20 @@ class CodeCodec(PieceCodec):
     def values(self, codes: Tensor, scales: Tensor, start: int) -> Tensor:
         """What the codes of a piece stand for, flat float32."""
 
-    # Compiled.
+    # Compiled; without these two it is all in plain torch.
 
-    @abstractmethod
+    @classmethod
+    def _has_loops(cls) -> bool:
+        encodes = cls.encode_compiled is not CodeCodec.encode_compiled
+        return encodes or cls.unpack_compiled is not CodeCodec.unpack_compiled
+
     def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:
-        """All of it by a compiled loop."""
+        """All of it by a compiled loop, if there is one: the same bytes as from plain torch."""
+        self._encode_plain(values, scales, packed, keys)
 
-    @abstractmethod
     def unpack_compiled(self, scales: Tensor, packed: Tensor, out: Tensor, mode: int) -> None:
-        """All of it by a compiled loop."""
+        """All of it by a compiled loop, if there is one: the same values as from plain torch."""
+        self._unpack_plain(scales, packed, out, mode)
 
 
 def cuts(num_elements: int, align: int = 8) -> Iterator[tuple[int, int]]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from shardscope.training.memory.storages import Storages, storages
 
@@ -56,11 +57,15 @@ class Ledger(TorchDispatchMode):
 
     Attributes:
         events: What happened, in order; a caller may put in what else it wants to find among them.
+        num_operations: That have computed something; views have not.
+        moved_bytes: What those have read and written, products of matrices left out, whose time is in their FLOP.
     """
 
     def __init__(self, held: Storages, after: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Any] = []
+        self.num_operations = 0
+        self.moved_bytes = 0
         self._held, self._after = held, after
         self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._sums: list[tuple[set[int], set[int]]] = []
@@ -71,6 +76,10 @@ class Ledger(TorchDispatchMode):
     ) -> Any:
         results = func(*args, **(kwargs or {}))
         made = [self._serial(storage) for storage in _storages_in(results)]
+        if made and not func.is_view:
+            self.num_operations += 1
+            if func.overloadpacket not in flop_registry:
+                self.moved_bytes += sum(leaf.nbytes for leaf in _tensors_in((args, results)))
         if func in _PASSED_ON:
             taken = {self._serial(storage) for storage in _storages_in(args)}
             self._sums.append((set(made), taken))
@@ -107,6 +116,9 @@ class Ledger(TorchDispatchMode):
         self.events.append(Freed(serial))
 
 
+def _tensors_in(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
 def _storages_in(values: Any) -> list[torch.UntypedStorage]:
-    leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-    return [storage for leaf in leaves for storage in storages(leaf)]
+    return [storage for leaf in _tensors_in(values) for storage in storages(leaf)]

@@ -18,8 +18,13 @@ Held = Mapping[str, Iterable[Tensor]]
 
 
 def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
-    """The storages behind a tensor: of its shard on this rank, and of a sparse tensor's indices and values."""
+    """The storages behind a tensor: of its shard on this rank, and of a sparse tensor's indices and values.
+
+    None where it is on the meta device, such as the layers that a pipeline has on other ranks: those take no memory.
+    """
     tensor = local(tensor)
+    if tensor.is_meta:
+        return
     if tensor.layout is torch.sparse_coo:
         yield tensor._indices().untyped_storage()  # noqa: SLF001 - indices() asks for a coalesced tensor
         yield tensor._values().untyped_storage()  # noqa: SLF001

@@ -104,6 +104,10 @@ class AdaptiveBits(Compressor):
         self._seen: dict[str, Layer] = {}
         self._sizes: dict[str, int] = {}
 
+    @property
+    def is_compiled(self) -> bool:
+        return self._codecs[LEAST].is_compiled
+
     def begin_step(self, step: int) -> None:
         if self._seen:
             self._bits = allot(self._seen, self.budget)

@@ -26,6 +26,7 @@ class TopK(Codec):
     def __init__(self, ratio: float, selection: str = "sampled") -> None:
         self.ratio, self.selection = ratio, selection
         self.loops = chosen_loops()
+        self.is_compiled = self.loops is not None
 
     def contraction(self, num_elements: int) -> float | None:
         return num_kept(num_elements, self.ratio) / num_elements

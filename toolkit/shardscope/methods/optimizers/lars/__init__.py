@@ -78,7 +78,7 @@ class Lars(Optimizer):
 
     @property
     def states(self) -> OptimizerStates:
-        return OptimizerStates(tensors=1, buffers_updates=True)
+        return OptimizerStates(tensors=int(self.momentum > 0), buffers_updates=True)
 
     @property
     def carries(self) -> str:

@@ -16,6 +16,7 @@ from shardscope.spec.strategy import Strategy
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
 
 
@@ -114,6 +115,12 @@ class Gossip(Strategy):
         if step.number == 1 or step.number % self.measure_every == 0:
             parts.append(consensus_traffic(step.num_elements * step.element_bytes, step.world_size))
         return together(parts)
+
+    def states(self, step: JobStep) -> RankStates:
+        """Whole replicas, each with gradients and moments of its own."""
+        from shardscope.analytic.memory import spread_states
+
+        return spread_states(step)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.gossip._torch import Gossip

@@ -17,6 +17,7 @@ from shardscope.spec.strategy import Strategy
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
 
 MODES = ("sync", "async", "ssp")
@@ -160,6 +161,16 @@ class ParameterServer(Strategy):
         remote = len(self.workers(world_size)) - (0 if self.dedicated else 1)
         return 2.0 * remote * gradient_bytes
 
+    def activations(self, step: JobStep) -> list[float] | None:
+        """Of workers."""
+        saved = super().activations(step)
+        workers = self.workers(step.world_size)
+        return saved and [held * (rank in workers) for rank, held in enumerate(saved)]
+
+    def work(self, step: JobStep) -> list[float]:
+        """Of workers; servers that are workers too add up in threads beside it."""
+        return [float(rank in self.workers(step.world_size)) for rank in range(step.world_size)]
+
     def traffic(self, step: JobStep) -> Traffic:
         """A push and a pull of each worker; headers, and squares that servers sum."""
         from shardscope.analytic.communication.parameter_server import parameter_server_traffic
@@ -174,6 +185,16 @@ class ParameterServer(Strategy):
         sums = norms.of_gradient + (job.clip_norm is not None and self.clips_at_servers)
         return parameter_server_traffic(
             pushed, pulled, step.world_size, dedicated=self.dedicated, sums=int(sums)
+        )
+
+    def states(self, step: JobStep) -> RankStates:
+        """A copy of the model on every rank, and gradients of every worker; on servers their shards of it besides."""
+        from shardscope.analytic.memory.servers import server_states
+
+        rows = step.trained
+        shards = self.shards([row.num_elements for row in rows])
+        return server_states(
+            step, [[rows[index] for index in shard] for shard in shards], dedicated=self.dedicated
         )
 
     def build(self, job: Job, context: Any) -> Any:

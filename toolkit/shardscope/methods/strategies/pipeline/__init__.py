@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -19,8 +20,10 @@ from shardscope.spec.strategy import Strategy
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.memory import RankStates
+    from shardscope.analytic.schedules.table import Table
     from shardscope.spec.job import Job
-    from shardscope.spec.model.step import StepTrace
+    from shardscope.spec.model.step import PipelinePiece, StepTrace
 
 _MOST_CHECKED = 4096
 """Micro-batches times ranks whose order is looked through before anything starts."""
@@ -62,6 +65,11 @@ class Pipeline(Strategy):
     def stages_per_rank(self) -> int:
         """Stages that each rank holds, the default filled in."""
         return self.virtual_stages or self.schedule.default_stages
+
+    def degrees(self, world_size: int) -> Mapping[str, Any]:
+        """A pipeline alone."""
+        stages = {"virtual_stages": self.stages_per_rank} if self.schedule.most_stages is None else {}
+        return {"pipeline": world_size, "schedule": self.schedule.name, **stages}
 
     def num_data_ranks(self, world_size: int) -> int:
         """1: all ranks work on the same batch."""
@@ -181,6 +189,42 @@ class Pipeline(Strategy):
         stored = [piece.stored_bytes * samples for piece in pieces]
         return optimal_split([a + b for a, b in zip(states, stored, strict=True)], num_stages)
 
+    def stages(self, step: JobStep) -> list[tuple[int, Sequence[PipelinePiece]]]:
+        """Each stage's rank and its layers."""
+        ends = accumulate(self.split_of(step.trace, step.job))
+        pieces, ranks = step.trace.pieces, self.stage_ranks(step.world_size)
+        return [(rank, pieces[a:b]) for rank, (a, b) in zip(ranks, pairwise([0, *ends]), strict=True)]
+
+    def _table(self, step: JobStep) -> Table:
+        """Of one pass."""
+        from shardscope.analytic.schedules import build
+
+        count = self.microbatches or step.micro_batches
+        return build(self.schedule, step.world_size, count, self.stages_per_rank)
+
+    def activations(self, step: JobStep) -> list[float] | None:
+        """Micro-batches in flight times what the layers of each stage save, and the loss behind the last.
+
+        A bound where the backward pass is split, whose first part lets go of some of it.
+        """
+        if not step.trace.pieces or step.job.recompute != "none":
+            return None
+        stages = [
+            step.samples * sum(piece.stored_bytes for piece in pieces) for _, pieces in self.stages(step)
+        ]
+        stages[-1] += step.samples * step.trace.loss_bytes
+        return list(self._table(step).peak_activation(stage_sizes=stages))
+
+    def work(self, step: JobStep) -> list[float]:
+        """FLOP of its stages among those of all, with the bubble."""
+        if not step.trace.pieces:
+            return [1.0 / step.world_size] * step.world_size
+        flops = [0.0] * step.world_size
+        for rank, pieces in self.stages(step):
+            flops[rank] += sum(piece.flops for piece in pieces)
+        busy = sum(flops) * (1.0 - self._table(step).bubble_fraction)
+        return [each / busy for each in flops]
+
     def traffic(self, step: JobStep) -> Traffic | None:
         """Activations and their gradients across the boundaries, gradients of shared parameters, and norms.
 
@@ -202,16 +246,28 @@ class Pipeline(Strategy):
             handed_on, ranks, step.micro_batches, bounds=None if is_known else (min(sizes), max(sizes))
         )
         holders: dict[int, set[int]] = {}
-        for (first, end), rank in zip(pairwise([0, *ends]), ranks, strict=True):
-            for place in (place for piece in pieces[first:end] for place in piece.parameters):
+        for rank, held in self.stages(step):
+            for place in (place for piece in held for place in piece.parameters):
                 holders.setdefault(place, set()).add(rank)
         rows = step.trace.parameters
         tied = [
-            tied_traffic(rows[place].num_elements, step.element_bytes, sorted(held), step.world_size)
-            for place, held in holders.items()
-            if len(held) > 1 and rows[place].is_trained
+            tied_traffic(rows[place].num_elements, step.element_bytes, sorted(by), step.world_size)
+            for place, by in holders.items()
+            if len(by) > 1 and rows[place].is_trained
         ]
         return together([crossing, *tied, *norm_traffic(step, of_layers=False)])
+
+    def states(self, step: JobStep) -> RankStates | None:
+        """Each rank its own layers and all that goes with them; a parameter that several share is on each of them.
+
+        An estimate where layers are cut by measured times.
+        """
+        from shardscope.analytic.memory.stages import pipeline_states
+
+        if not step.trace.pieces:
+            return None
+        found = pipeline_states(step, self.stages(step))
+        return found._replace(is_exact=self.split != "time")
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.pipeline._torch import Pipeline

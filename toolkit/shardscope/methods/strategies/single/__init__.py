@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardscope.spec.look import Look
@@ -10,6 +11,7 @@ from shardscope.spec.strategy import Strategy
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
 
 
@@ -23,9 +25,19 @@ class Single(Strategy):
     max_ranks = 1
     zero_stage = 0
 
+    def degrees(self, world_size: int) -> Mapping[str, Any]:
+        """One device."""
+        return {}
+
     def traffic(self, step: JobStep) -> Traffic:
         """Nothing."""
         return {}
+
+    def states(self, step: JobStep) -> RankStates:
+        """A whole replica."""
+        from shardscope.analytic.memory import spread_states
+
+        return spread_states(step)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.single._torch import Single

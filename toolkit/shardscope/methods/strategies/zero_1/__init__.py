@@ -11,6 +11,7 @@ from shardscope.spec.numbers import MessageMiB
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
 
 
@@ -45,6 +46,13 @@ class Zero1(ZeroStrategy):
         buckets = bucket_elements([row.num_elements for row in step.trained], capacity)
         sharded = zero_1_traffic(buckets, step.world_size, self._carriers(step))
         return together([sharded, *norm_traffic(step)])
+
+    def states(self, step: JobStep) -> RankStates:
+        """Parameters and gradients whole, flat in buckets; an equal share of the optimizer's state."""
+        from shardscope.analytic.memory import spread_states
+
+        is_padded = step.job.compression.is_on or self.collectives == "backend"
+        return spread_states(step, stage=1, bucket_mb=self.bucket_mb, is_padded=is_padded)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.zero_1._torch import Zero1

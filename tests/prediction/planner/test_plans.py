@@ -1,0 +1,196 @@
+"""What the answer can be asked: rows, fronts, other objectives, reasons."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from prediction.planner.brute import CALIBRATION, machine, small_model
+from shardscope.errors import SpecError
+from shardscope.prediction.planner import plan
+from shardscope.spec.layout import Layout
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return plan(
+        small_model(),
+        machine(nodes=2, per_node=4),
+        global_batch=16,
+        fix={"offload": "none"},
+        calibration=CALIBRATION,
+    )
+
+
+def test_the_frame_is_the_ranked_table(plans):
+    frame = plans.frame
+    assert len(frame) == len(plans) == 20
+    assert list(frame.index) == list(range(1, 21))
+    assert frame["time_s"].is_monotonic_increasing
+    first = frame.iloc[0]
+    assert (first["tensor"], first["time_s"]) == (plans.best.layout.tensor, plans.best.time_s)
+    tokens = 16 * plans.setting.model.seq
+    assert first["tokens_per_s"] == pytest.approx(tokens / first["time_s"])
+    assert first["dollars"] == pytest.approx(first["time_s"] / 3600 * 8 * 2.0)
+    assert first["headroom_bytes"] == pytest.approx(16e9 - first["memory_bytes"])
+
+
+def test_rows_can_be_taken_by_place(plans):
+    assert plans[-1].rank == 20
+    assert [row.rank for row in plans] == list(range(1, 21))
+    with pytest.raises(IndexError):
+        _ = plans[20]
+
+
+def test_another_objective_needs_no_search(plans):
+    roomy = plans.by("headroom")
+    room = [row.headroom_bytes for row in roomy]
+    assert room == sorted(room, reverse=True)
+    assert room[0] == max(plans.headroom_bytes)
+    assert plans.best.time_s == min(plans.time_s)
+
+
+def test_differences_of_terms_add_up_to_the_difference_in_time(plans):
+    told = plans.explain(1, 12)
+    assert told.term.value == pytest.approx(plans[11].time_s - plans[0].time_s, rel=1e-9)
+    gains = [abs(each.gain_s) for each in told.differences]
+    assert gains == sorted(gains, reverse=True)
+    assert told.sentences[0].startswith("Plan 1 takes")
+    assert "faster" in told.sentences[0]
+    assert "slower" in plans.explain(12, 1).sentences[0]
+    assert len(told.sentences) == len(told.differences) + 2
+
+
+def test_explaining_names_settings_that_differ(plans):
+    told = plans.explain(1, 12)
+    for each in told.differences:
+        for name in each.because:
+            assert getattr(told.first, name) != getattr(told.second, name)
+
+
+def test_a_rank_that_is_not_there_is_refused(plans):
+    with pytest.raises(SpecError, match="second=0 is no rank of the table"):
+        plans.explain(1, 0)
+
+
+class TestWhy:
+    def test_a_rule_that_is_broken(self, plans):
+        assert "does not divide heads=4" in plans.why(Layout(tensor=8, global_batch=16))
+
+    def test_the_best_knows_that_it_is(self, plans):
+        assert plans.why(plans.best.layout) == "it is plan 1 of the table"
+
+    def test_a_slower_one_hears_who_beats_it_and_by_what(self, plans):
+        told = plans.why(plans.best.layout.replace(recompute="full"))
+        assert "it is beaten" in told or "slower than the best" in told
+        assert "faster. " in told
+        assert " instead of " in told
+
+    def test_stages_that_differ_in_layers_are_what_the_planner_leaves_out(self, plans):
+        told = plans.why(
+            Layout(data=2, pipeline=4, schedule="interleaved", virtual_stages=2, global_batch=16)
+        )
+        assert told.startswith("it is ")  # 8 layers in 8 stages
+        uneven = plan(small_model(layers=12), machine(nodes=2), global_batch=16, calibration=CALIBRATION)
+        told = uneven.why(
+            Layout(data=2, pipeline=4, schedule="interleaved", virtual_stages=2, global_batch=16)
+        )
+        assert "pipeline=4 x virtual_stages=2 = 8 stages do not divide the 12 layers" in told
+
+    def test_a_step_of_another_size_is_not_compared(self, plans):
+        assert plans.why(plans.best.layout.replace(global_batch=32)).startswith(
+            "global_batch=32 is not the table's 16"
+        )
+
+    def test_one_that_does_not_fit_hears_by_how_much_and_what_helps(self):
+        small = plan(
+            small_model(), machine(per_node=4, memory_gb=0.085), global_batch=16, calibration=CALIBRATION
+        )
+        told = small.why(Layout(data=4, global_batch=16, micro_batch=4))
+        assert "does not fit by 0." in told
+        assert "GiB" in told
+        assert "would help" in told
+
+
+@pytest.fixture(scope="module")
+def nothing():
+    model = small_model(layers=32, hidden=2048, heads=16)
+    return plan(model, machine(per_node=2, memory_gb=3.0, host=1e6), global_batch=8, calibration=CALIBRATION)
+
+
+class TestNothingFits:
+    def test_it_says_what_comes_closest_and_what_would_help(self, nothing):
+        assert len(nothing) == 0
+        assert "the closest, " in nothing.problem
+        assert "GiB too much" in nothing.problem
+        assert "it would fit" in nothing.problem
+        assert nothing.problem in nothing._repr_html_().replace("&#x27;", "'")
+
+    def test_the_nodes_it_names_are_the_fewest_doubled(self, nothing):
+        nodes = int(nothing.problem.split(" nodes (")[0].split()[-1])
+        for count, fits in ((nodes, True), (nodes // 2, False)):
+            cluster = nothing.setting.cluster.replace(nodes=count)
+            found = plan(nothing.setting.model, cluster, global_batch=8, calibration=CALIBRATION, top=1)
+            assert bool(len(found)) is fits
+
+    def test_asking_for_the_best_tells_why_there_is_none(self, nothing):
+        with pytest.raises(SpecError, match="the closest"):
+            _ = nothing.best
+
+    def test_a_batch_that_no_layout_can_have_is_told_from_memory(self):
+        none = plan(small_model(), machine(), global_batch=8, fix={"tensor": 3}, calibration=CALIBRATION)
+        assert "can be" in none.problem
+        assert "divide" in none.problem
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"objective": "speed"}, "objective='speed' is not known"),
+        ({"objective": {"time": -1}}, "weights are numbers from 0 up"),
+        ({"objective": {"time": 0}}, "weighs nothing"),
+        ({"global_batch": 0}, "global_batch=0"),
+        ({"top": 0}, "top=0"),
+        ({"precision": "fp4"}, "precision='fp4' is not known"),
+        ({"optimizer": "adam"}, "did you mean 'adamw'"),
+        ({"model": "gpt9"}, "gpt9"),
+    ],
+)
+def test_bad_input_is_one_sentence(settings, told):
+    asked = {"model": small_model(), "cluster": machine(), "calibration": CALIBRATION} | settings
+    with pytest.raises(SpecError, match=told) as caught:
+        plan(**asked)
+    assert "\n" not in str(caught.value)
+
+
+def test_dollars_need_a_price():
+    with pytest.raises(SpecError, match="price_per_device_hour"):
+        plan(small_model(), machine(price=None), "dollars", calibration=CALIBRATION)
+
+
+def test_several_precisions_are_ranked_in_one_table():
+    fix = {"offload": "none", "schedule": "1f1b"}
+    asked = {"global_batch": 8, "fix": fix, "calibration": CALIBRATION, "top": 10}
+    both = plan(small_model(), machine(), precision=["bf16-mixed", "fp32"], **asked)
+    each = [plan(small_model(), machine(), precision=name, **asked) for name in ("bf16-mixed", "fp32")]
+    assert both.valid == sum(one.valid for one in each)
+    times = sorted(row.time_s for one in each for row in one)[:10]
+    assert [row.time_s for row in both] == pytest.approx(times)
+    assert both.frame["precision"].iloc[0] in {"bf16-mixed", "fp32"}
+
+
+def test_what_does_not_hold_of_the_calibration_is_told_wherever_the_plans_are():
+    note = "measured on one node only"
+    found = plan(
+        small_model(), machine(per_node=4), global_batch=16, calibration=CALIBRATION.replace(note=note)
+    )
+    assert f"calibration test: {note}" in repr(found)
+    assert note in found._repr_html_()
+    assert (found.to_dict()["calibration"], found.to_dict()["note"]) == ("test", note)
+
+
+def test_it_goes_to_json_and_its_layouts_back(plans):
+    told = json.loads(json.dumps(plans.to_dict()))
+    assert Layout(**told["plans"][0]["layout"]) == plans.best.layout
+    assert told["considered"] == plans.considered

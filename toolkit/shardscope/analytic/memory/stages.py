@@ -1,0 +1,38 @@
+"""What the ranks of a pipeline hold: each its own layers, and all that goes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardscope.analytic.job_step import JobStep
+from shardscope.analytic.memory.rank_states import RankStates, placed_states
+from shardscope.spec.model.step import ParameterRow, PipelinePiece
+
+_PLACEHOLDER = ParameterRow(unit=0, shape=(1,))
+"""One number that a rank trains whose layers have no parameters, so that it has an optimizer like all others."""
+
+
+def pipeline_states(step: JobStep, stages: Sequence[tuple[int, Sequence[PipelinePiece]]]) -> RankStates:
+    """What each rank holds in a step.
+
+    Args:
+        step: Of a job.
+        stages: Each stage's rank and its layers.
+    """
+    pieces: list[list[PipelinePiece]] = [[] for _ in range(step.world_size)]
+    for rank, layers in stages:
+        pieces[rank] += layers
+    found = placed_states(step, [_rows(step, held) for held in pieces])
+    sizes = step.trace.buffer_sizes
+    used = [{place for piece in held for place in piece.buffers} for held in pieces]
+    buffers = np.array([sum(sizes[place] for place in places) for places in used], dtype=np.int64)
+    return found._replace(parameters=found.parameters + buffers)
+
+
+def _rows(step: JobStep, held: Sequence[PipelinePiece]) -> list[ParameterRow]:
+    """The parameters of some layers, each once."""
+    places = {place for piece in held for place in piece.parameters}
+    rows = [step.rows[place] for place in sorted(places)]
+    return rows if any(row.is_trained for row in rows) else [*rows, _PLACEHOLDER]

@@ -1,0 +1,50 @@
+"""What a budget of tokens takes, at the rate that is predicted."""
+
+from __future__ import annotations
+
+from math import inf
+
+from shardscope.errors import SpecError
+from shardscope.spec.cluster import Cluster
+
+HOUR_S = 3600.0
+
+
+class Budgeted:
+    """A prediction with a rate of tokens on a number of devices."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all devices together."""
+        raise NotImplementedError
+
+    @property
+    def num_devices(self) -> int:
+        """That are paid for."""
+        raise NotImplementedError
+
+    @property
+    def priced(self) -> Cluster | None:
+        """Where it runs; None on this machine."""
+        raise NotImplementedError
+
+    def time_to_train(self, tokens: float) -> float:
+        """Seconds for so many tokens, without failures or evaluation."""
+        if not 0 < tokens < inf:
+            raise SpecError(f"tokens={tokens!r} is not a number of tokens; give one above 0")
+        return tokens / self.tokens_per_s
+
+    def dollars(self, tokens: float) -> float:
+        """US dollars for so many tokens, at the cluster's price.
+
+        Raises:
+            SpecError: The cluster has no price.
+        """
+        cluster = self.priced
+        if cluster is None:
+            raise SpecError("cluster=None is this machine, which has no price; give a cluster")
+        if cluster.price_per_device_hour is None:
+            raise SpecError(
+                f"cluster {cluster.name!r} has no price; give it one: cluster.replace(price_per_device_hour=...)"
+            )
+        return self.time_to_train(tokens) / HOUR_S * cluster.price_per_device_hour * self.num_devices

@@ -1,0 +1,301 @@
+"""One job, before it runs: what each rank sends and holds, how long a step takes, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from math import lcm
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardscope.analytic.communication import Traffic
+from shardscope.analytic.communication.traffic import Sent, sent_bytes
+from shardscope.analytic.job_step import Backend, JobStep
+from shardscope.analytic.memory import RankStates
+from shardscope.analytic.show import figure, term_html, term_text
+from shardscope.analytic.terms import Term
+from shardscope.errors import SpecError
+from shardscope.machine import usable_memory_bytes
+from shardscope.prediction.budget import Budgeted
+from shardscope.prediction.job_memory import rank_memory
+from shardscope.prediction.job_time import job_time_term
+from shardscope.prediction.rates import Rates
+from shardscope.prediction.step.term import time_term
+from shardscope.prediction.traced import Traced, traced
+from shardscope.spec import Job
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.models import GPTConfig, model_config
+from shardscope.spec.user_code import label_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Tracer = Callable[[Job], Traced]
+_SETTLED = 3
+"""The first step in which optimizers have their states and DistributedDataParallel its last buckets."""
+
+
+@dataclass(frozen=True)
+class JobPrediction(Budgeted):
+    """What the formulas say of one job, worked out as it is asked for; `time` and `memory` open into terms.
+
+    Attributes:
+        job: What is trained.
+        cluster: Where; None for this machine.
+        step: Of the job, once all has settled: the one that `traffic` and `states` are of.
+        found: A step of its model, traced.
+        calibration: The cluster's constants; None on this machine.
+    """
+
+    job: Job
+    cluster: Cluster | None
+    step: JobStep
+    found: Traced
+    calibration: Calibration | None = None
+
+    @cached_property
+    def traffic(self) -> Traffic | None:
+        """Bytes and messages that each rank sends in a step, by collective; None where the strategy does not say."""
+        said: Traffic | None = self.job.strategy.traffic(self.step)
+        return said
+
+    @cached_property
+    def states(self) -> RankStates | None:
+        """Bytes that each rank holds of parameters, gradients and optimizer state; None where nothing is known."""
+        said: RankStates | None = self.job.strategy.states(self.step)
+        return said
+
+    @cached_property
+    def by_rank(self) -> list[Term] | None:
+        """Bytes on each rank at its peak; None where the strategy, or the loss, says too little."""
+        return rank_memory(self.step, self.found, self.states)
+
+    @property
+    def memory(self) -> Term | None:
+        """Bytes on the fullest rank at its peak; None where nothing is known."""
+        return None if self.by_rank is None else max(self.by_rank, key=lambda term: term.value)
+
+    @cached_property
+    def time(self) -> Term:
+        """Seconds of one step.
+
+        Of a transformer of the catalogue that its strategy spreads as a layout does, on a cluster, that layout's; of
+        any other model those of its operations, one after another.
+        """
+        if self.cluster is None or self.calibration is None:
+            return job_time_term(self.step, self.found.table, self.traffic, Rates.of_this_machine(self.job))
+        config = _config(self.job)
+        if isinstance(config, GPTConfig):
+            model = config.transformer(label_of(self.job.model))
+            try:
+                layout = self.job.layout()
+                layout.check(model, self.cluster)
+            except SpecError:
+                pass  # no layout has this strategy or this cut
+            else:
+                return time_term(model, layout, self.cluster, self.calibration)
+        rates = Rates.of_cluster(self.job, self.cluster, self.calibration)
+        return job_time_term(self.step, self.found.table, self.traffic, rates)
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of one step."""
+        return self.time.value
+
+    @property
+    def run_time_s(self) -> float:
+        """Seconds of all steps, without start, evaluations and checkpoints."""
+        return self.step_time_s * self.job.last_step
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """Bytes on the fullest rank; None where nothing is known."""
+        return None if self.memory is None else self.memory.value
+
+    @property
+    def sent_bytes(self) -> Any:
+        """Bytes that each rank sends in a step; shape `(W,)`, by rank; None where nothing is known."""
+        return None if self.traffic is None else sent_bytes(self.traffic) + np.zeros(self.job.world_size, int)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the fullest rank fits its device, or all of them this machine; None where nothing is known."""
+        if self.by_rank is None:
+            return None
+        if self.cluster is not None:
+            return max(term.value for term in self.by_rank) <= self.cluster.device.memory_bytes
+        return sum(term.value for term in self.by_rank) <= usable_memory_bytes()
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of all ranks together."""
+        return self.job.batch.global_batch / self.step_time_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all ranks together.
+
+        Raises:
+            SpecError: The model reads no tokens.
+        """
+        config = _config(self.job)
+        if not isinstance(config, GPTConfig):
+            raise SpecError(
+                f"model={label_of(self.job.model)!r} reads no tokens that are known here; use samples_per_s"
+            )
+        return self.samples_per_s * config.seq
+
+    @property
+    def num_devices(self) -> int:
+        """One a rank."""
+        return self.job.world_size
+
+    @property
+    def priced(self) -> Cluster | None:
+        """The cluster; None on this machine."""
+        return self.cluster
+
+    def frame(self) -> pd.DataFrame:
+        """A row for each collective and rank: ``bytes``, ``messages``, and the ``fewest`` and ``most`` bytes."""
+        import pandas as pd
+
+        rows = [
+            (name, rank, int(sent.bytes[rank]), int(sent.messages[rank]), int(low[rank]), int(high[rank]))
+            for name, sent in (self.traffic or {}).items()
+            for low, high in [sent.bounds or (sent.bytes, sent.bytes)]
+            for rank in range(self.job.world_size)
+        ]
+        return pd.DataFrame(rows, columns=["collective", "rank", "bytes", "messages", "fewest", "most"])
+
+    def _table(self) -> pd.DataFrame:
+        """A row for each collective: what a rank sends of it, and all of them."""
+        import pandas as pd
+
+        rows = [
+            (
+                name,
+                _span(sent.bytes, ","),
+                _span(sent.messages, ","),
+                f"{int(sent.bytes.sum()):,}",
+                _exactness(sent),
+            )
+            for name, sent in (self.traffic or {}).items()
+        ]
+        return pd.DataFrame(
+            rows, columns=["collective", "bytes a rank", "messages", "bytes of all ranks", ""]
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """The figures and both trees, for JSON."""
+        states = self.states and {
+            kind: [int(each) for each in getattr(self.states, kind)]
+            for kind in ("parameters", "gradients", "optimizer")
+        }
+        return {
+            "job": self.job.model_dump(mode="json"),
+            "cluster": None if self.cluster is None else self.cluster.name,
+            "step_time_s": self.step_time_s,
+            "run_time_s": self.run_time_s,
+            "peak_bytes": self.peak_bytes,
+            "fits": self.fits,
+            "states": states,
+            "traffic": self.frame().to_dict("records"),
+            "time": self.time.to_dict(),
+            "memory": self.memory and self.memory.to_dict(),
+        }
+
+    @cached_property
+    def _headline(self) -> tuple[str, ...]:
+        where = "this machine" if self.cluster is None else self.cluster.name
+        count = f"{self.job.world_size} rank{'s' * (self.job.world_size > 1)}"
+        held = "what a rank holds is not known"
+        if self.peak_bytes is not None:
+            held = f"the fullest rank holds {figure(self.peak_bytes, 'bytes')}"
+        sent = "what it sends is not known"
+        if self.sent_bytes is not None:
+            sent = f"the busiest sends {figure(float(self.sent_bytes.max()), 'bytes')} a step"
+        return (
+            f"{self.job.label} on {count}, {where}",
+            f"step {figure(self.step_time_s, 's')}, {self.job.last_step} steps {figure(self.run_time_s, 's')}; {held}"
+            + (": it does not fit" if self.fits is False else ""),
+            sent,
+        )
+
+    def __repr__(self) -> str:
+        table = self._table()
+        parts = [
+            "\n".join(self._headline),
+            term_text(self.time),
+            "" if self.memory is None else term_text(self.memory),
+            "" if table.empty else table.to_string(index=False),
+        ]
+        return "\n\n".join(filter(None, parts))
+
+    def _repr_html_(self) -> str:
+        title, *rest = map(escape, self._headline)
+        lines = "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in rest)
+        table = self._table()
+        sent = "" if table.empty else table.to_html(index=False, border=0)
+        memory = "" if self.memory is None else term_html(self.memory)
+        return f"<div><strong>{title}</strong>{lines}{term_html(self.time)}{memory}{sent}</div>"
+
+
+def _span(values: Any, layout: str) -> str:
+    """One number where all ranks have the same, else the least and the most."""
+    low, high = int(values.min()), int(values.max())
+    return f"{low:{layout}}" if low == high else f"{low:{layout}} to {high:{layout}}"
+
+
+def _exactness(sent: Sent) -> str:
+    if sent.bounds is None:
+        return "exact"
+    return f"{int(sent.bounds[0].sum()):,} to {int(sent.bounds[1].sum()):,}"
+
+
+def predict_job(
+    job: Job,
+    cluster: Cluster | None = None,
+    calibration: Calibration | None = None,
+    *,
+    trace: Tracer = traced,
+) -> JobPrediction:
+    """What a job's ranks send and hold in a step, rank by rank, and how long it takes.
+
+    Args:
+        job: What is trained.
+        cluster: Where, a device a rank; None for this machine.
+        calibration: The cluster's constants; None for `Calibration.of` its device.
+        trace: Traces the job's model.
+
+    Raises:
+        SpecError: The cluster has more or fewer devices than the job ranks, or the model cannot be traced on shapes.
+    """
+    if cluster is not None and cluster.num_devices != job.world_size:
+        raise SpecError(
+            f"world_size={job.world_size} ranks do not take the {cluster.num_devices} devices of cluster "
+            f"{cluster.name!r}; use job.replace(world_size={cluster.num_devices}), or another cluster"
+        )
+    found = trace(job)
+    assert found.table.step is not None
+    backend: Backend = "nccl" if job.device == "cuda" or cluster is not None else "gloo"
+    step = JobStep(job, found.table.step, _settled(job), backend)
+    if cluster is not None and calibration is None:
+        calibration = Calibration.of(cluster.device)
+    return JobPrediction(job, cluster, step, found, calibration)
+
+
+def _settled(job: Job) -> int:
+    """A step in which everything is sent that is ever sent, and no warm-up goes on."""
+    first = max(_SETTLED, job.compression.uncompressed(job.steps) + 1)
+    if not job.compression.is_fixed:
+        first = max(first, job.last_step)
+    period = lcm(job.compression.period, getattr(job.strategy, "mix_every", 1))
+    return -(-first // period) * period
+
+
+def _config(job: Job) -> Any:
+    return model_config(job.model) if isinstance(job.model, str) else None

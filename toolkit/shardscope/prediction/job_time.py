@@ -1,0 +1,66 @@
+"""The seconds of a job's step, operation by operation: for every model that can be traced and every strategy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardscope.analytic.communication import Traffic
+from shardscope.analytic.communication.traffic import sent_bytes
+from shardscope.analytic.job_step import JobStep
+from shardscope.analytic.terms import Term
+from shardscope.prediction.rates import Rates
+from shardscope.spec.model.table import LayerTable
+
+_PASSES = {"none": 3, "selective": 3, "full": 4}
+"""Forward passes that a step's products of matrices amount to: one forward, two backward, one again."""
+
+
+def job_time_term(step: JobStep, table: LayerTable, traffic: Traffic | None, rates: Rates) -> Term:
+    """Seconds of one step as a sum of terms; nothing is taken to hide behind anything else.
+
+    Each operation takes the time of its products or of the memory that it moves, and is launched; an optimizer reads
+    and writes all it keeps; the rank that sends most sends its bytes and messages one after the other.
+    """
+    job, trace = step.job, step.trace
+    work, samples = max(job.strategy.work(step)), step.samples * step.micro_batches
+    flops = _PASSES[job.recompute] * table.flops * samples * work
+    moved = trace.moved_bytes * samples * work
+    launched = trace.num_operations * step.micro_batches * work
+    states = job.optimizer.states
+    spread = job.world_size if job.strategy.zero_stage else 1
+    updated = step.num_elements * step.element_bytes * (3 + 2 * states.tensors) / spread * min(1.0, work)
+    num_bytes, messages = _sent(traffic)
+    roofline = "roofline, Williams et al. 2009"
+    parts = [
+        _term("matrix products", flops / rates.flops, "FLOP / rate", rates, roofline, FLOP=flops, rate=rates.flops),
+        _term(
+            "other operations", moved / rates.bandwidth, "bytes / bandwidth", rates, roofline, bytes=moved,
+            bandwidth=rates.bandwidth,
+        ),
+        _term(
+            "launches", launched * rates.operation_s, "operations x time of one", rates, "traced", operations=launched
+        ),
+        _term(
+            "optimizer update", updated / rates.bandwidth, "bytes / bandwidth", rates, "reads and writes of each state",
+            bytes=updated,
+        ),
+        _term(
+            "communication", num_bytes / rates.link + messages * rates.message_s,
+            "bytes / bandwidth + messages x time of one", rates, "of the rank that sends most; nothing is hidden",
+            bytes=num_bytes, messages=messages, bandwidth=rates.link,
+        ),
+        _term("fixed cost", rates.step_s, "once a step", rates, "data, events, calls"),
+    ]  # fmt: skip
+    return Term.total("step", tuple(part for part in parts if part.value > 0))
+
+
+def _sent(traffic: Traffic | None) -> tuple[float, float]:
+    """Of the rank that sends most."""
+    if not traffic:
+        return 0.0, 0.0
+    messages = np.sum([sent.messages for sent in traffic.values()], axis=0)
+    return float(sent_bytes(traffic).max()), float(messages.max())
+
+
+def _term(name: str, value: float, formula: str, rates: Rates, source: str, **inputs: float) -> Term:
+    return Term(name, float(value), "s", formula, inputs, f"{source}; {rates.source}")

@@ -1,0 +1,170 @@
+"""One layout of one model on one cluster: how long a step takes, what a device holds, what it costs, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardscope.analytic.compute.flops import hardware_flops, model_flops
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory import device_memory, memory_term
+from shardscope.analytic.memory.offload import drive_room, host_room
+from shardscope.analytic.show import term_html, term_text
+from shardscope.analytic.terms import Term
+from shardscope.prediction.budget import Budgeted
+from shardscope.prediction.step.machine import Machine
+from shardscope.prediction.step.term import time_term
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+
+GIB = 2**30
+
+
+class Interval(NamedTuple):
+    """Where nine in ten measured steps lay, for such predictions, on rows that were not fitted."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Prediction(Budgeted):
+    """What the formulas say of one layout; `time` and `memory` open into terms."""
+
+    model: Transformer
+    cluster: Cluster
+    layout: Layout
+    calibration: Calibration
+    time: Term
+    """Seconds of one optimizer step."""
+    memory: Term
+    """Bytes on the fullest device."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of one optimizer step."""
+        return self.time.value
+
+    @property
+    def interval(self) -> Interval:
+        """Seconds of one step, from the calibration's residuals: the 5th to the 95th of a hundred."""
+        quantiles = self.calibration.quantiles
+        return Interval(self.step_time_s * quantiles["5"], self.step_time_s * quantiles["95"])
+
+    @property
+    def peak_bytes(self) -> float:
+        """Bytes on the fullest device."""
+        return self.memory.value
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest device holds them, and its share of the host and its drives what is offloaded."""
+        return self.peak_bytes <= self.cluster.device.memory_bytes and not self._homeless_bytes
+
+    @property
+    def _homeless_bytes(self) -> float:
+        """Offloaded bytes of a device that neither its share of the host's memory nor of its drives holds."""
+        room = host_room(self.cluster)
+        parts = device_memory(self.model, Layouts.of([self.layout]), host_capacity=room)
+        return max(0.0, float(parts.nvme[0]) - drive_room(self.cluster))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all devices together."""
+        return self.layout.global_batch * self.model.seq / self.step_time_s
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs (3 x forward) over what the devices promise in a step's time."""
+        return float(model_flops(self.model, self.layout.global_batch)) / self._promised_flops
+
+    @property
+    def hfu(self) -> float:
+        """The same with recomputation's FLOPs."""
+        done = hardware_flops(self.model, self.layout.global_batch, recompute=self.layout.recompute)
+        return float(done) / self._promised_flops
+
+    @property
+    def _promised_flops(self) -> float:
+        peak = Machine.of(self.cluster, self.calibration, self.layout.precision).peak
+        return peak * self.layout.num_devices * self.step_time_s
+
+    @property
+    def num_devices(self) -> int:
+        """That the layout takes."""
+        return self.layout.num_devices
+
+    @property
+    def priced(self) -> Cluster:
+        """The cluster."""
+        return self.cluster
+
+    def to_dict(self) -> dict[str, object]:
+        """The figures and both trees, for JSON."""
+        return {
+            "model": self.model.name,
+            "cluster": self.cluster.name,
+            "layout": self.layout.model_dump(mode="json"),
+            "calibration": self.calibration.name,
+            "note": self.calibration.note,
+            "step_time_s": self.step_time_s,
+            "interval_s": list(self.interval),
+            "peak_bytes": self.peak_bytes,
+            "fits": self.fits,
+            "tokens_per_s": self.tokens_per_s,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "time": self.time.to_dict(),
+            "memory": self.memory.to_dict(),
+        }
+
+    def __repr__(self) -> str:
+        return "\n".join([*self._headline(), "", term_text(self.time), "", term_text(self.memory)])
+
+    def _headline(self) -> list[str]:
+        low, high = self.interval
+        held = f"{self.peak_bytes / GIB:.1f} of {self.cluster.device.memory_bytes / GIB:.1f} GiB"
+        return [
+            f"{self.model.name} on {self.layout.num_devices} x {self.cluster.device.name}",
+            f"step {self.step_time_s:.4g} s ({low:.4g} to {high:.4g}), {self.tokens_per_s:.4g} tokens/s, "
+            f"MFU {self.mfu:.1%}, HFU {self.hfu:.1%}; a device holds {held}"
+            + ("" if self.fits else ": it does not fit"),
+            f"calibration {self.calibration.name}"
+            + (f": {self.calibration.note}" if self.calibration.note else ""),
+        ]
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        title, *rest = map(escape, self._headline())
+        lines = "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in rest)
+        return f"<div><strong>{title}</strong>{lines}{term_html(self.time)}{term_html(self.memory)}</div>"
+
+
+def predict_layout(
+    model: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration | None = None
+) -> Prediction:
+    """Step time and memory of a layout, by the closed forms and a machine's calibration.
+
+    Args:
+        model: What is trained.
+        cluster: What it is trained on; the layout takes all of its devices.
+        layout: How it is laid out.
+        calibration: The machine's constants; by default `Calibration.of` the cluster's device, which for a device never
+            measured is a transfer that says so and doubles the interval.
+
+    Raises:
+        SpecError: The layout takes more or fewer devices than there are, or does not divide the model or the batch.
+    """
+    layout.check(model, cluster)
+    known = Calibration.of(cluster.device) if calibration is None else calibration
+    return Prediction(
+        model=model,
+        cluster=cluster,
+        layout=layout,
+        calibration=known,
+        time=time_term(model, layout, cluster, known),
+        memory=memory_term(model, layout, cluster),
+    )

@@ -1,0 +1,228 @@
+"""Every layout that a space holds, as index arrays in mixed radix; what cannot be is counted by reason.
+
+A layout is a place in four nested tables: a grid of degrees; a body (grid, micro-batch, schedule, sequence
+parallelism, recomputation), on which the work depends; a way to hold model states (ZeRO, shard, offload); and a
+compression. Only the first two are ever written out; the others are expanded a chunk at a time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shardscope.analytic.layouts import Layouts, distinct
+from shardscope.prediction.planner.rules import (
+    REASONS,
+    Grid,
+    Ints,
+    Mask,
+    first_fault,
+    grid_faults,
+    schedule_faults,
+    shard_size,
+)
+from shardscope.prediction.planner.space import LARGEST_MICRO_BATCH, Space
+from shardscope.spec import layout_faults
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.compression import Compression
+from shardscope.spec.divisors import divisors
+from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, schedule_names
+from shardscope.spec.layout_optimizer import LayoutOptimizer
+from shardscope.spec.model import Transformer
+from shardscope.spec.optimizer import Optimizer
+
+
+class Recipe(NamedTuple):
+    """What is one for a whole table."""
+
+    precision: str
+    optimizer: LayoutOptimizer
+    flash_attention: bool
+
+
+class Bodies(NamedTuple):
+    """Rows of (grid, micro-batch, schedule, virtual stages, sequence parallelism, recomputation)."""
+
+    grid: Ints
+    micro_batch: Ints
+    num_micro_batches: Ints
+    schedule: Ints
+    virtual_stages: Ints
+    sequence_parallel: Ints
+    recompute: Ints
+
+
+class Candidates(NamedTuple):
+    """All layouts of a space that can be."""
+
+    grid: Grid
+    bodies: Bodies
+    zero: Ints
+    """By way of holding states."""
+    shard: Ints
+    """By grid and way of holding states; 0 where that way is the same as another."""
+    offload: Ints
+    compression: Ints
+    methods: tuple[Compression, ...]
+    """What `compression` counts; the first is ``none``."""
+    recipe: Recipe
+    total: int
+    """Combinations of all axes, those that cannot be included."""
+    rejected: dict[str, int]
+    """Combinations that cannot be, by reason."""
+
+    @property
+    def ways(self) -> Mask:
+        """For each grid and (way of holding states, offload): whether it is one of its own."""
+        return np.repeat(self.shard > 0, len(self.offload), axis=1)
+
+    @property
+    def compressions(self) -> Ints:
+        """For each grid, how many compressions there are: without replicas, just the first."""
+        alone = self.grid.data * self.grid.context == 1
+        return np.where(alone, 1, len(self.compression))
+
+    @property
+    def num_valid(self) -> int:
+        """Layouts that can be."""
+        return self.total - sum(self.rejected.values())
+
+    def layouts(self, body: Ints, way: Ints, compression: Ints) -> Layouts:
+        """The rows at these places of the nested tables."""
+        bodies, grids = self.bodies, self.grid
+        grid = bodies.grid.take(body)
+        kept, offload = np.divmod(way, len(self.offload))
+        return Layouts(
+            data=grids.data.take(grid),
+            tensor=grids.tensor.take(grid),
+            pipeline=grids.pipeline.take(grid),
+            context=grids.context.take(grid),
+            expert=grids.expert.take(grid),
+            zero=self.zero.take(kept),
+            shard=self.shard.take(grid * self.shard.shape[1] + kept),
+            micro_batch=bodies.micro_batch.take(body),
+            num_micro_batches=bodies.num_micro_batches.take(body),
+            virtual_stages=bodies.virtual_stages.take(body),
+            schedule=bodies.schedule.take(body),
+            recompute=bodies.recompute.take(body),
+            offload=self.offload.take(offload),
+            compression=self.compression.take(compression),
+            sequence_parallel=bodies.sequence_parallel.take(body),
+            compressions=self.methods,
+            **self.recipe._asdict(),
+        )
+
+
+def candidates(
+    model: Transformer,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    space: Space,
+    recipe: Recipe | None = None,
+) -> Candidates:
+    """Write out grids and bodies, and count what is left out."""
+    recipe = recipe or Recipe("bf16-mixed", Optimizer("adamw"), flash_attention=True)
+    grid, lost_grids = _grids(model, cluster.num_devices, global_batch, space)
+    bodies, lost_bodies, choices = _bodies(model, grid, global_batch, space, recipe)
+    zero, shard, num_states = _states(cluster, grid, space)
+    offload = np.array([OFFLOAD_NAMES.index(name) for name in space.offload], np.int64)
+    methods = distinct(space.compression)
+    compression = np.array([methods.index(method) for method in dict.fromkeys(space.compression)], np.int64)
+    ways, packed = num_states * len(offload), len(compression)
+    rejected = {name: count * choices * ways * packed for name, count in lost_grids.items()}
+    for name, count in lost_bodies.items():
+        rejected[name] = rejected.get(name, 0) + count * ways * packed
+    found = Candidates(grid, bodies, zero, shard, offload, compression, methods, recipe, 0, {})
+    same = int((ways * packed - found.ways.sum(1) * found.compressions)[bodies.grid].sum())
+    if same:
+        rejected["no replicas"] = same
+    total = (sum(lost_grids.values()) + len(grid.data)) * choices * ways * packed
+    return found._replace(
+        total=total, rejected={name: rejected[name] for name in REASONS if rejected.get(name)}
+    )
+
+
+def _grids(model: Transformer, devices: int, batch: int, space: Space) -> tuple[Grid, dict[str, int]]:
+    every = divisors(devices)
+    experts = divisors(model.mixture.experts) if model.mixture else (1,)
+    tensor, pipeline, context, expert = _product(
+        space.tensor or every, space.pipeline or every, space.context or every, space.expert or experts
+    )
+    data = np.maximum(1, devices // (tensor * pipeline * context))
+    grid = Grid(tensor, pipeline, context, expert, data)
+    faults = grid_faults(model, grid, devices=devices, batch=batch, data=space.data)
+    return Grid(*(column[faults < 0] for column in grid)), _counts(faults)
+
+
+def _bodies(
+    model: Transformer, grid: Grid, batch: int, space: Space, recipe: Recipe
+) -> tuple[Bodies, dict[str, int], int]:
+    """Bodies that can be, how many cannot, and how many each grid has in all."""
+    sizes = np.array(space.micro_batch or divisors(batch, largest=LARGEST_MICRO_BATCH), np.int64)
+    options = space.schedule_options
+    recompute = [RECOMPUTE_NAMES.index(name) for name in space.recompute]
+    place, size, option, sequence, again = _product(
+        range(len(grid.data)), range(len(sizes)), range(len(options)), space.sequence_parallel, recompute
+    )
+    micro_batch, share = sizes.take(size), batch // grid.data.take(place)
+    stages, tensor = grid.pipeline.take(place), grid.tensor.take(place)
+    count = np.maximum(1, share // micro_batch)
+    uneven_part = layout_faults.uneven_part(model, grid.context.take(place), tensor)
+    rules = {
+        "micro-batch": layout_faults.indivisible(share, micro_batch),
+        **_schedule_rules(model, options, option, stages, count),
+        "sequence-parallel": (sequence == 1) & ((tensor == 1) | uneven_part),
+        "no recomputation": (again == 1) & (recipe.flash_attention and "none" in space.recompute),
+    }
+    faults = first_fault(rules, len(place))
+    known = schedule_names()
+    names = np.array([known.index(name) for name, _ in options], np.int64)
+    virtual = np.array([held for _, held in options], np.int64)
+    held = np.where(stages > 1, virtual.take(option), 1)
+    bodies = Bodies(place, micro_batch, count, names.take(option), held, sequence, again)
+    choices = len(sizes) * len(options) * len(space.sequence_parallel) * len(recompute)
+    return Bodies(*(column[faults < 0] for column in bodies)), _counts(faults), choices
+
+
+def _schedule_rules(
+    model: Transformer, options: tuple[tuple[str, int], ...], option: Ints, stages: Ints, count: Ints
+) -> dict[str, Mask]:
+    broken = {"schedule": np.zeros(len(option), bool), "no pipeline": np.zeros(len(option), bool)}
+    for place, (name, virtual) in enumerate(options):
+        rows = option == place
+        found = schedule_faults(
+            name, virtual, layers=model.layers, stages=stages[rows], microbatches=count[rows],
+            is_first=place == 0,
+        )  # fmt: skip
+        for reason, mask in found.items():
+            broken[reason][rows] = mask
+    return broken
+
+
+def _states(cluster: Cluster, grid: Grid, space: Space) -> tuple[Ints, Ints, int]:
+    """ZeRO's stage by way of holding states, and the shard by grid and way: 0 where it is another's twin."""
+    ways = [(zero, kind) for zero in space.zero for kind in (space.shard if zero else space.shard[:1])]
+    ranks = grid.data * grid.context
+    columns = []
+    for zero, kind in ways:
+        shard = shard_size(cluster, kind if zero else "all", grid)
+        twin = (ranks == 1) & (zero != min(space.zero)) if zero else np.zeros(len(ranks), bool)
+        if zero and kind == "node":
+            twin |= (shard == 1) | ((shard == ranks) & ("all" in space.shard))
+        columns.append(np.where(twin, 0, shard))
+    return np.array([zero for zero, _ in ways], np.int64), np.stack(columns, axis=1), len(ways)
+
+
+def _product(*axes: object) -> tuple[Ints, ...]:
+    """Every combination, a column for each axis, the last one turning fastest."""
+    values = [np.asarray(list(axis), np.int64) for axis in axes]  # type: ignore[call-overload]
+    index = np.indices([len(value) for value in values]).reshape(len(values), -1)
+    return tuple(value.take(at) for value, at in zip(values, index, strict=True))
+
+
+def _counts(faults: Ints) -> dict[str, int]:
+    codes = list(REASONS)
+    found = np.bincount(faults[faults >= 0], minlength=len(codes))
+    return {code: int(count) for code, count in zip(codes, found, strict=True) if count}

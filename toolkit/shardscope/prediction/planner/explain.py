@@ -1,0 +1,168 @@
+"""Why one layout is faster than another: their times term by term, the largest difference first, in sentences."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.terms import Term
+from shardscope.prediction.planner.filter import GIB
+from shardscope.prediction.planner.search import Setting, memory_parts, time_of
+from shardscope.spec.layout import Layout
+
+WORDS: dict[str, str] = {
+    "compute": "computing",
+    "recompute": "recomputing activations",
+    "tensor_comm": "collectives between tensor ranks",
+    "context_comm": "gathering keys and values over context ranks",
+    "expert_comm": "sending tokens to experts",
+    "pipeline_comm": "messages between stages",
+    "bubble": "the pipeline's bubble",
+    "data_comm": "reducing gradients and gathering parameters",
+    "optimizer": "the optimizer's update",
+    "offload": "moving states and activations to the host and back",
+    "overhead": "launching kernels and fixed costs",
+}
+"""What each part of a step is, in words."""
+_CAUSES: dict[str, tuple[str, ...]] = {
+    "compute": ("micro_batch", "tensor", "pipeline", "context", "expert"),
+    "recompute": ("recompute", "pipeline", "micro_batch"),
+    "tensor_comm": ("tensor", "recompute", "micro_batch", "context", "pipeline"),
+    "context_comm": ("context", "tensor", "pipeline"),
+    "expert_comm": ("expert", "tensor", "pipeline"),
+    "pipeline_comm": ("pipeline", "virtual_stages", "micro_batch", "schedule"),
+    "bubble": (
+        "schedule",
+        "pipeline",
+        "virtual_stages",
+        "data",
+        "micro_batch",
+        "recompute",
+        "zero",
+        "offload",
+    ),
+    "data_comm": ("zero", "shard", "data", "compression", "tensor", "pipeline", "context"),
+    "optimizer": ("zero", "shard", "offload", "data", "tensor", "pipeline"),
+    "offload": ("offload", "zero", "recompute", "micro_batch"),
+    "overhead": ("micro_batch", "pipeline", "tensor", "data"),
+}
+"""Which settings a part depends on, the strongest first."""
+
+
+class Difference(NamedTuple):
+    """One part of a step under two layouts."""
+
+    part: str
+    first_s: float
+    second_s: float
+    because: tuple[str, ...]
+    """Settings that differ and that the part depends on."""
+
+    @property
+    def gain_s(self) -> float:
+        """Seconds that the first saves; negative where it loses."""
+        return self.second_s - self.first_s
+
+
+class Explanation(NamedTuple):
+    """Two layouts side by side."""
+
+    first: Layout
+    second: Layout
+    differences: tuple[Difference, ...]
+    """All that differ, the largest first."""
+    time: tuple[float, float]
+    memory_bytes: tuple[float, float]
+    names: tuple[str, str] = ("the first", "the second")
+
+    @property
+    def term(self) -> Term:
+        """Seconds that the first saves over the second, as a sum of terms."""
+        parts = tuple(
+            Term(
+                WORDS[each.part], each.gain_s, "s", formula="t_second - t_first",
+                inputs={"t_first": each.first_s, "t_second": each.second_s},
+            )
+            for each in self.differences
+        )  # fmt: skip
+        return Term("time saved", sum(part.value for part in parts), "s", parts=parts)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The whole story, the most important first."""
+        return (self._headline(), *map(self._sentence, self.differences), self._memory())
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        head, *rest = map(escape, self.sentences)
+        return f"<p><b>{head}</b></p><ul>{''.join(f'<li>{line}</li>' for line in rest)}</ul>"
+
+    def _headline(self) -> str:
+        (one, other), (name, against) = self.time, self.names
+        if not self.differences:
+            return f"{_capital(name)} and {against} take the same {seconds(one)}."
+        word, by = ("faster", other - one) if one < other else ("slower", one - other)
+        share = abs(other / one - 1)
+        return f"{_capital(name)} takes {seconds(one)}, {against} {seconds(other)}: {seconds(by)} ({share:.1%}) {word}."
+
+    def _sentence(self, each: Difference) -> str:
+        side = "less" if each.gain_s > 0 else "more"
+        why = ", ".join(
+            f"{name} {_value(self.first, name)} for {_value(self.second, name)}" for name in each.because[:2]
+        )
+        told = f"{seconds(each.first_s)} instead of {seconds(each.second_s)}"
+        return f"{_capital(WORDS[each.part])}: {told}, {seconds(abs(each.gain_s))} {side}{f' ({why})' if why else ''}."
+
+    def _memory(self) -> str:
+        one, other = (size / GIB for size in self.memory_bytes)
+        than = (
+            "as much"
+            if abs(one - other) < 0.05
+            else f"{abs(one - other):.1f} GiB {'more' if one > other else 'less'}"
+        )
+        return f"Its fullest device holds {one:.1f} GiB, {than}."
+
+
+def explain(
+    setting: Setting, first: Layout, second: Layout, names: tuple[str, str] | None = None
+) -> Explanation:
+    """Lay the terms of two layouts side by side; the layouts share precision, optimizer and flash attention."""
+    layouts = Layouts.of([first, second])
+    times = time_of(setting, layouts)._asdict()
+    total = times.pop("total")
+    memory = memory_parts(setting, layouts).total
+    differences = [
+        Difference(part, float(one), float(other), _because(part, first, second))
+        for part, (one, other) in times.items()
+        if abs(one - other) > 1e-9 * float(total.max())
+    ]
+    differences.sort(key=lambda each: -abs(each.gain_s))
+    return Explanation(
+        first, second, tuple(differences), (float(total[0]), float(total[1])), (float(memory[0]), float(memory[1])),
+        names or ("the first", "the second"),
+    )  # fmt: skip
+
+
+def _because(part: str, first: Layout, second: Layout) -> tuple[str, ...]:
+    return tuple(name for name in _CAUSES[part] if getattr(first, name) != getattr(second, name))
+
+
+def _value(layout: Layout, name: str) -> str:
+    value = layout.axis(name)
+    return "over all replicas" if name == "shard" and value == 0 else str(value)
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def seconds(value: float) -> str:
+    """``14.1 s``, ``230 ms``, ``41 µs``."""
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if value * factor >= 1:
+            return f"{value * factor:.3g} {unit}"
+    return f"{value * 1e6:.3g} µs" if value else "0 s"

@@ -1,0 +1,80 @@
+"""Why one layout is not in the table: the rule it breaks, or the memory it lacks, in a sentence."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory import MemoryParts
+from shardscope.analytic.memory.offload import drive_room
+from shardscope.errors import SpecError
+from shardscope.prediction.planner.search import Setting, capacity, memory_parts
+from shardscope.spec.layout import Layout
+from shardscope.spec.layout_faults import uneven_chunks
+
+GIB = 2**30
+ON_DEVICE = ("parameters", "gradients", "optimizer", "activations", "buffers")
+_CURES = {
+    "parameters": "more tensor or pipeline ranks, zero=3, or offload='states'",
+    "gradients": "zero=2 or 3, or more tensor or pipeline ranks",
+    "optimizer": "zero=1 or more, or offload='optimizer'",
+    "activations": "recompute='full', a smaller micro_batch, sequence_parallel=True or more context ranks",
+    "buffers": "a smaller micro_batch, or more tensor or context ranks",
+}
+"""What makes each kind smaller."""
+
+
+class Fit(NamedTuple):
+    """Whether a layout's memory is enough."""
+
+    memory_bytes: float
+    lacking_bytes: float
+    """On the device; 0 or less where it fits."""
+    largest: str
+    """The kind that takes most of the device."""
+    on_drives_bytes: float
+
+    @property
+    def cure(self) -> str:
+        """What would make the largest kind smaller."""
+        return _CURES[self.largest]
+
+
+def fit_of(setting: Setting, layout: Layout) -> Fit:
+    """How a layout's memory compares with the device's."""
+    parts = memory_parts(setting, Layouts.of([layout]))
+    kinds = {name: float(getattr(parts, name)[0]) for name in ON_DEVICE}
+    total = float(parts.total[0])
+    return Fit(
+        total, total - capacity(setting), max(kinds, key=kinds.__getitem__), _lacking_drives(setting, parts)
+    )
+
+
+def _lacking_drives(setting: Setting, parts: MemoryParts) -> float:
+    return float(parts.nvme[0]) - drive_room(setting.cluster)
+
+
+def problem_with(setting: Setting, layout: Layout) -> str:
+    """What keeps a layout out of the table, or an empty text."""
+    try:
+        layout.check(setting.model, setting.cluster)
+    except SpecError as error:
+        return str(error)
+    stages, layers = layout.pipeline * layout.virtual_stages, setting.model.layers
+    if uneven_chunks(layers, layout.pipeline, layout.virtual_stages):
+        return (
+            f"pipeline={layout.pipeline} x virtual_stages={layout.virtual_stages} = {stages} stages do not divide the "
+            f"{layers} layers of {setting.model.name}, and the planner times only schedules whose stages are equal"
+        )
+    fit = fit_of(setting, layout)
+    if fit.lacking_bytes > 0:
+        return (
+            f"it does not fit by {fit.lacking_bytes / GIB:.1f} GiB: {fit.memory_bytes / GIB:.1f} GiB on a device of "
+            f"{capacity(setting) / GIB:.1f} GiB, most of it {fit.largest}; {fit.cure} would help"
+        )
+    if fit.on_drives_bytes > 0:
+        return (
+            f"what it offloads is {fit.on_drives_bytes / GIB:.1f} GiB a device more than the host and its drives hold; "
+            "offload less, or set host_memory_bytes, or nvme_bytes with nvme_bandwidth"
+        )
+    return ""

@@ -1,0 +1,196 @@
+"""`plan`: search every layout of a model on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, get_args
+
+from shardscope.errors import SpecError, unknown_name
+from shardscope.prediction.planner.candidates import Recipe, candidates
+from shardscope.prediction.planner.filter import GIB, fit_of
+from shardscope.prediction.planner.plans import Plans, Pool, layout_at, short
+from shardscope.prediction.planner.rank import Objective, known_objective
+from shardscope.prediction.planner.rules import REASONS
+from shardscope.prediction.planner.search import Found, Setting, capacity, search
+from shardscope.prediction.planner.space import Space
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import Precision
+from shardscope.spec.layout_optimizer import LayoutOptimizer, layout_optimizer, optimizer_names
+from shardscope.spec.model import Model, Transformer
+from shardscope.spec.precision import full_name
+
+TOKENS_A_STEP = 1 << 22
+"""Of the global batch where none is given: about what the largest published runs took."""
+MOST_GROWTH = 64
+
+
+def plan(
+    model: Model | str,
+    cluster: Cluster | str,
+    objective: Objective = "time",
+    *,
+    global_batch: int | None = None,
+    top: int | None = 20,
+    fix: Mapping[str, Any] | None = None,
+    space: Space | None = None,
+    precision: str | Sequence[str] = "bf16-mixed",
+    optimizer: LayoutOptimizer | str | Sequence[LayoutOptimizer | str] = "adamw",
+    flash_attention: bool | Sequence[bool] = True,
+    calibration: Calibration | None = None,
+) -> Plans:
+    """Search every layout of `model` on `cluster` and rank those that fit.
+
+    The search is exhaustive: what is not computed to the end is left out only where `top` others are surely faster with
+    as much memory left. What changes the result of training, lossy compression of gradients, is tried only if `fix` or
+    `space` asks for it. So is offloading to the host, whose links the devices of a node share and whose time no
+    calibration has measured, unless nothing fits without it.
+
+    Args:
+        model: A `Transformer`, or the name of a preset.
+        cluster: A `Cluster`, or the name of one in the catalogue.
+        objective: ``"time"``, ``"dollars"``, ``"headroom"``, ``"tokens_per_s"``, or weights of several of them:
+            ``{"time": 2, "headroom": 1}``.
+        global_batch: Sequences in one optimizer step; None for about 4 million tokens, a power of two.
+        top: Rows of the table; None keeps every layout that fits.
+        fix: Axes held to one value or a few: ``{"tensor": 8, "zero": [1, 2]}``.
+        space: Other values to try than all.
+        precision: One of `spec.layout.Precision` or an alias, or several.
+        optimizer: What `Layout.optimizer` takes, or several of these.
+        flash_attention: Whether attention is one fused kernel; or both.
+        calibration: Of the machine; None for the catalogue's of the device.
+
+    Raises:
+        SpecError: Unknown names, or values that cannot be. That nothing fits is no error: see `Plans.problem`.
+
+    Example:
+        >>> plans = plan("gpt3-175b", Cluster.of("a100-80gb", nodes=128, per_node=8))  # doctest: +SKIP
+        >>> plans.best.layout  # doctest: +SKIP
+    """
+    cluster = Cluster.of(cluster) if isinstance(cluster, str) else cluster
+    setting = Setting(_known_model(model), cluster, calibration or Calibration.of(cluster.device))
+    known_objective(objective, has_price=setting.cluster.price_per_device_hour is not None)
+    if top is not None and top < 1:
+        raise SpecError(f"top={top} leaves no row; give 1 or more, or None for all")
+    batch = _known_batch(setting.model, global_batch)
+    tried = (space or Space()).fixed(fix or {})
+    recipes = _recipes(precision, optimizer, flash_attention)
+    spared = tried if space is not None or "offload" in (fix or {}) else tried.fixed({"offload": "none"})
+    pools, found = _searched(setting, batch, spared, recipes, top)
+    if spared != tried and not any(len(each.rows.body) for each in found):
+        pools, found = _searched(setting, batch, tried, recipes, top)
+    problem = (
+        "" if any(len(each.rows.body) for each in found) else _nothing(setting, batch, tried, pools, found)
+    )
+    return Plans(setting, batch, objective, top, tuple(pools), _rejected(pools, found), problem)
+
+
+def _searched(
+    setting: Setting, batch: int, space: Space, recipes: list[Recipe], top: int | None
+) -> tuple[list[Pool], list[Found]]:
+    """What was tried, and what fits, by recipe."""
+    pools, found = [], []
+    for recipe in recipes:
+        here = candidates(setting.model, setting.cluster, global_batch=batch, space=space, recipe=recipe)
+        found.append(search(setting, here, keep=top))
+        pools.append(Pool(here, found[-1].rows))
+    return pools, found
+
+
+def _known_model(model: Model | str) -> Transformer:
+    known = Model.of(model) if isinstance(model, str) else model
+    if not isinstance(known, Transformer):
+        raise SpecError(
+            f"model={getattr(known, 'name', known)!r} is no transformer; the planner splits transformers only: "
+            "describe one with Model.transformer(...)"
+        )
+    return known
+
+
+def _known_batch(model: Transformer, batch: int | None) -> int:
+    if batch is None:
+        return 1 << max(0, (TOKENS_A_STEP // model.seq).bit_length() - 1)
+    if batch < 1:
+        raise SpecError(f"global_batch={batch} is no batch; give the sequences of one step, 1 or more")
+    return batch
+
+
+def _recipes(precision: Any, optimizer: Any, flash: Any) -> list[Recipe]:
+    precisions = [full_name(name) for name in _several("precision", precision, get_args(Precision))]
+    for name in precisions:
+        if name not in get_args(Precision):
+            raise unknown_name("precision", name, get_args(Precision))
+    optimizers = map(layout_optimizer, _several("optimizer", optimizer, optimizer_names()))
+    kinds = (flash,) if isinstance(flash, bool) else tuple(flash)
+    return [Recipe(*each) for each in product(precisions, dict.fromkeys(optimizers), kinds)]
+
+
+def _several(field: str, given: Any, known: Sequence[str]) -> tuple[Any, ...]:
+    values = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+    if not values:
+        raise SpecError(f"{field}=[] leaves nothing to try; give at least one of {', '.join(known)}")
+    return values
+
+
+def _rejected(pools: list[Pool], found: list[Found]) -> dict[str, int]:
+    counts = dict.fromkeys(REASONS, 0)
+    for pool, each in zip(pools, found, strict=True):
+        for reason, count in pool.found.rejected.items():
+            counts[reason] += count
+        counts["does not fit"] += each.too_large
+        counts["beaten"] += each.beaten
+    return {reason: count for reason, count in counts.items() if count}
+
+
+def _nothing(setting: Setting, batch: int, space: Space, pools: list[Pool], found: list[Found]) -> str:
+    """What comes closest to fitting, and what would make it fit."""
+    near = [
+        (each.closest.lacking_bytes, place) for place, each in enumerate(found) if len(each.closest.row.body)
+    ]
+    if not near:
+        return _nothing_valid(setting, pools)
+    place = min(near)[1]
+    rows, here = found[place].closest.row, pools[place].found
+    layout = layout_at(here.layouts(rows.body, rows.way, rows.compression), 0, batch)
+    fit = fit_of(setting, layout)
+    total = sum(pool.found.num_valid for pool in pools)
+    if fit.lacking_bytes <= 0:
+        return (
+            f"none of {total:,} layouts fits: the closest, {short(layout)}, offloads "
+            f"{fit.on_drives_bytes / GIB:.1f} GiB a device more than the host holds; "
+            "set host_memory_bytes, or nvme_bytes with nvme_bandwidth"
+        )
+    return (
+        f"none of {total:,} layouts fits: the closest, {short(layout)}, needs {fit.memory_bytes / GIB:.1f} GiB of "
+        f"{capacity(setting) / GIB:.1f} GiB, {fit.lacking_bytes / GIB:.1f} GiB too much, most of it {fit.largest}; "
+        f"{_more_nodes(setting, batch, space, here.recipe)}"
+    )
+
+
+def _nothing_valid(setting: Setting, pools: list[Pool]) -> str:
+    counts = pools[0].found.rejected
+    reason = max(counts, key=counts.__getitem__) if counts else "devices"
+    last = list(counts)[-1] if counts else reason
+    others = "" if last == reason else f", and the last because {REASONS[last]}"
+    how_many = "most" if others or len(counts) > 1 else "all"
+    return (
+        f"no layout of {setting.model.name} on {setting.cluster.num_devices:,} devices can be: of "
+        f"{sum(counts.values()):,} combinations {how_many} fail because {REASONS[reason]}{others}; "
+        "loosen fix or space, or change global_batch"
+    )
+
+
+def _more_nodes(setting: Setting, batch: int, space: Space, recipe: Recipe) -> str:
+    """The smallest doubling of the nodes on which something fits, found by searching there."""
+    factor = 2
+    while factor <= MOST_GROWTH and not setting.cluster.groups:
+        more = setting.cluster.replace(nodes=setting.cluster.nodes * factor)
+        there = setting._replace(cluster=more)
+        found = search(
+            there, candidates(setting.model, more, global_batch=batch, space=space, recipe=recipe), keep=1
+        )
+        if len(found.rows.body):
+            return f"on {more.nodes} nodes ({more.num_devices} devices) it would fit, or on devices with more memory"
+        factor *= 4 if factor > 4 else 2
+    return "use devices with more memory, a smaller micro_batch, zero=3, recompute='full' or offload='all'"

@@ -1,0 +1,344 @@
+"""The answer of a search: a ranked table that can be asked why, ranked anew, and turned into layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shardscope.errors import SpecError
+from shardscope.prediction.planner import explain as explaining
+from shardscope.prediction.planner.candidates import Candidates
+from shardscope.prediction.planner.filter import GIB, problem_with
+from shardscope.prediction.planner.pareto import Indices, pareto_front
+from shardscope.prediction.planner.rank import Floats, Objective, known_objective, ranking, scores
+from shardscope.prediction.planner.search import Rows, Setting, capacity, memory_parts, time_of
+from shardscope.prediction.step import uneven
+from shardscope.spec.layout import (
+    OFFLOAD_NAMES,
+    RECOMPUTE_NAMES,
+    Layout,
+    schedule_names,
+)
+from shardscope.spec.partition import even_split
+from shardscope.spec.pipeline_schedule import PipelineSchedule
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shardscope.analytic.layouts import Layouts
+
+
+class Plan(NamedTuple):
+    """One row of the table."""
+
+    rank: int
+    """From 1."""
+    layout: Layout
+    time_s: float
+    """Of one step."""
+    tokens_per_s: float
+    memory_bytes: float
+    """On the fullest device."""
+    headroom_bytes: float
+    dollars: float | None
+    """Of one step; None where the cluster has no price."""
+
+
+class Pool(NamedTuple):
+    """Candidates of one precision, optimizer and kind of attention, and those that were kept."""
+
+    found: Candidates
+    rows: Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Plans:
+    """Layouts in the order of an objective, and what became of all others.
+
+    Kept are the first `top` Pareto fronts over time and memory, so any other objective ranks its best `top` exactly,
+    without another search: `by`.
+
+    Example:
+        >>> plans = plan(model, cluster)  # doctest: +SKIP
+        >>> plans.best.layout, plans.frame, plans.explain(1, 2)  # doctest: +SKIP
+    """
+
+    setting: Setting
+    global_batch: int
+    objective: Objective
+    top: int | None
+    pools: tuple[Pool, ...]
+    rejected: Mapping[str, int]
+    """Layouts that are not in the table, by reason; keys and their meaning in `REASONS`."""
+    problem: str = ""
+    """Why the table is empty and what would fill it."""
+    order: Indices = field(init=False, repr=False)
+    """All kept rows by rank."""
+
+    def __post_init__(self) -> None:
+        weights = known_objective(self.objective, has_price=self._price is not None)
+        score = scores(weights, self.time_s, self.memory_bytes, capacity_bytes=capacity(self.setting))
+        object.__setattr__(self, "order", ranking(score, self.time_s, self.memory_bytes))
+
+    @cached_property
+    def time_s(self) -> Floats:
+        """Seconds of a step, of all kept rows."""
+        return np.concatenate([pool.rows.time_s for pool in self.pools])
+
+    @cached_property
+    def memory_bytes(self) -> Floats:
+        """Bytes on the fullest device, of all kept rows."""
+        return np.concatenate([pool.rows.memory_bytes for pool in self.pools])
+
+    @property
+    def headroom_bytes(self) -> Floats:
+        """Bytes left on the fullest device, of all kept rows."""
+        return capacity(self.setting) - self.memory_bytes
+
+    @property
+    def considered(self) -> int:
+        """Combinations of all axes, those that cannot be included."""
+        return sum(pool.found.total for pool in self.pools)
+
+    @property
+    def valid(self) -> int:
+        """Of them, those that can be, whether they fit or not."""
+        return sum(pool.found.num_valid for pool in self.pools)
+
+    @property
+    def _price(self) -> float | None:
+        return self.setting.cluster.price_per_device_hour
+
+    def __len__(self) -> int:
+        """Rows of the table."""
+        return len(self.order) if self.top is None else min(self.top, len(self.order))
+
+    def __getitem__(self, place: int) -> Plan:
+        """The row at a place from 0; negative ones count from the end."""
+        return self.row(int(self.order[: len(self)][place]), rank=place % max(1, len(self)) + 1)
+
+    def __iter__(self) -> Iterator[Plan]:
+        return (self[place] for place in range(len(self)))
+
+    def row(self, kept: int, *, rank: int = 0) -> Plan:
+        """The plan at a place among the kept rows; `rank` 0 looks its rank up."""
+        time, memory = float(self.time_s[kept]), float(self.memory_bytes[kept])
+        tokens = self.global_batch * self.setting.model.seq
+        rank = rank or int(np.flatnonzero(self.order == kept)[0]) + 1
+        return Plan(
+            rank, self.layout(kept), time, tokens / time, memory, capacity(self.setting) - memory,
+            self._dollars(time),
+        )  # fmt: skip
+
+    def _dollars(self, time_s: float) -> float | None:
+        if self._price is None:
+            return None
+        return time_s / 3600 * self.setting.cluster.num_devices * self._price
+
+    @property
+    def best(self) -> Plan:
+        """The first row.
+
+        Raises:
+            SpecError: Nothing fits; says what comes closest and what would make it fit.
+        """
+        if not len(self):
+            raise SpecError(self.problem)
+        return self[0]
+
+    def layout(self, kept: int) -> Layout:
+        """The layout at a place among the kept rows."""
+        columns = self.layouts([kept])
+        return layout_at(columns, 0, self.global_batch)
+
+    def layouts(self, kept: Any) -> Layouts:
+        """Layouts at places among the kept rows, which share precision, optimizer and kind of attention."""
+        at = np.asarray(kept, np.int64)
+        start = 0
+        for pool in self.pools:
+            count = len(pool.rows.time_s)
+            if len(at) and at[0] < start + count:
+                rows = pool.rows.at(at - start)
+                return pool.found.layouts(rows.body, rows.way, rows.compression)
+            start += count
+        raise IndexError(f"no kept row {kept}; there are {start}")
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The ranked table."""
+        return self._frame(self.order[: len(self)])
+
+    @cached_property
+    def front(self) -> pd.DataFrame:
+        """Layouts that no other beats in both time and memory, fastest first; `rank` is that in the table."""
+        return self._frame(self.front_rows)
+
+    @cached_property
+    def front_rows(self) -> Indices:
+        """Places of the front among the kept rows."""
+        return pareto_front(self.time_s, self.headroom_bytes)
+
+    def _frame(self, kept: Indices) -> pd.DataFrame:
+        import pandas as pd
+
+        place = np.empty(len(self.order), np.int64)
+        place[self.order] = np.arange(1, len(self.order) + 1)
+        on_front = set(self.front_rows.tolist())
+        rows = [
+            {**plan._asdict(), "on_front": at in on_front, **_columns(plan.layout)}
+            for at in kept.tolist()
+            for plan in [self.row(at, rank=int(place[at]))]
+        ]
+        return pd.DataFrame(rows, columns=_COLUMNS).drop(columns="layout").set_index("rank")
+
+    def by(self, objective: Objective) -> Plans:
+        """The same layouts, ranked by another objective."""
+        return replace(self, objective=objective)
+
+    def explain(self, first: int = 1, second: int = 2) -> explaining.Explanation:
+        """Why the plan of rank `first` is faster or slower than that of rank `second`, term by term.
+
+        Raises:
+            SpecError: There is no such rank.
+        """
+        for name, rank in (("first", first), ("second", second)):
+            if not 1 <= rank <= len(self.order):
+                raise SpecError(f"{name}={rank} is no rank of the table; ranks are 1 to {len(self.order)}")
+        one, other = (self.layout(int(self.order[rank - 1])) for rank in (first, second))
+        return explaining.explain(self.setting, one, other, (f"plan {first}", f"plan {second}"))
+
+    def stage_layers(self, rank: int = 1) -> tuple[int, ...]:
+        """Layers of every pipeline stage of the plan of that rank: uneven on a mixed cluster, where that is faster."""
+        layout = self[rank - 1].layout
+        model, cluster = self.setting.model, self.setting.cluster
+        if cluster.groups:
+            one = self.layouts([int(self.order[rank - 1])])
+            found = uneven.cut(model, one, cluster, self.setting.calibration)
+            if found.stages.any():
+                return uneven.stage_layers(found, 0, model.layers)
+        return even_split(model.layers, layout.pipeline)
+
+    def why(self, layout: Layout) -> str:
+        """Why a layout of one's own is not the best: the rule it breaks, what it lacks, or who beats it and by what."""
+        if layout.global_batch != self.global_batch:
+            return (
+                f"global_batch={layout.global_batch} is not the table's {self.global_batch}, and steps of two sizes do "
+                f"not compare; ask for a plan with global_batch={layout.global_batch}"
+            )
+        problem = problem_with(self.setting, layout)
+        if problem or not len(self):
+            return problem or self.problem
+        from shardscope.analytic.layouts import Layouts
+
+        one = Layouts.of([layout])
+        time = float(time_of(self.setting, one).total[0])
+        memory = float(memory_parts(self.setting, one).total[0])
+        better = (self.time_s <= time) & (self.memory_bytes <= memory)
+        beating = next((rank for rank, kept in enumerate(self.order, 1) if better[kept]), 0)
+        rival = beating or 1
+        kept = int(self.order[rival - 1])
+        if self.layout(kept) == layout:
+            return f"it is plan {rival} of the table"
+        told = explaining.explain(self.setting, self.layout(kept), layout, (f"plan {rival}", "it"))
+        how = (
+            "beaten in both time and memory"
+            if beating
+            else "on no other's wrong side, but slower than the best"
+        )
+        return " ".join((f"it is {how}:", *told.sentences[:2]))
+
+    @property
+    def caveat(self) -> str:
+        """The calibration behind the times, and what does not hold of it."""
+        known = self.setting.calibration
+        return f"calibration {known.name}" + (f": {known.note}" if known.note else "")
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return f"<Plans: {self.problem}>"
+        best = self[0]
+        return (
+            f"<Plans: {self.valid:,} layouts on {self.setting.cluster.num_devices:,} devices; best "
+            f"{explaining.seconds(best.time_s)} a step, {best.memory_bytes / GIB:.1f} GiB: {short(best.layout)}; "
+            f"{self.caveat}>"
+        )
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        if not len(self):
+            return f"<p>{escape(self.problem)}</p>"
+        return f"<p>{escape(repr(self)[1:-1])}</p>{self.frame.to_html(float_format='{:.4g}'.format)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The table, best first, and the counts of what is not in it, as plain values."""
+        rows = [{**plan._asdict(), "layout": plan.layout.model_dump(mode="json")} for plan in self]
+        known = self.setting.calibration
+        return {
+            "calibration": known.name, "note": known.note,
+            "considered": self.considered, "valid": self.valid, "kept": len(self.order),
+            "rejected": dict(self.rejected),
+            "problem": self.problem, "plans": rows,
+        }  # fmt: skip
+
+
+_AXES = (
+    "data", "tensor", "pipeline", "context", "expert", "zero", "shard", "micro_batch", "schedule",
+    "virtual_stages", "recompute", "sequence_parallel", "offload", "compression", "precision", "optimizer",
+)  # fmt: skip
+_COLUMNS = [*Plan._fields, "on_front", *_AXES]
+
+
+def _columns(layout: Layout) -> dict[str, Any]:
+    return {name: layout.axis(name) for name in _AXES}
+
+
+def layout_at(layouts: Layouts, row: int, global_batch: int) -> Layout:
+    """One row of a table as a `Layout`."""
+    fields: dict[str, Any] = {}
+    named: dict[str, Sequence[Any]] = {
+        "schedule": schedule_names(), "recompute": RECOMPUTE_NAMES, "offload": OFFLOAD_NAMES,
+        "compression": layouts.compressions,
+    }  # fmt: skip
+    for name in Layout.model_fields:
+        if name == "global_batch":
+            fields[name] = global_batch
+            continue
+        value = getattr(layouts, name)
+        if isinstance(value, np.ndarray):
+            value = int(value[row])
+            value = named[name][value] if name in named else value
+        fields[name] = value
+    fields["sequence_parallel"] = bool(fields["sequence_parallel"])
+    whole = fields["shard"] == fields["data"] * fields["context"]
+    fields["shard"] = 0 if whole or not fields["zero"] else fields["shard"]
+    return Layout(**fields)
+
+
+def short(layout: Layout) -> str:
+    """A layout in a line: ``dp 64 · tp 8 · pp 32 · zero-1 · zbv · mb 1``."""
+    degrees = {
+        "dp": layout.data,
+        "tp": layout.tensor,
+        "pp": layout.pipeline,
+        "cp": layout.context,
+        "ep": layout.expert,
+    }
+    parts = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
+    if layout.zero:
+        parts.append(f"zero-{layout.zero}" + (f" over {layout.shard}" if layout.shard else ""))
+    if layout.pipeline > 1:
+        held = f" x{layout.virtual_stages}" if PipelineSchedule(layout.schedule).most_stages is None else ""
+        parts.append(layout.schedule + held)
+    parts.append(f"micro-batch {layout.micro_batch}")
+    if layout.recompute != "none":
+        parts.append(f"{layout.recompute} recomputation")
+    if layout.sequence_parallel:
+        parts.append("sequence parallel")
+    parts += [text for text, on in ((f"offload {layout.offload}", layout.offload != "none"),
+                                    (layout.axis("compression"), layout.compression.is_on)) if on]  # fmt: skip
+    return " · ".join(parts)

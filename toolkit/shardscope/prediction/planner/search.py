@@ -1,0 +1,199 @@
+"""Going through all candidates a chunk at a time: what fits, what it takes, and what can still be among the best.
+
+Nothing is guessed. A row is left out early only if the part of its time that does not depend on how model states are
+held is already longer than the whole time of as many layouts as are wanted, each with as much memory left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory import MemoryParts, device_memory
+from shardscope.analytic.memory.offload import drive_room, host_room
+from shardscope.prediction.planner.candidates import Candidates
+from shardscope.prediction.planner.pareto import Staircase, pareto_layers
+from shardscope.prediction.planner.rules import Ints
+from shardscope.prediction.step import StepParts, step_time
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.model import Transformer
+
+Floats = npt.NDArray[np.float64]
+
+CHUNK = 1 << 16
+"""Rows at a time: some 10 MB for all columns, whatever the size of the space."""
+
+
+class Setting(NamedTuple):
+    """What all layouts have in common."""
+
+    model: Transformer
+    cluster: Cluster
+    calibration: Calibration
+
+
+class Rows(NamedTuple):
+    """Layouts by their places in the nested tables, with what they take."""
+
+    body: Ints
+    way: Ints
+    compression: Ints
+    time_s: Floats
+    memory_bytes: Floats
+
+    def at(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> Rows:
+        """Some of the rows."""
+        return Rows(*(column[rows] for column in self))  # type: ignore[arg-type]
+
+    def plus(self, other: Rows) -> Rows:
+        """These rows and those."""
+        return Rows(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+
+
+class Promising(NamedTuple):
+    """Rows that fit and may be among the best, before they are timed."""
+
+    body: Ints
+    way: Ints
+    memory_bytes: Floats
+    drive_share: Floats
+
+
+class Closest(NamedTuple):
+    """The layout that lacks least, on its device and behind it."""
+
+    row: Rows
+    lacking_bytes: float
+
+
+class Found(NamedTuple):
+    """What a search keeps."""
+
+    rows: Rows
+    too_large: int
+    """Layouts that do not fit."""
+    beaten: int
+    closest: Closest
+    """If nothing fits."""
+
+
+EMPTY = Rows(*(np.zeros(0, np.int64),) * 3, *(np.zeros(0),) * 2)
+
+
+def search(setting: Setting, found: Candidates, *, keep: int | None) -> Found:
+    """Score every candidate and keep the first `keep` Pareto fronts, or, for None, every layout that fits.
+
+    On a mixed cluster the cut of the layers depends on the memory left, so nothing is left out early there.
+    """
+    if keep is not None and setting.cluster.groups:
+        every = search(setting, found, keep=None)
+        rows, _ = _best(every.rows, capacity(setting), keep)
+        return every._replace(rows=rows, beaten=len(every.rows.time_s) - len(rows.time_s))
+    least = least_times(setting, found)
+    order = np.argsort(least, kind="stable")
+    rows, bar, closest = EMPTY, Staircase(EMPTY.time_s, EMPTY.time_s), Closest(EMPTY, np.inf)
+    kept: list[Rows] = []
+    fits_count = too_large = 0
+    for body, way in _chunks(found, order):
+        held = memory_parts(setting, found.layouts(body, way, np.zeros(len(body), np.int64)))
+        memory, lacking = held.total, lacking_bytes(setting, held)
+        fits, choices = lacking <= 0, found.compressions[found.bodies.grid[body]]
+        fits_count += int(choices[fits].sum())
+        too_large += int(choices[~fits].sum())
+        if not fits_count:
+            closest = _closer(closest, body, way, memory, lacking)
+        promising = np.flatnonzero(fits)
+        if keep is not None:
+            beaten = bar.beats(least[body[promising]], capacity(setting) - memory[promising])
+            promising = promising[~beaten]
+        if not len(promising):
+            continue
+        rows_left = Promising(body[promising], way[promising], memory[promising], held.drive_share[promising])
+        new = _timed(setting, found, rows_left)
+        if keep is None:
+            kept.append(new)
+            continue
+        rows, bar = _best(rows.plus(new), capacity(setting), keep)
+    if keep is None:
+        rows = Rows(*(np.concatenate(part) for part in zip(*kept, strict=True))) if kept else EMPTY
+    return Found(rows, too_large, fits_count - len(rows.time_s), closest)
+
+
+def least_times(setting: Setting, found: Candidates) -> Floats:
+    """Seconds of each body without what depends on how its model states are held."""
+    least = np.empty(len(found.bodies.grid))
+    for start in range(0, len(least), CHUNK):
+        body = np.arange(start, min(start + CHUNK, len(least)))
+        nothing = np.zeros_like(body)
+        layouts = found.layouts(body, nothing, nothing)
+        bare = layouts._replace(
+            zero=nothing, shard=layouts.data * layouts.context, offload=nothing, compression=nothing
+        )
+        parts = time_of(setting, bare)
+        least[body] = parts.total - parts.data_comm - parts.optimizer
+    return least * (1 - 1e-12)  # sums of the same parts in another order differ in the last digits
+
+
+def time_of(setting: Setting, layouts: Layouts, drive_share: Floats | None = None) -> StepParts:
+    """Seconds of a step, part by part; `drive_share` is `MemoryParts.drive_share` where it is known."""
+    model, cluster, calibration = setting
+    return step_time(model, layouts, cluster, calibration, drive_share=drive_share)
+
+
+def lacking_bytes(setting: Setting, held: MemoryParts) -> Floats:
+    """Bytes that the fullest device, and the host and drives behind it, have no room for: 0 where all fits."""
+    beyond = np.maximum(held.nvme - drive_room(setting.cluster), 0.0)
+    return np.asarray(np.maximum(held.total - capacity(setting), 0.0) + beyond)
+
+
+def memory_parts(setting: Setting, layouts: Layouts) -> MemoryParts:
+    """Bytes by kind; what a device's share of the host cannot hold counts as on its drives."""
+    return device_memory(setting.model, layouts, host_capacity=host_room(setting.cluster))
+
+
+def capacity(setting: Setting) -> float:
+    """Bytes of one device."""
+    return float(setting.cluster.device.memory_bytes)
+
+
+def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[Ints, Ints]]:
+    """Places of (body, way), a body's ways together, bodies in the given order."""
+    ways = found.ways
+    step = max(1, CHUNK // max(1, ways.shape[1]))
+    for start in range(0, len(order), step):
+        body = order[start : start + step]
+        at, way = np.nonzero(ways[found.bodies.grid[body]])
+        yield body[at], way
+
+
+def _timed(setting: Setting, found: Candidates, rows: Promising) -> Rows:
+    """The rows under each compression, with their times."""
+    choices = found.compressions[found.bodies.grid[rows.body]]
+    body, way = np.repeat(rows.body, choices), np.repeat(rows.way, choices)
+    memory, share = np.repeat(rows.memory_bytes, choices), np.repeat(rows.drive_share, choices)
+    compression = np.arange(len(body)) - np.repeat(np.cumsum(choices) - choices, choices)
+    time = time_of(setting, found.layouts(body, way, compression), share).total
+    return Rows(body, way, compression, time, memory)
+
+
+def _best(rows: Rows, room: float, keep: int) -> tuple[Rows, Staircase]:
+    places = np.lexsort((rows.compression, rows.way, rows.body))
+    rows = rows.at(places)
+    best, front = pareto_layers(rows.time_s, room - rows.memory_bytes, keep)
+    last = best[front == keep - 1]
+    bar = Staircase(rows.time_s[last], room - rows.memory_bytes[last])
+    return rows.at(best), bar
+
+
+def _closer(before: Closest, body: Ints, way: Ints, memory: Floats, lacking: Floats) -> Closest:
+    at = int(np.argmin(lacking))
+    if before.lacking_bytes <= lacking[at]:
+        return before
+    one = slice(at, at + 1)
+    row = Rows(body[one], way[one], np.zeros(1, np.int64), np.full(1, np.nan), memory[one])
+    return Closest(row, float(lacking[at]))

@@ -1,0 +1,62 @@
+"""The front door: a job, or a layout of a model, and what the formulas say of it."""
+
+from __future__ import annotations
+
+from typing import overload
+
+from shardscope.errors import SpecError, require
+from shardscope.prediction.job import JobPrediction, predict_job
+from shardscope.prediction.layout import Prediction, predict_layout
+from shardscope.spec import Job
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+
+
+@overload
+def predict(
+    job: Job, cluster: Cluster | None = None, *, calibration: Calibration | None = None
+) -> JobPrediction: ...
+@overload
+def predict(
+    job: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration | None = None
+) -> Prediction: ...
+def predict(
+    job: Job | Transformer,
+    cluster: Cluster | None = None,
+    layout: Layout | None = None,
+    calibration: Calibration | None = None,
+) -> JobPrediction | Prediction:
+    """Predict a job, or a layout of a model too large to run: what is sent, what is held, how long a step takes.
+
+    Args:
+        job: A job, or the model of a layout.
+        cluster: Where it is trained; a layout, or a job's ranks, take all of its devices. For a job None is this
+            machine.
+        layout: Of a model: how it is laid out. A job has its own.
+        calibration: The cluster's constants; by default `Calibration.of` its device, which for a device never measured
+            is a transfer that says so and doubles the interval.
+
+    Example:
+        >>> import shardscope as ss
+        >>> found = ss.predict(ss.Job(model="mlp", data="digits", strategy="ring", world_size=4))
+        >>> found.sent_bytes.tolist()
+        [260412, 260412, 260412, 260412]
+
+    Raises:
+        SpecError: The cluster has more or fewer devices than are taken, the layout does not divide the model or the
+            batch, or the job's model cannot be traced on shapes.
+    """
+    if cluster is not None or not isinstance(job, Job):
+        require(cluster, Cluster, by="predict", write="ss.Cluster.of('a100-80gb', nodes=...)")
+    if isinstance(job, Job):
+        if layout is not None:
+            raise SpecError(
+                "layout has no effect on a job, which has job.layout(); leave it out, or give a model"
+            )
+        return predict_job(job, cluster, calibration)
+    require(layout, Layout, by="predict", write="ss.Layout(...)")
+    assert cluster is not None
+    assert layout is not None
+    return predict_layout(job, cluster, layout, calibration)

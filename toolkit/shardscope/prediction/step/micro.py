@@ -1,0 +1,234 @@
+"""One micro-batch through one stage: what its blocks compute, move, wait for and recompute, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.analytic.compute import matmul, traffic
+from shardscope.analytic.compute.matmul import Matmul, Split
+from shardscope.prediction.step.machine import Machine
+from shardscope.spec.model import Transformer
+
+Floats = npt.NDArray[np.float64]
+
+FORWARD_KERNELS, BACKWARD_KERNELS = 30.0, 60.0
+"""Kernels that a block launches in an eager framework: about ten operators of a few kernels, twice as many back."""
+COLLECTIVE_KERNELS = 2.0
+"""What launching one collective costs the host, in kernels."""
+FLASH_BACKWARD = 2.5
+"""FLOPs of fused attention's backward pass over its forward pass: five products instead of two (Dao et al. 2022)."""
+
+
+class Pass(NamedTuple):
+    """Seconds that one direction takes."""
+
+    compute: Floats
+    weight: Floats
+    """The part of `compute` that is for the weights' gradients, which a schedule may put off."""
+    tensor: Floats
+    context: Floats
+    expert: Floats
+    waiting: Floats
+    """For the host to launch kernels."""
+
+    @property
+    def total(self) -> Floats:
+        """All of it; `weight` is within `compute`."""
+        return np.asarray(self.compute + self.tensor + self.context + self.expert + self.waiting)
+
+    def times(self, factor: npt.ArrayLike) -> Pass:
+        """Each part times a factor."""
+        factor = np.asarray(factor, float)
+        return Pass(*(np.asarray(part * factor) for part in self))
+
+    def plus(self, other: Pass) -> Pass:
+        """Part by part."""
+        return Pass(*(np.asarray(a + b) for a, b in zip(self, other, strict=True)))
+
+
+class Stage(NamedTuple):
+    """One micro-batch through the slowest stage."""
+
+    forward: Pass
+    backward: Pass
+    recompute: Pass
+    edge: Pass
+    """Embedding and output projection, both directions: of the stage that has them."""
+    spare: Floats
+    """Of the slowest stage's time, the share that the last stage has left for them, as it has fewer layers."""
+
+
+def stage(
+    model: Transformer,
+    machine: Machine,
+    split: Split,
+    *,
+    pipeline: npt.ArrayLike,
+    recompute: npt.ArrayLike,
+    sequence_parallel: npt.ArrayLike,
+    flash: bool,
+) -> Stage:
+    """Times of a micro-batch on the stage with most layers (ceil(L / p)), and of the output projection on the last.
+
+    Args:
+        model: The whole model.
+        machine: Rates.
+        split: Of a micro-batch; its arrays' shape is the result's.
+        pipeline: p, the stages.
+        recompute: Index into `spec.layout.RECOMPUTE_NAMES`.
+        sequence_parallel: Whether norms and additions are cut over the tensor ranks.
+        flash: Whether attention is one fused kernel.
+    """
+    layers = np.ceil(model.layers / np.asarray(pipeline))
+    routed = np.minimum(layers, model.num_mixture_layers)
+    passes: list[Pass] | None = None
+    for count, with_experts in ((layers - routed, False), (routed, True)):
+        if not np.any(count):
+            continue
+        block = _block(
+            model, machine, split, sequence_parallel=sequence_parallel, flash=flash, with_experts=with_experts
+        )
+        scaled = [part.times(count) for part in _with_recompute(block, recompute)]
+        passes = scaled if passes is None else [a.plus(b) for a, b in zip(passes, scaled, strict=True)]
+    assert passes is not None
+    forward, backward, again = passes
+    spare = np.broadcast_to(_missing_layers(model, layers, pipeline) / layers, np.shape(split.tensor))
+    return Stage(forward, backward, again, _edge(model, machine, split), spare)
+
+
+def _missing_layers(model: Transformer, layers: Floats, pipeline: npt.ArrayLike) -> Floats:
+    """Layers that the last stage, with L - (p - 1) ceil(L / p) of them, has fewer than the others."""
+    last = model.layers - (np.asarray(pipeline) - 1.0) * layers
+    return np.asarray(layers - np.clip(last, 0.0, layers))
+
+
+class _Block(NamedTuple):
+    forward: Pass
+    backward: Pass
+    core: Pass
+    """Attention's inner part alone, forward: what selective recomputation repeats."""
+
+
+def _with_recompute(block: _Block, recompute: npt.ArrayLike) -> tuple[Pass, Pass, Pass]:
+    kind = np.asarray(recompute)
+    again = block.forward.times(kind == 2).plus(block.core.times(kind == 1))
+    return block.forward, block.backward, again
+
+
+def _block(
+    model: Transformer,
+    machine: Machine,
+    split: Split,
+    *,
+    sequence_parallel: npt.ArrayLike,
+    flash: bool,
+    with_experts: bool,
+) -> _Block:
+    linear, moved = _linear_work(model, split, sequence_parallel, with_experts)
+    products = _seconds(linear, machine.matmul_rate, machine.calibration.half_size)
+    core, core_back = _core(model, machine, split, flash)
+    elements = moved * (machine.value_bytes / 2) / machine.memory_rate
+    tensor, context, expert = _communication(model, machine, split, sequence_parallel, with_experts)
+    zero = np.zeros_like(products)
+    forward = _direction(
+        machine, split, products + core + elements, zero, (tensor, context, expert), kernels=FORWARD_KERNELS
+    )
+    backward = _direction(
+        machine, split, 2 * (products + elements) + core_back, products, (tensor, 2 * context, expert),
+        kernels=BACKWARD_KERNELS,
+    )  # fmt: skip
+    return _Block(forward, backward, Pass(core, zero, zero, zero, zero, zero))
+
+
+def _linear_work(
+    model: Transformer, split: Split, sequence_parallel: npt.ArrayLike, with_experts: bool
+) -> tuple[list[Matmul], Floats]:
+    """The linear layers' products and the bytes moved beside them, forward."""
+    products = list(matmul.projections(model, split))
+    moved = traffic.block_bytes(model, split, sequence_parallel=sequence_parallel)
+    if with_experts:
+        assert model.mixture is not None
+        width = model.mixture.active * model.mixture.ffn + model.mixture.shared_ffn
+        products += matmul.experts(model, split)
+        moved = moved + traffic.routing_bytes(model, split)
+    else:
+        width = model.ffn
+        products += matmul.feed_forward(model, split, width)
+    return products, moved + traffic.activation_bytes(model, split, width)
+
+
+def _core(model: Transformer, machine: Machine, split: Split, flash: bool) -> tuple[Floats, Floats]:
+    """Seconds of attention's inner part, forward and backward."""
+    products = matmul.attention_core(model, split)
+    cal = machine.calibration
+    if flash:
+        causal = sum(product.flops for product in products) / 2
+        seconds = causal / machine.attention_rate * (1 + cal.attention_half_seq / model.seq)
+        return np.asarray(seconds), np.asarray(FLASH_BACKWARD * seconds)
+    moved = traffic.score_bytes(model, split) * (machine.value_bytes / 2)
+    seconds = sum(product.flops for product in products) / machine.unfused_rate + moved / machine.memory_rate
+    return np.asarray(seconds), np.asarray(2 * seconds)
+
+
+def _communication(
+    model: Transformer,
+    machine: Machine,
+    split: Split,
+    sequence_parallel: npt.ArrayLike,
+    with_experts: bool,
+) -> tuple[Floats, Floats, Floats]:
+    """Seconds of a block's collectives in one direction: tensor, context and expert parallel.
+
+    Tensor: two all-reduces of the block's output (Megatron-LM, Shoeybi et al. 2019), or as much in gathering and
+    scattering. Context: keys and values gathered. Expert: tokens to their experts and back.
+    """
+    tokens = split.tokens(model.seq)
+    output = tokens * model.hidden * machine.value_bytes
+    tensor = 2 * machine.collective("all_reduce", output, split.tensor, np.ones_like(split.tensor))
+    gathered = tokens * split.context * matmul.key_value_width(model, split) * machine.value_bytes
+    context = machine.collective("all_gather", gathered, split.context, split.tensor)
+    if not with_experts:
+        return tensor, context, np.zeros_like(tensor)
+    assert model.mixture is not None
+    sent = output * model.mixture.active / np.where(np.asarray(sequence_parallel), split.tensor, 1.0)
+    expert = 2 * machine.collective("all_to_all", sent, split.expert, split.tensor)
+    return tensor, context, expert
+
+
+def _direction(
+    machine: Machine,
+    split: Split,
+    compute: Floats,
+    weight: Floats,
+    messages: tuple[Floats, Floats, Floats],
+    *,
+    kernels: float,
+) -> Pass:
+    """One direction; the host may take longer to launch it than the device to do it."""
+    cal = machine.calibration
+    many = split.tensor - 1
+    launched = kernels + 2 * COLLECTIVE_KERNELS * (many > 0)
+    host = launched * cal.launch_s * (1 + cal.launch_jitter * many)
+    waiting = np.maximum(host - compute - sum(messages), 0.0)
+    return Pass(compute, weight, *messages, np.asarray(waiting))
+
+
+def _edge(model: Transformer, machine: Machine, split: Split) -> Pass:
+    """Output projection, cross-entropy and embedding, both directions; never recomputed."""
+    cal, tokens = machine.calibration, split.tokens(model.seq)
+    rate = machine.wide_rate * np.where(split.tensor == 1, cal.head_efficiency, 1.0)
+    product = matmul.head(model, split).seconds(1.0, cal.half_size) / rate
+    entropy = traffic.logit_bytes(model, split) / machine.memory_rate
+    embedding = 16.0 * tokens * model.hidden / machine.memory_rate
+    output = tokens * model.hidden * machine.value_bytes
+    tensor = 2 * machine.collective("all_reduce", output, split.tensor, np.ones_like(split.tensor))
+    zero = np.zeros_like(product)
+    return Pass(np.asarray(3 * product + entropy + embedding), product, tensor, zero, zero, zero)
+
+
+def _seconds(products: Iterable[Matmul], rate: float, half_size: float) -> Floats:
+    return np.asarray(sum(product.seconds(rate, half_size) for product in products))

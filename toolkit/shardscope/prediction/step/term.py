@@ -1,0 +1,148 @@
+"""A step's seconds as a tree one can open: each part with its formula, what went in and where that comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from shardscope.analytic.compute.matmul import Split
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.terms import Term
+from shardscope.prediction.step.machine import Machine
+from shardscope.prediction.step.micro import stage
+from shardscope.prediction.step.parts import StepParts
+from shardscope.prediction.step.shards import stage_elements
+from shardscope.prediction.step.uneven import SCALED, cut, step_time
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import RECOMPUTE_NAMES, Layout
+from shardscope.spec.model import Transformer
+
+NAMES: Mapping[str, str] = {
+    "compute": "compute",
+    "recompute": "recomputation",
+    "tensor_comm": "tensor parallel messages",
+    "context_comm": "context parallel messages",
+    "expert_comm": "expert parallel messages",
+    "pipeline_comm": "messages between stages",
+    "bubble": "pipeline bubble",
+    "data_comm": "gradients and gathered parameters",
+    "optimizer": "optimizer update",
+    "offload": "offload",
+    "overhead": "launches and fixed cost",
+}
+FORMULAS: Mapping[str, tuple[str, str]] = {
+    "recompute": ("m × forward again, of what is not kept", "Korthikanti et al. 2022, arXiv 2205.05198"),
+    "tensor_comm": ("m × (layers × 2 all-reduces a direction + 2)", "Shoeybi et al., arXiv 1909.08053"),
+    "context_comm": ("m × layers × gathering keys and values: 1 forward, 2 back", "Llama 3, arXiv 2407.21783, 3.3.2"),
+    "expert_comm": ("m × layers × 2 all-to-alls a direction", "Lepikhin et al. 2020, arXiv 2006.16668"),
+    "pipeline_comm": ("2 (m v + p − 1) × (bytes / (t B) + start)", "Narayanan et al. 2021, arXiv 2104.04473, 4.1"),
+    "bubble": ("(p − 1) / v × (forward + backward, with waits), less what is filled", "closed form of the schedule"),
+    "data_comm": ("reduce + gather, less what computation hides", "Rajbhandari et al. 2020, arXiv 1910.02054, 7"),
+    "optimizer": ("states / N × bytes / bandwidth, and Muon's products", "reads and writes of every state"),
+    "offload": (
+        "m × (traffic of a pass − computing − gathering, where longer) + traffic and update of the optimizer",
+        "Ren et al. 2021, arXiv 2101.06840; Rajbhandari et al. 2021, arXiv 2104.07857",
+    ),
+    "overhead": ("m × max(0, launches − work of a block) + a step's fixed cost", "calibration"),
+}  # fmt: skip
+
+
+def time_term(model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration) -> Term:
+    """The seconds of one step as a sum of terms; parts that are 0 are left out.
+
+    On a mixed cluster, what goes with the layers of the slowest stage has its pace under the best cut as a factor.
+    """
+    table = Layouts.of([layout])
+    parts = step_time(model, table, cluster, calibration)
+    pace = float(cut(model, table, cluster, calibration).pace[0]) if cluster.groups else 1.0
+    inputs = _inputs(model, layout, cluster, calibration)
+    terms = [_compute(model, layout, cluster, calibration, float(parts.compute[0]), pace)]
+    for field in StepParts._fields[1:-1]:
+        value = float(getattr(parts, field)[0])
+        if value > 0:
+            formula, source = FORMULAS[field]
+            if cluster.groups and field in SCALED:
+                formula, inputs[field] = f"{formula}, × pace", inputs[field] | {"pace": pace}
+            terms.append(
+                Term(NAMES[field], value, "s", formula, inputs[field], f"{source}; rates: {calibration.name}")
+            )
+    return Term.total("step", tuple(terms))
+
+
+def _compute(  # noqa: PLR0917
+    model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration, whole: float, pace: float
+) -> Term:
+    machine = Machine.of(cluster, calibration, layout.precision)
+    split = Split.of(
+        tensor=[layout.tensor], micro_batch=layout.micro_batch, context=layout.context, expert=layout.expert
+    )
+    times = stage(
+        model, machine, split, pipeline=[layout.pipeline], recompute=[RECOMPUTE_NAMES.index(layout.recompute)],
+        sequence_parallel=[layout.sequence_parallel], flash=layout.flash_attention,
+    )  # fmt: skip
+    count = layout.num_micro_batches
+    source = f"roofline, Williams et al. 2009; rates: {calibration.name}"
+    shares: dict[str, float | str] = {
+        "m": count,
+        "layers": float(np.ceil(model.layers / layout.pipeline)),
+        "products in": machine.format,
+        "FLOP/s of huge products": machine.matmul_rate,
+        "w": calibration.half_size,
+        "bytes/s": machine.memory_rate,
+        **({"pace": pace} if cluster.groups else {}),
+    }
+    formula = "m × layers × (Σ 2mnk / rate (1 + w (1/m + 1/n + 1/k)) + bytes / bandwidth)"
+    if cluster.groups:
+        formula += ", × pace"
+    forward, backward = (pace * count * float(part.compute[0]) for part in (times.forward, times.backward))
+    edge = "m × (3 products s b × h × V/t + bytes of logits / bandwidth), beyond what a shorter last stage has left"
+    directions = (
+        ("forward", forward, formula),
+        ("backward", backward, f"twice the products and bytes of: {formula}"),
+        ("embedding and output", max(0.0, whole - forward - backward), edge),
+    )
+    return Term.total(
+        "compute", tuple(Term(name, value, "s", text, shares, source) for name, value, text in directions)
+    )
+
+
+def _inputs(
+    model: Transformer, layout: Layout, cluster: Cluster, cal: Calibration
+) -> dict[str, dict[str, float | str]]:
+    count, replicas = layout.num_micro_batches, layout.data * layout.context
+    dense, experts = stage_elements(
+        model, tensor=layout.tensor, pipeline=layout.pipeline, expert=layout.expert
+    )
+    micro: dict[str, float | str] = {
+        "m": count,
+        "tokens": layout.micro_batch * model.seq / layout.context,
+        "h": model.hidden,
+    }
+    inside: dict[str, float | str] = {"share of bandwidth": cal.intra_efficiency}
+    pipe: dict[str, float | str] = {"p": layout.pipeline, "v": layout.virtual_stages}
+    states: dict[str, float | str] = {"elements": float(dense + experts)}
+    return {
+        "recompute": {"m": count, "kind": layout.recompute},
+        "tensor_comm": {**micro, "t": layout.tensor, **inside, "start": cal.collective_s},
+        "context_comm": {**micro, "c": layout.context, **inside},
+        "expert_comm": {**micro, "e": layout.expert, **inside},
+        "pipeline_comm": {**micro, **pipe, "share of bandwidth": cal.pipeline_efficiency},
+        "bubble": {"m": count, **pipe, "schedule": layout.schedule},
+        "data_comm": {
+            **states, "d × c": replicas, "ZeRO": layout.zero, "compression": layout.axis("compression"),
+            "hidden share": cal.shard_overlap if layout.zero >= 2 else cal.gradient_overlap,
+        },
+        "optimizer": {
+            **states,
+            "N": (layout.shard or replicas) if layout.zero else 1,
+            "share of bandwidth": cal.optimizer_efficiency,
+        },
+        "offload": {
+            **states, "m": count, "offload": layout.offload, "recompute": layout.recompute,
+            "bytes/s to the host": cluster.device.host_bandwidth,
+            "bytes/s to a device's share of the drives": cluster.nvme_bandwidth / cluster.per_node,
+        },
+        "overhead": {"a kernel": cal.launch_s, "a step": cal.step_s, "m": count},
+    }  # fmt: skip

@@ -1,0 +1,49 @@
+"""How fast this machine computes, from two kernels of NumPy that are timed once a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+_SIDE = 256
+_ELEMENTS = 1 << 20
+_REPEATS = 15
+
+
+class CoreSpeed(NamedTuple):
+    """Of one core."""
+
+    flops: float
+    """FLOP/s of matrix products in float32."""
+    bandwidth: float
+    """Bytes a second that adding a constant to 4 MB reads and writes."""
+
+
+@cache
+def core_speed() -> CoreSpeed:
+    """Of this machine; takes about 20 ms, once a process.
+
+    The best of several repeats counts: whatever else runs makes kernels slower, never faster.
+    """
+    with threadpool_limits(1):
+        a = np.random.default_rng(0).random((_SIDE, _SIDE), dtype=np.float32)
+        product = np.empty_like(a)
+        values = np.zeros(_ELEMENTS, dtype=np.float32)
+        total = np.empty_like(values)
+        products_s = _best(lambda: np.matmul(a, a, out=product))
+        sums_s = _best(lambda: np.add(values, 1.0, out=total))
+    return CoreSpeed(2.0 * _SIDE**3 / products_s, 2.0 * values.nbytes / sums_s)
+
+
+def _best(call: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        started = perf_counter()
+        call()
+        times.append(perf_counter() - started)
+    return min(times)

@@ -1,0 +1,101 @@
+"""This process's launch server: started on first use, and again should it be gone."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from shardscope.errors import LaunchError, SpecError
+from shardscope.runtime.user_modules import beyond_current_folder
+
+PATIENCE_S = 3.0
+TRACE_S = 60.0
+TOOLKIT = str(Path(__file__).parents[2])
+_START_SERVER = "from shardscope.runtime.server import main; main()"
+
+
+class Driver:
+    """This process's launch server; started on first use, and again should it be gone."""
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._lock = threading.Lock()
+
+    def server(self, log: Path | None = None) -> subprocess.Popen[bytes]:
+        """The running server; what a new one has to complain about goes to `log`."""
+        with self._lock:
+            if self._server is None or self._owner != os.getpid() or self._server.poll() is not None:
+                self._server = _start_server(log)
+                self._owner = os.getpid()
+            return self._server
+
+    def request(self, server: subprocess.Popen[bytes], line: bytes) -> bool:
+        """Send one request, whole; False if the server is gone, so that the next one asked for is another."""
+        assert server.stdin is not None
+        with self._lock:
+            try:
+                server.stdin.write(line + b"\n")
+                server.stdin.flush()
+            except BrokenPipeError:
+                self._server = None
+                return False
+            return True
+
+    def close(self) -> None:
+        """Let the server end, and with it the runs that belong to this process; wait a little until it has.
+
+        A server with detached runs goes on until they are over.
+        """
+        with self._lock:
+            if self._server is None or self._owner != os.getpid():
+                return
+            server, self._server = self._server, None
+        assert server.stdin is not None
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            server.stdin.close()
+            server.wait(timeout=PATIENCE_S)
+
+
+def _start_server(log: Path | None) -> subprocess.Popen[bytes]:
+    asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join([TOOLKIT, *beyond_current_folder(asked)])
+    with open(log or os.devnull, "ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", _START_SERVER], stdin=subprocess.PIPE, stdout=output, stderr=output,
+            start_new_session=True, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+
+
+driver = Driver()
+atexit.register(driver.close)
+
+
+def trace_on_server(asked: str) -> str:
+    """Trace the job of this JSON in a child of the launch server, which has torch; gives JSON.
+
+    Raises:
+        SpecError: The model does not run on shapes.
+        LaunchError: The server was killed, or did not answer in time.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardscope-trace-") as folder:
+        answer, server = Path(folder, "answer"), driver.server()
+        request = json.dumps({"trace": asked, "answer": str(answer)}).encode()
+        deadline = time.monotonic() + TRACE_S
+        sent = driver.request(server, request)
+        while sent and server.poll() is None and time.monotonic() < deadline:
+            if answer.exists():
+                found = answer.read_text()
+                if found.startswith('{"error"'):
+                    raise SpecError(json.loads(found)["error"])
+                return found
+            time.sleep(0.005)
+    raise LaunchError(f"the launch server traced no step within {TRACE_S:.0f} s; launch the job again")
