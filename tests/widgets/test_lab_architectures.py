@@ -66,10 +66,21 @@ class TestOptions:
 
     def test_nothing_stands_for_the_specs_own_choice(self, lab):
         lab.strategy = "hierarchical"
-        lab.screen.options["strategy"].controls["per_node"].value = 2
+        per_node = lab.screen.options["strategy"].controls["per_node"]
+        assert (per_node.value, per_node.placeholder) == ("", "as it suits")
+        per_node.value = "2"
         assert lab.job().strategy.per_node == 2
-        lab.screen.options["strategy"].controls["per_node"].value = 0
+        per_node.value = ""
         assert lab.job().strategy.per_node is None
+
+    def test_a_setting_that_is_left_open_refuses_what_is_no_number_and_stays_open(self, lab):
+        lab.strategy = "pipeline"
+        options = lab.screen.options["strategy"]
+        for typed in ("0", "two"):
+            options.controls["virtual_stages"].value = typed
+            assert options.controls["virtual_stages"].value == ""
+            assert f"virtual_stages=&#x27;{typed}&#x27; is not valid" in options.refusal.value
+        assert lab.job().strategy.virtual_stages is None
 
     def test_a_setting_that_is_hidden_is_kept_and_not_used(self, lab):
         lab.strategy = "parameter-server:ssp"
@@ -82,7 +93,7 @@ class TestOptions:
 
     def test_what_cannot_be_is_said_beside_the_button(self, lab):
         lab.strategy = "hierarchical"
-        lab.screen.options["strategy"].controls["per_node"].value = 3
+        lab.screen.options["strategy"].controls["per_node"].value = "3"
         assert lab.screen.start.disabled
         assert "strategy.per_node=3 does not divide" in lab.screen.plan.value
 

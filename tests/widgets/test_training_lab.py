@@ -69,6 +69,11 @@ class TestChoosing:
         assert ("my_model", my_model) in lab.screen.controls["model"].options
         assert lab.job().model.name == "my_model"
 
+    def test_a_function_that_is_given_later_leaves_the_data_as_they_are(self, lab):
+        lab.model = test_importing_the_package_loads_neither_plotly_nor_ipywidgets
+        assert lab.screen.controls["model"].value is lab.model
+        assert lab.data == "python-source"
+
     def test_an_unknown_choice_is_an_error(self, make_lab):
         with pytest.raises(TypeError, match="no choice 'modle'"):
             make_lab(modle="mlp")

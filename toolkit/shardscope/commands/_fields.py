@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from shardscope.spec import registry
 from shardscope.spec._base import Spec
+from shardscope.spec.fields import members_of, summary_of
 from shardscope.spec.method import Method
 
 
@@ -45,7 +45,7 @@ def add_field(
     field = spec.model_fields[place.rpartition(".")[2]]
     kind, known = _type_of(field.annotation)
     if about is None:
-        about = _summary(field.description or "")
+        about = _as_in_a_terminal(summary_of(field, nothing="leaving it out"))
     if default is None:
         default = _default_text(field.get_default(call_default_factory=True))
     methods = _methods_in(field.annotation)
@@ -81,7 +81,7 @@ def methods_of(spec: type[Spec]) -> Iterator[tuple[str, type[Method]]]:
 
 def _methods_in(annotation: Any) -> list[type[Method]]:
     """The kinds of methods that a field takes."""
-    return [each for each in _members(annotation) if isinstance(each, type) and issubclass(each, Method)]
+    return [each for each in members_of(annotation) if isinstance(each, type) and issubclass(each, Method)]
 
 
 def given_fields(arguments: argparse.Namespace, spec: type[Spec], part: str = "") -> dict[str, Any]:
@@ -93,30 +93,14 @@ def given_fields(arguments: argparse.Namespace, spec: type[Spec], part: str = ""
 
 def _type_of(annotation: Any) -> tuple[type, tuple[str, ...]]:
     """The type that an option's text is read as, and the names or numbers to choose from, if the type lists them."""
-    members = tuple(_members(annotation))
+    members = tuple(members_of(annotation))
     kinds = {member if isinstance(member, type) else type(member) for member in members}
     known = tuple(str(member) for member in members if not isinstance(member, type))
     kind = next((kind for kind in (bool, int, float) if kinds == {kind}), str)
     return float if kinds == {int, float} else kind, known
 
 
-def _members(annotation: Any) -> Iterator[Any]:
-    """Of a type: the values of a Literal, the types of a union; without None, and what an Annotated says besides."""
-    if get_origin(annotation) is Literal:
-        yield from get_args(annotation)
-    elif hasattr(annotation, "__metadata__"):
-        yield from _members(annotation.__origin__)
-    elif get_origin(annotation) in (Union, UnionType):
-        for member in get_args(annotation):
-            yield from _members(member)
-    elif annotation is not type(None):
-        yield annotation if isinstance(annotation, type) else str
-
-
-def _summary(docstring: str) -> str:
-    """Its first sentence, as a terminal shows it."""
-    sentence = re.split(r"\.(?=\s|$)", " ".join(docstring.split()), maxsplit=1)[0].replace("`", "")
-    sentence = re.sub(r"\bNone\b", "leaving it out", sentence)
+def _as_in_a_terminal(sentence: str) -> str:
     is_a_name = any(letter.isupper() for letter in sentence.partition(" ")[0][1:])  # such as CPU or ZeRO
     return sentence if is_a_name else sentence[:1].lower() + sentence[1:]
 

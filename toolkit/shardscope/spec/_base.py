@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import from_json
 
 from shardscope.errors import SpecError, quoted, unknown_name
+from shardscope.spec.fields import takes
 
 _PLAIN = (str, int, float, type(None))
 """Types whose values pydantic looks at closely enough."""
@@ -99,7 +100,7 @@ class Spec(BaseModel):
     @classmethod
     def _check_form(cls, name: str, value: Any) -> None:
         """Refuse what Python takes for a number and is a truth value, and a mapping whose keys are not texts."""
-        if isinstance(value, bool) and not _takes_truth(cls.model_fields[name].annotation):
+        if isinstance(value, bool) and not takes(cls.model_fields[name].annotation, bool):
             raise SpecError(
                 f"{cls._prefix()}{name}={value} is a truth value, which this setting does not take; "
                 "give one that it takes, or leave it out"
@@ -136,8 +137,3 @@ def _readable(cls: type[Spec], error: ValidationError) -> SpecError:
         return SpecError(f"{cls.__name__} needs {field}; give {field}=...")
     message = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     return SpecError(f"{cls._prefix()}{field}={quoted(problem['input'])} is not valid: {message}")
-
-
-def _takes_truth(annotation: Any) -> bool:
-    """Whether a type is, or has among its members, bool or anything at all."""
-    return annotation in (bool, Any) or any(_takes_truth(member) for member in get_args(annotation))

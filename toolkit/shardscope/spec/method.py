@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from functools import cache
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
@@ -14,6 +14,7 @@ from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec import registry
 from shardscope.spec._base import Spec
 from shardscope.spec.code_digest import digest_of
+from shardscope.spec.fields import takes
 from shardscope.spec.look import DASHES, Look
 from shardscope.spec.user_code import UserCode
 
@@ -303,8 +304,4 @@ def _no_setting(method: type[Method], setting: str, value: Any) -> SpecError:
 
 def _takes_none(method: type[Method], setting: str) -> bool:
     field = method.model_fields.get(setting)
-    return field is not None and _has_none(field.annotation)
-
-
-def _has_none(annotation: Any) -> bool:
-    return annotation in (None, NoneType, Any) or any(map(_has_none, get_args(annotation)))
+    return field is not None and takes(field.annotation, NoneType)

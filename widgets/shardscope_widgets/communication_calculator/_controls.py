@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import ipywidgets as widgets
-import traitlets as t
 
 from shardscope.analytic.communication import ALGORITHMS, OPS
 from shardscope_widgets.communication_calculator._asked import UNITS, Asked
 from shardscope_widgets.figures._communication import LARGEST, SMALLEST
 from shardscope_widgets.figures._communication_look import LOOKS
+from shardscope_widgets.form import link
 from shardscope_widgets.training_lab._swatch import swatch
 from shardscope_widgets.words import bytes_text
 
@@ -53,9 +53,7 @@ def make_controls(asked: Asked) -> dict[str, widgets.DOMWidget]:
         "compute_ms": _number("Computing, ms", 1e-6, 10),
         "overlap": widgets.FloatSlider(description="Overlap", min=0, max=1, step=0.05, readout_format=".0%"),
     }
-    for name, control in controls.items():
-        control.tooltip = Asked.class_traits()[name].help
-        t.link((asked, name), (control, "value"))
+    link(asked, controls)
     return controls
 
 

@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 import traitlets as t
 
 from shardscope.analytic.memory import FRAMEWORKS
 from shardscope.errors import unknown_name
-from shardscope.spec.layout import (
-    OFFLOAD_NAMES,
-    RECOMPUTE_NAMES,
-    Layout,
-    Precision,
-    searched_schedules,
-)
+from shardscope.spec.layout import Layout, searched_schedules
 from shardscope.spec.layout_optimizer import optimizer_names
 from shardscope.spec.model import Transformer
 from shardscope.spec.pipeline_schedule import PipelineSchedule
-from shardscope.spec.precision import full_name
+from shardscope_widgets.form import named, trait_of, traits_for
 from shardscope_widgets.memory_calculator import _catalogue
-
-NAMES: dict[str, tuple[str, ...]] = {
-    "framework": tuple(FRAMEWORKS),
-    "schedule": searched_schedules(),
-    "recompute": RECOMPUTE_NAMES,
-    "precision": get_args(Precision),
-    "optimizer": optimizer_names(),
-    "offload": OFFLOAD_NAMES,
-}
-"""The names that each choice knows."""
-LAYOUT_FIELDS = (
-    "data", "tensor", "pipeline", "context", "expert", "zero", "shard", "micro_batch", "global_batch", "schedule",
-    "virtual_stages", "recompute", "flash_attention", "sequence_parallel", "precision", "optimizer", "offload",
-)  # fmt: skip
 
 
 class Choices(t.HasTraits):
@@ -44,35 +24,29 @@ class Choices(t.HasTraits):
     device = t.Unicode("a100-80gb", help="A name from the catalogue of devices.")
     framework = t.Unicode("megatron-core", help="Whose habits hold: what is kept besides the states.")
     seq = t.Int(0, min=0, help="Tokens of one sequence; 0 takes the model's own.")
-    data = t.Int(8, min=1, help="Replicas that each take a part of the batch.")
-    tensor = t.Int(8, min=1, help="Devices that share every matrix of a layer.")
-    pipeline = t.Int(16, min=1, help="Devices, one behind the other, that each hold some of the layers.")
-    context = t.Int(1, min=1, help="Devices that each take a part of every sequence.")
-    expert = t.Int(1, min=1, help="Devices over which the experts of a layer are spread.")
-    zero = t.Int(
-        1, min=0, max=3, help="0 partitions nothing, 1 optimizer state, 2 also gradients, 3 also parameters."
-    )
-    shard = t.Int(0, min=0, help="Ranks over which ZeRO partitions (hybrid sharding); 0 for all that it can.")
-    micro_batch = t.Int(1, min=1, help="Sequences in one forward pass of one replica.")
-    global_batch = t.Int(1536, min=1, help="Sequences in one optimizer step, over all replicas.")
-    schedule = t.Unicode("1f1b", help="Order of the pipeline's passes.")
-    virtual_stages = t.Int(
-        1, min=1, help="Stages that each pipeline rank holds; for the interleaved schedules."
-    )
-    recompute = t.Unicode("none", help="Activations that are computed again in the backward pass.")
-    flash_attention = t.Bool(True, help="Attention that never stores its scores.")
-    sequence_parallel = t.Bool(True, help="Split along the sequence what tensor parallelism leaves whole.")
-    precision = t.Unicode("bf16-mixed", help="Number formats of weights, gradients and states.")
-    optimizer = t.Unicode("adamw", help="Optimizer, by what it keeps of each parameter.")
-    offload = t.Unicode("none", help="What lives in the host's memory.")
+    data = trait_of(Layout, "data", default=8)
+    tensor = trait_of(Layout, "tensor", default=8)
+    pipeline = trait_of(Layout, "pipeline", default=16)
+    context = trait_of(Layout, "context")
+    expert = trait_of(Layout, "expert")
+    zero = trait_of(Layout, "zero", "ZeRO stage", default=1)
+    shard = trait_of(Layout, "shard", "Shard over")
+    micro_batch = trait_of(Layout, "micro_batch", "Micro-batch")
+    global_batch = trait_of(Layout, "global_batch", default=1536)
+    schedule = trait_of(Layout, "schedule", kind="choice", values=named(searched_schedules()))
+    virtual_stages = trait_of(Layout, "virtual_stages")
+    recompute = trait_of(Layout, "recompute")
+    flash_attention = trait_of(Layout, "flash_attention")
+    sequence_parallel = trait_of(Layout, "sequence_parallel", default=True)
+    precision = trait_of(Layout, "precision")
+    optimizer = trait_of(Layout, "optimizer", kind="choice", values=named(optimizer_names()))
+    offload = trait_of(Layout, "offload")
 
-    @t.validate(*NAMES)
-    def _known(self, proposal: Mapping[str, Any]) -> str:
-        field, value = proposal["trait"].name, proposal["value"]
-        value = full_name(value) if field == "precision" else value
-        if value not in NAMES[field]:
-            raise unknown_name(field, value, NAMES[field])
-        return str(value)
+    @t.validate("framework")
+    def _known_framework(self, proposal: Mapping[str, Any]) -> str:
+        if proposal["value"] not in FRAMEWORKS:
+            raise unknown_name("framework", proposal["value"], FRAMEWORKS)
+        return str(proposal["value"])
 
     @t.validate("device")
     def _known_device(self, proposal: Mapping[str, Any]) -> str:
@@ -112,3 +86,6 @@ class Choices(t.HasTraits):
             "expert": self.expert if model.mixture else 1,
             "virtual_stages": held if self.pipeline > 1 else 1,
         }
+
+
+LAYOUT_FIELDS = traits_for(Choices, Layout)

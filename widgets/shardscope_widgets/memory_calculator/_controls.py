@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ipywidgets as widgets
 
+from shardscope.analytic.memory import FRAMEWORKS
 from shardscope.spec.model import Transformer
+from shardscope.spec.numbers import LARGEST_COUNT
+from shardscope_widgets.form import bind, control_of, setting_in
 from shardscope_widgets.memory_calculator import _catalogue
-from shardscope_widgets.memory_calculator._choices import NAMES, Choices
+from shardscope_widgets.memory_calculator._choices import Choices
 
-_TITLES = {
-    "model": "Model, or path of a config.json", "device": "Device", "framework": "Framework",
-    "seq": "Sequence length",
-    "data": "Data", "tensor": "Tensor", "pipeline": "Pipeline", "context": "Context", "expert": "Expert",
-    "zero": "ZeRO stage", "shard": "Shard over", "micro_batch": "Micro-batch", "global_batch": "Global batch",
-    "schedule": "Schedule", "virtual_stages": "Virtual stages", "recompute": "Recompute", "precision": "Precision",
-    "optimizer": "Optimizer", "offload": "Offload", "flash_attention": "Flash attention",
-    "sequence_parallel": "Sequence parallel",
-}  # fmt: skip
 _GROUPS = (
     ("", ("model", "device", "framework", "seq")),
     ("Degrees", ("data", "tensor", "pipeline", "context", "expert", "zero")),
@@ -42,67 +35,52 @@ def steps_for(field: str, model: Transformer) -> list[int]:
     if field == "expert":
         experts = model.mixture.experts if model.mixture else 1
         return [n for n in range(1, experts + 1) if experts % n == 0]
-    return {"zero": [0, 1, 2, 3], "virtual_stages": [1, 2, 3, 4, 6, 8, 12], "micro_batch": powers[:7],
+    return {"virtual_stages": [1, 2, 3, 4, 6, 8, 12], "micro_batch": powers[:7],
             "context": powers[:8]}.get(field, powers)  # fmt: skip
 
 
 def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
     """All controls by the name of their trait, in tab order, bound to `choices`."""
     controls = {field: _control(choices, field) for _, fields in _GROUPS for field in fields}
-    for field, control in controls.items():
-        control.tooltip = Choices.class_traits()[field].help
-        _bind(choices, field, control)
+    bind(choices, {field: control for field, control in controls.items() if field != "model"})
+    _bind_model(choices, controls["model"])
     return controls
 
 
 def _control(choices: Choices, field: str) -> widgets.DOMWidget:
-    value, title = getattr(choices, field), _TITLES[field]
     if field == "model":
-        options = _catalogue.model_names()
         return widgets.Combobox(
-            description=title,
-            options=options,
-            value=_shown(value),
+            description="Model, or path of a config.json",
+            options=_catalogue.model_names(),
             ensure_option=False,
             continuous_update=False,
         )
     if field == "device":
-        return widgets.Dropdown(description=title, options=_catalogue.device_names(), value=value)
-    if field in NAMES:
-        return widgets.Dropdown(description=title, options=NAMES[field], value=value)
+        return widgets.Dropdown(description="Device", options=_catalogue.device_names())
+    if field == "framework":
+        return widgets.Dropdown(description="Framework", options=tuple(FRAMEWORKS))
+    if field == "seq":
+        return widgets.BoundedIntText(description="Sequence length", min=0, max=LARGEST_COUNT)
+    setting = setting_in(Choices, field)
     if field in SLIDERS:
-        return widgets.SelectionSlider(
-            description=title, options=_with(value, steps_for(field, choices.chosen_model())), value=value
-        )
-    if isinstance(value, bool):
-        return widgets.Checkbox(description=title, value=value, indent=False)
-    least: int = Choices.class_traits()[field].min  # type: ignore[attr-defined]  # all that remain are Int
-    return widgets.BoundedIntText(description=title, min=least, max=10_000_000, value=value)
+        steps = [step for _, step in setting.values] or steps_for(field, choices.chosen_model())
+        return widgets.SelectionSlider(description=setting.label, options=steps)
+    return control_of(setting)
 
 
-def _shown(value: Any) -> str:
-    return value.name if isinstance(value, Transformer) else str(value)
+def _bind_model(choices: Choices, box: widgets.Combobox) -> None:
+    """A model of the user's own goes by its name."""
 
-
-def _with(value: int, options: Iterable[Any]) -> list[int]:
-    return sorted({value, *options})
-
-
-def _bind(choices: Choices, field: str, control: widgets.DOMWidget) -> None:
-    """Keep the trait and the control equal; a slider gets a place for a value that it lacks."""
-
-    def to_control(change: dict[str, Any]) -> None:
-        value = _shown(change["new"]) if field == "model" else change["new"]
-        if field in SLIDERS and value not in control.options:
-            control.options = _with(change["new"], control.options)
-        control.value = value
+    def name() -> str:
+        return choices.model.name if isinstance(choices.model, Transformer) else str(choices.model)
 
     def to_trait(change: dict[str, Any]) -> None:
-        if field != "model" or change["new"] != _shown(choices.model):
-            setattr(choices, field, change["new"])
+        if change["new"] != name():
+            choices.model = change["new"]
 
-    choices.observe(to_control, field)
-    control.observe(to_trait, "value")
+    box.value, box.tooltip = name(), Choices.class_traits()["model"].help
+    choices.observe(lambda _change: setattr(box, "value", name()), "model")
+    box.observe(to_trait, "value")
 
 
 def refit(choices: Choices, controls: dict[str, widgets.DOMWidget], model: Transformer) -> None:
@@ -122,11 +100,7 @@ def panel(controls: dict[str, widgets.DOMWidget]) -> widgets.VBox:
     for title, fields in _GROUPS:
         if title:
             boxes.append(widgets.HTML(f'<div class="ss-heading">{title}</div>'))
-        box = widgets.GridBox(_in_order(controls, fields))
+        box = widgets.GridBox([controls[field] for field in fields])
         box.add_class("ss-controls")
         boxes.append(box)
     return widgets.VBox(boxes)
-
-
-def _in_order(controls: dict[str, widgets.DOMWidget], fields: Sequence[str]) -> list[widgets.DOMWidget]:
-    return [controls[field] for field in fields]

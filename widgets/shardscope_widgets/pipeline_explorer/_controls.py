@@ -6,6 +6,7 @@ import ipywidgets as widgets
 import traitlets as t
 
 from shardscope.spec.pipeline_schedule import schedules
+from shardscope_widgets.form import link
 
 MOST_RANKS, MOST_MICROBATCHES = 16, 64
 
@@ -35,9 +36,7 @@ def make_controls(choices: t.HasTraits) -> dict[str, widgets.DOMWidget]:
             description="Freed by backward for inputs", min=0, max=1, step=0.05, readout_format=".0%"
         ),
     }
-    for name, control in controls.items():
-        control.tooltip = choices.class_traits()[name].help
-        t.link((choices, name), (control, "value"))
+    link(choices, controls)
     return controls
 
 

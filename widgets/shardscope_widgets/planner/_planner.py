@@ -10,10 +10,11 @@ import traitlets as t
 
 from shardscope.prediction.planner import Plans, plan
 from shardscope.spec.cluster import Cluster, Device
-from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, searched_schedules
+from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout, searched_schedules
 from shardscope.spec.layout_compression import compression_names
 from shardscope.spec.model import Model, Transformer
 from shardscope_widgets.figures import _plans
+from shardscope_widgets.form import control_of, link, named, setting_in, trait_of
 from shardscope_widgets.planner._screen import Screen
 from shardscope_widgets.training_lab._guard import Guard
 
@@ -52,13 +53,11 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         >>> planner.plans.best.layout  # doctest: +SKIP
     """
 
-    model = t.Unicode("gpt3-175b", help="The model to lay out").tag(choice=True)
-    device = t.Unicode("a100-80gb", help="The accelerator").tag(choice=True)
-    nodes = t.Int(128, min=1, help="Nodes, each as the device usually comes in").tag(choice=True)
-    global_batch = t.Int(1536, min=1, help="Sequences in one optimizer step").tag(choice=True)
-    precision = t.Unicode("bf16-mixed", help="What weights, gradients and states are kept in").tag(
-        choice=True
-    )
+    model = t.Unicode("gpt3-175b", help="The model to lay out.")
+    device = t.Unicode("a100-80gb", help="The accelerator.")
+    nodes = t.Int(128, min=1, help="Nodes, each as the device usually comes in.")
+    global_batch = trait_of(Layout, "global_batch", default=1536)
+    precision = trait_of(Layout, "precision", values=named(("fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed")))
     fix = t.Dict(default_value={"offload": "none"}, help="Axes held to one value, by name.")
     weights = t.Dict(default_value={"time": 1.0}, help="What counts, and how much, by measure.")
     chosen = t.Int(1, min=1, help="Rank of the plan that is shown beside the best.")
@@ -97,20 +96,12 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             "model": widgets.Dropdown(description="Model", options=names, value=self.model),
             "device": widgets.Dropdown(description="Device", options=list(Device.names()), value=self.device),
             "nodes": widgets.BoundedIntText(description="Nodes", min=1, max=1 << 14, value=self.nodes),
-            "global_batch": widgets.BoundedIntText(
-                description="Global batch", min=1, max=1 << 20, value=self.global_batch
-            ),
-            "precision": widgets.Dropdown(
-                description="Precision",
-                options=["fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed"],
-                value=self.precision,
-            ),
+            "global_batch": control_of(setting_in(Planner, "global_batch")),
+            "precision": control_of(setting_in(Planner, "precision")),
         }
         if self._own_cluster is not None:
             del controls["device"], controls["nodes"]
-        for field, control in controls.items():
-            control.tooltip = self.traits()[field].help
-            t.link((self, field), (control, "value"))
+        link(self, controls)
         return controls
 
     def _measures(self) -> dict[str, widgets.Widget]:

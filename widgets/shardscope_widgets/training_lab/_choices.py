@@ -21,31 +21,22 @@ from shardscope.spec import (
     registry,
 )
 from shardscope.spec.data import DATA, is_path
-from shardscope.spec.job import RECOMPUTE
 from shardscope.spec.models import MODELS
-from shardscope.spec.precision import PRECISIONS, full_name
 from shardscope.spec.units import parse
-from shardscope_widgets.training_lab._families import applies, option_of, options_of
+from shardscope_widgets.form import AS_IT_SUITS, named, option_of, setting_in, trait_of, traits_for
+from shardscope_widgets.training_lab._families import applies, options_of
 
 AS_IT_IS = "as it is"
 """In the place of a bandwidth: the machine's own, unpaced."""
 NO_LATENCY = "0"
-CATALOGUES: dict[str, tuple[str, ...]] = {
-    "model": tuple(MODELS),
-    "data": tuple(DATA),
-    "precision": PRECISIONS,
-    "recompute": tuple(RECOMPUTE),
-}
-"""The names that each choice knows."""
 KINDS: dict[str, type[Method]] = {"strategy": Strategy, "compression": Compression, "lr_schedule": LRSchedule}
 """The kinds of methods among the choices, whose names are asked for when they are needed: a user may add to them."""
+MICRO_BATCHES = ((AS_IT_SUITS, 0), *named((1, 2, 4, 8, 16, 32, 64)))
 
 
 def known_names(field: str) -> tuple[str, ...]:
     """The names that a choice knows now."""
-    if field == Optimizer.kind:
-        return registry.names(Optimizer)
-    return registry.names(KINDS[field]) if field in KINDS else CATALOGUES[field]
+    return tuple(name for _, name in setting_in(Choices, field).values)
 
 
 class Choices(t.HasTraits):
@@ -55,24 +46,24 @@ class Choices(t.HasTraits):
         self._left: dict[tuple[str, str], dict[str, Any]] = {}
         super().__init__(*args, **traits)
 
-    model = t.Any("gpt-nano", help="A name from the catalogue, or a callable that returns an nn.Module.")
-    data = t.Any("python-source", help="A name from the catalogue, a path, or a callable.")
-    strategy = t.Unicode("ring", help="How the ranks share the work.")
+    model = trait_of(Job, "model", default="gpt-nano", values=named(MODELS))
+    data = trait_of(Job, "data", default="python-source", values=named(DATA))
+    strategy = trait_of(Job, "strategy")
     strategy_options = t.Dict(
         key_trait=t.Unicode(), help="Settings of the strategy that differ from its defaults, by field."
     )
-    world_size = t.Int(2, min=1, max=64, help="Number of ranks; a single process takes 1 whatever this says.")
-    optimizer = t.Unicode("adamw", help="Name of the optimizer.")
-    lr = t.Float(1e-3, help="Learning rate; choosing an optimizer sets its default.")
-    lr_schedule = t.Unicode("constant", help="How the learning rate moves over the steps.")
+    world_size = trait_of(Job, "world_size", "Ranks", most=64)
+    optimizer = trait_of(Job, "optimizer")
+    lr = trait_of(Optimizer, "lr", "Learning rate")
+    lr_schedule = trait_of(Job, "lr_schedule", "LR schedule")
     lr_schedule_options = t.Dict(
         key_trait=t.Unicode(), help="Settings of the schedule that differ from its defaults, by field."
     )
-    global_batch = t.Int(32, min=1, help="Samples in one step over all ranks.")
-    micro_batch = t.Int(
-        0, min=0, help="Samples in one forward pass on one rank; 0 takes what suits the strategy."
+    global_batch = trait_of(Batch, "global_batch", default=32)
+    micro_batch = trait_of(
+        Batch, "micro_batch", "Micro-batch", default=0, least=0, optional=False, values=MICRO_BATCHES
     )
-    compression = t.Unicode("none", help="How gradients are compressed on their way.")
+    compression = trait_of(Job, "compression")
     compression_options = t.Dict(
         key_trait=t.Unicode(), help="Settings of the compression that differ from its defaults, by field."
     )
@@ -82,18 +73,15 @@ class Choices(t.HasTraits):
     latency = t.Unicode(
         NO_LATENCY, help="How long every message takes besides, such as 1 ms; with a bandwidth only."
     )
-    precision = t.Unicode("fp32", help="Number format of the computation.")
-    recompute = t.Unicode("none", help="Activations that are recomputed in the backward pass.")
-    noise_scale = t.Bool(False, help="Measure the gradient noise scale: how far a larger batch would pay.")
-    steps = t.Int(200, min=1, help="Optimizer steps.")
-    seed = t.Int(0, min=0, help="Seed of weights and data order.")
+    precision = trait_of(Job, "precision")
+    recompute = trait_of(Job, "recompute")
+    noise_scale = trait_of(Record, "noise_scale", values=(("off", False), ("measured", True)))
+    steps = trait_of(Job, "steps", default=200)
+    seed = trait_of(Job, "seed")
 
-    @t.validate("model", "data", "optimizer", "precision", "recompute")
+    @t.validate("model", "data", "optimizer")
     def _known(self, proposal: Mapping[str, Any]) -> Any:
-        return self._known_name(proposal["trait"].name, proposal["value"])
-
-    def _known_name(self, field: str, value: Any) -> Any:
-        value = full_name(value) if field == "precision" else value
+        field, value = proposal["trait"].name, proposal["value"]
         free = callable(value) or (field == "data" and isinstance(value, str) and is_path(value))
         if not free and value not in known_names(field):
             raise unknown_name(field, value, known_names(field))
@@ -220,9 +208,8 @@ class Choices(t.HasTraits):
     @property
     def num_ranks(self) -> int:
         """Ranks that will run: the chosen number, within what the strategy allows."""
-        return min(
-            self.world_size, registry.require_known(Strategy, self.strategy).max_ranks or self.world_size
-        )
+        ranks: int = self.world_size
+        return min(ranks, registry.require_known(Strategy, self.strategy).max_ranks or ranks)
 
     def job(self) -> Job:
         """The job that the choices describe.
@@ -230,21 +217,14 @@ class Choices(t.HasTraits):
         Raises:
             SpecError: They do not go together; the sentence says what to change.
         """
-        strategy = self.method("strategy")
-        suited = strategy.suggested_micro_batch(self.global_batch, self.num_ranks)
-        return Job(
-            model=self.model,
-            data=self.data,
-            strategy=strategy,
-            world_size=self.num_ranks,
-            optimizer=Optimizer(name=self.optimizer, lr=self.lr),
-            lr_schedule=self.method("lr_schedule"),
-            batch=Batch(global_batch=self.global_batch, micro_batch=self.micro_batch or suited),
-            compression=self.method("compression"),
-            link=self.link(),
-            precision=self.precision,
-            recompute=self.recompute,
-            record=Record(noise_scale=self.noise_scale),
-            steps=self.steps,
-            seed=self.seed,
-        )
+        suited = self.method("strategy").suggested_micro_batch(self.global_batch, self.num_ranks)
+        plain = {name: getattr(self, name) for name in traits_for(Choices, Job)}
+        methods = {kind: self.method(kind) for kind in KINDS}
+        parts = {
+            "world_size": self.num_ranks,
+            "optimizer": Optimizer(name=self.optimizer, lr=self.lr),
+            "batch": Batch(global_batch=self.global_batch, micro_batch=self.micro_batch or suited),
+            "link": self.link(),
+            "record": Record(noise_scale=self.noise_scale),
+        }
+        return Job(**plain | methods | parts)

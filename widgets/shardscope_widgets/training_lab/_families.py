@@ -6,11 +6,11 @@ The families are the chapters of that story; the settings are read from each str
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any
 
 from shardscope.spec import Compression, Method, registry
 from shardscope.spec.strategy import strategies
+from shardscope_widgets.form import Setting, option_of, setting_of
 
 _HEADINGS = (
     "As they are", "Shorter floats", "Integers in blocks", "Random rounding", "Signs", "Some of the elements",
@@ -28,27 +28,11 @@ _LABELS = {
     "microbatches": "Micro-batches",
     "staleness": "Staleness bound",
 }
-_WORDS = {"ssp": "bounded (ssp)"}
+_OTHERWISE = {"mode": {"values": (("sync", "sync"), ("async", "async"), ("bounded (ssp)", "ssp"))}}
 _LEFT_TO_CODE = {"block", "clip", "bucket_mb", "slice_mb", "gamma", "microbatches"}
 """Settings without a control; the lab's micro-batch says how many micro-batches there are."""
 _ONLY_WITH = {"staleness": ("mode", "ssp")}
 """Settings that mean something only beside a certain value of another."""
-
-
-class Setting(NamedTuple):
-    """One setting of a method: what it may be set to, and what it is when left alone.
-
-    `kind` is ``choice`` (among `values`), ``switch``, ``number`` or ``count`` (a whole number; 0 stands for None where
-    `optional`).
-    """
-
-    field: str
-    label: str
-    help: str
-    kind: str
-    default: Any
-    values: tuple[tuple[str, Any], ...] = ()
-    optional: bool = False
 
 
 def strategy_families() -> list[tuple[str, list[str]]]:
@@ -69,13 +53,13 @@ def compressor_families() -> list[tuple[str, list[str]]]:
 
 def settings_of_method(kind: type[Method], name: str) -> list[Setting]:
     """The settings of a method that a control can hold; sizes of blocks, buckets and slices are left to code."""
-    fields = registry.require_known(kind, name).model_fields.items()
+    method = registry.require_known(kind, name)
     found = [
-        setting_of(field, info, _LABELS.get(field), info.get_default(call_default_factory=True))
-        for field, info in fields
+        setting_of(method, field, _LABELS.get(field, ""), **_OTHERWISE.get(field, {}))
+        for field in method.model_fields
         if field not in _LEFT_TO_CODE
     ]
-    return [setting for setting in found if setting is not None]
+    return [setting for setting in found if setting.kind != "other"]
 
 
 def applies(setting: str, chosen: Mapping[str, Any]) -> bool:
@@ -84,41 +68,6 @@ def applies(setting: str, chosen: Mapping[str, Any]) -> bool:
     return other is None or chosen.get(other) == value
 
 
-def option_of(value: Any) -> Any:
-    """A setting's value as options have it: a method without settings of its own by its name."""
-    return value.name if isinstance(value, Method) and not value.changed else value
-
-
 def options_of(method: Method) -> dict[str, Any]:
     """What of a method's settings differs from its defaults."""
     return {name: option_of(value) for name, value in method.changed.items()}
-
-
-def setting_of(name: str, info: Any, label: str | None, default: Any) -> Setting | None:
-    """A field of a spec as a setting; None where it is neither a choice, a switch nor a number."""
-    label = label or name.replace("_", " ").capitalize()
-    about = (name, label, " ".join((info.description or label).split()))
-    annotation, optional = _without_none(info.annotation)
-    if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    if get_origin(annotation) is Literal:
-        values = tuple((_WORDS.get(value, str(value)), value) for value in get_args(annotation))
-        return Setting(*about, "choice", default, values)
-    if isinstance(annotation, type) and issubclass(annotation, Method):
-        methods = tuple((method.heading(), method.name) for method in registry.all_of(annotation))
-        return Setting(*about, "choice", option_of(default), methods)
-    if annotation is bool:
-        return Setting(*about, "switch", default)
-    if annotation is int:
-        return Setting(*about, "count", default, optional=optional and default is None)
-    if annotation is float:
-        return Setting(*about, "number", default)
-    return None
-
-
-def _without_none(annotation: Any) -> tuple[Any, bool]:
-    parts = get_args(annotation)
-    if get_origin(annotation) is Union or type(annotation).__name__ == "UnionType":
-        rest = [part for part in parts if part is not NoneType]
-        return (rest[0] if len(rest) == 1 else annotation), len(rest) < len(parts)
-    return annotation, False

@@ -7,12 +7,10 @@ from typing import Any
 import ipywidgets as widgets
 from traitlets import TraitError
 
+from shardscope_widgets.form import MOST, Setting, control_of, show, typed
 from shardscope_widgets.training_lab._choices import KINDS, Choices
-from shardscope_widgets.training_lab._families import Setting, applies, settings_of_method
+from shardscope_widgets.training_lab._families import applies, settings_of_method
 from shardscope_widgets.words import safe
-
-MOST = 2**53 - 1
-"""Of what can be typed: the largest whole number that a page holds exactly. What is too much is for the spec to say."""
 
 
 class Options(widgets.GridBox):  # type: ignore[misc]
@@ -54,7 +52,7 @@ class Options(widgets.GridBox):  # type: ignore[misc]
         controls = self.controls
         for setting in self._settings:
             control = controls[setting.field]
-            control.value = _to_control(setting, chosen[setting.field])
+            show(control, chosen[setting.field])
             if applies(setting.field, chosen):
                 shown.append(control)
         self.refusal.value = f'<div class="ss-note bad" role="alert">{safe(refused)}</div>' if refused else ""
@@ -62,37 +60,17 @@ class Options(widgets.GridBox):  # type: ignore[misc]
         self.layout.display = None if shown else "none"
 
     def _control(self, key: tuple[str, str], setting: Setting) -> widgets.DOMWidget:
-        control = _make(setting)
-        control.tooltip = f"0 leaves it to the default. {setting.help}" if setting.optional else setting.help
+        control = control_of(setting._replace(least=0, most=MOST))  # what is too much is for the spec to say
 
-        def changed(change: dict[str, Any]) -> None:
+        def changed(_change: object) -> None:
             if key == (self._name, repr(self._settings)):
-                self._put(setting, change["new"])
+                self._put(setting, typed(control))
 
         control.observe(changed, "value")
         return control
 
     def _put(self, setting: Setting, value: Any) -> None:
         try:
-            self._choices.set_method_option(self._field, setting.field, _from_control(setting, value))
+            self._choices.set_method_option(self._field, setting.field, value)
         except TraitError as error:
             self._show(refused=str(error))
-
-
-def _make(setting: Setting) -> widgets.DOMWidget:
-    value = _to_control(setting, setting.default)
-    if setting.kind == "choice":
-        return widgets.Dropdown(description=setting.label, options=list(setting.values), value=value)
-    if setting.kind == "switch":
-        return widgets.Checkbox(description=setting.label, value=value, indent=False)
-    if setting.kind == "number":
-        return widgets.BoundedFloatText(description=setting.label, min=0, max=MOST, step=0.001, value=value)
-    return widgets.BoundedIntText(description=setting.label, min=0, max=MOST, value=value)
-
-
-def _to_control(setting: Setting, value: Any) -> Any:
-    return 0 if setting.kind == "count" and value is None else value
-
-
-def _from_control(setting: Setting, value: Any) -> Any:
-    return None if setting.optional and value == 0 else value

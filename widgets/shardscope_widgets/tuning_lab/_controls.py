@@ -12,6 +12,7 @@ from shardscope.spec import Link
 from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
 from shardscope.tuning.samplers import SAMPLERS
 from shardscope_widgets.figures._trials import ORDER
+from shardscope_widgets.form import link
 from shardscope_widgets.training_lab._choices import Choices
 from shardscope_widgets.training_lab._controls import make_controls
 from shardscope_widgets.tuning_lab._parts import SpacePicker
@@ -35,11 +36,9 @@ LINKS = tuple(Link(bandwidth=rate, latency_s=late) for rate in BANDWIDTHS for la
 
 def job_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
     """The job's, as in the Training Lab."""
-    made = make_controls(choices)
+    made = make_controls(choices, JOB)
     made["latency"].layout.display = "none" if choices.bandwidth == "as it is" else None
-    for name in made.keys() - set(JOB):
-        made.pop(name).close()  # a page loads every widget that is there, shown or not
-    return {name: made[name] for name in JOB}
+    return made
 
 
 def study_controls(lab: t.HasTraits) -> dict[str, widgets.DOMWidget]:
@@ -50,9 +49,7 @@ def study_controls(lab: t.HasTraits) -> dict[str, widgets.DOMWidget]:
         "parallel": widgets.BoundedIntText(description="At once", min=1, max=64),
         "sampler": widgets.Dropdown(description="Sampler", options=_samplers(lab)),
     }
-    for name, control in controls.items():
-        control.tooltip = lab.traits()[name].help
-        t.link((lab, name), (control, "value"))
+    link(lab, controls)
     return controls
 
 
@@ -99,21 +96,9 @@ def link_controls() -> dict[str, widgets.DOMWidget]:
     return controls
 
 
-def link_to_traits(lab: t.HasTraits, controls: dict[str, widgets.DOMWidget]) -> None:
-    """Keep the controls and the traits of their names equal."""
-    for name, control in controls.items():
-        control.tooltip = lab.traits()[name].help
-        t.link((lab, name), (control, "value"))
-
-
 def axis_controls() -> dict[str, widgets.Dropdown]:
     """What the front shows where."""
-    about = {
-        "y": ("Up", "What is up"),
-        "x": ("Across", "What is across"),
-        "colour": ("Colour", "What the colour tells"),
-    }
     return {
-        name: widgets.Dropdown(description=text, options=list(OBJECTIVES), tooltip=tip)
-        for name, (text, tip) in about.items()
+        name: widgets.Dropdown(description=label, options=list(OBJECTIVES))
+        for name, label in (("y", "Up"), ("x", "Across"), ("colour", "Colour"))
     }

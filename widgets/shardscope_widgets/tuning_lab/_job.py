@@ -6,27 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from shardscope.spec import Job
-from shardscope.spec.data import DATA
 from shardscope.spec.models import MODELS
+from shardscope_widgets.form import traits_for
 from shardscope_widgets.training_lab._choices import AS_IT_IS, KINDS, Choices
 from shardscope_widgets.training_lab._families import options_of
 
-FIELDS = {
-    "model": ("model",), "data": ("data",), "strategy": ("strategy", "strategy_options"), "world_size": ("world_size",),
-    "optimizer": ("optimizer", "lr"), "lr_schedule": ("lr_schedule", "lr_schedule_options"),
-    "batch": ("global_batch", "micro_batch"), "compression": ("compression", "compression_options"),
-    "link": ("bandwidth", "latency"), "precision": ("precision",),
-    "recompute": ("recompute",), "steps": ("steps",), "seed": ("seed",),
+FIELDS: dict[str, tuple[str, ...]] = {
+    **{name: (name,) for name in traits_for(Choices, Job)},
+    **{kind: (kind, f"{kind}_options") for kind in KINDS},
+    "optimizer": ("optimizer", "lr"), "batch": ("global_batch", "micro_batch"), "link": ("bandwidth", "latency"),
 }  # fmt: skip
 """The fields of a job that controls change, and the traits that say how."""
-FIRST = {
-    "model": "mlp",
-    "data": "digits",
-    "strategy": "ring",
-    "world_size": 2,
-    "global_batch": 64,
-    "steps": 60,
-}
+PLAIN = tuple(name for name, traits in FIELDS.items() if traits == (name,) and name not in {"model", "data"})
+"""Those whose trait has the field's own value."""
+FIRST = {"model": "mlp", "data": "digits", "global_batch": 64, "steps": 60}
 """To begin with where nobody says: a trial of it takes a second or two."""
 
 
@@ -53,11 +46,12 @@ class JobOfChoices:
         """Let the controls show this job."""
         choices = self._choices
         self.base = job
-        for field, known in (("model", MODELS), ("data", DATA)):
+        for field in ("model", "data"):
             value = getattr(job, field)
-            if isinstance(value, str) and (value in known or field == "data"):
+            if isinstance(value, str) and (value in MODELS or field == "data"):
                 setattr(choices, field, value)
-        choices.world_size, choices.steps, choices.seed = job.world_size, job.steps, job.seed
+        for field in PLAIN:
+            setattr(choices, field, getattr(job, field))
         if job.optimizer.is_here:
             choices.optimizer, choices.lr = job.optimizer.name, job.optimizer.lr
         for kind in KINDS:
@@ -66,7 +60,6 @@ class JobOfChoices:
                 setattr(choices, kind, method.name)
                 setattr(choices, f"{kind}_options", options_of(method))
         choices.global_batch, choices.micro_batch = job.batch.global_batch, job.batch.micro_batch or 0
-        choices.precision, choices.recompute = job.precision, job.recompute
         choices.bandwidth, choices.latency = (
             (AS_IT_IS, "0") if job.link is None else job.link.label.split(", ")
         )

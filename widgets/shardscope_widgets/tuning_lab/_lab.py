@@ -23,6 +23,7 @@ from shardscope.tuning.samplers import sampler_of
 from shardscope.tuning.session import Session
 from shardscope.tuning.storage import checked_name
 from shardscope_widgets.figures._trials import ORDER, TrialInfo
+from shardscope_widgets.form import link
 from shardscope_widgets.training_lab._choices import Choices
 from shardscope_widgets.training_lab._driver import Driver as Clock
 from shardscope_widgets.training_lab._guard import Guard
@@ -165,9 +166,9 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             self.controls["axes"], self.minimise,
         )  # fmt: skip
         self.pictures = Pictures(self.screen, self._guard)
-        _controls.link_to_traits(self, self.controls["link"])
+        link(self, self.controls["link"])
         self._offer_axes()
-        _controls.link_to_traits(self, self.controls["axes"])
+        link(self, self.controls["axes"])
         self.children = self.screen.children
         for name in ("ss-lab", "ss-planner", "ss-tuning"):
             self.add_class(name)

@@ -28,7 +28,7 @@ class ZeroStrategy(Strategy):
     carries = frozenset({"sums", "packets"})
 
     collectives: Literal["ring", "backend"] = "ring"
-    """``ring``: our own metered reduce-scatter and all-gather. ``backend``: those of gloo or NCCL, to compare with."""
+    """``ring``: our own metered reduce-scatter and all-gather; ``backend``: those of gloo or NCCL, to compare with."""
 
     @property
     def label(self) -> str:

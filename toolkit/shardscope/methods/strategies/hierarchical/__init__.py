@@ -30,9 +30,9 @@ class Hierarchical(BucketedStrategy):
     carries = frozenset({"sums"})
 
     per_node: Count | None = None
-    """Ranks a node; divides the world size. None: as many as each machine of the run has; on a single machine, whose
-    ranks only play nodes, the largest divisor of the world size that is at most its square root (2 nodes of 2 for 4
-    ranks; a prime number of ranks makes as many nodes of one)."""
+    """Ranks a node; divides the world size; None takes as many as each machine of the run has. On a single machine,
+    whose ranks only play nodes, it takes the largest divisor of the world size that is at most its square root (2 nodes
+    of 2 for 4 ranks; a prime number of ranks makes as many nodes of one)."""
     slice_mb: MessageMiB = 4.0
     """Longest message in MiB: a longer chunk is cut into slices, so that adding one overlaps receiving the next."""
 

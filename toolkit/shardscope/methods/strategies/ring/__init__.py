@@ -27,7 +27,7 @@ class Ring(BucketedStrategy):
     carries = frozenset({"sums", "packets", "layers", "steps"})
 
     directions: Literal[1, 2] = 1
-    """1: every chunk travels clockwise. 2: half of each bucket travels each way, so both lanes of a link are used."""
+    """1: every chunk travels clockwise; 2: half of each bucket travels each way, so both lanes of a link are used."""
     slice_mb: MessageMiB = 4.0
     """Longest message in MiB: a longer chunk is cut into slices, so that adding one overlaps receiving the next."""
     trace_chunks: bool = False

@@ -1,0 +1,128 @@
+"""Forms: what a control made from a field takes over from it, and how it goes with its trait."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+import traitlets as t
+from pydantic import Field
+
+from shardscope.errors import SpecError
+from shardscope.spec import Batch, Compression, Job, LRSchedule, Optimizer, Record, Strategy, registry
+from shardscope.spec._base import Spec
+from shardscope.spec.fields import bounds_of, summary_of
+from shardscope.spec.layout import Layout
+from shardscope.spec.numbers import Count
+from shardscope_widgets.form import MOST, Open, bind, control_of, setting_in, setting_of, trait_of, typed
+from shardscope_widgets.memory_calculator import Choices as MemoryChoices
+from shardscope_widgets.training_lab import Choices
+from shardscope_widgets.training_lab._families import settings_of_method
+
+METHODS = [(kind, name) for kind in (Strategy, Compression, LRSchedule) for name in registry.names(kind)]
+
+
+class Settings(Spec):
+    """A spec to make controls of."""
+
+    share: float = Field(default=0.02, gt=0, le=1)
+    """Share of ``it`` that is sent. It has a second sentence."""
+    every: Count | None = None
+    """Steps between two looks; None never looks."""
+    clip: float | None = Field(default=None, gt=0)
+    mode: Literal["soft", "hard"] = "soft"
+    is_on: bool = True
+    name: str = "x"
+
+
+def settings() -> list[Any]:
+    own = [setting_of(Settings, field) for field in Settings.model_fields]
+    layout = [setting_in(MemoryChoices, name) for name in MemoryChoices.class_traits(field=bool)]
+    job = [setting_in(Choices, name) for name in Choices.class_traits(field=bool)]
+    return own + layout + job + [each for method in METHODS for each in settings_of_method(*method)]
+
+
+def test_every_control_has_its_fields_default_bounds_and_help() -> None:
+    for setting in settings():
+        field, control = setting.spec.model_fields[setting.field], control_of(setting)
+        assert typed(control) == setting.default, setting
+        assert control.description == setting.label
+        if field.description:
+            about = summary_of(field, nothing="“as it suits”")
+            assert control.tooltip == f"{about}."
+        if hasattr(control, "min"):
+            least, most = bounds_of(field)
+            most = 64 if setting.field == "world_size" else most  # which the lab holds its ranks to
+            assert (control.min, control.max) == (least, min(most or MOST, MOST)), setting
+        if field.default_factory is None and setting == setting_of(
+            setting.spec, setting.field, setting.label
+        ):
+            assert setting.default == field.default
+
+
+def test_forms_begin_with_the_defaults_of_the_specs_but_where_they_say_otherwise() -> None:
+    def otherwise(choices: type[t.HasTraits], *specs: type[Spec]) -> set[str]:
+        usual = {
+            field: setting_of(spec, field, values=()).default for spec in specs for field in spec.model_fields
+        }
+        traits = choices.class_traits(field=bool)
+        return {name for name, trait in traits.items() if trait.default_value != usual[name]}
+
+    assert otherwise(Choices, Optimizer, Record, Batch, Job) == {
+        "model", "data", "global_batch", "micro_batch", "steps",
+    }  # fmt: skip
+    assert otherwise(MemoryChoices, Layout) == {
+        "data", "tensor", "pipeline", "zero", "global_batch", "sequence_parallel",
+    }  # fmt: skip
+
+
+def test_what_a_control_looks_like_follows_from_the_type() -> None:
+    kinds = {field: type(control_of(setting_of(Settings, field))).__name__ for field in Settings.model_fields}
+    assert kinds == {
+        "share": "BoundedFloatText", "every": "Open", "clip": "Open", "mode": "Dropdown", "is_on": "Checkbox",
+        "name": "Text",
+    }  # fmt: skip
+    every = setting_of(Settings, "every", "Look every")
+    assert (every.label, every.help) == ("Look every", "Steps between two looks; “as it suits” never looks.")
+    assert setting_of(Settings, "share").help == "Share of it that is sent."
+    assert control_of(setting_of(Settings, "share")).step == pytest.approx(0.001)
+
+
+class Form(t.HasTraits):
+    """A trait of each field."""
+
+    share = trait_of(Settings, "share")
+    every = trait_of(Settings, "every")
+    clip = trait_of(Settings, "clip")
+    mode = trait_of(Settings, "mode")
+    precision = trait_of(Job, "precision")
+    seed = trait_of(Job, "seed")
+
+
+class TestTraits:
+    @pytest.mark.parametrize(
+        ("field", "value"), [("share", 2.0), ("every", 0), ("every", "x"), ("clip", -1.0)]
+    )
+    def test_they_keep_within_the_bounds(self, field: str, value: Any) -> None:
+        with pytest.raises(t.TraitError):
+            Form(**{field: value})
+
+    def test_they_know_the_names_and_their_aliases(self) -> None:
+        assert Form(precision="bf16").precision == "bf16-mixed"
+        with pytest.raises(SpecError, match="mode='hrad' is not known; did you mean 'hard'"):
+            Form(mode="hrad")
+
+    def test_a_control_and_its_trait_move_together_and_what_is_refused_is_taken_back(self) -> None:
+        form = Form()
+        controls = {name: control_of(setting_in(Form, name)) for name in ("every", "clip", "mode", "seed")}
+        bind(form, controls)
+        every, clip = controls["every"], controls["clip"]
+        assert isinstance(every, Open)
+        every.value, clip.value, controls["mode"].value = "5", "0.5", "hard"
+        assert (form.every, form.clip, form.mode) == (5, 0.5, "hard")
+        every.value = "often"
+        assert (form.every, every.value) == (5, "5")
+        form.seed = 2**60
+        assert (form.seed, controls["seed"].value) == (2**60, MOST)
+        every.value, form.clip = "", 2.0
+        assert (form.every, clip.value) == (None, "2.0")

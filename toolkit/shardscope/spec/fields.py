@@ -1,0 +1,50 @@
+"""What a field of a spec says of itself, for all that is made from fields: options of commands, controls of forms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+
+def members_of(annotation: Any) -> Iterator[Any]:
+    """The values of a Literal and the types of a union, without None; `str` for what a text stands for."""
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    elif hasattr(annotation, "__metadata__"):
+        yield from members_of(annotation.__origin__)
+    elif get_origin(annotation) in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from members_of(member)
+    elif annotation is not NoneType:
+        yield annotation if isinstance(annotation, type) else str
+
+
+def takes(annotation: Any, kind: type) -> bool:
+    """Whether a type is, or has among its members, `kind` or anything at all."""
+    return annotation in (kind, Any) or any(takes(member, kind) for member in get_args(annotation))
+
+
+def bounds_of(field: FieldInfo) -> tuple[Any, Any]:
+    """The least and the most that a number may be, or must stay above and below; None where it has no bound."""
+    marks = list(field.metadata)
+    for member in get_args(field.annotation):
+        for inner in getattr(member, "__metadata__", ()):
+            marks += getattr(inner, "metadata", ())
+    bounds = {
+        name: getattr(mark, name)
+        for mark in marks
+        for name in ("ge", "gt", "le", "lt")
+        if hasattr(mark, name)
+    }
+    return bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
+
+
+def summary_of(field: FieldInfo, *, nothing: str) -> str:
+    """The first sentence of a field's docstring, without its full stop; `nothing` is what it calls None."""
+    text = " ".join((field.description or "").split())
+    sentence = re.split(r"\.(?=\s|$)", text, maxsplit=1)[0].replace("`", "")
+    return re.sub(r"\bNone\b", nothing, sentence)
