@@ -30,7 +30,6 @@ def trace(job: Job, *, builds: bool = True) -> Traced:
 
     The model is built on shapes alone, and for real only where its code needs values and `builds`.
     """
-    state = torch.get_rng_state()
     try:
         with torch.device("meta"):
             module = build_model(_resolved(job.model))
@@ -38,9 +37,8 @@ def trace(job: Job, *, builds: bool = True) -> Traced:
     except Exception:  # of the user's code, whatever it may be
         if not builds:
             raise
-        return _traced(job, build_model(_resolved(job.model)))
-    finally:
-        torch.set_rng_state(state)
+        with torch.random.fork_rng(devices=[]):
+            return _traced(job, build_model(_resolved(job.model)))
 
 
 def _traced(job: Job, module: nn.Module) -> Traced:

@@ -120,7 +120,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         """
         from shardscope.runtime import launch
 
-        run = launch(self.job(), root=self._book.root)
+        run = launch(self.job(), root=self._book.root, preflight=not self.screen.forecast.anyway.value)
         self.watch(run)
         return run
 
@@ -185,10 +185,12 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
             job = self.job()
         except ShardscopeError as error:
             self.screen.say_plan(str(error), is_possible=False)
+            self.screen.forecast.want(None)
             self.screen.check.disabled = not self.check.is_running
         else:
             text = f"{_words.strategy_text(self.strategy)} {_words.plan_text(job)}"
             self.screen.say_plan(text, is_possible=True)
+            self.screen.forecast.want(job)
             self.screen.check.disabled = job.world_size == 1 and not self.check.is_running
 
     def _press_check(self) -> None:
@@ -279,6 +281,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         """Show the lab, and below it a place for results that stays readable when nothing runs any more."""
         super_display = self._repr_mimebundle_()
         display(super_display, raw=True)
+        self.screen.forecast.begin()
         self._display_id = self._display_id or uuid4().hex
         display(HTML(self._published), display_id=self._display_id)
 

@@ -12,6 +12,7 @@ from shardscope_widgets.ring_view import RingView
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab import _controls, _words
 from shardscope_widgets.training_lab._choices import KINDS, Choices
+from shardscope_widgets.training_lab._forecast import Forecast
 from shardscope_widgets.training_lab._frame import Frame
 from shardscope_widgets.training_lab._history import History
 from shardscope_widgets.training_lab._live import LiveView
@@ -35,6 +36,7 @@ class Screen:
         self.start.tooltip = "Start this job on real ranks"
         self.stop.tooltip = "Stop the run in focus at its next step"
         self.plan, self.status, self.problem, self.summary = (widgets.HTML() for _ in range(4))
+        self.forecast = Forecast()
         self.history, self.live, self.panels, self.ring = History(), LiveView(), Panels(), RingView()
         self.tabs = widgets.Tab(
             [widgets.VBox([self.live.box, self.panels.box]), self.summary, self.ring],
@@ -46,7 +48,7 @@ class Screen:
     def _arrange(self, check_box: widgets.Widget) -> tuple[widgets.Widget, ...]:
         buttons = widgets.HBox([self.start, self.stop, self.check])
         panel = _controls.panel(self.controls, self.options)
-        left = widgets.VBox([panel, buttons, self.plan, self.history])
+        left = widgets.VBox([panel, buttons, self.plan, self.forecast.box, self.history])
         right = widgets.VBox([self.status, self.problem, check_box, self.tabs])
         main = widgets.HBox([left, right])
         for box, name in ((buttons, "ss-buttons"), (left, "ss-left"), (right, "ss-right"), (main, "ss-main")):
