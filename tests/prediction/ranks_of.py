@@ -49,7 +49,8 @@ def hold_states(job: ss.Job, trace: StepTrace, ranks: Sequence[Events]) -> int:
         assert said.is_exact
         for rank, events in enumerate(ranks):
             measured = next(row for row in events if row["event"] == "memory" and row["step"] == number)
-            expected = {kind: int(getattr(said, kind)[rank]) for kind in KINDS}
-            assert {kind: measured[kind] for kind in KINDS} == expected, f"step {number}, rank {rank}"
-            num_exact += len(KINDS)
+            kinds = KINDS if said.buffers is None else (*KINDS, "buffers")
+            expected = {kind: int(getattr(said, kind)[rank]) for kind in kinds}
+            assert {kind: measured[kind] for kind in kinds} == expected, f"step {number}, rank {rank}"
+            num_exact += len(kinds)
     return num_exact

@@ -75,6 +75,31 @@ def flat_shard_elements(bucket_elements: Sequence[int], world_size: int, *, is_p
     return total
 
 
+def flat_piece_elements(
+    tensor_elements: Sequence[int], capacity: int, world_size: int, *, is_padded: bool = False
+) -> Ints:
+    """Elements of each tensor that each rank updates under ZeRO-1; shape `(tensors, W)`.
+
+    Args:
+        tensor_elements: Of each tensor, in the module's order.
+        capacity: As for `bucket_elements`.
+        world_size: W, the ranks.
+        is_padded: As for `flat_shard_elements`.
+    """
+    found = np.zeros((len(tensor_elements), world_size), dtype=np.int64)
+    places = reversed(range(len(tensor_elements)))
+    for total in bucket_elements(tensor_elements, capacity):
+        shares = chunk_sizes(-(-total // world_size) * world_size if is_padded else total, world_size)
+        ends = np.cumsum(shares)
+        start = 0
+        while start < total:
+            place = next(places)
+            end = start + tensor_elements[place]
+            found[place] = np.clip(np.minimum(ends, end) - np.maximum(ends - shares, start), 0, None)
+            start = end
+    return found
+
+
 def padded_elements(shape: Shape, num_shards: int) -> int:
     """Elements of a tensor once FSDP2 has padded its first dimension to a multiple of `num_shards`.
 

@@ -268,6 +268,25 @@ class Compression(Method):
             for each in self.collectives(shapes, world_size, plan=plan)
         )
 
+    def kept_bytes(
+        self,
+        shapes: Shapes,  # noqa: ARG002
+        world_size: int,  # noqa: ARG002
+        *,
+        scatters: bool = False,  # noqa: ARG002
+    ) -> int | None:
+        """Bytes that each rank keeps from step to step beside one bucket, once it has been compressed.
+
+        Args:
+            shapes: Of what lies in the bucket.
+            world_size: W, the ranks that it meets on.
+            scatters: Whether each rank comes to its own share of the mean only, or sends packets that others unpack.
+
+        Returns:
+            None where nobody has said, or it moves.
+        """
+        return None
+
     @property
     def meets(self) -> Meeting:
         """How packed gradients of all ranks become their mean."""

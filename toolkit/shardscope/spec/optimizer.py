@@ -147,6 +147,14 @@ class Optimizer(Method):
         """
         return NormSums()
 
+    def buffered(self, dimensions: Sequence[int]) -> list[list[int]]:
+        """Which updates wait in a buffer for norms, by the places of their tensors; groups are batched apart.
+
+        Args:
+            dimensions: Of each trained tensor.
+        """
+        return [[*range(len(dimensions))]] if self.states.buffers_updates else []
+
     @required
     def build(self, parameters: Parameters) -> Any:
         """The `torch.optim.Optimizer` that does it, on one rank.

@@ -201,7 +201,7 @@ class Strategy(Method):
         return None
 
     def states(self, step: Any) -> Any:  # noqa: ARG002
-        """What each rank holds of parameters, gradients and optimizer state in one step, as a run measures it.
+        """What each rank holds of parameters, gradients, optimizer state and buffers in one step, as a run measures it.
 
         Args:
             step: The `shardscope.analytic.job_step.JobStep` of a job whose strategy this is.

@@ -19,6 +19,7 @@ from shardscope.analytic.memory.fully_sharded import units_of
 from shardscope.analytic.memory.moments import ELEMENT_BYTES, not_traced
 from shardscope.analytic.sharding import (
     bucket_elements,
+    flat_piece_elements,
     flat_shard_elements,
     padded_elements,
     row_shard_elements,
@@ -82,7 +83,7 @@ def held_of(table: LayerTable, optimizer: AnyStates, sharding: Sharding) -> Held
         step = _untraced(table)
     trained = [row for row in step.parameters if row.is_trained]
     num_elements = int(updated_elements(trained, sharding)[sharding.rank])
-    update = num_elements if sharding.stage else _largest_batch([row.num_elements for row in trained])
+    update = num_elements if sharding.stage else largest_batch([row.num_elements for row in trained])
     width = sharding.element_bytes
     work = width * update * kept.buffers_updates + _ring_bytes(step, trained, sharding)
     parameters, gradients = weight_bytes(step.parameters, sharding)
@@ -107,8 +108,22 @@ def _untraced(table: LayerTable) -> StepTrace:
     return StepTrace(units=("",), parameters=rows, buffer_bytes=0, output_bytes=0, moments={})
 
 
-def updated_elements(trained: Sequence[ParameterRow], sharding: Sharding) -> Ints:
-    """Elements that each rank updates; shape `(N,)`, by rank."""
+def updated_elements(
+    trained: Sequence[ParameterRow], sharding: Sharding, *, only: frozenset[int] | None = None
+) -> Ints:
+    """Elements that each rank updates; shape `(N,)`, by rank.
+
+    Args:
+        trained: Parameters, in the module's order.
+        sharding: How they are spread.
+        only: Those of them to count, by their place; None for all.
+    """
+    if only is not None and len(only) < len(trained):
+        if sharding.stage == 1:
+            sizes, capacity = [row.num_elements for row in trained], _capacity(sharding)
+            pieces = flat_piece_elements(sizes, capacity, sharding.ranks, is_padded=sharding.is_padded)
+            return np.asarray(pieces[sorted(only)].sum(axis=0))
+        trained = [trained[place] for place in sorted(only)]
     if sharding.stage == 0:
         return np.full(sharding.ranks, sum(row.num_elements for row in trained))
     if sharding.stage == 1:
@@ -133,11 +148,15 @@ def _elements(rows: Sequence[ParameterRow], sharding: Sharding) -> int:
 
 
 def _buckets(trained: Sequence[ParameterRow], sharding: Sharding) -> list[int]:
-    capacity = int(sharding.bucket_mb * 2**20) // sharding.element_bytes
-    return bucket_elements([row.num_elements for row in trained], capacity)
+    return bucket_elements([row.num_elements for row in trained], _capacity(sharding))
 
 
-def _largest_batch(sizes: Sequence[int]) -> int:
+def _capacity(sharding: Sharding) -> int:
+    """Elements of a flat bucket."""
+    return int(sharding.bucket_mb * 2**20) // sharding.element_bytes
+
+
+def largest_batch(sizes: Sequence[int]) -> int:
     """Elements of the largest run of tensors that fits the cache, as `LayerwiseOptimizer` packs them."""
     batches = [0]
     for size in sizes:
@@ -161,8 +180,12 @@ def _ring_bytes(step: StepTrace, trained: Sequence[ParameterRow], sharding: Shar
 
 
 def _slice_bytes(chunk: int, width: int) -> int:
-    num_slices = max(1, -(-chunk * width // SLICE_BYTES))
-    return -(-chunk // num_slices) * width
+    return slice_bytes(chunk, width, max(1, -(-chunk * width // SLICE_BYTES)))
+
+
+def slice_bytes(num_elements: int, element_bytes: int, num_slices: int) -> int:
+    """Of the longest of several slices."""
+    return -(-num_elements // num_slices) * element_bytes
 
 
 def check_sharding(sharding: Sharding) -> None:

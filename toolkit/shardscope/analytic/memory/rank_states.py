@@ -7,7 +7,7 @@ a parameter that is used twice counts once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,13 +29,25 @@ class RankStates(NamedTuple):
     """Where they are views of the buckets that are sent, the buckets."""
     optimizer: Ints
     """What the optimizer carries from step to step, counters included; as if no update had been skipped so far."""
+    buffers: Ints | None = None
+    """What is kept to work in: room to receive in, updates that wait, a server's messages, what compression remembers.
+    None where nobody has said: on GPUs, with compression that adapts, and for methods of a user's own."""
     is_exact: bool = True
-    """Whether a run holds just that; else something that is not known beforehand decides, and this is an estimate."""
+    """Whether a run holds just that. Else something that is not known beforehand decides, or the optimizer keeps sums
+    of rows and columns or treats some tensors apart, which is not in it."""
 
     def repeated(self, groups: int) -> RankStates:
         """The same in each of several groups of ranks, one group after another."""
         parameters, gradients, optimizer = (np.tile(kind, groups) for kind in self[:3])
-        return self._replace(parameters=parameters, gradients=gradients, optimizer=optimizer)
+        buffers = None if self.buffers is None else np.tile(self.buffers, groups)
+        return self._replace(parameters=parameters, gradients=gradients, optimizer=optimizer, buffers=buffers)
+
+    def working_in(self, step: JobStep, room: Callable[[], int | Ints | None]) -> RankStates:
+        """With what `room` gives as buffers of each rank, or of all alike, where that is known in a step."""
+        found = room() if step.backend == "gloo" else None
+        if found is None:
+            return self
+        return self._replace(buffers=np.zeros_like(self.parameters) + np.asarray(found, dtype=np.int64))
 
 
 def spread_states(
@@ -61,7 +73,7 @@ def spread_states(
     parameters, gradients = weight_bytes(step.rows, cut)
     every = np.ones(cut.ranks, dtype=np.int64)
     whole = every * (parameters + int(step.trace.buffer_bytes))
-    return RankStates(whole, every * gradients, optimizer.astype(np.int64))
+    return RankStates(whole, every * gradients, optimizer.astype(np.int64), is_exact=_goes_by_element(step))
 
 
 def placed_states(step: JobStep, placed: Sequence[Sequence[ParameterRow]]) -> RankStates:
@@ -75,7 +87,12 @@ def placed_states(step: JobStep, placed: Sequence[Sequence[ParameterRow]]) -> Ra
     weights, grads = (step.element_bytes * _elements(part) for part in (placed, trained))
     counts = np.array([len(rows) for rows in trained])
     optimizer = optimizer_bytes(step.kept, _elements(trained), counts, step.element_bytes)
-    return RankStates(weights, grads, optimizer.astype(np.int64))
+    return RankStates(weights, grads, optimizer.astype(np.int64), is_exact=_goes_by_element(step))
+
+
+def _goes_by_element(step: JobStep) -> bool:
+    """Whether what the optimizer keeps follows from the numbers of elements and of tensors."""
+    return not (step.kept.per_factor or step.kept.outside_hidden)
 
 
 def _elements(placed: Sequence[Sequence[ParameterRow]]) -> Ints:

@@ -7,25 +7,31 @@ tensor, and on a GPU another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from shardscope.analytic.communication.compressed import FLOAT_BYTES
 from shardscope.analytic.communication.parameter_server import HEADER_BYTES
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory.rank_states import Ints, RankStates, placed_states
+from shardscope.analytic.memory.work_space import remembered, updates_of
 from shardscope.spec.model.step import ParameterRow
+
+Shards = Sequence[Sequence[ParameterRow]]
+"""The tensors of each server, which are the lowest ranks."""
 
 
 def server_states(
-    step: JobStep, shards: Sequence[Sequence[ParameterRow]], *, dedicated: bool = False
+    step: JobStep, shards: Shards, *, dedicated: bool = False, pack: Callable[[int], int] | None = None
 ) -> RankStates:
     """What servers and workers hold in a step.
 
     Args:
         step: Of a job.
-        shards: The tensors of each server, which are the lowest ranks.
+        shards: The tensors of each server.
         dedicated: Whether the servers' ranks compute no gradients.
+        pack: Gives bytes of so many elements, packed; None where gradients travel as they are.
     """
     elsewhere: list[list[ParameterRow]] = [[] for _ in range(step.world_size - len(shards))]
     own = placed_states(step, [*shards, *elsewhere])
@@ -33,11 +39,38 @@ def server_states(
     is_on_host = step.backend == "gloo"
     copies, grads = _bytes(step.rows, step), _bytes(step.trained, step)
     works: Ints = np.where(is_server & dedicated, 0, grads)
-    return RankStates(
+    states = RankStates(
         parameters=copies + int(step.trace.buffer_bytes) + own.parameters + HEADER_BYTES * (is_server & is_on_host),
         gradients=works + own.gradients * (1 if is_on_host else 2),
         optimizer=own.optimizer,
+        is_exact=own.is_exact,
     )  # fmt: skip
+    return states.working_in(step, lambda: _room(step, shards, dedicated=dedicated, pack=pack))
+
+
+def _room(
+    step: JobStep, shards: Shards, *, dedicated: bool, pack: Callable[[int], int] | None
+) -> Ints | None:
+    """Messages that a rank sends from, and receives in: a worker's to and from servers, and a server's from workers.
+
+    A worker on a server's rank hands its gradient over in a message, and needs none to be answered in. Packed gradients
+    are laid out in float32 by the worker, and unpacked in it by a server of another width.
+    """
+    counts = [sum(row.num_elements for row in rows) for rows in shards]
+    pulled = [HEADER_BYTES + step.element_bytes * count for count in counts]
+    pushed = pulled if pack is None else [HEADER_BYTES + pack(count) for count in counts]
+    laid_out = [0 if pack is None else FLOAT_BYTES * count for count in counts]
+    kept = remembered(step, [[(count,)] for count in counts], scatters=True)
+    if kept is None:
+        return None
+    first = len(shards) if dedicated else 0
+    remote = step.world_size - first - (0 if dedicated else 1)
+    room = np.zeros(step.world_size, dtype=np.int64)
+    room[first:] += sum(pushed) + sum(pulled) + sum(laid_out) + kept
+    for rank, rows in enumerate(shards):
+        room[rank] += remote * pushed[rank] + updates_of(rows, step) - (0 if dedicated else pulled[rank])
+        room[rank] += laid_out[rank] if step.element_bytes != FLOAT_BYTES else 0
+    return room
 
 
 def _bytes(rows: Sequence[ParameterRow], step: JobStep) -> int:

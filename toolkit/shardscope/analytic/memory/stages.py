@@ -8,6 +8,7 @@ import numpy as np
 
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory.rank_states import RankStates, placed_states
+from shardscope.analytic.memory.work_space import updates_of
 from shardscope.spec.model.step import ParameterRow, PipelinePiece
 
 _PLACEHOLDER = ParameterRow(unit=0, shape=(1,))
@@ -24,7 +25,10 @@ def pipeline_states(step: JobStep, stages: Sequence[tuple[int, Sequence[Pipeline
     pieces: list[list[PipelinePiece]] = [[] for _ in range(step.world_size)]
     for rank, layers in stages:
         pieces[rank] += layers
-    found = placed_states(step, [_rows(step, held) for held in pieces])
+    placed = [_rows(step, held) for held in pieces]
+    found = placed_states(step, placed).working_in(
+        step, lambda: np.array([updates_of(rows, step) for rows in placed])
+    )
     sizes = step.trace.buffer_sizes
     used = [{place for piece in held for place in piece.buffers} for held in pieces]
     buffers = np.array([sum(sizes[place] for place in places) for places in used], dtype=np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from shardscope.spec.compression import Collective, Compression, Shapes
 from shardscope.spec.numbers import CountOrZero
@@ -31,6 +32,15 @@ class LowRankCompression(Compression):
     def probes(self, plan: Sequence[int] | None) -> int:
         """Vectors that go with every left factor."""
         return 0
+
+    def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int | None:
+        """The second factors, from which the next step goes on; and what is left of the bucket."""
+        from shardscope.analytic.communication.compressed import FLOAT_BYTES, low_rank_elements
+
+        if not self.is_fixed:
+            return None
+        _, factors = low_rank_elements(shapes, [self.rank] * len(shapes))
+        return FLOAT_BYTES * (factors + self.feedback * sum(prod(shape) for shape in shapes))
 
     def collectives(
         self, shapes: Shapes, world_size: int, *, plan: Sequence[int] | None = None

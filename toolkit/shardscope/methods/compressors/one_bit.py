@@ -34,6 +34,11 @@ class OneBitCompression(BlockCompression):
     """Elements that share one magnitude; a multiple of 8, 8 to 65536."""
 
     @property
+    def memories(self) -> int:
+        """What has not been sent, and the units of each tensor."""
+        return 2
+
+    @property
     def width(self) -> int:
         return 1
 

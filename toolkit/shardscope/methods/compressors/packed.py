@@ -75,6 +75,22 @@ class PackedCompression(Compression):
         packet = self.packet_bytes(share_size(num_elements, world_size, self.align))
         return [Collective("all_to_all", packet), Collective("all_gather", packet)]
 
+    @property
+    def memories(self) -> int:
+        """Numbers that it keeps in float32 for each one that it packs, where it remembers."""
+        return 1
+
+    def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int | None:
+        """What is left of the bucket; of a rank's share of the mean as well, where that is packed a second time."""
+        from shardscope.analytic.communication.compressed import FLOAT_BYTES, share_size
+
+        if not self.remembers:
+            return 0
+        num_elements = sum(prod(shape) for shape in shapes)
+        packs_again = self.meets == "two-phase" and not scatters
+        share = share_size(num_elements, world_size, self.align) if packs_again else 0
+        return FLOAT_BYTES * (self.memories * num_elements + share)
+
     def share_collective(self, share: int, world_size: int) -> Collective:
         """How ranks come to the mean of one bucket, each to its own share of `share` elements: ``sum`` scatters it."""
         packet = self.packet_bytes(share)

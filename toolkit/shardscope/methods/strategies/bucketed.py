@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardscope.spec.numbers import MessageMiB
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
+    from shardscope.analytic.sharding import Ints
     from shardscope.spec.compression import Collective
 
 
@@ -82,7 +84,40 @@ class BucketedStrategy(Strategy):
         whole = spread_states(step)
         has_buckets = step.number > (1 if step.job.compression.is_on else 2)
         copies = 2 if has_buckets and step.micro_batches > 1 else 1
-        return whole._replace(gradients=whole.gradients * copies)
+        held = whole._replace(gradients=whole.gradients * copies)
+        return held.working_in(step, lambda: self._room(step))
+
+    def _room(self, step: JobStep) -> int | Ints | None:
+        """What updates wait in, what compression remembers, and what sums have been received in so far."""
+        from shardscope.analytic.memory.work_space import remembered, updates_of
+
+        kept = remembered(step, step.buckets(self.bucket_mb))
+        room = self.sum_room([*self._sums(replace(step, number=1)), *self._sums(step)], step)
+        return None if kept is None or room is None else updates_of(step.rows, step) + kept + room
+
+    def _sums(self, step: JobStep) -> Iterator[tuple[int, int]]:
+        """Elements and their bytes of each tensor that is summed, in a step or in one before it like it."""
+        now = step.compression
+        if now.period > 1:
+            if step.number >= now.period:
+                yield step.num_elements, step.element_bytes
+            return
+        for shapes in step.buckets(self.bucket_mb):
+            for op, count, width in now.collectives(shapes, step.world_size):
+                if op == "sum":
+                    yield count, width if step.is_compressed else step.element_bytes
+
+    def sum_room(self, sums: Sequence[tuple[int, int]], step: JobStep) -> int | Ints | None:
+        """Bytes that each rank keeps to receive in once it has summed flat tensors; shape `(W,)`, or one for all.
+
+        Args:
+            sums: Elements of each tensor, and bytes of an element.
+            step: For the number of ranks.
+
+        Returns:
+            None where nobody has said.
+        """
+        return None
 
     def _exchanges(self, step: JobStep) -> Iterator[Traffic]:
         from shardscope.analytic.communication.traffic import between

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication import ShardCollectives, Traffic
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
+    from shardscope.analytic.sharding import Ints
     from shardscope.spec.job import Job
 
 
@@ -49,6 +50,25 @@ class ZeroStrategy(Strategy):
             compression=now if isinstance(now, PackedCompression) else None,
             backend=None if self.collectives == "ring" else step.backend,
         )
+
+    def _room(self, step: JobStep, gathered: list[int], reduced: list[int], ranks: int) -> int | None:
+        """Bytes in which each of some ranks receives from the ring, and remembers what compression leaves out.
+
+        Args:
+            step: Of a job.
+            gathered: Elements of the flat tensors that are gathered, padding included.
+            reduced: Of those that are reduced.
+            ranks: That they meet on.
+        """
+        from shardscope.analytic.memory.work_space import remembered, ring_room
+
+        now, sums = step.compression, [(size, step.element_bytes) for size in [*gathered, *reduced]]
+        if isinstance(now, PackedCompression):
+            found = (now.share_collective(size // ranks, ranks) for size in reduced)
+            sums += [(each.num_elements, each.element_bytes) for each in found if each.op == "sum"]
+        kept = remembered(step, [[(size,)] for size in reduced], among=ranks, scatters=True)
+        ring = 0 if self.collectives == "backend" else ring_room(sums, ranks)
+        return None if kept is None else kept + ring
 
     def check(self, job: Job) -> None:
         """The backends' own reduce-scatter adds numbers up as they are."""
@@ -153,8 +173,16 @@ class FullyShardedStrategy(ZeroStrategy):
         Both stages free what they have gathered, which counts as another kind.
         """
         from shardscope.analytic.memory import spread_states
+        from shardscope.analytic.memory.work_space import unit_elements, updates_of_shards
 
-        return spread_states(step, stage=2, ranks=step.world_size // self.replicas).repeated(self.replicas)
+        shards = step.world_size // self.replicas
+
+        def room() -> Ints | None:
+            whole, reduced = (unit_elements(step, shards, trained=trained) for trained in (False, True))
+            kept = self._room(step, whole, reduced, shards)
+            return None if kept is None else updates_of_shards(step, 2, ranks=shards) + kept
+
+        return spread_states(step, 2, ranks=shards).working_in(step, room).repeated(self.replicas)
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
         """R (N-1) S for each collective in R groups of N ranks, and 2(R-1) S between the groups.

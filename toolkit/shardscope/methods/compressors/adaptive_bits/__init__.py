@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor
+from math import floor, prod
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
@@ -70,6 +70,12 @@ class AdaptiveBits(Compression):
             [self.collectives([shape], world_size, plan=[MOST])[0].num_elements for shape in shapes],
         )
         return least, [each._replace(num_elements=sum(alone)) for each in least]
+
+    def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int:
+        """What is left of the bucket, if that is remembered."""
+        from shardscope.analytic.communication.compressed import FLOAT_BYTES
+
+        return self.feedback * FLOAT_BYTES * sum(prod(shape) for shape in shapes)
 
     def build(self, job: Job) -> Any:
         from shardscope.methods.compressors.adaptive_bits._torch import AdaptiveBits

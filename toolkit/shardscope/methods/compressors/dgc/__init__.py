@@ -52,6 +52,11 @@ class DeepGradientCompression(PackedCompression):
     def remembers(self) -> bool:
         return True
 
+    @property
+    def memories(self) -> int:
+        """What has not been sent, and its momentum."""
+        return 2 if self.momentum else 1
+
     def at_step(self, step: int) -> DeepGradientCompression:
         """The ratio falls by equal factors as in section 3.3, a step at a time instead of an epoch."""
         if step > self.warmup_steps or self.ratio >= _WARM_RATIO:

@@ -37,6 +37,9 @@ class LocalSgd(Compression):
 
         return [Collective("sum", sum(prod(shape) for shape in shapes), FLOAT_BYTES)]
 
+    def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int:
+        return 0
+
     def build(self, job: Job) -> Any:
         from shardscope.methods.compressors.local_sgd._torch import LocalSGD
 

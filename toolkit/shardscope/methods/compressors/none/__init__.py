@@ -35,5 +35,8 @@ class Uncompressed(Compression):
 
         return [Collective("sum", sum(prod(shape) for shape in shapes), FLOAT_BYTES)]
 
+    def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int:
+        return 0
+
     def build(self, job: Job) -> None:
         return None

@@ -118,6 +118,13 @@ class Lamb(Optimizer):
         adapted = [d for d in dimensions if d > 1 or self.exclude == "none"] if adapts else []
         return NormSums(2 * len(adapted), int(settings["max_grad_norm"] != "off"))
 
+    def buffered(self, dimensions: Sequence[int]) -> list[list[int]]:
+        """All; those that are excluded are a group of their own."""
+        if self.exclude == "none":
+            return super().buffered(dimensions)
+        places = range(len(dimensions))
+        return [[p for p in places if dimensions[p] > 1], [p for p in places if dimensions[p] <= 1]]
+
     def build(self, parameters: Parameters) -> Any:
         from shardscope.methods.optimizers.lamb._torch_build import build
 

@@ -89,6 +89,12 @@ class Lars(Optimizer):
         """The squares of each adapted layer's weights and of what its ratio divides by."""
         return NormSums(2 * sum(d > 1 or self.exclude == "none" for d in dimensions))
 
+    def buffered(self, dimensions: Sequence[int]) -> list[list[int]]:
+        """Gradients with their decay added, where there is one."""
+        if not self.weight_decay:
+            return []
+        return [[place for place, d in enumerate(dimensions) if d > 1 or self.exclude == "none"]]
+
     def build(self, parameters: Parameters) -> Any:
         from shardscope.methods.optimizers.lars._torch import TorchLars
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardscope.methods.strategies.bucketed import BucketedStrategy
 from shardscope.spec.look import Look
 
 if TYPE_CHECKING:
+    from shardscope.analytic.job_step import JobStep
     from shardscope.spec.job import Job
 
 
@@ -23,6 +25,10 @@ class AllReduce(BucketedStrategy):
     def ring_directions(self) -> int:
         """One: gloo's and NCCL's all-reduce of large buckets is a ring."""
         return 1
+
+    def sum_room(self, sums: Sequence[tuple[int, int]], step: JobStep) -> int:
+        """None that is ours."""
+        return 0
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.training.strategies.bucketed import BucketedRank

@@ -119,8 +119,15 @@ class Gossip(Strategy):
     def states(self, step: JobStep) -> RankStates:
         """Whole replicas, each with gradients and moments of its own."""
         from shardscope.analytic.memory import spread_states
+        from shardscope.analytic.memory.work_space import gossip_room, updates_of
 
-        return spread_states(step)
+        def room() -> int:
+            has_mixed = step.number >= self.mix_every
+            return updates_of(step.rows, step) + gossip_room(
+                step, slice_mb=self.slice_mb, has_mixed=has_mixed
+            )
+
+        return spread_states(step).working_in(step, room)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.gossip._torch import Gossip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from shardscope.spec.numbers import Count, MessageMiB
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.sharding import Ints
     from shardscope.spec.job import Job
 
 
@@ -74,6 +76,12 @@ class Hierarchical(BucketedStrategy):
 
         per_node = self.ranks_per_node(step.world_size, step.world_size)
         return by_hierarchy(num_elements, element_bytes, step.world_size, per_node, slice_mb=self.slice_mb)
+
+    def sum_room(self, sums: Sequence[tuple[int, int]], step: JobStep) -> Ints:
+        from shardscope.analytic.memory.work_space import hierarchy_room
+
+        per_node = self.ranks_per_node(step.world_size, step.world_size)
+        return hierarchy_room(sums, step.world_size, per_node, slice_mb=self.slice_mb)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.hierarchical._torch import Hierarchical

@@ -193,9 +193,10 @@ class ParameterServer(Strategy):
 
         rows = step.trained
         shards = self.shards([row.num_elements for row in rows])
-        return server_states(
-            step, [[rows[index] for index in shard] for shard in shards], dedicated=self.dedicated
-        )
+        method = step.job.compression
+        pack = method.packet_bytes if isinstance(method, PackedCompression) else None
+        held = [[rows[index] for index in shard] for shard in shards]
+        return server_states(step, held, dedicated=self.dedicated, pack=pack)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.parameter_server._torch import ParameterServer

@@ -267,7 +267,7 @@ class Pipeline(Strategy):
         if not step.trace.pieces:
             return None
         found = pipeline_states(step, self.stages(step))
-        return found._replace(is_exact=self.split != "time")
+        return found._replace(is_exact=found.is_exact and self.split != "time")
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.pipeline._torch import Pipeline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardscope.methods.strategies.bucketed import BucketedStrategy
@@ -49,6 +50,11 @@ class Ring(BucketedStrategy):
             "all_reduce", num_elements, element_bytes, step.world_size, directions=self.directions,
             slice_mb=self.slice_mb,
         )  # fmt: skip
+
+    def sum_room(self, sums: Sequence[tuple[int, int]], step: JobStep) -> int:
+        from shardscope.analytic.memory.work_space import ring_room
+
+        return ring_room(sums, step.world_size, directions=self.directions, slice_mb=self.slice_mb)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.ring._torch import Ring

@@ -36,8 +36,9 @@ class Single(Strategy):
     def states(self, step: JobStep) -> RankStates:
         """A whole replica."""
         from shardscope.analytic.memory import spread_states
+        from shardscope.analytic.memory.work_space import updates_of
 
-        return spread_states(step)
+        return spread_states(step).working_in(step, lambda: updates_of(step.rows, step))
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.single._torch import Single

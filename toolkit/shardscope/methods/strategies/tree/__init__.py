@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardscope.methods.strategies.bucketed import BucketedStrategy
@@ -11,6 +12,7 @@ from shardscope.spec.numbers import MessageMiB
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
+    from shardscope.analytic.sharding import Ints
     from shardscope.spec.job import Job
 
 
@@ -33,6 +35,11 @@ class Tree(BucketedStrategy):
         from shardscope.analytic.communication.traffic import by_tree
 
         return by_tree(num_elements, element_bytes, step.world_size, slice_mb=self.slice_mb)
+
+    def sum_room(self, sums: Sequence[tuple[int, int]], step: JobStep) -> Ints:
+        from shardscope.analytic.memory.work_space import tree_room
+
+        return tree_room(sums, step.world_size, slice_mb=self.slice_mb)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.tree._torch import Tree

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
+    from shardscope.analytic.sharding import Ints
     from shardscope.spec.job import Job
 
 
@@ -39,20 +40,33 @@ class Zero1(ZeroStrategy):
         """Bucket by bucket; norms are all-reduced by the backend."""
         from shardscope.analytic.communication import zero_1_traffic
         from shardscope.analytic.communication.traffic import together
-        from shardscope.analytic.sharding import bucket_elements
         from shardscope.methods.strategies.sharded import norm_traffic
 
-        capacity = int(self.bucket_mb * 2**20) // step.element_bytes
-        buckets = bucket_elements([row.num_elements for row in step.trained], capacity)
-        sharded = zero_1_traffic(buckets, step.world_size, self._carriers(step))
+        sharded = zero_1_traffic(self._buckets(step), step.world_size, self._carriers(step))
         return together([sharded, *norm_traffic(step)])
+
+    def _buckets(self, step: JobStep) -> list[int]:
+        """Elements of each flat bucket, without padding."""
+        from shardscope.analytic.sharding import bucket_elements
+
+        capacity = int(self.bucket_mb * 2**20) // step.element_bytes
+        return bucket_elements([row.num_elements for row in step.trained], capacity)
 
     def states(self, step: JobStep) -> RankStates:
         """Parameters and gradients whole, flat in buckets; an equal share of the optimizer's state."""
         from shardscope.analytic.memory import spread_states
+        from shardscope.analytic.memory.work_space import updates_of_shards
 
         is_padded = step.job.compression.is_on or self.collectives == "backend"
-        return spread_states(step, stage=1, bucket_mb=self.bucket_mb, is_padded=is_padded)
+        cut: dict[str, Any] = {"stage": 1, "bucket_mb": self.bucket_mb, "is_padded": is_padded}
+
+        def room() -> Ints | None:
+            padding = step.world_size if is_padded else 1
+            sizes = [-(-size // padding) * padding for size in self._buckets(step)]
+            kept = self._room(step, sizes, sizes, step.world_size)
+            return None if kept is None else updates_of_shards(step, **cut) + kept
+
+        return spread_states(step, **cut).working_in(step, room)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.zero_1._torch import Zero1

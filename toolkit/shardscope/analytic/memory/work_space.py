@@ -1,0 +1,145 @@
+"""What ranks keep to work in, beside their states: room to receive in, and updates that wait for their norms.
+
+Rings, trees and neighbours receive into buffers that they keep from call to call, as large as the longest message so
+far asked for, twice over: receives are posted ahead. Layer-wise optimizers keep a buffer for updates on a CPU: where
+norms are summed over ranks, for all that a rank updates; else for a batch of tensors that fits the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from shardscope.analytic.communication.compressed import FLOAT_BYTES
+from shardscope.analytic.communication.ring import chunk_sizes
+from shardscope.analytic.job_step import JobStep
+from shardscope.analytic.memory.held import (
+    RECEIVED_AHEAD,
+    Sharding,
+    largest_batch,
+    slice_bytes,
+    updated_elements,
+)
+from shardscope.analytic.memory.rank_states import Ints
+from shardscope.analytic.sharding import padded_elements
+from shardscope.spec.compression import Shapes
+from shardscope.spec.model.step import ParameterRow
+
+MIB = 2**20
+
+
+Sums = Sequence[tuple[int, int]]
+"""Elements of each tensor that is summed, or gathered, and the bytes of one."""
+
+
+def ring_room(sums: Sums, members: int, *, directions: int = 1, slice_mb: float = 4.0) -> int:
+    """Bytes in which a rank of a ring receives, once these tensors have gone around it.
+
+    Args:
+        sums: The tensors.
+        members: Ranks in the ring.
+        directions: 2 where half of each tensor travels the other way.
+        slice_mb: Longest message in MiB.
+    """
+
+    def room(size: int, width: int) -> int:
+        halves = [size] if directions == 1 else [(size + 1) // 2, size // 2]
+        chunks = [-(-half // members) for half in halves]
+        num_slices = max(1, -(-chunks[0] * width // int(slice_mb * MIB)))
+        return sum(RECEIVED_AHEAD * slice_bytes(chunk, width, num_slices) for chunk in chunks)
+
+    return max((room(*each) for each in sums), default=0)
+
+
+def hierarchy_room(sums: Sums, world_size: int, per_node: int, *, slice_mb: float) -> Ints:
+    """The same of each rank in rings inside nodes of `per_node` ranks and across them; shape `(W,)`."""
+    if per_node in (1, world_size):
+        return np.full(world_size, ring_room(sums, world_size, slice_mb=slice_mb))
+    inside = ring_room(sums, per_node, slice_mb=slice_mb)
+    across = np.array(
+        [
+            ring_room(
+                [(int(chunk_sizes(size, per_node)[place]), width) for size, width in sums],
+                world_size // per_node,
+                slice_mb=slice_mb,
+            )
+            for place in range(per_node)
+        ]
+    )
+    return np.tile(inside + across, world_size // per_node)
+
+
+def tree_room(sums: Sums, world_size: int, *, slice_mb: float) -> Ints:
+    """Bytes in which each rank of a binary tree receives from its children; shape `(W,)`."""
+    longest, ranks = int(slice_mb * MIB), np.arange(world_size)
+    slices = [
+        slice_bytes(size, width, min(size, -(-size * width // longest))) for size, width in sums if size
+    ]
+    children = (2 * ranks + 1 < world_size).astype(np.int64) + (2 * ranks + 2 < world_size)
+    return np.asarray(children * RECEIVED_AHEAD * max(slices, default=0))
+
+
+def remembered(
+    step: JobStep, buckets: Iterable[Shapes], *, among: int = 0, scatters: bool = False
+) -> int | None:
+    """Bytes that each rank keeps beside compressed gradients; None where nobody has said.
+
+    Args:
+        step: Of a job.
+        buckets: Shapes of what lies in each.
+        among: Ranks that a bucket meets on; 0 for all.
+        scatters: As for `Compression.kept_bytes`.
+    """
+    if not step.is_compressed:
+        return 0
+    ranks, method = among or step.world_size, step.job.compression
+    found = [method.kept_bytes(shapes, ranks, scatters=scatters) for shapes in buckets]
+    return None if None in found else sum(filter(None, found))
+
+
+def gossip_room(step: JobStep, *, slice_mb: float, has_mixed: bool) -> int:
+    """A flat copy of what is trained, and once ranks have averaged, room for both neighbours' slices.
+
+    With compression instead of that, public copies in float32: a rank's own and its neighbours'.
+    """
+    if step.job.compression.is_on:
+        return step.num_elements * (step.element_bytes + FLOAT_BYTES * min(3, step.world_size))
+    size, longest = step.num_elements, max(1, int(slice_mb * MIB) // step.element_bytes)
+    ahead = min(RECEIVED_AHEAD, -(-size // longest)) * min(2, step.world_size - 1)
+    return step.element_bytes * (size + has_mixed * ahead * min(size, longest))
+
+
+def unit_elements(step: JobStep, ranks: int, *, trained: bool) -> list[int]:
+    """Of the flat buffers that FSDP2 gathers, or of `trained` parameters reduces; padded for so many ranks."""
+    units = [0] * len(step.trace.units)
+    for row in step.rows:
+        if row.shape and (row.is_trained or not trained):
+            units[row.unit] += padded_elements(row.shape, ranks)
+    return [size for size in units if size]
+
+
+def updates_of(rows: Sequence[ParameterRow], step: JobStep) -> int:
+    """Bytes of the updates of whole tensors, which are moved a batch at a time."""
+    return step.element_bytes * max((largest_batch(sizes) for sizes in _waiting(rows, step)), default=0)
+
+
+def updates_of_shards(
+    step: JobStep, stage: int, *, ranks: int | None = None, bucket_mb: float = 1.0, is_padded: bool = False
+) -> Ints:
+    """Bytes of the updates of each rank's shards, all of which wait for the norms of the whole; shape `(N,)`.
+
+    The arguments are those of `spread_states`.
+    """
+    cut = Sharding(stage, ranks or step.world_size, 0, bucket_mb, step.element_bytes, is_padded)
+    rows = [row for row in step.rows if row.is_trained]
+    places = [
+        place for group in step.job.optimizer.buffered([len(row.shape) for row in rows]) for place in group
+    ]
+    return step.element_bytes * updated_elements(rows, cut, only=frozenset(places))
+
+
+def _waiting(rows: Sequence[ParameterRow], step: JobStep) -> list[list[int]]:
+    trained = [row for row in rows if row.is_trained]
+    groups = step.job.optimizer.buffered([len(row.shape) for row in trained])
+    return [[trained[place].num_elements for place in group] for group in groups]
