@@ -10,7 +10,6 @@ import pytest
 from torch import Tensor, nn
 
 import shardscope as ss
-from shardscope import machine
 from shardscope.cli import main
 from shardscope.runtime import preflight as home
 from shardscope.runtime.preflight import preflight
@@ -32,13 +31,11 @@ def test_a_job_that_fits_has_its_time_and_its_bytes_in_a_line() -> None:
     found = preflight(JOB)
     assert found.refusal is None
     assert str(found).startswith("about ")
-    assert "the fullest rank holds" in str(found)
+    assert "of memory in all" in str(found)
 
 
 def test_a_job_that_does_not_fit_is_not_launched(tmp_path: Path) -> None:
-    with pytest.raises(
-        ss.LaunchError, match=r"ranks would hold .* GiB that this machine has.*preflight=False"
-    ):
+    with pytest.raises(ss.LaunchError, match=r"it would take .* GiB that this machine has.*preflight=False"):
         ss.launch(TOO_LARGE, root=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -46,9 +43,7 @@ def test_a_job_that_does_not_fit_is_not_launched(tmp_path: Path) -> None:
 def test_it_is_launched_all_the_same_where_one_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (machine, home):
-        monkeypatch.setattr(module, "usable_memory_bytes", lambda: 1000)
-    monkeypatch.setattr("shardscope.prediction.job.usable_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(home, "usable_memory_bytes", lambda: 1000)
     with pytest.raises(ss.LaunchError, match="the job does not fit"):
         ss.launch(JOB, root=tmp_path)
     assert len(ss.launch(JOB, root=tmp_path, preflight=False).wait(60).metrics()) == 3

@@ -18,7 +18,7 @@ class FakeRuntime:
 
         return Runs(reversed(self.known), self.skipped)
 
-    def launch(self, job, root=None):
+    def launch(self, job, root=None, preflight=True):
         ranks = [start_event(job.strategy.name, job.world_size, rank) for rank in range(job.world_size)]
         run_id = f"{len(self.known):03d}-{job.label}"
         self.known.append(FakeRun(run_id, job, ranks, state="running", title=job.label))

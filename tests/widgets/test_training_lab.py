@@ -78,9 +78,24 @@ class TestChoosing:
         with pytest.raises(TypeError, match="no choice 'modle'"):
             make_lab(modle="mlp")
 
-    def test_it_tells_beforehand_what_starting_would_take(self, lab):
-        assert "Roughly 3" in lab.screen.plan.value
-        assert "memory" in lab.screen.plan.value
+    def test_once_it_is_seen_it_tells_beforehand_what_starting_would_take(self, lab):
+        forecast = lab.screen.forecast
+        assert forecast.line.value == ""
+        forecast.begin()
+        forecast.wait(60)
+        assert "about " in forecast.line.value
+        assert "of memory in all" in forecast.line.value
+        assert forecast.anyway.layout.display == "none"
+
+    def test_what_does_not_fit_is_started_only_where_one_says_so(self, lab, monkeypatch):
+        forecast = lab.screen.forecast
+        forecast.begin()
+        lab.global_batch = 2**30
+        forecast.wait(60)
+        assert "It does not fit" in forecast.line.value
+        assert forecast.anyway.layout.display is None
+        lab.global_batch = 31
+        assert (forecast.line.value, forecast.anyway.layout.display) == ("", "none")
 
 
 class TestRunning:

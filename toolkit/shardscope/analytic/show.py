@@ -8,7 +8,7 @@ from shardscope.analytic.terms import Term
 
 _STEPS = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
-    "bytes": ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1.0, "B")),
+    "bytes": ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1.0, "B")),
 }
 
 

@@ -10,6 +10,7 @@ from shardscope.spec import Job
 
 _STATES = "Rajbhandari et al. 2020, arXiv 1910.02054; torch's cuts"
 _TRACE = "a step traced on shapes"
+_WORK = "what compression remembers, updates that wait for norms, messages that are received"
 
 
 def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list[Term] | None:
@@ -23,7 +24,7 @@ def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list
     if not step.trace.saved_bytes:
         return None
     if step.job.strategy.zero_stage is not None:
-        return [_by_moments(step, found)] * step.world_size
+        return [_by_moments(step, found, states, rank) for rank in range(step.world_size)]
     saved = step.job.strategy.activations(step)
     if states is None or saved is None:
         return None
@@ -34,20 +35,25 @@ def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list
             ("gradients", float(states.gradients[rank]), _STATES),
             ("optimizer state", float(states.optimizer[rank]), _STATES),
             ("saved activations", held, _TRACE),
+            ("buffers to work in", _work(states, rank, 0.0), _WORK),
             ("batch", data, "inputs and targets"),
         )
         for rank, held in enumerate(saved)
     ]
 
 
-def _by_moments(step: JobStep, found: Traced) -> Term:
-    """Of replicas and shards, at the moment at which most is alive; of the first rank, where an uneven cut has most."""
+def _work(states: RankStates | None, rank: int, otherwise: float) -> float:
+    return otherwise if states is None or states.buffers is None else float(states.buffers[rank])
+
+
+def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: int) -> Term:
+    """Of replicas and shards, at the moment at which most is alive."""
     job = step.job
     assert job.strategy.zero_stage is not None
     held = module_memory(
         found.table, batch=step.samples, data_bytes=found.sample_bytes * step.micro_batches,
         optimizer=step.kept, recompute=job.recompute,
-        zero_stage=job.strategy.zero_stage, data_parallel=_shards(job),
+        zero_stage=job.strategy.zero_stage, data_parallel=_shards(job), rank=rank % _shards(job),
         bucket_mb=getattr(job.strategy, "bucket_mb", 25.0), accumulates=step.micro_batches > 1,
         element_bytes=step.element_bytes,
     )  # fmt: skip
@@ -57,7 +63,7 @@ def _by_moments(step: JobStep, found: Traced) -> Term:
         ("optimizer state", held.optimizer, _STATES),
         ("activations, at the peak", held.alive, _TRACE),
         ("gradients and gathered, at the peak", held.moving, _STATES),
-        ("buffers to work in", held.work, "updates that wait for norms; two slices of the ring"),
+        ("buffers to work in", _work(states, rank, held.work), _WORK),
         ("batch", held.data, "inputs and targets"),
     )
 

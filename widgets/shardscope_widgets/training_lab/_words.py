@@ -7,19 +7,7 @@ from shardscope.spec import Job, Strategy, registry
 from shardscope.spec.models import MODELS
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import Entry
-from shardscope_widgets.words import bytes_text, count_text, plural, rate_text, safe
-
-AGENT_BYTES = 200e6
-RANK_BYTES = 80e6
-"""What the agent and a rank of a tiny model take: proportional set size, measured on Linux with 4 ranks."""
-BYTES_A_PARAMETER = 16
-"""fp32 weight, gradient and two moments."""
-
-
-def estimate_bytes(job: Job) -> float:
-    """Rough memory of a run in bytes, all processes together, activations and data left out."""
-    params = MODELS[job.model].num_params if isinstance(job.model, str) else 0
-    return AGENT_BYTES + job.world_size * (RANK_BYTES + BYTES_A_PARAMETER * params)
+from shardscope_widgets.words import count_text, plural, rate_text, safe
 
 
 def plan_text(job: Job) -> str:
@@ -27,7 +15,7 @@ def plan_text(job: Job) -> str:
     micro = job.num_micro_batches
     parts = f" in {micro} micro-batches" if micro > 1 else ""
     size = f"{count_text(MODELS[job.model].num_params)} parameters. " if isinstance(job.model, str) else ""
-    return f"{size}{_share(job)} a step{parts}. Roughly {bytes_text(estimate_bytes(job))} of memory in all."
+    return f"{size}{_share(job)} a step{parts}."
 
 
 def _share(job: Job) -> str:
