@@ -319,7 +319,7 @@ class Driver:
     def _launch(self, trial: optuna.Trial, params: Mapping[str, Value], job: Job) -> None:
         self.patience(constrain, trial, 0.0)
         try:
-            run = launch(job, root=self.folder, judged=self.pruner is not None)
+            run = launch(job, root=self.folder, judged=self.pruner is not None, preflight=False)
         except BrokenPipeError:  # its launch server was killed this moment; the next launch starts another
             if not self._may_retry(trial.number):
                 raise

@@ -138,7 +138,9 @@ class HalvingDriver(Driver):
         job = self._until(held.job, held.paused.rung + 1)
         try:
             resume = Path(held.paused.runs[-1])
-            run = launch(job, root=self.folder, resume=resume, judged=self.pruner is not None)
+            run = launch(
+                job, root=self.folder, resume=resume, judged=self.pruner is not None, preflight=False
+            )
         except BrokenPipeError:
             return  # its launch server was killed this moment; the next look starts another
         except LaunchError as error:
