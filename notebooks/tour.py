@@ -48,6 +48,17 @@ job = ss.Job(
 print(f"each of {job.world_size} ranks takes {job.batch.per_rank(job.world_size)} samples a step")
 
 # %% [markdown]
+# ## Predict it
+#
+# The formulas know the job already: what each rank will send, by collective, and hold, by kind, both to the byte; and
+# about how long a step takes on this machine. Every figure opens into its terms. With a cluster as a second argument,
+# as in `ss.predict(job.replace(world_size=8), ss.Cluster.of("h100-80gb"))`, they say the same of that.
+
+# %%
+predicted = ss.predict(job)
+predicted
+
+# %% [markdown]
 # ## Launch it
 #
 # `launch` starts the ranks in processes of their own and returns at once. They write what happens into a directory, so
@@ -80,6 +91,18 @@ run.wait(timeout=120)
 trace = Trace.read(run)
 print(figures.timeline_text(figures.timeline_info(trace)))
 figures.timeline(trace)
+
+# %% [markdown]
+# What was predicted stands up to what was counted: bytes exactly, what tensors hold to the byte, and the time of a step
+# as well as this machine's cores were free.
+
+# %%
+held = run.memory().groupby("rank")[["parameters", "gradients", "optimizer"]].max().loc[0]
+states = [int(kind[0]) for kind in predicted.states[:3]]
+measured = run.metrics()["step_time_s"].median()
+print(f"{predicted.sent_bytes.sum():,} bytes a step predicted, {run.summary().bytes_per_step:,.0f} counted")
+print(f"rank 0 holds {states} bytes predicted, {held.astype(int).tolist()} counted")
+print(f"a step takes {predicted.step_time_s * 1e3:.0f} ms predicted, {measured * 1e3:.0f} ms measured")
 
 # %% [markdown]
 # ## The ring, chunk by chunk
