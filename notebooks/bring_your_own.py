@@ -28,6 +28,7 @@ import plotly.express as px
 import torch
 
 import shardscope as ss
+from shardscope.analytic.communication.traffic import packets
 from shardscope_widgets.figures import schedule
 
 
@@ -233,12 +234,16 @@ class EveryoneToEveryone(ss.BucketedStrategy):
     def exchanged_bytes(self, gradient_bytes, world_size, *, micro_batches=1):
         return world_size * (world_size - 1) * gradient_bytes
 
+    def sum_traffic(self, num_elements, element_bytes, step):
+        """What each rank sends to sum one bucket: a message to each other rank."""
+        return packets("send", num_elements * element_bytes, step.world_size)
+
     def build(self, job, context):
         return SumOfAll(job, context)
 
 
 run = train(strategy="everyone", world_size=3)
-said = run.job.strategy.exchanged_bytes(run.events("start")[0]["gradient_bytes"], 3)
+said = ss.predict(run.job).sent_bytes.sum()
 print(f"{said:,} bytes a step predicted, {run.summary().bytes_per_step:,.0f} counted")
 ss.check(run.job, steps=5)
 

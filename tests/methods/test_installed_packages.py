@@ -128,9 +128,13 @@ def test_jobs_that_were_read_back_train(site: Path, world_size: int) -> None:
             assert run.state == "completed", run.error
             rates = [event["lr"] for event in run.events("step", rank=0)]
             assert rates == [job.optimizer.lr * job.lr_schedule.factor(step, 4) for step in range(1, 5)]
-            print(run.job.strategy.label, run.events("step")[-1]["traffic"] != {{}})
+            sent = [row["sent_bytes"] for event in run.events("step") if event["step"] == 4
+                    for row in event["traffic"].values()]
+            found = ss.predict(run.job)
+            print(run.job.strategy.label, found.sent_bytes.sum() == sum(sent) > 0, found.time.value > 0, found.fits)
     """
-    assert printed_by(code, site) == ["gathered True", "ring True", "pipeline:patient True"]
+    said = printed_by(code, site)
+    assert said == [f"{label} True True True" for label in ("gathered", "ring", "pipeline:patient")]
 
 
 def test_the_labs_list_them(site: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from math import isfinite
 from typing import ClassVar
 
+from shardscope.analytic.communication import Traffic
 from shardscope.conformance.method import MethodConformance
+from shardscope.prediction.job import predict_job
 from shardscope.runtime import Run
 from shardscope.runtime.check import check
 from shardscope.spec import Record
@@ -46,7 +50,7 @@ class StrategyConformance(MethodConformance):
             self._train(world_size=2, compression=_EXAMPLES[carriage])
 
     def _look_at(self, run: Run) -> None:
-        """Losses are numbers; the bytes of a step are those of `exchanged_bytes`, where it has them."""
+        """Losses are numbers; bytes of a step are those of `exchanged_bytes` and `traffic`, where it has them."""
         job, losses = run.job, [event["loss"] for event in run.events("step") if event["loss"] is not None]
         assert losses, "no rank recorded a loss"
         assert all(map(isfinite, losses)), f"losses are {losses}"
@@ -57,8 +61,31 @@ class StrategyConformance(MethodConformance):
                 f"said {said:.0f} bytes, sent {sent:.0f}"
             )
 
+        self._sends_what_it_predicts(run)
+
+    def _sends_what_it_predicts(self, run: Run) -> None:
+        """In its last step; asynchronous ranks book late what they send."""
+        predicted = predict_job(run.job)
+        said = run.job.strategy.traffic(replace(predicted.step, number=run.job.steps))
+        if said is None or run.job.strategy.drift(run.job.world_size) is None:
+            return
+        for event in run.events("step"):
+            if event["step"] == run.job.steps:
+                _compare(event["rank"], event["traffic"], said)
+
     def test_a_resumed_run_ends_where_one_in_one_piece_does(self) -> None:
         """Within rounding; unless its steps depend on the clock."""
         job = self._job(world_size=2, precision="fp64", record=Record(parameters=True))
         if job.strategy.drift(2) is not None:
             self._resumes(job, tolerance=1e-12)
+
+
+def _compare(rank: int, counted: Mapping[str, Mapping[str, int]], said: Traffic) -> None:
+    sent = {name: row["sent_bytes"] for name, row in counted.items() if row["sent_bytes"]}
+    for name, expected in said.items():
+        least, most = expected.bounds or (expected.bytes, expected.bytes)
+        found = sent.pop(name, 0)
+        assert least[rank] <= found <= most[rank], (
+            f"rank {rank} sends {found} bytes in {name}, predicted {expected.bytes[rank]}"
+        )
+    assert not sent, f"rank {rank} sends {sent}, of which traffic says nothing"

@@ -46,19 +46,17 @@ class BucketedStrategy(Strategy):
 
         return float(all_reduce_bytes(gradient_bytes, world_size))
 
-    def sum_traffic(self, num_elements: int, element_bytes: int, step: JobStep) -> Traffic:
-        """What each rank sends to sum one flat tensor over all ranks; by default, in the backend's all-reduce.
+    def sum_traffic(self, num_elements: int, element_bytes: int, step: JobStep) -> Traffic | None:
+        """What each rank sends to sum one flat tensor over all ranks; None where nothing is known.
 
         Args:
             num_elements: Of the tensor.
             element_bytes: Bytes of one element.
             step: For the number of ranks and the backend.
         """
-        from shardscope.analytic.communication.traffic import by_backend
+        return None
 
-        return by_backend("all_reduce", num_elements * element_bytes, step.world_size, backend=step.backend)
-
-    def traffic(self, step: JobStep) -> Traffic:
+    def traffic(self, step: JobStep) -> Traffic | None:
         """Bucket by bucket, and what `DistributedDataParallel` broadcasts: buffers, and once its buckets anew.
 
         It cuts them in the order of the gradients of its first pass, and tells all ranks the bucket of each tensor,
@@ -66,6 +64,8 @@ class BucketedStrategy(Strategy):
         """
         from shardscope.analytic.communication.traffic import by_backend, together
 
+        if self.sum_traffic(step.num_elements, step.element_bytes, step) is None:
+            return None
         sizes = [*step.trace.buffer_sizes]
         if step.number == (1 if step.job.compression.is_on else 2):
             count = len(step.buckets(self.bucket_mb))
@@ -125,7 +125,7 @@ class BucketedStrategy(Strategy):
         compression = step.compression
         if compression.period > 1:  # parameters are averaged now and then, as one tensor
             if step.number % compression.period == 0:
-                yield self.sum_traffic(step.num_elements, step.element_bytes, step)
+                yield self.sum_traffic(step.num_elements, step.element_bytes, step) or {}
             return
         for shapes in step.buckets(self.bucket_mb):
             expected = self._carried(compression.collectives(shapes, step.world_size), step)
@@ -142,7 +142,10 @@ class BucketedStrategy(Strategy):
         def parts() -> Iterator[Traffic]:
             for op, count, width in collectives:
                 if op == "sum":
-                    yield self.sum_traffic(count, width if step.is_compressed else step.element_bytes, step)
+                    yield (
+                        self.sum_traffic(count, width if step.is_compressed else step.element_bytes, step)
+                        or {}
+                    )
                 else:
                     yield packets(f"packet_{op}", count * width, step.world_size)
 

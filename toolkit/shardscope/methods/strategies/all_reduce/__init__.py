@@ -9,6 +9,7 @@ from shardscope.methods.strategies.bucketed import BucketedStrategy
 from shardscope.spec.look import Look
 
 if TYPE_CHECKING:
+    from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
     from shardscope.spec.job import Job
 
@@ -25,6 +26,11 @@ class AllReduce(BucketedStrategy):
     def ring_directions(self) -> int:
         """One: gloo's and NCCL's all-reduce of large buckets is a ring."""
         return 1
+
+    def sum_traffic(self, num_elements: int, element_bytes: int, step: JobStep) -> Traffic:
+        from shardscope.analytic.communication.traffic import by_backend
+
+        return by_backend("all_reduce", num_elements * element_bytes, step.world_size, backend=step.backend)
 
     def sum_room(self, sums: Sequence[tuple[int, int]], step: JobStep) -> int:
         """None that is ours."""
