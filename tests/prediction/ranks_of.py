@@ -18,6 +18,8 @@ Events = list[dict[str, Any]]
 """Of one rank."""
 
 EVERY_STEP = ss.Record(memory_first=1, memory_every=1)
+Counted = dict[int, dict[str, tuple[int, int]]]
+"""By step and collective: bytes and messages."""
 KINDS = ("parameters", "gradients", "optimizer")
 
 
@@ -54,3 +56,35 @@ def hold_states(job: ss.Job, trace: StepTrace, ranks: Sequence[Events]) -> int:
             assert {kind: measured[kind] for kind in kinds} == expected, f"step {number}, rank {rank}"
             num_exact += len(kinds)
     return num_exact
+
+
+def hold_traffic(job: ss.Job, trace: StepTrace, ranks: Sequence[Events]) -> int:
+    """Assert that each rank sends what is predicted in every step; returns how many collectives were exact."""
+    num_exact = 0
+    for number in range(1, job.steps + 1):
+        said = job.strategy.traffic(JobStep(job, trace, number))
+        assert said is not None
+        for rank, events in enumerate(ranks):
+            measured, where = dict(_by_step(events).get(number, {})), f"step {number}, rank {rank}"
+            for name, sent in said.items():
+                num_bytes, messages = measured.pop(name, (0, 0))
+                if sent.bounds is None:
+                    predicted = (sent.bytes[rank], sent.messages[rank])
+                    assert (num_bytes, messages) == predicted, f"{name}, {where}"
+                    num_exact += 1
+                else:
+                    least, most = (int(bound[rank]) for bound in sent.bounds)
+                    assert least <= num_bytes <= most, f"{name}, {where}"
+                    assert least <= sent.bytes[rank] <= most
+            assert not measured, f"not predicted in {where}: {measured}"
+    return num_exact
+
+
+def _by_step(events: list[dict[str, Any]]) -> Counted:
+    found: Counted = {}
+    for event in events:
+        for name, row in event.get("traffic", {}).items():
+            if row["sent_bytes"] or row["messages"]:
+                before = found.setdefault(event["step"], {}).get(name, (0, 0))
+                found[event["step"]][name] = (before[0] + row["sent_bytes"], before[1] + row["messages"])
+    return found

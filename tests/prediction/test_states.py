@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import shardscope as ss
 from conformance.alone import trainer_in
 from conformance.ranks import RankPool
-from prediction.ranks_of import EVERY_STEP, hold_states, run_on
+from prediction.ranks_of import EVERY_STEP, hold_states, hold_traffic, run_on
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory import RankStates
 from shardscope.prediction.traced import traced
@@ -92,7 +92,9 @@ def hold(pool: RankPool, folder: Path, **fields: Any) -> None:
     job = ss.Job(world_size=pool.world_size, **fields)
     trace = traced(job).table.step
     assert trace is not None
-    assert hold_states(job, trace, run_on(pool, job, folder)) >= 3 * job.steps * job.world_size
+    events = run_on(pool, job, folder)
+    assert hold_states(job, trace, events) >= 3 * job.steps * job.world_size
+    hold_traffic(job, trace, events)
 
 
 def skip_what_does_not_fit(strategy: Any, pool: RankPool) -> None:

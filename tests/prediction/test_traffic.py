@@ -9,13 +9,9 @@ import pytest
 
 import shardscope as ss
 from conformance.ranks import RankPool
-from prediction.ranks_of import EVERY_STEP, hold_states, run_on
-from shardscope.analytic.job_step import JobStep
+from prediction.ranks_of import EVERY_STEP, hold_states, hold_traffic, run_on
 from shardscope.prediction.traced import traced
 from shardscope.spec.registry import names
-
-Counted = dict[int, dict[str, tuple[int, int]]]
-"""By step and collective: bytes and messages."""
 
 DEDICATED = ss.ParameterServer(servers=2, dedicated=True)
 STRATEGIES = [
@@ -50,41 +46,13 @@ GOES_WITH = {"onebit-adam": "adamw", "onebit-lamb": "lamb", "dgc": ss.Optimizer(
 """Of compressions that need an optimizer."""
 
 
-def _by_step(events: list[dict[str, Any]]) -> Counted:
-    found: Counted = {}
-    for event in events:
-        for name, row in event.get("traffic", {}).items():
-            if row["sent_bytes"] or row["messages"]:
-                before = found.setdefault(event["step"], {}).get(name, (0, 0))
-                found[event["step"]][name] = (before[0] + row["sent_bytes"], before[1] + row["messages"])
-    return found
-
-
 def hold_against(pool: RankPool, job: ss.Job, folder: Path) -> int:
     """Assert that each rank sends and holds what is predicted in each step; returns how many collectives were exact."""
-    trace, num_exact = traced(job).table.step, 0
+    trace = traced(job).table.step
     assert trace is not None
     events = run_on(pool, job, folder)
-    ranks = [_by_step(rows) for rows in events]
     hold_states(job, trace, events)
-    for number in range(1, job.steps + 1):
-        said = job.strategy.traffic(JobStep(job, trace, number))
-        assert said is not None
-        for rank, steps in enumerate(ranks):
-            measured, where = dict(steps.get(number, {})), f"step {number}, rank {rank}"
-            for name, sent in said.items():
-                num_bytes, messages = measured.pop(name, (0, 0))
-                if sent.bounds is None:
-                    assert (num_bytes, messages) == (sent.bytes[rank], sent.messages[rank]), (
-                        f"{name}, {where}"
-                    )
-                    num_exact += 1
-                else:
-                    least, most = (int(bound[rank]) for bound in sent.bounds)
-                    assert least <= num_bytes <= most, f"{name}, {where}"
-                    assert least <= sent.bytes[rank] <= most
-            assert not measured, f"not predicted in {where}: {measured}"
-    return num_exact
+    return hold_traffic(job, trace, events)
 
 
 def job_of(world_size: int, model: str, **fields: Any) -> ss.Job:

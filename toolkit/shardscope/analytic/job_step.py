@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -110,6 +110,6 @@ class JobStep:
         return now.at_step(self.number) if self.is_compressed else Compression.by_name("none")
 
 
-def shapes_of(rows: Sequence[ParameterRow]) -> list[tuple[int, ...]]:
+def shapes_of(rows: Iterable[ParameterRow]) -> list[tuple[int, ...]]:
     """The shapes of parameter tensors."""
     return [tuple(row.shape) for row in rows]

@@ -8,7 +8,7 @@ reduce-scattered as packets, one for each rank's share; parameters are gathered 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -110,6 +110,8 @@ def fully_sharded_traffic(
     gathers: int,
     replicas: int = 1,
     micro_batches: int = 1,
+    reduced: Sequence[Sequence[Shape]] | None = None,
+    idle: Collection[int] = (),
 ) -> Traffic:
     """What ranks send in a step of ZeRO-2 or ZeRO-3 under FSDP2, padding and agreement included.
 
@@ -118,32 +120,35 @@ def fully_sharded_traffic(
     across them after the last micro-batch by the backend, and compression stays inside a group.
 
     Args:
-        units: For each module that communicates by itself, the shapes of its trained parameters.
+        units: For each module that communicates by itself, the shapes of its parameters.
         world_size: W, the ranks.
         collectives: What carries them.
         gathers: All-gathers of each unit: 1 in stage 2, 2m in stage 3.
         replicas: Groups that each hold the whole model in shards (HSDP); divides `world_size`.
         micro_batches: m, forward and backward passes a step.
+        reduced: Of those, the shapes that get gradients; None for all of them.
+        idle: Units, by their place, that no forward pass comes to: they are gathered ahead of it all the same.
     """
     num_shards = world_size // replicas
-    meetings = 1 + (len(units) if replicas > 1 else 0)
+    taught = units if reduced is None else reduced
+    often = [max(1, gathers - micro_batches) if place in idle else gathers for place in range(len(units))]
+    num_taught = sum(bool(shapes) for shapes in taught)
+    meetings = 1 + (num_taught if replicas > 1 else 0)
     if collectives.backend is not None:
-        meetings += len(units) * (gathers + micro_batches)
+        meetings += sum(often) + num_taught * micro_batches
 
     def parts() -> Iterator[Traffic]:
         yield agreement_traffic(meetings, world_size)
-        for shapes in units:
-            elements = sum(padded_elements(shape, num_shards) for shape in shapes)
-            groups = together(
-                [
-                    _times(collectives.reduced(elements, num_shards), micro_batches),
-                    _times(collectives.gathered(elements, num_shards), gathers),
-                ]
+        for shapes, with_gradients, count in zip(units, taught, often, strict=True):
+            elements, summed = (
+                sum(padded_elements(shape, num_shards) for shape in part) for part in (shapes, with_gradients)
             )
-            yield repeated(groups, replicas)
-            if replicas > 1:
-                shard_bytes = elements // num_shards * collectives.element_bytes
-                yield _across(shard_bytes, num_shards, replicas)
+            groups = [_times(collectives.gathered(elements, num_shards), count)]
+            if summed:
+                groups.append(_times(collectives.reduced(summed, num_shards), micro_batches))
+            yield repeated(together(groups), replicas)
+            if replicas > 1 and summed:
+                yield _across(summed // num_shards * collectives.element_bytes, num_shards, replicas)
 
     return together(parts())
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.memory import RankStates
     from shardscope.analytic.sharding import Ints
     from shardscope.spec.job import Job
+    from shardscope.spec.model.step import ParameterRow
 
 
 class ZeroStrategy(Strategy):
@@ -154,15 +155,18 @@ class FullyShardedStrategy(ZeroStrategy):
         """Unit by unit; norms, and parameters without rows to cut, are all-reduced by the backend."""
         from shardscope.analytic.communication import fully_sharded_traffic
         from shardscope.analytic.communication.traffic import by_backend, together
+        from shardscope.analytic.job_step import shapes_of
 
-        units: dict[int, list[tuple[int, ...]]] = {}
-        for row in step.trace.parameters:
+        units: dict[int, list[ParameterRow]] = {}
+        for row in step.rows:
             if row.num_elements and row.shape:
-                units.setdefault(row.unit, []).append(tuple(row.shape))
+                units.setdefault(row.unit, []).append(row)
         uncut = 8 * sum(not row.shape for row in step.trained)
         sharded = fully_sharded_traffic(
-            list(units.values()), step.world_size, self._carriers(step), replicas=self.replicas,
+            [shapes_of(rows) for rows in units.values()], step.world_size, self._carriers(step), replicas=self.replicas,
             gathers=self.gathers(step.micro_batches), micro_batches=step.micro_batches,
+            reduced=[shapes_of(row for row in rows if row.is_trained) for rows in units.values()],
+            idle=[place for place, unit in enumerate(units) if unit not in step.trace.running],
         )  # fmt: skip
         whole = by_backend("all_reduce", uncut, step.world_size, backend=step.backend) if uncut else {}
         return together([sharded, whole, *norm_traffic(step, among=step.world_size // self.replicas)])

@@ -98,6 +98,11 @@ class StepTrace(Spec):
     moved_bytes: NonNegativeFloat = 0.0
     """What those that are no products of matrices read and write, for one sample."""
 
+    @property
+    def running(self) -> set[int]:
+        """The units that the forward pass comes to, and what is around them."""
+        return {0, *(moment.unit for moment in self.moments.get("none", ()))}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         known = range(len(self.units))
