@@ -93,12 +93,16 @@ def test_a_jobs_layout_spreads_it_over_as_many_devices(strategy: str) -> None:
 
 
 def test_what_cannot_be_is_refused_with_a_way_out() -> None:
-    with pytest.raises(ss.SpecError, match=r"world_size=4 ranks do not take the 8 devices"):
+    with pytest.raises(ss.SpecError, match=r"world_size=4 is not the 8 devices"):
         ss.predict(job_of(), ss.Cluster.of("a100-80gb"))
     with pytest.raises(ss.SpecError, match=r"layout has no effect on a job"):
         ss.predict(job_of(), CLUSTER, ss.Layout())  # type: ignore[call-overload]
     with pytest.raises(ss.SpecError, match=r"precision='fp64' is in no layout"):
         job_of(precision="fp64").layout()
+    with pytest.raises(ss.SpecError, match="calibration has no effect without a cluster"):
+        ss.predict(job_of(), calibration=ss.Calibration.of("h100-80gb"))
+    with pytest.raises(ss.SpecError, match="predict takes a Job"):
+        ss.predict("ring")  # type: ignore[call-overload]
 
 
 class Own(nn.Module):

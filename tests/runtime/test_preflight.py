@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
+import torch
 from torch import Tensor, nn
 
 import shardscope as ss
 from shardscope.cli import main
+from shardscope.prediction import job as prediction
+from shardscope.prediction.traced import traced
 from shardscope.runtime import preflight as home
+from shardscope.runtime.driver_server import driver, trace_on_server
 from shardscope.runtime.preflight import preflight
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=3, device="cpu")
@@ -30,7 +40,7 @@ class Own(nn.Module):
 def test_a_job_that_fits_has_its_time_and_its_bytes_in_a_line() -> None:
     found = preflight(JOB)
     assert found.refusal is None
-    assert str(found).startswith("about ")
+    assert str(found).startswith("Predicted: less than a second of training once started, ")
     assert "of memory in all" in str(found)
 
 
@@ -43,7 +53,8 @@ def test_a_job_that_does_not_fit_is_not_launched(tmp_path: Path) -> None:
 def test_it_is_launched_all_the_same_where_one_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home, "usable_memory_bytes", lambda: 1000)
+    for module in (home, prediction):
+        monkeypatch.setattr(module, "usable_memory_bytes", lambda: 1000)
     with pytest.raises(ss.LaunchError, match="the job does not fit"):
         ss.launch(JOB, root=tmp_path)
     assert len(ss.launch(JOB, root=tmp_path, preflight=False).wait(60).metrics()) == 3
@@ -57,7 +68,7 @@ def test_ones_own_model_is_looked_at_and_ones_own_data_is_not() -> None:
 
     found = preflight(JOB.replace(model=Own, data=data))
     assert (found.prediction, found.refusal) == (None, None)
-    assert str(found) == "nothing could be predicted"
+    assert str(found) == "Nothing could be predicted."
 
 
 def test_a_model_that_fails_on_shapes_is_left_to_its_ranks() -> None:
@@ -66,6 +77,65 @@ def test_a_model_that_fails_on_shapes_is_left_to_its_ranks() -> None:
             raise KeyError("a defect of the user's")
 
     assert preflight(JOB.replace(model=Fails)).prediction is None
+
+
+@pytest.mark.parametrize("leave", [SystemExit(3), RuntimeError("no"), MemoryError()])
+def test_a_model_function_that_fails_or_leaves_stops_nothing(leave: BaseException) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(7)
+        random.seed(7)
+        raise leave
+
+    before = torch.get_rng_state(), random.getstate()
+    assert preflight(JOB.replace(model=model)).prediction is None
+    with pytest.raises(ss.SpecError, match="cannot be traced on shapes"):
+        ss.predict(JOB.replace(model=model))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+
+
+def test_a_strategy_whose_formula_fails_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(ss.Ring, "states", fails)
+    found = preflight(JOB)
+    assert (found.prediction, found.refusal) == (None, None)
+
+
+def test_a_huge_batch_is_traced_without_being_made() -> None:
+    for precision in ("fp32", "bf16-mixed"):
+        assert preflight(JOB.replace(batch=2**30, precision=precision)).refusal is not None
+
+
+def test_the_server_says_so_when_the_child_that_traces_is_killed() -> None:
+    """At once, and the next trace is made."""
+    server = driver.server()
+    asked = ss.Job(model="gpt-124m", data="python-source", strategy="single", batch=2).to_json()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(trace_on_server, asked)
+        end = time.monotonic() + 60
+        while not (children := psutil.Process(server.pid).children()) and time.monotonic() < end:
+            time.sleep(0.001)
+        children[0].kill()
+        started = time.monotonic()
+        with pytest.raises(ss.SpecError, match="was killed"):
+            waiting.result(30)
+    assert time.monotonic() - started < 10
+    assert trace_on_server(asked).startswith("{")
+
+
+def test_data_that_were_written_anew_are_traced_anew(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npz"
+    seen = []
+    for width in (8, 12):
+        rows = np.zeros((40, width), np.float32)
+        np.savez(
+            path, x_train=rows, y_train=np.zeros(40, np.int64), x_test=rows, y_test=np.zeros(40, np.int64)
+        )
+        model = partial(nn.Linear, width, 10)
+        seen.append(traced(JOB.replace(model=model, data=str(path), batch=8)).sample_bytes)
+    assert seen == [4 * 8 + 8, 4 * 12 + 8]
 
 
 def test_without_torch_the_launch_server_traces() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shardscope.commands._job import add_job_options, build_job
 from shardscope.commands._progress import Progress, table
 from shardscope.commands._signals import Terminated, sigterm_interrupts
-from shardscope.errors import LaunchError, SpecError
+from shardscope.errors import SpecError
 
 if TYPE_CHECKING:
     from shardscope.runtime import Run
@@ -77,8 +77,8 @@ def carry_out(arguments: argparse.Namespace) -> int:
     found = preflight(job)
     if not arguments.json:
         print(found, file=sys.stderr)
-    if found.refusal is not None and not arguments.anyway:
-        raise LaunchError(f"the job does not fit: {found.refusal}, or train it all the same with --anyway")
+    if not arguments.anyway:
+        found.require_fits("train it all the same with --anyway")
     run = launch(
         job,
         root=arguments.root,
@@ -112,11 +112,12 @@ def _predict(job: Job, arguments: argparse.Namespace) -> int:
     if arguments.cluster is not None:
         cluster = Cluster.of(arguments.cluster, nodes=arguments.nodes or 1, per_node=arguments.per_node)
     found = predict_job(job, cluster)
-    budget = for_tokens(found, arguments.tokens)
     if arguments.json:
-        print(json.dumps({**found.to_dict(), **budget}, indent=2))
+        print(json.dumps({**found.to_dict(), **for_tokens(found, arguments.tokens)}, indent=2))
     else:
-        print("\n".join([repr(found), *(f"{name}: {value:.4g}" for name, value in budget.items())]))
+        print(found)
+        for name, value in for_tokens(found, arguments.tokens).items():
+            print(f"{name}: {value:.4g}")
     return 1 if found.fits is False else 0
 
 

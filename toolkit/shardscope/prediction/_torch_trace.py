@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,17 @@ from shardscope.errors import DataError, ShardscopeError, SpecError
 from shardscope.prediction.traced import Traced
 from shardscope.spec import Job
 from shardscope.spec.models import GPTConfig, model_config
-from shardscope.spec.user_code import UserCode
+from shardscope.spec.user_code import UserCode, label_of
 from shardscope.training.data import load_data, map_tensors, read_batch, tensors_of
 from shardscope.training.describe import describe
 from shardscope.training.loss import resolve_loss
 from shardscope.training.models import build_model
 from shardscope.training.precision import DTYPES, weight_dtype
+from shardscope.training.random_state import random_state, set_random_state
 
+_CPU = torch.device("cpu")
+_FEW = 2
+"""Samples that are read of the user's own data."""
 _DIGIT = (1, 8, 8)
 """An image of the embedded digits."""
 
@@ -28,17 +33,41 @@ _DIGIT = (1, 8, 8)
 def trace(job: Job, *, builds: bool = True) -> Traced:
     """Of a job on one rank, of as many samples as are to be traced.
 
-    The model is built on shapes alone, and for real only where its code needs values and `builds`.
+    The model is built on shapes alone, and for real only where its code needs values and `builds`. Random generators
+    that the user's code draws from are left as they were.
+
+    Raises:
+        SpecError: The user's code, or what it makes, fails.
     """
+    brings_code = bool(job.user_code)
+    before = random_state(_CPU) if brings_code else {}
+    try:
+        return _by_shapes(job, builds=builds)
+    except (ShardscopeError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # of the user's code, whatever it may be: SystemExit too
+        raise SpecError(
+            f"model={label_of(job.model)!r} cannot be traced on shapes ({type(error).__name__}: {error}); mend it, or "
+            "run the job without a prediction"
+        ) from error
+    finally:
+        if brings_code:
+            set_random_state(before, _CPU)
+
+
+def _by_shapes(job: Job, *, builds: bool) -> Traced:
+    said = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, said.disabled = said.disabled, True  # it logs a traceback for each operation that fails
     try:
         with torch.device("meta"):
             module = build_model(_resolved(job.model))
         return _traced(job, module)
-    except Exception:  # of the user's code, whatever it may be
+    except Exception:
         if not builds:
             raise
-        with torch.random.fork_rng(devices=[]):
-            return _traced(job, build_model(_resolved(job.model)))
+        return _traced(job, build_model(_resolved(job.model)))
+    finally:
+        said.disabled = was_disabled
 
 
 def _traced(job: Job, module: nn.Module) -> Traced:
@@ -65,16 +94,21 @@ def _example(job: Job, module: Any) -> tuple[Any, Any]:
     """What the model is called with, and its targets."""
     samples, dtype = job.batch.per_rank(1), weight_dtype(job.precision)
     config = model_config(job.model) if isinstance(job.model, str) else getattr(module, "config", None)
-    classes = torch.zeros(samples, dtype=torch.int64)
+    classes = torch.empty(samples, dtype=torch.int64, device="meta")
     if job.data in ("digits", "python-source"):
         if isinstance(config, GPTConfig):
-            return classes.new_zeros(samples, config.seq), classes.new_zeros(samples, config.seq)
+            return classes.new_empty(samples, config.seq), classes.new_empty(samples, config.seq)
         if job.data == "digits":
-            return torch.zeros(samples, *_DIGIT, dtype=dtype), classes
+            return torch.empty(samples, *_DIGIT, dtype=dtype, device="meta"), classes
     window = {"seq": config.seq, "vocab": config.vocab} if isinstance(config, GPTConfig) else {}
     data = load_data(_resolved(job.data), seed=job.seed, **window)
-    batch = read_batch(data.train, torch.arange(samples) % len(data.train))
-    inputs, targets = map_tensors(lambda t: t.to(dtype) if t.is_floating_point() else t, batch)
+    few = read_batch(data.train, torch.arange(min(samples, len(data.train), _FEW)))
+
+    def as_many(tensor: torch.Tensor) -> torch.Tensor:
+        kind = dtype if tensor.is_floating_point() else tensor.dtype
+        return torch.empty((samples, *tensor.shape[1:]), dtype=kind, device="meta")
+
+    inputs, targets = map_tensors(as_many, few)
     return inputs, targets
 
 
@@ -82,8 +116,8 @@ def answer(asked: str, path: Path) -> None:
     """Trace the job of this JSON and leave the trace, or a line on why there is none, in a file that appears whole."""
     try:
         found = trace(Job.from_json(asked)).to_json()
-    except ShardscopeError as error:
-        found = json.dumps({"error": str(error)})
+    except Exception as error:  # no memory, numbers that overflow: whoever waits is told
+        found = json.dumps({"error": str(error) or type(error).__name__})
     part = path.with_suffix(".part")
     part.write_text(found)
     part.rename(path)

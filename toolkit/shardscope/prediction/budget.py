@@ -30,7 +30,7 @@ class Budgeted:
 
     def time_to_train(self, tokens: float) -> float:
         """Seconds for so many tokens, without failures or evaluation."""
-        if not 0 < tokens < inf:
+        if not isinstance(tokens, int | float) or not 0 < tokens < inf:
             raise SpecError(f"tokens={tokens!r} is not a number of tokens; give one above 0")
         return tokens / self.tokens_per_s
 

@@ -34,6 +34,9 @@ from shardscope.spec.user_code import label_of
 if TYPE_CHECKING:
     import pandas as pd
 
+AGENT_BYTES = 200e6
+RANK_BYTES = 80e6
+"""What the agent and a rank of a tiny model take: proportional set size, measured on Linux with 4 ranks."""
 Tracer = Callable[[Job], Traced]
 _SETTLED = 3
 """The first step in which optimizers have their states and DistributedDataParallel its last buckets."""
@@ -128,7 +131,14 @@ class JobPrediction(Budgeted):
             return None
         if self.cluster is not None:
             return max(term.value for term in self.by_rank) <= self.cluster.device.memory_bytes
-        return sum(term.value for term in self.by_rank) <= usable_memory_bytes()
+        return self.machine_bytes is not None and self.machine_bytes <= usable_memory_bytes()
+
+    @property
+    def machine_bytes(self) -> float | None:
+        """Of all processes on this machine, interpreters and libraries included; None where nothing is known."""
+        if self.by_rank is None:
+            return None
+        return AGENT_BYTES + self.job.world_size * RANK_BYTES + sum(term.value for term in self.by_rank)
 
     @property
     def samples_per_s(self) -> float:
@@ -198,6 +208,8 @@ class JobPrediction(Budgeted):
         return {
             "job": self.job.model_dump(mode="json"),
             "cluster": None if self.cluster is None else self.cluster.name,
+            "calibration": self.calibration and self.calibration.name,
+            "note": self.calibration and self.calibration.note,
             "step_time_s": self.step_time_s,
             "run_time_s": self.run_time_s,
             "peak_bytes": self.peak_bytes,
@@ -212,10 +224,10 @@ class JobPrediction(Budgeted):
     def _headline(self) -> tuple[str, ...]:
         where = "this machine" if self.cluster is None else self.cluster.name
         count = f"{self.job.world_size} rank{'s' * (self.job.world_size > 1)}"
-        held = "what a rank holds is not known"
+        held = "memory per rank: unknown"
         if self.peak_bytes is not None:
             held = f"the fullest rank holds {figure(self.peak_bytes, 'bytes')}"
-        sent = "what it sends is not known"
+        sent = "bytes sent: unknown"
         if self.sent_bytes is not None:
             sent = f"the busiest sends {figure(float(self.sent_bytes.max()), 'bytes')} a step"
         return (
@@ -223,6 +235,11 @@ class JobPrediction(Budgeted):
             f"step {figure(self.step_time_s, 's')}, {self.job.last_step} steps {figure(self.run_time_s, 's')}; {held}"
             + (": it does not fit" if self.fits is False else ""),
             sent,
+            *(
+                []
+                if self.calibration is None
+                else [f"calibration {self.calibration.name}: {self.calibration.note}"]
+            ),
         )
 
     def __repr__(self) -> str:
@@ -276,9 +293,11 @@ def predict_job(
     """
     if cluster is not None and cluster.num_devices != job.world_size:
         raise SpecError(
-            f"world_size={job.world_size} ranks do not take the {cluster.num_devices} devices of cluster "
-            f"{cluster.name!r}; use job.replace(world_size={cluster.num_devices}), or another cluster"
+            f"world_size={job.world_size} is not the {cluster.num_devices} devices of cluster {cluster.name!r}; use "
+            f"world_size={cluster.num_devices}, or a cluster of {job.world_size} devices (nodes, per_node)"
         )
+    if cluster is None and calibration is not None:
+        raise SpecError("calibration has no effect without a cluster; leave it out, or name the cluster")
     found = trace(job)
     assert found.table.step is not None
     backend: Backend = "nccl" if job.device == "cuda" or cluster is not None else "gloo"

@@ -23,8 +23,20 @@ def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list
     """
     if not step.trace.saved_bytes:
         return None
+    ranks: list[Term] = []
     if step.job.strategy.zero_stage is not None:
-        return [_by_moments(step, found, states, rank) for rank in range(step.world_size)]
+        shards = _shards(step.job)  # ranks with as many elements to update hold the same
+        seen: dict[tuple[float, ...], Term] = {}
+        for rank in range(shards):
+            kind = (
+                ()
+                if states is None
+                else (states.optimizer[rank], states.gradients[rank], _work(states, rank, 0.0))
+            )
+            if kind not in seen:
+                seen[kind] = _by_moments(step, found, states, rank)
+            ranks.append(seen[kind])
+        return ranks * (step.world_size // shards)
     saved = step.job.strategy.activations(step)
     if states is None or saved is None:
         return None
@@ -53,7 +65,7 @@ def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: i
     held = module_memory(
         found.table, batch=step.samples, data_bytes=found.sample_bytes * step.micro_batches,
         optimizer=step.kept, recompute=job.recompute,
-        zero_stage=job.strategy.zero_stage, data_parallel=_shards(job), rank=rank % _shards(job),
+        zero_stage=job.strategy.zero_stage, data_parallel=_shards(job), rank=rank,
         bucket_mb=getattr(job.strategy, "bucket_mb", 25.0), accumulates=step.micro_batches > 1,
         element_bytes=step.element_bytes,
     )  # fmt: skip
@@ -69,6 +81,7 @@ def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: i
 
 
 def _shards(job: Job) -> int:
+    """Ranks that hold the model together, each with its share."""
     degrees = job.strategy.degrees(job.world_size) or {}
     return int(degrees.get("shard", job.world_size))
 

@@ -48,6 +48,8 @@ def predict(
         SpecError: The cluster has more or fewer devices than are taken, the layout does not divide the model or the
             batch, or the job's model cannot be traced on shapes.
     """
+    if not isinstance(job, Job | Transformer):
+        require(job, Job, by="predict", write="ss.predict(ss.Job(...))")
     if cluster is not None or not isinstance(job, Job):
         require(cluster, Cluster, by="predict", write="ss.Cluster.of('a100-80gb', nodes=...)")
     if isinstance(job, Job):

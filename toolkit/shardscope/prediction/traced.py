@@ -13,12 +13,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from shardscope.errors import StudyError
 from shardscope.spec import Job
 from shardscope.spec._base import Spec
+from shardscope.spec.data import DATA
 from shardscope.spec.model.table import LayerTable
 from shardscope.spec.user_code import UserCode
 
@@ -26,6 +27,8 @@ Elsewhere = Callable[[str], str]
 _FEW = 2
 """Samples of a trace where all that is held grows with them."""
 _WITHIN_S = 120.0
+_MOST_KNOWN = 64
+_KNOWN: dict[tuple[Any, ...], Traced] = {}
 
 
 class Traced(Spec):
@@ -39,6 +42,8 @@ class Traced(Spec):
 def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True) -> Traced:
     """The trace of a job's model, on the job's data and in its precision.
 
+    Traces of jobs without code of the user's are remembered, those with such code where nothing is built for real.
+
     Args:
         job: A job.
         elsewhere: Traces the job of this JSON in a process that has torch, and gives JSON; None starts one.
@@ -49,31 +54,48 @@ def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True)
         264.0
 
     Raises:
-        SpecError: The module needs real data to run, or a function of the job was not loaded with it.
+        SpecError: The model or the loss fails on shapes, or a function of the job was not loaded with it.
         DataError: The data cannot be read.
         StudyError: The process that was to make the trace failed.
     """
-    brings_code = isinstance(job.model, UserCode) or isinstance(job.data, UserCode)
-    grows = not brings_code and job.precision in ("fp32", "fp64")
+    codes = [value for value in (job.model, job.data, job.loss) if isinstance(value, UserCode)]
+    grows = not codes and job.precision in ("fp32", "fp64")
     samples = _FEW if grows else job.batch.per_rank(job.num_data_ranks) // job.num_micro_batches
+    data, stamp = _file(job.data)
     asked = Job(
         model=job.model,
-        data=job.data,
+        data=data,
         loss=job.loss,
         strategy="single",
         batch=samples,
         precision=job.precision,
         recompute=job.recompute,
     )
-    if brings_code:
-        return _traced_here(asked, builds=builds)
-    return _remembered(asked.to_json(), elsewhere or _traced_elsewhere)
+    text = asked.to_json()
+    key = (text, stamp, *(code.function for code in codes))
+    found = _KNOWN.get(key)
+    if found is None or (codes and builds):
+        is_here = codes or "torch" in sys.modules
+        found = _traced_here(asked, builds=builds) if is_here else _read(elsewhere or _traced_elsewhere, text)
+        while len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.pop(next(iter(_KNOWN)), None)
+        _KNOWN[key] = found
+    return found
 
 
-@lru_cache(maxsize=64)
-def _remembered(asked: str, elsewhere: Elsewhere) -> Traced:
-    if "torch" in sys.modules:
-        return _traced_here(Job.from_json(asked))
+def _file(data: object) -> tuple[Any, object]:
+    """Data as a process in another folder finds them, and what changes with a file's contents."""
+    if not isinstance(data, str) or data in DATA:
+        return data, None
+    path = Path(data).absolute()
+    try:
+        status = path.stat()
+    except OSError:
+        return data, None
+    return str(path), (status.st_mtime_ns, status.st_size)
+
+
+def _read(elsewhere: Elsewhere, asked: str) -> Traced:
     return Traced.from_json(elsewhere(asked))
 
 

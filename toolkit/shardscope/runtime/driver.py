@@ -41,7 +41,7 @@ def launch(
     judged: bool = False,
     preflight: bool = True,
 ) -> Run:
-    """Start a job on real ranks of this machine. Returns at once.
+    """Start a job on real ranks of this machine. Returns without waiting for them.
 
     Args:
         job: What to train.
@@ -56,8 +56,9 @@ def launch(
         judged: Whether you decide after each of its evaluations whether it goes on, by `Run.stop` or `Run.go_on`. Ranks
             wait for that, but no longer than a step takes, and no more once you have been late twice running; those
             that are not in step (asynchronous parameter servers, gossip) never wait.
-        preflight: Whether a job is refused whose ranks would not fit in this machine's memory, by formula. The first
-            job of a model takes some tenths of a second longer, in which a step of it is traced.
+        preflight: Whether a job is refused whose ranks would not fit in this machine's memory, by formula. A step of
+            each new model is traced for that, in some tenths of a second once torch is loaded here or by an earlier
+            launch; False starts the job at once.
 
     Raises:
         LaunchError: The job does not fit in memory, the run directory cannot be written, or the user's code cannot be
@@ -85,7 +86,9 @@ def launch(
         )
     job.require_code()
     if preflight:
-        _refuse_too_large(job)
+        from shardscope.runtime.preflight import preflight as look_at
+
+        look_at(job, timed=False).require_fits("launch it all the same with preflight=False")
     earlier = None if resume is None else _source(resume, root)
     run = RunDir.create(job, runs_root(root), judged=judged)
     try:
@@ -95,14 +98,6 @@ def launch(
         run.write_status("failed", pid=os.getpid(), process_started=process_started(), error=details)
         raise
     return Run(run, job)
-
-
-def _refuse_too_large(job: Job) -> None:
-    from shardscope.runtime.preflight import preflight
-
-    refusal = preflight(job).refusal
-    if refusal is not None:
-        raise LaunchError(f"the job does not fit: {refusal}, or launch it all the same with preflight=False")
 
 
 def _hand_over(run: RunDir, request: dict[str, object]) -> None:

@@ -98,4 +98,5 @@ def trace_on_server(asked: str) -> str:
                     raise SpecError(json.loads(found)["error"])
                 return found
             time.sleep(0.005)
-    raise LaunchError(f"the launch server traced no step within {TRACE_S:.0f} s; launch the job again")
+    reason = "was killed" if server.poll() is not None else f"traced no step within {TRACE_S:.0f} s"
+    raise LaunchError(f"the launch server {reason}; launch the job again")

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from shardscope.analytic.show import figure
+from shardscope.errors import LaunchError
 from shardscope.machine import nvml_works, usable_memory_bytes
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.traced import Traced, traced
@@ -13,53 +14,64 @@ from shardscope.runtime.driver_server import trace_on_server
 from shardscope.spec import Job
 from shardscope.spec.user_code import UserCode
 
-AGENT_BYTES = 200e6
-RANK_BYTES = 80e6
-"""What the agent and a rank of a tiny model take: proportional set size, measured on Linux with 4 ranks."""
-
 
 @dataclass(frozen=True)
 class Preflight:
-    """What is known of a job before it starts; `prediction` is None where nothing could be predicted."""
+    """What is known of a job before it starts."""
 
     prediction: JobPrediction | None
-
-    @property
-    def whole_bytes(self) -> float | None:
-        """Of all processes together, interpreters and libraries included; None where nobody knows."""
-        found = self.prediction
-        if found is None or found.by_rank is None:
-            return None
-        held = sum(term.value for term in found.by_rank)
-        return AGENT_BYTES + found.job.world_size * RANK_BYTES + held
+    """None where nothing could be predicted."""
+    run_time_s: float | None = None
+    """Of its steps, without start, evaluations and checkpoints."""
 
     @property
     def refusal(self) -> str | None:
         """Why it will not fit in this machine's memory, as a clause; None where it does, or nobody knows."""
-        whole, room = self.whole_bytes, usable_memory_bytes()
-        if whole is None or whole <= room:
+        found = self.prediction
+        if found is None or found.machine_bytes is None or found.fits:
             return None
+        room, whole = figure(usable_memory_bytes(), "bytes"), figure(found.machine_bytes, "bytes")
+        others = "" if found.job.world_size == 1 else ", fewer ranks or a higher ZeRO stage"
         return (
-            f"it would take {figure(whole, 'bytes')} of the {figure(room, 'bytes')} that this machine has for it; use "
-            "a smaller batch, smaller micro-batches, fewer ranks or a higher ZeRO stage"
+            f"it would take {whole} of the {room} that this machine has for it; use a smaller batch or smaller "
+            f"micro-batches{others}"
         )
+
+    def require_fits(self, way_out: str) -> None:
+        """Refuse a job that does not fit; `way_out` says how to start it all the same.
+
+        Raises:
+            LaunchError: It does not fit in this machine's memory.
+        """
+        if self.refusal is not None:
+            raise LaunchError(f"the job does not fit: {self.refusal}, or {way_out}")
 
     def __str__(self) -> str:
-        """One line, such as ``about 12 s, and 370 MiB of memory in all``."""
-        if self.prediction is None:
-            return "nothing could be predicted"
+        """One line, such as ``Predicted: about 12 s of training once started, 370 MiB of memory in all``."""
+        found = self.prediction
+        if found is None or self.run_time_s is None:
+            return "Nothing could be predicted."
         held = (
-            "" if self.whole_bytes is None else f", and {figure(self.whole_bytes, 'bytes')} of memory in all"
+            ""
+            if found.machine_bytes is None
+            else f", {figure(found.machine_bytes, 'bytes')} of memory in all"
         )
-        return f"about {_about(self.prediction.run_time_s)}{held}"
+        return f"Predicted: {_about(self.run_time_s)} of training once started{held}"
 
 
-def preflight(job: Job) -> Preflight:
-    """Look at a job before it starts; nothing is refused here, and what cannot be predicted is not."""
+def preflight(job: Job, *, timed: bool = True) -> Preflight:
+    """Look at a job before it starts; nothing is refused here, and what cannot be predicted is not.
+
+    Args:
+        job: A job.
+        timed: Whether its time is wanted, too.
+    """
     if not _is_predictable(job):
         return Preflight(None)
     try:
-        return Preflight(predict_job(job, trace=_trace))
+        found = predict_job(job, trace=_trace)
+        _ = found.fits  # worked out here, where a method of the user's may fail
+        return Preflight(found, found.run_time_s if timed else None)
     except Exception:  # of the user's code, whatever it may be: its ranks will tell
         return Preflight(None)
 
@@ -79,8 +91,8 @@ def _is_predictable(job: Job) -> bool:
 
 
 def _about(seconds: float) -> str:
-    """A rounded time: ``40 s``, ``3 min``, ``2 h``."""
+    """A rounded time: ``about 40 s``, ``about 3 min``, ``about 2 h``."""
     for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 1.5 * size:
-            return f"{seconds / size:.2g} {unit}"
-    return f"{seconds:.2g} s"
+            return f"about {seconds / size:.2g} {unit}"
+    return "less than a second" if seconds < 1 else f"about {seconds:.2g} s"

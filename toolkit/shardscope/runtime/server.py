@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 _NEEDED = ("numpy.ma", "torch._dynamo", "shardscope.runtime.agent", "shardscope.runtime.worker")
+_MOST_TRACE_S = 90
+"""After which a trace that nobody waits for any more is ended."""
 _TRACE = "shardscope.prediction._torch_trace"
 _LATER = (
     _TRACE,
@@ -47,6 +49,8 @@ class Server:
     driver: int
     lifelines: dict[int, int] = field(default_factory=dict)
     detached: set[int] = field(default_factory=set)
+    tracing: dict[int, str] = field(default_factory=dict)
+    """Children that trace, with the file that each is to leave."""
     later: list[str] = field(default_factory=lambda: list(_LATER))
     _pending: bytes = b""
 
@@ -100,8 +104,12 @@ class Server:
     def _fork_trace(self, request: dict[str, Any]) -> None:
         """A child that traces a step of a job, and leaves what it finds in a file."""
         _import(_TRACE)
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid:
+            self.tracing[pid] = request["answer"]
+        else:
             code = 1
+            signal.alarm(_MOST_TRACE_S)
             try:
                 for other in self.lifelines.values():
                     os.close(other)
@@ -140,6 +148,8 @@ class Server:
                 if pid == 0:
                     return
                 self.detached.discard(pid)
+                if pid in self.tracing:
+                    _answer_for(Path(self.tracing.pop(pid)))
                 if pid in self.lifelines:
                     os.close(self.lifelines.pop(pid))
 
@@ -148,6 +158,13 @@ class Server:
             return os.waitpid(-1, os.WNOHANG)[0] == 0
         except ChildProcessError:
             return False
+
+
+def _answer_for(path: Path) -> None:
+    """Say in the place of a child that was killed that it was."""
+    with contextlib.suppress(OSError):  # it has answered and nobody waits any more
+        if path.parent.is_dir() and not path.exists():
+            path.write_text(json.dumps({"error": "the process that traced the job's model was killed"}))
 
 
 def _record_failure(path: str, error: BaseException) -> None:

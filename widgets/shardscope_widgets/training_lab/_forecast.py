@@ -45,6 +45,7 @@ class Forecast:
         if self._begun and job == self._asked and (job is None or self.found is not None):
             return
         self._asked, self.found = job, None
+        self.anyway.value = False
         self._changed.set()
         if job is None:
             self.line.value, self.anyway.layout.display = "", "none"
@@ -62,18 +63,17 @@ class Forecast:
 
         while (job := self._asked) is not None and self.found is None:
             self._changed.clear()
-            if self._changed.wait(PAUSE_S):
+            if job is not self._asked or self._changed.wait(PAUSE_S):
                 continue
             found = preflight(job)
-            if not self._changed.is_set():
+            if job is self._asked:
                 self._show(found)
 
     def _show(self, found: Preflight) -> None:
         self.found = found
         refused = found.refusal is not None
-        text = f"It does not fit: {found.refusal}" if refused else f"Predicted: {found}"
+        text = f"It does not fit: {found.refusal}" if refused else str(found)
         inside = "" if found.prediction is None else found.prediction._repr_html_()
         opened = f"<details><summary>{safe(text)}</summary>{inside}</details>" if inside else safe(text)
         self.line.value = f'<div class="ss-note{" bad" if refused else ""}">{opened}</div>'
-        self.anyway.value = False
         self.anyway.layout.display = None if refused else "none"

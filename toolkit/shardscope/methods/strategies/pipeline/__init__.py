@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
     from shardscope.spec.model.step import PipelinePiece, StepTrace
 
+_MOST_LISTED = 1 << 16
+"""Operations whose table predictions make."""
 _MOST_CHECKED = 4096
 """Micro-batches times ranks whose order is looked through before anything starts."""
 
@@ -195,34 +197,38 @@ class Pipeline(Strategy):
         pieces, ranks = step.trace.pieces, self.stage_ranks(step.world_size)
         return [(rank, pieces[a:b]) for rank, (a, b) in zip(ranks, pairwise([0, *ends]), strict=True)]
 
-    def _table(self, step: JobStep) -> Table:
-        """Of one pass."""
+    def _table(self, step: JobStep) -> Table | None:
+        """Of one pass; None where it has too many operations to list."""
         from shardscope.analytic.schedules import build
 
         count = self.microbatches or step.micro_batches
+        if count * step.world_size * self.stages_per_rank > _MOST_LISTED:
+            return None
         return build(self.schedule, step.world_size, count, self.stages_per_rank)
 
     def activations(self, step: JobStep) -> list[float] | None:
         """Micro-batches in flight times what the layers of each stage save, and the loss behind the last.
 
-        A bound where the backward pass is split, whose first part lets go of some of it.
+        A bound where blocks are recomputed, and where the backward pass is split, whose first part lets go of some.
         """
-        if not step.trace.pieces or step.job.recompute != "none":
+        table = self._table(step)
+        if not step.trace.pieces or table is None:
             return None
         stages = [
             step.samples * sum(piece.stored_bytes for piece in pieces) for _, pieces in self.stages(step)
         ]
         stages[-1] += step.samples * step.trace.loss_bytes
-        return list(self._table(step).peak_activation(stage_sizes=stages))
+        return list(table.peak_activation(stage_sizes=stages))
 
     def work(self, step: JobStep) -> list[float]:
-        """FLOP of its stages among those of all, with the bubble."""
+        """FLOP of its stages among those of all, with the bubble, of which many micro-batches leave next to none."""
         if not step.trace.pieces:
             return [1.0 / step.world_size] * step.world_size
         flops = [0.0] * step.world_size
         for rank, pieces in self.stages(step):
             flops[rank] += sum(piece.flops for piece in pieces)
-        busy = sum(flops) * (1.0 - self._table(step).bubble_fraction)
+        table = self._table(step)
+        busy = sum(flops) * (1.0 - (0.0 if table is None else table.bubble_fraction))
         return [each / busy for each in flops]
 
     def traffic(self, step: JobStep) -> Traffic | None:
