@@ -130,9 +130,7 @@ def test_data_that_were_written_anew_are_traced_anew(tmp_path: Path) -> None:
     seen = []
     for width in (8, 12):
         rows = np.zeros((40, width), np.float32)
-        np.savez(
-            path, x_train=rows, y_train=np.zeros(40, np.int64), x_test=rows, y_test=np.zeros(40, np.int64)
-        )
+        np.savez(path, x=rows, y=np.zeros(40, np.int64), x_test=rows, y_test=np.zeros(40, np.int64))
         model = partial(nn.Linear, width, 10)
         seen.append(traced(JOB.replace(model=model, data=str(path), batch=8)).sample_bytes)
     assert seen == [4 * 8 + 8, 4 * 12 + 8]
