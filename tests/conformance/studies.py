@@ -37,7 +37,7 @@ LANES = 4
 def instant(recorded: Path) -> Callable[..., Run]:
     """A `launch` whose runs end at once, with the figures of a recorded one; till then they are this process's."""
 
-    def launch(job: ss.Job, *, root: Path, judged: bool = False, preflight: bool = True) -> Run:  # noqa: ARG001
+    def launch(job: ss.Job, *, root: Path, judged: bool = False, preflight: bool = True) -> Run:
         run = RunDir.create(job, root, judged=judged)
         me = {"pid": os.getpid(), "process_started": process_started()}
         run.write_status("running", **me)
