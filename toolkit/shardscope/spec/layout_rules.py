@@ -75,7 +75,7 @@ def _groups(layout: Layout) -> Iterator[str]:
 
 
 def _schedule(layout: Layout) -> Iterator[str]:
-    schedule, held = PipelineSchedule(layout.schedule), layout.virtual_stages
+    schedule, held = PipelineSchedule(name=layout.schedule), layout.virtual_stages
     if layout.pipeline == 1:
         if held != 1:
             yield f"virtual_stages={held} has no effect with pipeline=1; use pipeline=2 or more, or virtual_stages=1"
