@@ -7,15 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardscope.runtime.layers import Looks, tells_of_layers
 from shardscope.runtime.run import Run
 from shardscope.runtime.summary import WARM_UP_STEPS, number, per_step, sent_bytes, with_late
 from shardscope.runtime.tail import Event, Tail
 from shardscope.spec import Job
-from shardscope.tuning.definition import Definition
 from shardscope.tuning.objectives import QUALITIES
+
+if TYPE_CHECKING:
+    from shardscope.tuning.definition import Definition
 
 _RARER = 4
 """Alarms are looked for again once the looks have become more by one in so many, and when the run has ended."""

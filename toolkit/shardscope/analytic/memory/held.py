@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory.fully_sharded import units_of
-from shardscope.analytic.memory.moments import ELEMENT_BYTES, not_traced
 from shardscope.analytic.sharding import (
     bucket_elements,
     flat_piece_elements,
@@ -42,6 +41,8 @@ CACHE_ELEMENTS = 1 << 21
 SLICE_BYTES = 4 << 20
 """Longest message of the ring."""
 RECEIVED_AHEAD = 2
+ELEMENT_BYTES = 4
+"""Of a parameter, in float32."""
 
 
 class Sharding(NamedTuple):
@@ -112,6 +113,14 @@ def _untraced(table: LayerTable) -> StepTrace:
     """Rows in the place of tensors."""
     rows = tuple(ParameterRow(unit=0, shape=(layer.num_params,)) for layer in table.layers)
     return StepTrace(units=("",), parameters=rows, buffer_bytes=0, output_bytes=0, moments={})
+
+
+def not_traced(field: str) -> SpecError:
+    """The error where a table has no traced step and `field` needs one."""
+    return SpecError(
+        f"{field} needs a traced step, which this table lacks; describe the module with "
+        "Model.from_module(module, example, memory=True)"
+    )
 
 
 def updated_elements(
