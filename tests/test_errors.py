@@ -14,7 +14,7 @@ from shardscope.spec.precision import PRECISIONS
 from shardscope.spec.registry import names
 from shardscope.spec.strategy import strategies
 from shardscope.tuning.objectives import OBJECTIVES
-from shardscope.tuning.pruning.named import PRUNERS
+from shardscope.tuning.pruning.pruners import PRUNERS
 from shardscope.tuning.samplers import SAMPLERS
 
 VALID = {

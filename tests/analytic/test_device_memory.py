@@ -24,7 +24,7 @@ from shardscope.analytic.memory import (
     offload_traffic,
     stage_memory,
 )
-from shardscope.analytic.memory.columns import held_by, pipeline_of
+from shardscope.analytic.memory.rows import held_by, pipeline_of
 from shardscope.analytic.schedules import closed
 from shardscope.spec.layout import Layout, schedule_names
 from shardscope.spec.model import LatentAttention, Mixture, Transformer

@@ -10,7 +10,7 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import RECIPES, device_memory, offload_traffic
 from shardscope.analytic.memory.offload import host_room
 from shardscope.prediction.step import StepParts, step_time, time_term
-from shardscope.prediction.step.shards import stage_elements
+from shardscope.prediction.step.tables import stage_elements
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout

@@ -48,7 +48,7 @@ from shardscope.errors import StudyError
 from shardscope.runtime import shut_down
 from shardscope.spec.models import MODELS
 from shardscope.tuning.measured import Measured, Meter, evaluated
-from shardscope.tuning.pruning.dominance import Dominance, Finished
+from shardscope.tuning.pruning.pruners import Dominance, Finished
 from shardscope.tuning.records import TrialRecord
 from shardscope.tuning.session import Session
 

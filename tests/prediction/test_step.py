@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardscope.analytic.compute import matmul, traffic
-from shardscope.analytic.compute.matmul import Split
+from shardscope.analytic.compute import work
+from shardscope.analytic.compute.work import Split
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
 from shardscope.prediction.step import StepParts, step_time, time_term
-from shardscope.prediction.step.distinct import Distinct
 from shardscope.prediction.step.machine import Machine
-from shardscope.prediction.step.shards import Weights, weights
+from shardscope.prediction.step.tables import Distinct, Weights, weights
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
@@ -273,11 +272,11 @@ def test_ranks_beyond_the_heads_of_keys_and_values_repeat_them() -> None:
     """With 2 heads of keys and values, each of 16 ranks computes and moves one, as each of 2 does."""
     grouped = MODEL.replace(kv_heads=2)
     split = Split.of(tensor=[1, 2, 4, 16])
-    qkv = matmul.projections(grouped, split)[0]
+    qkv = work.projections(grouped, split)[0]
     queries = grouped.heads * grouped.head_size / split.tensor
     assert (qkv.n - queries).tolist() == [512, 256, 256, 256]
-    moved = traffic.block_bytes(grouped, split, sequence_parallel=True)
-    whole = traffic.block_bytes(MODEL, split, sequence_parallel=True)
+    moved = work.block_bytes(grouped, split, sequence_parallel=True)
+    whole = work.block_bytes(MODEL, split, sequence_parallel=True)
     assert (moved < whole)[:3].all()
     assert moved[3] == whole[3], "one of 16, or one of 2 repeated"
 

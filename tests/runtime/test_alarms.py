@@ -7,7 +7,7 @@ import math
 import pytest
 
 from shardscope.runtime import alarms
-from shardscope.runtime.layer_series import OwedSeries, RatioSeries
+from shardscope.runtime.layers import OwedSeries, RatioSeries
 from shardscope.spec import Optimizer
 
 

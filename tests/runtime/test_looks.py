@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardscope.runtime import looks as module
-from shardscope.runtime.layers import layers_of
-from shardscope.runtime.looks import Looks
+from shardscope.runtime import layers as module
+from shardscope.runtime.layers import Looks, layers_of
 from shardscope.spec import Optimizer
 
 LAMB = Optimizer("lamb")

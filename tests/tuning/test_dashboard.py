@@ -14,7 +14,7 @@ from optuna.storages.journal import JournalFileBackend
 import shardscope as ss
 from shardscope.errors import StudyError
 from shardscope.tuning.definition import Definition
-from shardscope.tuning.pruning.named import ByOptuna
+from shardscope.tuning.pruning.pruners import ByOptuna
 from shardscope.tuning.session import Session
 from shardscope.tuning.storage import DEFINITION
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import shardscope as ss
-from shardscope.runtime.looks import Looks
+from shardscope.runtime.layers import Looks
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir
 from shardscope.training.events import encode

@@ -11,9 +11,8 @@ import shardscope as ss
 from shardscope.errors import StudyError
 from shardscope.prediction.traced import traced
 from shardscope.spec.space import Choices, Space
-from shardscope.tuning.apply import check
+from shardscope.tuning.apply import MemoryLimit, check, predicted_peak
 from shardscope.tuning.definition import Definition
-from shardscope.tuning.feasible import MemoryLimit, predicted_peak
 from shardscope.tuning.priors import default_space, seeds, with_baselines
 from shardscope.tuning.records import TrialRecord
 from shardscope.tuning.report import report_of
@@ -118,7 +117,7 @@ def test_where_bytes_are_minimised_compressors_pay_without_a_slow_link_too() -> 
 _LIGHT = """
 import sys
 import shardscope as ss
-from shardscope.tuning.feasible import predicted_peak
+from shardscope.tuning.apply import predicted_peak
 from shardscope.tuning.session import Session
 job = ss.Job.from_json(sys.argv[1])
 limited = {"trials": 1, "objectives": ["loss"], "name": "light", "memory_limit": 1e12}

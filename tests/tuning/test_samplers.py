@@ -12,9 +12,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from threadpoolctl import threadpool_info
 
 import shardscope as ss
-from shardscope.tuning.by_cost import ByCost, GaussianProcess, median_seconds
 from shardscope.tuning.records import IMPOSSIBLE, NOT_COUNTED
-from shardscope.tuning.samplers import drawn_by, sampler_of
+from shardscope.tuning.samplers import ByCost, GaussianProcess, drawn_by, median_seconds, sampler_of
 from shardscope.tuning.session import Session
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=2)

@@ -19,8 +19,8 @@ from conformance.studies import JOB as COPIED
 from conformance.studies import instant
 from shardscope.errors import ShardscopeError, SpecError, StudyError
 from shardscope.runtime.rundir import RunDir
-from shardscope.tuning.drawing import suggest
 from shardscope.tuning.driver import Live
+from shardscope.tuning.samplers import suggest
 from shardscope.tuning.session import Session
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=6)

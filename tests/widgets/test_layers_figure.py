@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardscope.runtime.layer_series import OwedSeries, RatioSeries
-from shardscope.runtime.layers import Layers, layers_of
+from shardscope.runtime.layers import Layers, OwedSeries, RatioSeries, layers_of
 from shardscope.spec import Optimizer
 from shardscope.tuning.measured import Measured
 from shardscope_widgets import figures

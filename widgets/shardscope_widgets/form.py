@@ -13,8 +13,8 @@ from pydantic import BeforeValidator
 
 from shardscope.errors import unknown_name
 from shardscope.spec import Method, registry
-from shardscope.spec._base import Spec
-from shardscope.spec.fields import bounds_of, members_of, summary_of, takes
+from shardscope.spec._base import Spec, takes
+from shardscope.spec.fields import bounds_of, members_of, summary_of
 
 AS_IT_SUITS = "as it suits"
 """What forms call None."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from shardscope.runtime.noise import Squares, batches_compared, squares_of
-from shardscope.runtime.steady import Average, per_step_of
-from shardscope.runtime.summary import mean_loss, sent_bytes, with_late
+from shardscope.runtime.summary import Average, mean_loss, per_step_of, sent_bytes, with_late
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.spec.user_code import label_of

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardscope.analytic import communication as comm
-from shardscope.analytic.communication.groups import is_inside_node, members_per_node
+from shardscope.analytic.communication.ring import is_inside_node, members_per_node
 from shardscope.errors import SpecError
 from shardscope.spec.cluster import Cluster, Device, Link
 

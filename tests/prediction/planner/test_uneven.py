@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prediction.planner.brute import CALIBRATION, machine, small_model
-from shardscope.prediction.layout import predict
 from shardscope.prediction.planner import plan
-from shardscope.prediction.step.uneven import least_pace
+from shardscope.prediction.predict import predict
+from shardscope.prediction.step.step import least_pace
 from shardscope.spec.cluster import Cluster
 
 FIX = {

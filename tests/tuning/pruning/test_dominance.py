@@ -18,7 +18,7 @@ from shardscope.tuning.definition import Definition
 from shardscope.tuning.front import QUICKER_BY
 from shardscope.tuning.measured import Measured
 from shardscope.tuning.pruning.curves import improvement
-from shardscope.tuning.pruning.dominance import Dominance, Finished
+from shardscope.tuning.pruning.pruners import Dominance, Finished
 from shardscope.tuning.session import Session
 
 STEPS = 8

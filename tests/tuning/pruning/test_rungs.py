@@ -14,11 +14,11 @@ from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir, this_host
 from shardscope.tuning import recovery
-from shardscope.tuning.drawing import suggest
 from shardscope.tuning.measured import Measured, Meter
 from shardscope.tuning.pruning.halving import Paused, furthest
 from shardscope.tuning.pruning.rungs import HalvingDriver, Held
 from shardscope.tuning.records import DRIVER, MEASURED, NOT_COUNTED, RUN, measured_to
+from shardscope.tuning.samplers import suggest
 from shardscope.tuning.session import Session
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=8)

@@ -43,7 +43,7 @@ class _Columns(NamedTuple):
 
 def distinct(methods: Iterable[Compression]) -> tuple[Compression, ...]:
     """The different ones among them, after ``none``."""
-    return tuple(dict.fromkeys([Compression("none"), *methods]))
+    return tuple(dict.fromkeys([Compression(name="none"), *methods]))
 
 
 class Layouts(_Columns):

@@ -97,8 +97,8 @@ def carry_out(arguments: argparse.Namespace) -> int:
         "seed": arguments.seed or 0, "batch_range": arguments.batch_range or "noise",
     }  # fmt: skip
 
-    from shardscope.tuning.noise_probe import set_after
     from shardscope.tuning.session import Session
+    from shardscope.tuning.tune import set_after
 
     session, began = None, time.monotonic()
     on_probe = None if arguments.json else _say_measuring

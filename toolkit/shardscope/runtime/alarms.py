@@ -11,10 +11,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shardscope.runtime.layer_series import OwedSeries, RatioSeries
 from shardscope.spec.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from shardscope.runtime.layers import OwedSeries, RatioSeries
 
 PINNED_SHARE = 0.5
 """A ratio that is held down more often than this is no longer the layer's own."""

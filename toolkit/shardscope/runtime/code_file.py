@@ -17,7 +17,7 @@ import cloudpickle
 
 from shardscope.errors import LaunchError
 from shardscope.runtime.files import read_bytes
-from shardscope.runtime.status import printable
+from shardscope.runtime.schema import printable
 from shardscope.spec import Job, UserCode
 
 CODE_FILE = "user_code.pkl"

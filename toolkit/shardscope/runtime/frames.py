@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from shardscope.runtime.status import printable
+from shardscope.runtime.schema import printable
 from shardscope.runtime.summary import mean_loss, number, sent_bytes, steps_of
 from shardscope.runtime.tail import Event
 

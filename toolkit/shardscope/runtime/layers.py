@@ -1,18 +1,79 @@
-"""What happened to the layers of a run: trust ratios, norms, and what compression with error feedback owes."""
+"""What happened to the layers of a run: trust ratios, norms, and what compression with error feedback owes.
+
+Looks at them are kept in bounded memory while the run goes on. Of many looks every second, fourth, ... is kept, evenly
+over the whole run, and always the first, the newest, and the first in which something is no number: what
+`runtime.alarms` says of these is what it says of all.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from shardscope.errors import SpecError
 from shardscope.runtime.alarms import Alarm, alarms_of
-from shardscope.runtime.layer_series import OwedSeries, RatioSeries
 from shardscope.runtime.summary import number
 from shardscope.spec import Job, Optimizer
+
+Values = tuple[float, ...]
+Known = tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class RatioSeries:
+    """One layer under a layer-wise optimizer, step by step.
+
+    Attributes:
+        layer: Name of the parameter.
+        steps: Those that were looked at.
+        lr: The learning rate.
+        ratio: The trust ratio; None where the layer is not adapted.
+        weight_norm: Of the weights before the step; None where the optimizer needed none.
+        update_norm: What the ratio divides by: LAMB's update, LARS's gradient with its decay.
+        bound: The setting that held the ratio down, ``clamp``, ``trust_clip`` or ``factor``; None where none did.
+    """
+
+    layer: str
+    steps: tuple[int, ...]
+    lr: Values
+    ratio: Known
+    weight_norm: Known
+    update_norm: Known
+    bound: tuple[str | None, ...]
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether it has a ratio at all."""
+        return any(value is not None for value in self.ratio)
+
+
+@dataclass(frozen=True)
+class OwedSeries:
+    """What compression owes of one tensor or unit of sharding, step by step.
+
+    Attributes:
+        layer: Its name.
+        kind: ``residual`` of ranks' own gradients, ``share`` of the mean, ``unsent`` under deep gradient compression.
+        steps: Those that were looked at.
+        owed: Norm of what was still to be sent after the step.
+        gradient: Norm of what the step had brought, in the same units.
+    """
+
+    layer: str
+    kind: str
+    steps: tuple[int, ...]
+    owed: Values
+    gradient: Values
+
+    @property
+    def relative(self) -> Known:
+        """What is owed, in gradients of one step; None where there was no gradient."""
+        pairs = zip(self.owed, self.gradient, strict=True)
+        return tuple(owed / gradient if gradient else None for owed, gradient in pairs)
+
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,3 +210,71 @@ def layers_of_run(run: Run) -> Layers:
             f"run {run.id} does not look at its layers; launch it with record=Record(layers_every=10)"
         )
     return layers_of(run.events("layers"), job.optimizer)
+
+
+MOST_LOOKS = 240
+"""Kept at once, but for the first that is no number."""
+_COLUMNS = ("ratio", "weight_norm", "update_norm")
+
+
+@dataclass
+class Looks:
+    """What ranks told of their layers, thinned as it comes.
+
+    Attributes:
+        num_looks: Steps looked at so far, kept or not.
+        num_events: Taken so far.
+    """
+
+    num_looks: int = 0
+    num_events: int = 0
+    _kept: dict[int, dict[int, Event]] = field(default_factory=dict)
+    _places: dict[int, int] = field(default_factory=dict)
+    """Which look a kept step was, from 0."""
+    _every: int = 1
+    _newest: int = -1
+    _broken: int | None = None
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Looks:
+        """The looks that these events tell of, in the order of their time."""
+        looks = cls()
+        for event in events:
+            looks.take(event)
+        return looks
+
+    def take(self, event: Event) -> None:
+        """One rank's look."""
+        self.num_events += 1
+        step = event["step"]
+        if step > self._newest:
+            self._begin(step)
+        if step not in self._kept:
+            return  # left out before this rank came to it
+        self._kept[step][event["rank"]] = event
+        if self._broken is None and not _is_finite(event):
+            self._broken = step
+
+    def layers(self, optimizer: Optimizer | None) -> Layers:
+        """The layers as the looks that are kept tell of them."""
+        return layers_of((event for ranks in self._kept.values() for event in ranks.values()), optimizer)
+
+    def _begin(self, step: int) -> None:
+        before, self._newest = self._newest, step
+        self._kept[step], self._places[step] = {}, self.num_looks
+        self.num_looks += 1
+        self._drop([before])
+        while len(self._kept) > MOST_LOOKS:
+            self._every *= 2
+            self._drop(list(self._kept))
+
+    def _drop(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            if step not in (self._newest, self._broken) and self._places.get(step, 0) % self._every:
+                del self._kept[step], self._places[step]
+
+
+def _is_finite(event: Event) -> bool:
+    columns: list[Iterable[Any]] = [event[name] for name in _COLUMNS]
+    owed = (row[2] for row in event["owed"])
+    return all(math.isfinite(sum(map(number, filter(None, column)))) for column in (*columns, owed))

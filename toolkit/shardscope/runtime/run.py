@@ -19,7 +19,7 @@ from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.files import read_tail
 from shardscope.runtime.processes import is_alive, is_of_shardscope, kill_descendants
 from shardscope.runtime.rundir import RunDir, find, holds_run, this_host
-from shardscope.runtime.status import FINAL_STATES, Status, printable
+from shardscope.runtime.schema import FINAL_STATES, Status, printable
 from shardscope.runtime.summary import Summary, summarise
 from shardscope.runtime.tail import Event, Tail, select
 from shardscope.spec import Job

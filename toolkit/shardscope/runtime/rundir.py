@@ -29,7 +29,7 @@ from shardscope.errors import LaunchError, RunNotFound, RunUnreadable, SpecError
 from shardscope.runtime.code_file import CODE_FILE, digest_of, load_for_ranks, pack
 from shardscope.runtime.files import parse_json, read_json, read_text, replace_whole
 from shardscope.runtime.processes import ProcessStart, process_started
-from shardscope.runtime.status import Status, printable
+from shardscope.runtime.schema import Status, printable
 from shardscope.spec import Job
 
 ROOT_VARIABLE = "SHARDSCOPE_RUNS"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from shardscope.errors import RunUnreadable
-from shardscope.runtime.event_schema import is_readable
 from shardscope.runtime.files import OutOfReach, opened, parse_json, read_range
 from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.schema import is_readable
 
 Event = dict[str, Any]
 LONGEST_LINE = 64 * 2**20

@@ -9,10 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardscope.spec.batch import Batch
     from shardscope.spec.cluster import Cluster, Device
     from shardscope.spec.compression import Compression
-    from shardscope.spec.job import Checkpoint, Job, Record
+    from shardscope.spec.job import Batch, Checkpoint, Job, Record
     from shardscope.spec.layout import Layout
     from shardscope.spec.link import Link
     from shardscope.spec.lr_schedule import LRSchedule
@@ -23,10 +22,9 @@ if TYPE_CHECKING:
     from shardscope.spec.user_code import UserCode
 
 _HOMES = {
-    "batch": ("Batch",),
     "cluster": ("Cluster", "Device"),
     "compression": ("Compression",),
-    "job": ("Checkpoint", "Job", "Record"),
+    "job": ("Batch", "Checkpoint", "Job", "Record"),
     "layout": ("Layout",),
     "link": ("Link",),
     "lr_schedule": ("LRSchedule",),

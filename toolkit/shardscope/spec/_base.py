@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import from_json
 
 from shardscope.errors import SpecError, quoted, unknown_name
-from shardscope.spec.fields import takes
 
 _PLAIN = (str, int, float, type(None))
 """Types whose values pydantic looks at closely enough."""
@@ -137,3 +136,8 @@ def _readable(cls: type[Spec], error: ValidationError) -> SpecError:
         return SpecError(f"{cls.__name__} needs {field}; give {field}=...")
     message = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     return SpecError(f"{cls._prefix()}{field}={quoted(problem['input'])} is not valid: {message}")
+
+
+def takes(annotation: Any, kind: type) -> bool:
+    """Whether a type is, or has among its members, `kind` or anything at all."""
+    return annotation in (kind, Any) or any(takes(member, kind) for member in get_args(annotation))

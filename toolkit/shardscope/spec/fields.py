@@ -23,11 +23,6 @@ def members_of(annotation: Any) -> Iterator[Any]:
         yield annotation if isinstance(annotation, type) else str
 
 
-def takes(annotation: Any, kind: type) -> bool:
-    """Whether a type is, or has among its members, `kind` or anything at all."""
-    return annotation in (kind, Any) or any(takes(member, kind) for member in get_args(annotation))
-
-
 def bounds_of(field: FieldInfo) -> tuple[Any, Any]:
     """The least and the most that a number may be, or must stay above and below; None where it has no bound."""
     marks = list(field.metadata)

@@ -10,18 +10,17 @@ from pydantic import BeforeValidator, Field, model_validator
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import registry
 from shardscope.spec._base import Spec
-from shardscope.spec.batch import Batch
 from shardscope.spec.compression import AnyCompression, Compression
 from shardscope.spec.data import check_compatible
+from shardscope.spec.divisors import divisors_text
 from shardscope.spec.link import LinkOrName
 from shardscope.spec.lr_schedule import AnyLRSchedule, LRSchedule
 from shardscope.spec.method import Method, methods_in
 from shardscope.spec.models import model_config
-from shardscope.spec.noise_scale import check_noise_scale
 from shardscope.spec.numbers import Count, CountOrZero, Seed
 from shardscope.spec.optimizer import AnyOptimizer, Optimizer
 from shardscope.spec.precision import PRECISIONS, JobPrecision, full_name
-from shardscope.spec.strategy import AnyStrategy, Strategy
+from shardscope.spec.strategy import AnyStrategy, Strategy, strategies_where
 from shardscope.spec.user_code import Named, UserCode, label_of
 
 if TYPE_CHECKING:
@@ -31,6 +30,54 @@ RECOMPUTE = ("none", "selective", "full")
 LOSSES = ("cross-entropy", "mse")
 IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
 """What layouts call a job's precisions, whose weights stay in fp32."""
+
+
+class Batch(Spec):
+    """The global batch of one optimizer step, and the micro-batch that one forward pass takes."""
+
+    _positional = "global_batch"
+    _former_names: ClassVar = {"global_size": "global_batch", "micro_size": "micro_batch"}
+
+    global_batch: Count = 64
+    """Samples in one optimizer step over all ranks. 1 to 2147483647, divisible by the number of ranks."""
+    micro_batch: Count | None = None
+    """Samples in one forward pass on one rank; None takes the rank's whole share at once, in a
+    pipeline as many micro-batches as suit its schedule. Divides the rank's share."""
+
+    def per_rank(self, num_ranks: int, *, among: str | None = None) -> int:
+        """Samples a rank takes in one step.
+
+        Args:
+            num_ranks: That the batch is divided over.
+            among: Those ranks in the words of a message; None where they are all that there are.
+
+        Raises:
+            SpecError: The global batch does not divide evenly.
+        """
+        share, rest = divmod(self.global_batch, num_ranks)
+        if rest or not share:
+            below, above = share * num_ranks, (share + 1) * num_ranks
+            near = f"{below} or {above}" if below else f"{above}"
+            raise SpecError(
+                f"batch.global_batch={self.global_batch} does not divide over "
+                f"{among or f'world_size={num_ranks}'}; use {near}"
+            )
+        return share
+
+    def accumulation_steps(self, num_ranks: int, *, among: str | None = None) -> int:
+        """Micro-batches that a rank accumulates in one step; the arguments are those of `per_rank`.
+
+        Raises:
+            SpecError: The micro-batch does not divide the rank's share.
+        """
+        share = self.per_rank(num_ranks, among=among)
+        micro = self.micro_batch or share
+        if share % micro:
+            raise SpecError(
+                f"batch.micro_batch={micro} does not divide the per-rank batch {share}; "
+                f"use one of {divisors_text(share, near=micro)}"
+            )
+        return share // micro
 
 
 class Checkpoint(Spec):
@@ -229,7 +276,8 @@ class Job(Spec):
         self.strategy.check(self)
         if self.compression.is_here:
             self.compression.check(self)
-        check_noise_scale(self)
+        if self.record.noise_scale:
+            _check_noise_scale(self)
 
     def _check_ranks(self) -> None:
         name, low, high = self.strategy.name, self.strategy.min_ranks, self.strategy.max_ranks
@@ -355,3 +403,30 @@ def _with_code(named: Any, code: Callable[..., Any]) -> Any:
         raise SpecError(f"{code!r} is not the {named.kind} {named.name!r} that this job names")
     registry.register_loaded(code)
     return code(**named.settings)
+
+
+def _check_noise_scale(job: Job) -> None:
+    """Refuse to measure where there are no two batch sizes to compare, or no mean gradient.
+
+    Raises:
+        SpecError: With what can.
+    """
+    reason = job.strategy.hides_noise_because
+    if reason is not None:
+        able = strategies_where(lambda strategy: strategy.hides_noise_because is None)
+        raise SpecError(
+            f"record.noise_scale=True does not go with strategy={job.strategy.label!r}, where {reason}; "
+            f"use one of {', '.join(able)}"
+        )
+    if job.compression.period > 1:
+        raise SpecError(
+            f"record.noise_scale=True does not go with compression={job.compression.name!r}, where each rank has "
+            "parameters of its own; use another method, or none"
+        )
+    share = job.batch.per_rank(job.num_data_ranks)
+    if job.num_data_ranks * job.num_micro_batches == 1:
+        raise SpecError(
+            f"record.noise_scale=True compares gradients of small batches with their mean, and one rank with "
+            f"batch.micro_batch={share} has only one; "
+            + (f"use a micro_batch below {share}, or more ranks" if share > 1 else "use a larger batch")
+        )

@@ -132,4 +132,5 @@ class Layout(Spec):
             Traceback (most recent call last):
             shardscope.errors.SpecError: global_batch=3 is not a multiple of data=2 x micro_batch=1 = 2; use ...
         """
-        layout_rules.check(self, model, cluster)
+        for problem in layout_rules.problems(self, model, cluster):
+            raise SpecError(problem)

@@ -1,12 +1,15 @@
-"""What a layout must keep to: each rule says in one sentence what is wrong and what would be right."""
+"""What a layout must keep to: each rule as a condition, and as a sentence on what is wrong and what is right.
+
+The conditions are over numbers, or over whole columns of them: `problems` tells the one layout that breaks a rule what
+to do; the planner counts how many of a million break it. Arguments are numbers or arrays that broadcast; so is what
+comes back: whether the rule is broken.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shardscope.errors import SpecError
-from shardscope.spec import layout_faults as faults
 from shardscope.spec.divisors import divisors_text
 from shardscope.spec.model import LayerTable, Transformer
 from shardscope.spec.pipeline_schedule import PipelineSchedule
@@ -38,21 +41,9 @@ def problems(
         )
 
 
-def check(
-    layout: Layout, model: Transformer | LayerTable | None = None, cluster: Cluster | None = None
-) -> None:
-    """Refuse a layout that breaks a rule.
-
-    Raises:
-        SpecError: The first rule that it breaks.
-    """
-    for problem in problems(layout, model, cluster):
-        raise SpecError(problem)
-
-
 def _batch(layout: Layout) -> Iterator[str]:
     unit = layout.data * layout.micro_batch
-    if faults.uneven_batch(layout.global_batch, layout.data, layout.micro_batch):
+    if uneven_batch(layout.global_batch, layout.data, layout.micro_batch):
         nearest = max(1, round(layout.global_batch / unit)) * unit
         yield (
             f"global_batch={layout.global_batch} is not a multiple of data={layout.data} x "
@@ -62,14 +53,14 @@ def _batch(layout: Layout) -> Iterator[str]:
 
 def _groups(layout: Layout) -> Iterator[str]:
     ranks = layout.data * layout.context
-    if layout.shard and faults.indivisible(ranks, layout.shard):
+    if layout.shard and indivisible(ranks, layout.shard):
         yield (
             f"shard={layout.shard} does not divide data x context = {ranks}; "
             f"use one of {divisors_text(ranks, near=layout.shard)}"
         )
     if layout.shard and not layout.zero:
         yield f"shard={layout.shard} has no effect with zero=0; use zero=1, 2 or 3, or leave shard out"
-    if faults.indivisible(ranks, layout.expert):
+    if indivisible(ranks, layout.expert):
         yield (
             f"expert={layout.expert} does not divide data x context = {ranks}; "
             f"use one of {divisors_text(ranks, near=layout.expert)}"
@@ -84,7 +75,7 @@ def _groups(layout: Layout) -> Iterator[str]:
 
 
 def _schedule(layout: Layout) -> Iterator[str]:
-    schedule, held = PipelineSchedule(layout.schedule), layout.virtual_stages
+    schedule, held = PipelineSchedule(name=layout.schedule), layout.virtual_stages
     if layout.pipeline == 1:
         if held != 1:
             yield f"virtual_stages={held} has no effect with pipeline=1; use pipeline=2 or more, or virtual_stages=1"
@@ -93,12 +84,12 @@ def _schedule(layout: Layout) -> Iterator[str]:
     if held < least or (most is not None and held > most):
         allowed = str(least) if least == most else f"{least} or more"
         yield f"virtual_stages={held}: the {layout.schedule} schedule holds {allowed} stages a rank; use {allowed}"
-    if faults.uneven_rounds(schedule, layout.pipeline, layout.num_micro_batches):
+    if uneven_rounds(schedule, layout.pipeline, layout.num_micro_batches):
         yield (
             f"num_micro_batches={layout.num_micro_batches} is not a multiple of pipeline={layout.pipeline}, which the "
             f"{layout.schedule} schedule needs; change global_batch, micro_batch or data"
         )
-    if faults.too_few_microbatches(schedule, layout.pipeline, layout.num_micro_batches):
+    if too_few_microbatches(schedule, layout.pipeline, layout.num_micro_batches):
         yield (
             f"num_micro_batches={layout.num_micro_batches} is too few for the {layout.schedule} schedule on "
             f"pipeline={layout.pipeline}; use {schedule.least_per_rank * layout.pipeline} or more"
@@ -116,13 +107,13 @@ def _rows(layout: Layout, model: LayerTable) -> Iterator[str]:
 
 
 def _tensor(layout: Layout, model: Transformer) -> Iterator[str]:
-    for name, size in faults.tensor_sizes(model).items():
-        if faults.indivisible(size, layout.tensor):
+    for name, size in tensor_sizes(model).items():
+        if indivisible(size, layout.tensor):
             yield (
                 f"tensor={layout.tensor} does not divide {name}={size} of {model.name}; "
                 f"use one of {divisors_text(size, near=layout.tensor)}"
             )
-    if faults.uneven_keys(model, layout.tensor):
+    if uneven_keys(model, layout.tensor):
         yield (
             f"tensor={layout.tensor} neither divides kv_heads={model.kv_heads} of {model.name} nor is its multiple; "
             f"use one of {divisors_text(model.kv_heads, near=layout.tensor)}"
@@ -130,9 +121,9 @@ def _tensor(layout: Layout, model: Transformer) -> Iterator[str]:
 
 
 def _sequence(layout: Layout, model: Transformer) -> Iterator[str]:
-    if faults.uneven_sequence(model, layout.context):
+    if uneven_sequence(model, layout.context):
         yield f"context={layout.context} does not divide seq={model.seq} of {model.name}; use a power of 2"
-    elif layout.sequence_parallel and faults.uneven_part(model, layout.context, layout.tensor):
+    elif layout.sequence_parallel and uneven_part(model, layout.context, layout.tensor):
         yield (
             f"tensor={layout.tensor} does not divide the {model.seq // layout.context} tokens of a rank, which "
             "sequence_parallel needs; use another tensor or context degree, or sequence_parallel=False"
@@ -141,7 +132,7 @@ def _sequence(layout: Layout, model: Transformer) -> Iterator[str]:
 
 def _stages(layout: Layout, layers: int, name: str) -> Iterator[str]:
     stages = layout.pipeline * layout.virtual_stages
-    if faults.too_many_stages(layers, layout.pipeline, layout.virtual_stages):
+    if too_many_stages(layers, layout.pipeline, layout.virtual_stages):
         yield (
             f"pipeline={layout.pipeline} x virtual_stages={layout.virtual_stages} = {stages} stages are more than the "
             f"{layers} layers of {name}; use at most {layers}"
@@ -149,7 +140,7 @@ def _stages(layout: Layout, layers: int, name: str) -> Iterator[str]:
 
 
 def _experts(layout: Layout, model: Transformer) -> Iterator[str]:
-    if not faults.uneven_experts(model, layout.expert):
+    if not uneven_experts(model, layout.expert):
         return
     if model.mixture is None:
         yield f"expert={layout.expert}: {model.name} has no experts; use expert=1"
@@ -158,3 +149,65 @@ def _experts(layout: Layout, model: Transformer) -> Iterator[str]:
             f"expert={layout.expert} does not divide mixture.experts={model.mixture.experts} of {model.name}; "
             f"use one of {divisors_text(model.mixture.experts, near=layout.expert)}"
         )
+
+
+Numbers = Any
+"""A number, or an array of them: this floor knows no arrays, only what they share with numbers."""
+Broken = Any
+"""True or False, or an array of them."""
+
+
+def indivisible(size: Numbers, parts: Numbers) -> Broken:
+    """`parts` do not divide `size`."""
+    return size % parts != 0
+
+
+def tensor_sizes(model: Transformer) -> dict[str, int]:
+    """What the tensor degree divides, by name: heads, and every inner width."""
+    sizes = {"heads": model.heads, "ffn": model.ffn}
+    return sizes if model.mixture is None else {**sizes, "mixture.ffn": model.mixture.ffn}
+
+
+def uneven_keys(model: Transformer, tensor: Numbers) -> Broken:
+    """The tensor degree neither divides the heads of keys and values nor is their multiple."""
+    return indivisible(model.kv_heads, tensor) & indivisible(tensor, model.kv_heads)
+
+
+def uneven_batch(global_batch: int, data: Numbers, micro_batch: Numbers = 1) -> Broken:
+    """The batch is not a multiple of replicas x micro-batch."""
+    return indivisible(global_batch, data * micro_batch)
+
+
+def uneven_sequence(model: Transformer, context: Numbers) -> Broken:
+    """The context degree does not divide the sequence."""
+    return indivisible(model.seq, context)
+
+
+def uneven_part(model: Transformer, context: Numbers, tensor: Numbers) -> Broken:
+    """The tensor degree does not divide a context rank's part of the sequence, which sequence parallelism needs."""
+    return indivisible(model.seq // context, tensor)
+
+
+def uneven_experts(model: Transformer, expert: Numbers) -> Broken:
+    """The expert degree does not divide the experts; without experts it can only be 1."""
+    return expert > 1 if model.mixture is None else indivisible(model.mixture.experts, expert)
+
+
+def too_many_stages(layers: int, pipeline: Numbers, virtual_stages: Numbers = 1) -> Broken:
+    """There are more stages than layers."""
+    return pipeline * virtual_stages > layers
+
+
+def uneven_chunks(layers: int, pipeline: Numbers, virtual_stages: int) -> Broken:
+    """A rank's stages differ in layers, which no closed form knows; without virtual stages they may."""
+    return indivisible(layers, pipeline * virtual_stages) & (virtual_stages > 1)
+
+
+def uneven_rounds(schedule: PipelineSchedule, pipeline: Numbers, microbatches: Numbers) -> Broken:
+    """A schedule of any number of stages a rank takes micro-batches in rounds of as many as there are ranks."""
+    return indivisible(microbatches, pipeline) & (schedule.most_stages is None)
+
+
+def too_few_microbatches(schedule: PipelineSchedule, pipeline: Numbers, microbatches: Numbers) -> Broken:
+    """There are fewer for each rank than the schedule needs."""
+    return microbatches < schedule.least_per_rank * pipeline

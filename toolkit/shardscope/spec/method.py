@@ -12,9 +12,8 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, SerializerFunctionWrapH
 
 from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec import registry
-from shardscope.spec._base import Spec
+from shardscope.spec._base import Spec, takes
 from shardscope.spec.code_digest import digest_of
-from shardscope.spec.fields import takes
 from shardscope.spec.look import DASHES, Look
 from shardscope.spec.user_code import UserCode
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from shardscope.errors import StudyError
+from shardscope.errors import SpecError, StudyError, unknown_name
 from shardscope.spec import Job, registry
 from shardscope.spec._base import Spec
 from shardscope.spec.space import Parameter, PowersOfTwo, Space
 from shardscope.spec.user_code import label_of
 from shardscope.tuning import apply
 from shardscope.tuning.batch_range import BatchRange
-from shardscope.tuning.objectives import QUALITIES, check_objectives
+from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
 
 
 class Definition(Spec):
@@ -118,6 +118,28 @@ class Definition(Spec):
         if self.objectives != other.objectives:
             return f"the objectives were {', '.join(self.objectives)}"
         return None if self.equal == other.equal else f"equal was {self.equal!r}"
+
+
+def check_objectives(names: Sequence[str], own: Collection[str] = ()) -> None:
+    """Refuse names that nothing measures, and sets of them by which nothing can be chosen.
+
+    Args:
+        names: Of the objectives.
+        own: Those that are functions of the user's.
+
+    Raises:
+        SpecError: One is unknown or given twice, or none says anything of quality.
+    """
+    for name in names:
+        if name not in OBJECTIVES and name not in own:
+            raise unknown_name("objective", name, OBJECTIVES)
+    if len(set(names)) < len(names):
+        raise SpecError(f"objectives={list(names)} name one twice; name each once")
+    if not set(names) & {*QUALITIES, *own}:
+        raise SpecError(
+            f"objectives={list(names)} say nothing of quality, which the fewest steps would then win; add 'loss' or "
+            "'error'"
+        )
 
 
 def code_of(job: Job, space: Space) -> dict[str, str]:

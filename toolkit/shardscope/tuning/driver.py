@@ -31,9 +31,7 @@ from shardscope.spec.space import Value
 from shardscope.tuning import recovery
 from shardscope.tuning.apply import apply
 from shardscope.tuning.definition import Definition
-from shardscope.tuning.drawing import constrain, suggest
-from shardscope.tuning.ledger import Ledger
-from shardscope.tuning.measured import Measured, Meter, evaluated
+from shardscope.tuning.measured import Measured, Meter, Objective, evaluated, values_of
 from shardscope.tuning.records import (
     DRIVER,
     IMPOSSIBLE,
@@ -41,10 +39,11 @@ from shardscope.tuning.records import (
     NOT_COUNTED,
     REASON,
     RUN,
+    Ledger,
     measured_to,
 )
+from shardscope.tuning.samplers import constrain, suggest
 from shardscope.tuning.storage import Patience, within
-from shardscope.tuning.values import Objective, values_of
 
 _RECOVER_EVERY_S = 5.0
 _GRACE_S = 1.0

@@ -1,19 +1,23 @@
-"""What a trial's run has come to so far: counted and timed, never modelled."""
+"""What a run has come to so far, counted and timed, never modelled, and the objectives of one that has completed."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shardscope.runtime.layers import tells_of_layers
-from shardscope.runtime.looks import Looks
+from shardscope.runtime.layers import Looks, tells_of_layers
 from shardscope.runtime.run import Run
-from shardscope.runtime.steady import WARM_UP_STEPS, per_step
-from shardscope.runtime.summary import number, sent_bytes, with_late
+from shardscope.runtime.summary import WARM_UP_STEPS, number, per_step, sent_bytes, with_late
 from shardscope.runtime.tail import Event, Tail
 from shardscope.spec import Job
+from shardscope.tuning.objectives import QUALITIES
+
+if TYPE_CHECKING:
+    from shardscope.tuning.definition import Definition
 
 _RARER = 4
 """Alarms are looked for again once the looks have become more by one in so many, and when the run has ended."""
@@ -26,7 +30,7 @@ class Measured:
     Attributes:
         steps: Taken by all ranks.
         step_s: Median over steps of the slowest rank, the first ones left out. Of steps that are unlike (local SGD's,
-            and those before and after an uncompressed warm-up) each sort as often as the job has it (`runtime.steady`);
+            and those before and after an uncompressed warm-up) each sort as often as the job has it (`per_step_of`);
             None before there are steps of both.
         compute_s: Of such a step, what the rank that computes most computed, if its spans were written.
         codec_s: Packing and unpacking in a step, of the rank that does most (mean, warm-up left out).
@@ -200,3 +204,46 @@ def looked_into(job: Job, times: int = 20) -> Job:
     if every == job.record.layers_every or not tells_of_layers(job):
         return job
     return job.replace(record=job.record.replace(layers_every=every))
+
+
+Objective = Callable[[Run], float]
+"""A user's own: from a run that has ended to a number, the less the better."""
+
+
+def values_of(
+    definition: Definition, run: Run, measured: Measured, own: Mapping[str, Objective]
+) -> tuple[dict[str, float], str | None]:
+    """The objectives of a run that has completed, and what is wrong with them, as a sentence."""
+    return _values(dict.fromkeys(definition.objectives, run.job.steps), run, measured, own)
+
+
+def interval_values(
+    names: Sequence[str], run: Run, measured: Measured, own: Mapping[str, Objective]
+) -> tuple[dict[str, float], str | None]:
+    """The objectives of a run that takes its job a part of the way: quality as it stands there, the others per step."""
+    return _values(
+        {name: run.job.last_step if name in QUALITIES else 1 for name in names}, run, measured, own
+    )
+
+
+def _values(
+    steps: Mapping[str, int], run: Run, measured: Measured, own: Mapping[str, Objective]
+) -> tuple[dict[str, float], str | None]:
+    """By objective, each over so many steps."""
+    values: dict[str, float] = {}
+    for name, count in steps.items():
+        value = _own_value(name, own[name], run) if name in own else measured.objective(name, count)
+        if isinstance(value, str):
+            return {}, value
+        if value is None or not math.isfinite(value):
+            return {}, f"objective {name!r} came to {value}; a trial needs a finite number"
+        values[name] = float(value)
+    return values, None
+
+
+def _own_value(name: str, objective: Objective, run: Run) -> float | str:
+    """The value, or what the user's function raised, as a sentence: it may raise anything, and ends one trial."""
+    try:
+        return float(objective(run))
+    except Exception as error:
+        return f"objective {name!r} raised {type(error).__name__}: {error}"

@@ -9,20 +9,19 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from optuna.storages import BaseStorage
 
-from shardscope.errors import SpecError, StudyError, quoted, unknown_name
+from shardscope.errors import SpecError, StudyError
 from shardscope.runtime import launch, runs
 from shardscope.runtime.run import Run
 from shardscope.spec import Checkpoint, Job
+from shardscope.tuning.apply import MemoryLimit
 from shardscope.tuning.batch_range import BatchRange, around
 from shardscope.tuning.definition import Definition
-from shardscope.tuning.feasible import MemoryLimit
 from shardscope.tuning.pruning.leftovers import delete
 from shardscope.tuning.storage import answering, begun_as
 
@@ -38,40 +37,6 @@ _GRACE_S = 1.0
 
 class NotMeasured(StudyError):
     """Whoever began a study asked to stop before its noise scale was measured; nothing has begun."""
-
-
-@contextmanager
-def set_after(seconds: float | None) -> Iterator[threading.Event]:
-    """An event that is set after so long, if this has not been left by then; None never sets it.
-
-    Raises:
-        SpecError: That is no time.
-    """
-    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
-        raise SpecError(
-            f"timeout_s={quoted(seconds)} is no time to work in; "
-            "give seconds above 0, or leave it out to work to the end"
-        )
-    event = threading.Event()
-    timer = None if seconds is None else threading.Timer(min(seconds, threading.TIMEOUT_MAX), event.set)
-    if timer is not None:
-        timer.daemon = True
-        timer.start()
-    try:
-        yield event
-    finally:
-        if timer is not None:
-            timer.cancel()
-
-
-def check_around(what: str) -> None:
-    """Refuse what batches cannot be centred on.
-
-    Raises:
-        SpecError: With what they can.
-    """
-    if what not in get_args(BatchesAround):
-        raise unknown_name("batch_range", what, get_args(BatchesAround))
 
 
 def ranged(

@@ -26,7 +26,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from shardscope.runtime.processes import is_alive, process_started
 from shardscope.runtime.rundir import this_host
-from shardscope.tuning.ledger import Ledger
 from shardscope.tuning.records import (
     AGAIN,
     DRIVER,
@@ -38,6 +37,7 @@ from shardscope.tuning.records import (
     RETRY_OF,
     SAMPLER,
     SEED,
+    Ledger,
     not_counted,
 )
 

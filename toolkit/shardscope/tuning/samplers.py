@@ -1,17 +1,148 @@
-"""The samplers of Optuna by short names, each set up for a space of branches and trials that are impossible."""
+"""Drawing a trial's settings: Optuna's samplers by short names, one that goes by what trials cost, and what they draw.
+
+Each is set up for a space of branches and trials that are impossible. `ByCost` is TPE while trials are cheap, a
+Gaussian process once they are dear: that needs fewer trials and takes seconds of CPU for each; half a minute of
+training is where it begins to pay. Whoever draws decides anew for every trial, from what the study's storage says of
+the finished ones. So a study that goes on after a restart, or on another machine, decides as if it had never stopped.
+Settings that were put into the study's queue, by whomever, are taken from there; who drew the others is noted with the
+trial.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from statistics import median
+from typing import Any, Self
 
 import optuna
-from optuna.samplers import BaseSampler
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.storages import BaseStorage, InMemoryStorage
+from optuna.trial import FrozenTrial, TrialState
+from threadpoolctl import threadpool_limits
 
-from shardscope.errors import SpecError, unknown_name
-from shardscope.tuning.by_cost import ByCost, GaussianProcess
+from shardscope.errors import SpecError, StudyError, unknown_name
+from shardscope.spec.space import Between, Choices, PowersOfTwo, Space, Value
+from shardscope.tuning.apply import branches_of
+from shardscope.tuning.definition import Definition
+from shardscope.tuning.records import (
+    IMPOSSIBLE,
+    MEASURED,
+    PAUSED,
+    SAMPLER,
+    measured_from,
+    not_counted,
+    study_name,
+)
+
+DEAR_S = 30.0
+"""Seconds of a trial from which on a better draw is worth seconds of CPU."""
+_STARTUP = 10
+"""Complete trials below which a Gaussian process knows nothing: Optuna's own default."""
+
+
+class GaussianProcess(GPSampler):
+    """Optuna's, on one thread, so that it takes no core from the ranks that train beside it.
+
+    Optuna holds torch to one thread, and BLAS by a variable that is read before BLAS is loaded, hence too late.
+    """
+
+    @classmethod
+    def seeded(cls, seed: int) -> Self:
+        """With settings of branches, which a Gaussian process cannot take in, drawn by TPE."""
+        return cls(
+            seed=seed, n_startup_trials=_STARTUP, warn_independent_sampling=False,
+            independent_sampler=TPESampler(seed=seed, multivariate=False),
+        )  # fmt: skip
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The settings that every trial has, drawn together."""
+        with threadpool_limits(limits=1, user_api="blas"):
+            return super().sample_relative(study, trial, search_space)
+
+
+class ByCost(BaseSampler):
+    """Draws a trial by one sampler or by the other.
+
+    Args:
+        cheap: For cheap trials; it also draws whenever nothing is known yet, and after a trial that was impossible,
+            of which a Gaussian process takes no notice: it would ask for the same again.
+        dear: For trials of `dear_s` and more.
+        dear_s: Median seconds of the finished trials.
+    """
+
+    def __init__(self, cheap: BaseSampler, dear: BaseSampler, dear_s: float = DEAR_S) -> None:
+        self.cheap, self.dear, self.dear_s = cheap, dear, dear_s
+        self._used: dict[int, BaseSampler] = {}
+
+    def used_for(self, number: int) -> BaseSampler:
+        """The sampler that drew a trial of this process."""
+        return self._used.get(number, self.cheap)
+
+    def choose(self, trials: Sequence[FrozenTrial]) -> BaseSampler:
+        """The sampler for the next of a study's trials."""
+        complete = sum(trial.state == TrialState.COMPLETE for trial in trials)
+        ended = [trial for trial in trials if trial.state.is_finished()]
+        seconds = median_seconds(trials)
+        if complete < _STARTUP or seconds is None or not_counted(ended[-1]) == IMPOSSIBLE:
+            return self.cheap
+        return self.dear if seconds >= self.dear_s else self.cheap
+
+    # What Optuna calls.
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Both may have something to do."""
+        self.cheap.before_trial(study, trial)
+        self.dear.before_trial(study, trial)
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Called first for every trial that is drawn."""
+        used = self._used[trial.number] = self.choose(study.get_trials(deepcopy=False))
+        return used.infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """By the one that was chosen."""
+        return self.used_for(trial.number).sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """By the one that was chosen."""
+        return self.used_for(trial.number).sample_independent(study, trial, param_name, param_distribution)
+
+    def reseed_rng(self) -> None:
+        """Both."""
+        self.cheap.reseed_rng()
+        self.dear.reseed_rng()
+
+
+def median_seconds(trials: Sequence[FrozenTrial]) -> float | None:
+    """What a trial took, in the middle, pruned ones among them; None before one has ended."""
+    seconds = [
+        cost
+        for trial in trials
+        if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
+        and not_counted(trial) is None
+        and (cost := _seconds(trial)) is not None
+    ]
+    return median(seconds) if seconds else None
+
+
+def _seconds(trial: FrozenTrial) -> float | None:
+    """From its beginning to its end; of one that paused between, its steps."""
+    attrs: Mapping[str, Any] = trial.user_attrs
+    if PAUSED not in attrs:
+        return None if trial.duration is None else trial.duration.total_seconds()
+    measured = measured_from(attrs.get(MEASURED))
+    return None if measured is None or measured.step_s is None else measured.step_s * measured.steps
 
 
 def _tpe(seed: int) -> BaseSampler:
@@ -105,3 +236,72 @@ def check_storage(sampler: str | BaseSampler, storage: str | BaseStorage | None)
             "sampler='cma-es' would unpickle what others may have written to this storage, and so run it; leave "
             "storage out, which keeps the study in a journal of your own, or use 'tpe'"
         )
+
+
+POSSIBLE = "possible"
+"""The constraint of every trial; samplers learn from it."""
+
+
+def suggest(trial: optuna.Trial, definition: Definition) -> dict[str, Value]:
+    """The settings of a trial; what was drawn before an answer was lost is not drawn again.
+
+    Raises:
+        SpecError: Somebody has queued it with a value that is not in the space.
+        StudyError: The study holds a trial, added by something else, whose parameters are of another kind.
+    """
+    space = definition.space
+    chosen: dict[str, Value] = {}
+    queued = _queued(trial)
+    _check_queued(queued, space)
+    for name in space.active(chosen, branches_of(definition.job)):
+        parameter, held = space.parameters[name], study_name(name, space)
+        try:
+            chosen[name] = _suggested(trial, held, parameter)
+        except ValueError as error:  # all that Optuna says of a distribution that does not fit an earlier one
+            raise StudyError(
+                f"study {trial.study.study_name!r} holds a trial that something else has added, whose {held!r} is of "
+                f"another kind ({error}); give yours another name"
+            ) from error
+    if SAMPLER not in trial.user_attrs and not set(trial.params) <= set(queued):
+        trial.set_user_attr(SAMPLER, drawn_by(trial.study.sampler, trial.number))
+    return chosen
+
+
+def constrain(trial: optuna.Trial, value: float) -> None:
+    """Say whether a trial is possible, unless that was said before an answer was lost."""
+    if POSSIBLE not in trial.constraints:
+        trial.set_constraint(POSSIBLE, value)
+
+
+def _suggested(trial: optuna.Trial, held: str, parameter: Choices | Between | PowersOfTwo) -> Value:
+    if isinstance(parameter, Choices):
+        return trial.suggest_categorical(held, parameter.values)
+    if isinstance(parameter, PowersOfTwo):
+        return int(2 ** trial.suggest_int(held, *parameter.exponents))
+    if parameter.is_whole:
+        return trial.suggest_int(held, int(parameter.low), int(parameter.high), log=parameter.log)
+    return trial.suggest_float(held, float(parameter.low), float(parameter.high), log=parameter.log)
+
+
+def _queued(trial: optuna.Trial) -> Mapping[str, Any]:
+    """What was put into the queue with it."""
+    attrs = trial.study.get_trials(deepcopy=False)[trial.number].system_attrs
+    fixed: Mapping[str, Any] = attrs.get("fixed_params", {})
+    return fixed
+
+
+def _check_queued(queued: Mapping[str, Any], space: Space) -> None:
+    known = {study_name(name, space): parameter for name, parameter in space.parameters.items()}
+    for held, value in queued.items():
+        if held not in known or not _holds(known[held], value):
+            raise SpecError(f"it was queued with {held}={value!r}, which the space does not hold")
+
+
+def _holds(parameter: Choices | Between | PowersOfTwo, value: Any) -> bool:
+    """Whether a parameter can have a value, as the study holds it."""
+    if isinstance(parameter, Choices):
+        return value in parameter.values
+    low, high = parameter.exponents if isinstance(parameter, PowersOfTwo) else (parameter.low, parameter.high)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    needs_whole = isinstance(parameter, PowersOfTwo) or parameter.is_whole
+    return is_number and low <= value <= high and not (needs_whole and value % 1)

@@ -19,9 +19,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from shardscope.spec.space import Space
 from shardscope.tuning import storage
-from shardscope.tuning.ledger import Ledger
 from shardscope.tuning.priors import ORIGINS, Seed
-from shardscope.tuning.records import NOT_COUNTED, ORIGIN, REASON, SEED, to_study
+from shardscope.tuning.records import NOT_COUNTED, ORIGIN, REASON, SEED, Ledger, to_study
 from shardscope.tuning.recovery import SURPLUS, TAKEN
 
 _SEEDED = "seeded"

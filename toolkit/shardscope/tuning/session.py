@@ -17,32 +17,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import optuna
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 
-from shardscope.errors import SpecError, StudyError, quoted
+from shardscope.errors import SpecError, StudyError, quoted, unknown_name
 from shardscope.runtime.run import Run
 from shardscope.spec import Job
 from shardscope.spec.space import Space
 from shardscope.spec.user_code import label_of
 from shardscope.tuning import records as rows
-from shardscope.tuning.apply import apply
+from shardscope.tuning.apply import MemoryLimit, apply
 from shardscope.tuning.definition import Definition, code_of
 from shardscope.tuning.driver import Driver, Pruner
-from shardscope.tuning.feasible import MemoryLimit
 from shardscope.tuning.foreign import check_trials
-from shardscope.tuning.ledger import Ledger
-from shardscope.tuning.noise_probe import BatchesAround, check_around, ranged
+from shardscope.tuning.measured import Objective
+from shardscope.tuning.noise_probe import BatchesAround, ranged
 from shardscope.tuning.objectives import DEFAULT_OBJECTIVES
 from shardscope.tuning.priors import EqualBudgets, default_space, seeds, with_baselines
 from shardscope.tuning.pruning.halving import Rungs, agreed, rungs_of
-from shardscope.tuning.pruning.named import ByOptuna, pruner_of
+from shardscope.tuning.pruning.pruners import ByOptuna, pruner_of
 from shardscope.tuning.pruning.rungs import HalvingDriver
-from shardscope.tuning.records import PINNED, TrialRecord
+from shardscope.tuning.records import PINNED, Ledger, TrialRecord
 from shardscope.tuning.report import Report, report_of
 from shardscope.tuning.samplers import check_storage, sampler_of
 from shardscope.tuning.seeding import queue_seeds
@@ -57,7 +56,6 @@ from shardscope.tuning.storage import (
     place_of,
     without_password,
 )
-from shardscope.tuning.values import Objective
 
 _TICK_S = 0.02
 DEFAULT_TRIALS = 40
@@ -131,9 +129,10 @@ class Session:
             name = name or f"{label_of(job.model)}-{job.strategy.name}"
         place_of(name, root)  # a name that cannot be is refused like the rest, before anything is made
         chosen = sampler_of(sampler, seed=seed, num_objectives=len(definition.objectives))
-        rungs = rungs_of(promote, definition)
+        rungs = None if promote is None else rungs_of(promote, definition)
         pruner_of(pruner, definition)  # what is wrong with it is said before a study is begun
-        check_around(batch_range)
+        if batch_range not in get_args(BatchesAround):
+            raise unknown_name("batch_range", batch_range, get_args(BatchesAround))
         opened, limit = open_storage(storage, name, root), MemoryLimit(memory_limit)
         folder = folder_of(name, root)
         if job is not None and space is None:
@@ -159,7 +158,8 @@ class Session:
             )
         trials = _agreed_trials(study, trials)
         ledger = Ledger(opened, name)
-        rungs = agreed(study, rungs)
+        if rungs is not None or not is_new:
+            rungs = agreed(study, rungs)
         judge = pruner_of(pruner, definition, promotes=rungs is not None)
         if isinstance(judge, ByOptuna):
             study.pruner = judge.pruner

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,14 +15,15 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 
+from shardscope.errors import SpecError, quoted
 from shardscope.spec import Job
 from shardscope.spec.space import Space
 from shardscope.tuning.driver import Pruner
-from shardscope.tuning.noise_probe import BatchesAround, set_after
+from shardscope.tuning.measured import Objective
+from shardscope.tuning.noise_probe import BatchesAround
 from shardscope.tuning.progress import StudyProgress, is_watched, measuring_text
 from shardscope.tuning.pruning.halving import Rungs
 from shardscope.tuning.session import Session
-from shardscope.tuning.values import Objective
 
 
 def tune(
@@ -102,17 +105,42 @@ def tune(
             memory_limit=memory_limit, seed=seed, root=root, batch_range=batch_range, stopping=stopping,
             on_probe=_say_measuring if is_told else None,
         )  # fmt: skip
-    told = StudyProgress(session, quiet=not is_told, stream=sys.stdout)
+    told = StudyProgress(session, stream=sys.stdout) if is_told else None
     left_s = None if timeout_s is None else timeout_s - (time.monotonic() - began)
 
     def tick(session: Session) -> None:
-        told.draw()
+        if told is not None:
+            told.draw()
         if on_tick is not None:
             on_tick(session)
 
-    with told:
+    with told or nullcontext():
         session.run(timeout_s=left_s, on_tick=tick)
     return session.study
+
+
+@contextmanager
+def set_after(seconds: float | None) -> Iterator[threading.Event]:
+    """An event that is set after so long, if this has not been left by then; None never sets it.
+
+    Raises:
+        SpecError: That is no time.
+    """
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+        raise SpecError(
+            f"timeout_s={quoted(seconds)} is no time to work in; "
+            "give seconds above 0, or leave it out to work to the end"
+        )
+    event = threading.Event()
+    timer = None if seconds is None else threading.Timer(min(seconds, threading.TIMEOUT_MAX), event.set)
+    if timer is not None:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield event
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def _say_measuring(probe: Job) -> None:

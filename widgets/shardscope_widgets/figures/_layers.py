@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope.runtime.alarms import LATE
-from shardscope.runtime.layer_series import OwedSeries, RatioSeries
-from shardscope.runtime.layers import Layers
-from shardscope.runtime.looks import Looks
+from shardscope.runtime.layers import Layers, Looks, OwedSeries, RatioSeries
 from shardscope_widgets.figures import theme
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import listed, plural, three_digits

@@ -21,7 +21,6 @@ from shardscope.analytic.communication.compression import (
 )
 from shardscope.analytic.communication.crossover import Crossing, crossover, frontier, scaling_efficiency
 from shardscope.analytic.communication.gossip import gossip_contraction, gossip_mix_bytes
-from shardscope.analytic.communication.groups import group_strides, ring_time, spanning_link
 from shardscope.analytic.communication.hierarchical import HierarchicalBytes, hierarchical_all_reduce_bytes
 from shardscope.analytic.communication.overlap import exposed_time
 from shardscope.analytic.communication.parameter_server import (
@@ -32,9 +31,12 @@ from shardscope.analytic.communication.parameter_server import (
 from shardscope.analytic.communication.pipeline import pipeline_bytes, tied_bytes
 from shardscope.analytic.communication.ring import (
     chunk_sizes,
+    group_strides,
     ring_all_gather_bytes,
     ring_all_reduce_bytes,
     ring_reduce_scatter_bytes,
+    ring_time,
+    spanning_link,
 )
 from shardscope.analytic.communication.stepwise import stepwise_bytes
 from shardscope.analytic.communication.traffic import Sent, Traffic, sent_bytes

@@ -1,13 +1,23 @@
-"""Bytes on the wire of the ring, by formula.
+"""Rings: what each rank sends, which link a group of ranks spans, and how long a ring over it takes.
 
-The exact forms count the elements of uneven chunks, so that they can be held against a measurement to the byte. With
-chunks of equal size they become the textbook's 2(W-1)/W S a rank (Patarasuk and Yuan 2009; Thakur et al. 2005).
+Made for millions of groups at once. Ranks are numbered with tensor innermost, then context, data and pipeline, so that
+the heaviest traffic stays on the fastest links. A group is `group_size` ranks, each `stride` behind the one before.
+
+Example:
+    >>> strides = group_strides(tensor=8, context=1, data=16)
+    >>> bandwidth, latency = spanning_link(cluster, group_size=16, stride=strides.data)  # doctest: +SKIP
+    >>> ring_time("all_reduce", 1e9, 16, bandwidth, latency)  # doctest: +SKIP
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
+
+from shardscope.errors import unknown_name
+from shardscope.spec.cluster import Cluster
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -61,3 +71,93 @@ def ring_all_reduce_bytes(
     counter = 2 * rest.sum() - rest - np.roll(rest, 1)
     sent: Ints = clockwise + counter * element_bytes
     return sent
+
+
+class Strides(NamedTuple):
+    """Distance, in ranks, between neighbours of a group along each axis."""
+
+    tensor: Ints
+    context: Ints
+    data: Ints
+    pipeline: Ints
+
+
+class Spanned(NamedTuple):
+    """What one rank of a group has for it; each broadcast over the groups asked for."""
+
+    bandwidth: Floats
+    """Bytes a second, one way."""
+    latency: Floats
+    """Seconds a message."""
+
+
+def group_strides(*, tensor: npt.ArrayLike, context: npt.ArrayLike, data: npt.ArrayLike) -> Strides:
+    """The strides of a layout's groups; degrees broadcast.
+
+    Experts and ZeRO's shards are taken from data x context and so have the stride of `context`.
+    """
+    tensor, context, data = (np.asarray(degree, dtype=np.int64) for degree in (tensor, context, data))
+    one = np.ones_like(tensor)
+    return Strides(one, tensor, tensor * context, tensor * context * data)
+
+
+def members_per_node(cluster: Cluster, group_size: npt.ArrayLike, stride: npt.ArrayLike) -> Floats:
+    """Ranks of a group that share a node, at least 1: per_node / stride, no more than the group has."""
+    group, step = np.asarray(group_size, dtype=np.float64), np.asarray(stride, dtype=np.float64)
+    members: Floats = np.minimum(np.maximum(np.floor(cluster.per_node / step), 1.0), group)
+    return members
+
+
+def is_inside_node(
+    cluster: Cluster, group_size: npt.ArrayLike, stride: npt.ArrayLike
+) -> npt.NDArray[np.bool_]:
+    """Whether every group of this shape lies within one node: none straddles two."""
+    group, step = np.asarray(group_size, dtype=np.float64), np.asarray(stride, dtype=np.float64)
+    groups = cluster.per_node / (group * step)  # a division of floats takes a tenth of that of integers
+    inside: npt.NDArray[np.bool_] = (group == 1) | (groups == np.floor(groups))
+    return inside if cluster.nodes > 1 else np.ones_like(inside)
+
+
+def spanning_link(cluster: Cluster, group_size: npt.ArrayLike, stride: npt.ArrayLike) -> Spanned:
+    """Bandwidth and latency that one rank has in a ring over its group; arguments broadcast.
+
+    Inside a node, the node's link. Across nodes, rings with r members a node leave it by r of the node's shares of the
+    network, for their other members send nothing out (NCCL builds a ring a card for that); but never faster than
+    inside: min(B_intra, r B_inter), and every step waits for the slower latency.
+    """
+    inside = is_inside_node(cluster, group_size, stride)
+    rails = members_per_node(cluster, group_size, stride)
+    across = np.minimum(cluster.intra.bandwidth, rails * cluster.inter.bandwidth)
+    bandwidth: Floats = np.where(inside, cluster.intra.bandwidth, across)
+    slower = max(cluster.intra.latency_s, cluster.inter.latency_s)
+    latency: Floats = np.where(inside, cluster.intra.latency_s, slower)
+    return Spanned(bandwidth, latency)
+
+
+def ring_time(
+    op: str,
+    num_bytes: npt.ArrayLike,
+    group_size: npt.ArrayLike,
+    bandwidth: npt.ArrayLike,
+    latency: npt.ArrayLike,
+) -> Floats:
+    """Seconds of a ring (all-to-all: pairwise) over W ranks; arguments broadcast.
+
+    k ((W-1) α + (W-1)/W S/B), k = 2 for an all-reduce, else 1 (Thakur et al. 2005). ``"send_recv"`` is one message,
+    α + S/B, and nothing where W = 1.
+
+    Args:
+        op: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"all_to_all"`` or ``"send_recv"``.
+        num_bytes: S; of the whole tensor, gathered or not yet scattered.
+        group_size: W.
+        bandwidth: B, bytes a second that one rank sends while it receives as many.
+        latency: α, seconds a message.
+    """
+    count = np.asarray(group_size, dtype=np.float64)
+    size, rate, delay = (np.asarray(value, dtype=np.float64) for value in (num_bytes, bandwidth, latency))
+    if op == "send_recv":
+        return np.where(count > 1, delay + size / rate, 0.0)
+    if op not in RING_PASSES:
+        raise unknown_name("op", op, [*RING_PASSES, "send_recv"])
+    seconds: Floats = RING_PASSES[op] * ((count - 1) * delay + even_share_bytes(size, count) / rate)
+    return seconds

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.compute import matmul
-from shardscope.analytic.compute.matmul import Matmul, Split
+from shardscope.analytic.compute import work
+from shardscope.analytic.compute.work import Matmul, Split
 from shardscope.spec.model import Transformer
 
 Floats = npt.NDArray[np.float64]
@@ -19,14 +19,14 @@ def products(model: Transformer) -> tuple[tuple[Matmul, float], ...]:
     """Every matrix product of one sequence's forward pass, and how often the model does it."""
     one = Split.of()
     routed = model.num_mixture_layers
-    every = (*matmul.projections(model, one), *matmul.attention_core(model, one))
-    dense = matmul.feed_forward(model, one, model.ffn)
-    experts = matmul.experts(model, one) if model.mixture is not None else ()
+    every = (*work.projections(model, one), *work.attention_core(model, one))
+    dense = work.feed_forward(model, one, model.ffn)
+    experts = work.experts(model, one) if model.mixture is not None else ()
     return (
         *((product, float(model.layers)) for product in every),
         *((product, float(model.layers - routed)) for product in dense),
         *((product, float(routed)) for product in experts),
-        (matmul.head(model, one), 1.0),
+        (work.head(model, one), 1.0),
     )
 
 
@@ -99,11 +99,11 @@ def korthikanti_hardware_flops(
 
 
 def _core(model: Transformer) -> float:
-    return _sum(matmul.attention_core(model, Split.of())) * model.layers
+    return _sum(work.attention_core(model, Split.of())) * model.layers
 
 
 def _blocks(model: Transformer) -> float:
-    return forward_flops(model) - _sum((matmul.head(model, Split.of()),))
+    return forward_flops(model) - _sum((work.head(model, Split.of()),))
 
 
 def _sum(given: Iterable[Matmul]) -> float:

@@ -9,9 +9,9 @@ from shardscope.analytic.memory.activations import activation_bytes_per_layer
 from shardscope.analytic.memory.device import MemoryParts, device_memory, stage_memory
 from shardscope.analytic.memory.explain import KINDS, memory_term
 from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
+from shardscope.analytic.memory.held import RankStates, placed_states, spread_states
 from shardscope.analytic.memory.module import ModuleMemory, module_memory
 from shardscope.analytic.memory.offload import Traffic, offload_traffic
-from shardscope.analytic.memory.rank_states import RankStates, placed_states, spread_states
 from shardscope.analytic.memory.states import (
     RECIPES,
     ModelStates,

@@ -1,4 +1,6 @@
-"""Saved activations: bytes of one token in one layer, as two numbers, one that tensor parallelism divides.
+"""Bytes of activations: what a layer saves for its backward pass, and what a rank works with at a step's peaks.
+
+Saved are bytes of one token in one layer, as two numbers, one that tensor parallelism divides.
 
 Korthikanti et al. 2022 (arXiv 2205.05198), equations 1 to 6, with s tokens, b sequences, h hidden, a heads, t ranks:
 
@@ -11,6 +13,9 @@ Korthikanti et al. 2022 (arXiv 2205.05198), equations 1 to 6, with s tokens, b s
 They are special cases of what is counted here operation by operation: what a norm, a linear layer, the attention's core
 and the activation function save. Grouped queries, gated layers, latent attention, mixtures, flash attention (a float32
 log-sum-exp of each row in place of the 5as/h), other widths of numbers and a job without dropout are the others.
+
+Two instants can be a step's peak, and both are counted on top of all that is saved: the loss on the last stage
+(`at_the_loss`), and the backward pass through a layer (`in_a_layer`), which meets the most saved activations.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ import numpy.typing as npt
 from shardscope.analytic.memory.frameworks import Framework
 from shardscope.analytic.memory.states import Recipe
 from shardscope.spec.layout import RECOMPUTE_NAMES
-from shardscope.spec.model import Transformer
+from shardscope.spec.model import Mixture, Transformer
 
 Floats = npt.NDArray[np.float64]
 SELECTIVE, FULL = RECOMPUTE_NAMES.index("selective"), RECOMPUTE_NAMES.index("full")
@@ -200,3 +205,59 @@ def activation_bytes_per_layer(
     if recompute == "selective" and not flash_attention:
         return outside
     return outside + core(model, recipe, framework, flash=flash_attention, context=context, **scale)
+
+
+def at_the_loss(
+    model: Transformer,
+    recipe: Recipe,
+    framework: Framework,
+    *,
+    tokens: Floats,
+    tensor: Floats,
+    divided: Floats,
+) -> Floats:
+    """Bytes while the output projection runs backward: logits, the final norm's input and result, gradients of both.
+
+    With the sequence split over tensor ranks, the projection's input and its gradient are whole for that while
+    (Korthikanti et al. 2022, section 4.2.2). Logits are divided by the tensor degree (vocabulary parallel).
+    """
+    logits = framework.logits_bytes * model.vocab * tokens / tensor
+    hidden = recipe.activation * model.hidden * tokens
+    return np.asarray(logits + 3 * hidden / divided + 2 * hidden * (divided > 1))
+
+
+def in_a_layer(
+    model: Transformer, recipe: Recipe, *, tokens: Floats, tensor: Floats, divided: Floats
+) -> Floats:
+    """Bytes while a dense feed-forward layer runs backward: gradients of its inner inputs, and of the residual.
+
+    The gradient of the second product's input takes the place of that input, which is no longer needed.
+    """
+    width = (1 + model.gated) * model.ffn
+    return np.asarray(recipe.activation * tokens * (width / tensor + model.hidden / divided))
+
+
+def in_a_mixture(
+    model: Transformer,
+    mixture: Mixture,
+    recipe: Recipe,
+    framework: Framework,
+    *,
+    expert: npt.ArrayLike,
+    tokens: Floats,
+    tensor: Floats,
+    divided: Floats,
+) -> Floats:
+    """Bytes while a mixture runs: copies of routed tokens on their way, or gradients of its experts' inner inputs."""
+    copies = np.where(np.asarray(expert) > 1, framework.routed_copies, 2) * mixture.active * model.hidden
+    width = (1 + model.gated) * (mixture.active * mixture.ffn + mixture.shared_ffn)
+    return np.asarray(
+        recipe.activation * tokens * (np.maximum(copies, width / tensor) + model.hidden / divided)
+    )
+
+
+def in_the_attention(
+    model: Transformer, recipe: Recipe, *, tokens: Floats, span: Floats, tensor: Floats
+) -> Floats:
+    """Bytes while attention that stores its scores runs backward: gradients before and after the softmax."""
+    return np.asarray(2 * recipe.activation * model.heads * span * tokens / tensor)

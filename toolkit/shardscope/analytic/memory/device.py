@@ -8,15 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.memory.columns import Floats
-from shardscope.analytic.memory.frameworks import Framework, known_framework
+from shardscope.analytic.memory.frameworks import Framework
 from shardscope.analytic.memory.offload import (
     OFFLOADS_ACTIVATIONS,
     OFFLOADS_OPTIMIZER,
     OFFLOADS_STATES,
     tiers,
 )
-from shardscope.analytic.memory.rows import Rows, rows_of
+from shardscope.analytic.memory.rows import Floats, Rows, rows_of
 from shardscope.analytic.memory.stage import NONE, Blocks, blocks_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -72,9 +71,8 @@ def device_memory(
         >>> bool(held.total[0] > held.total[1])
         True
     """
-    habits = known_framework(framework)
     found = [
-        _of_length(len(rows), _fullest(model, rows, habits, host_capacity)) for rows in _in_cache(layouts)
+        _of_length(len(rows), _fullest(model, rows, framework, host_capacity)) for rows in _in_cache(layouts)
     ]
     columns = zip(*found, strict=True)
     return MemoryParts(*(np.concatenate(column) for column in columns))
@@ -95,7 +93,9 @@ def _in_cache(layouts: Layouts) -> Iterator[Layouts]:
         yield Layouts(**columns)
 
 
-def _fullest(model: Transformer, layouts: Layouts, framework: Framework, host_capacity: float) -> MemoryParts:
+def _fullest(
+    model: Transformer, layouts: Layouts, framework: str | Framework, host_capacity: float
+) -> MemoryParts:
     """The fullest of the ranks that can be it.
 
     They are the first, the last, and the first that has experts throughout; of a V with few micro-batches, where later
@@ -166,6 +166,6 @@ def stage_memory(
         >>> stage_memory(model, Layout(pipeline=4, global_batch=8)).activations.argmax()
         np.int64(0)
     """
-    rows = rows_of(model, Layouts.of([layout] * layout.pipeline), known_framework(framework))
+    rows = rows_of(model, Layouts.of([layout] * layout.pipeline), framework)
     parts = parts_of(blocks_of(rows, np.arange(float(layout.pipeline))), rows, host_capacity)
     return MemoryParts(*(np.broadcast_to(part, layout.pipeline) for part in parts))

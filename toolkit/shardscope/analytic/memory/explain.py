@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.memory.columns import Floats, Holding, held_by
-from shardscope.analytic.memory.frameworks import Framework, known_framework
+from shardscope.analytic.memory.frameworks import Framework
 from shardscope.analytic.memory.offload import OFFLOADS_ACTIVATIONS, OFFLOADS_OPTIMIZER, OFFLOADS_STATES
-from shardscope.analytic.memory.rows import Rows, rows_of
+from shardscope.analytic.memory.rows import Floats, Holding, Rows, held_by, rows_of
 from shardscope.analytic.memory.stage import Blocks, Elements, blocks_of, elements_of, gradient_bytes
 from shardscope.analytic.terms import Term
 from shardscope.spec.cluster import Cluster
@@ -66,7 +65,7 @@ def memory_term(
         >>> memory_term(model, Layout(pipeline=2, global_batch=8))["stage 1"]["logits"].value > 0
         True
     """
-    stages = _stages_of(model, layout, known_framework(framework))
+    stages = _stages_of(model, layout, framework)
     parts = tuple(_stage(stages, place) for place in range(layout.pipeline))
     largest = max(part.value for part in parts)
     capacity = {"capacity": cluster.device.memory_bytes} if cluster else {}
@@ -74,7 +73,7 @@ def memory_term(
     return Term("memory", largest, "bytes", inputs=capacity, source=source, parts=parts, how="max")
 
 
-def _stages_of(model: Transformer, layout: Layout, framework: Framework) -> _Stages:
+def _stages_of(model: Transformer, layout: Layout, framework: str | Framework) -> _Stages:
     rows = rows_of(model, Layouts.of([layout] * layout.pipeline), framework)
     places = np.arange(float(layout.pipeline))
     held = held_by(places, rows.pipeline, dense=model.mixture.dense_layers if model.mixture else None)

@@ -11,8 +11,6 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import NamedTuple
 
-from shardscope.errors import unknown_name
-
 
 class Framework(NamedTuple):
     """Habits of a framework that cost or save memory."""
@@ -85,12 +83,3 @@ FRAMEWORKS: MappingProxyType[str, Framework] = MappingProxyType(
         "paper": PAPER,
     }
 )
-
-
-def known_framework(framework: str | Framework) -> Framework:
-    """The framework of that name; raises `SpecError` where there is none."""
-    if isinstance(framework, Framework):
-        return framework
-    if framework not in FRAMEWORKS:
-        raise unknown_name("framework", framework, FRAMEWORKS)
-    return FRAMEWORKS[framework]

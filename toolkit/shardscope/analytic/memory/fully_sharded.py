@@ -16,13 +16,18 @@ parameters, each padded to a multiple of the ranks along its first dimension (se
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from shardscope.analytic.memory.moments import ELEMENT_BYTES, Floats, Moments
 from shardscope.analytic.sharding import padded_elements
 from shardscope.spec.model.step import StepTrace
+
+if TYPE_CHECKING:
+    from shardscope.analytic.memory.module import Moments
+
+Floats = npt.NDArray[np.float64]
 
 
 class Units(NamedTuple):
@@ -33,7 +38,7 @@ class Units(NamedTuple):
     """Of those that are trained."""
 
 
-def units_of(step: StepTrace, ranks: int, element_bytes: int = ELEMENT_BYTES) -> Units:
+def units_of(step: StepTrace, ranks: int, element_bytes: int) -> Units:
     """The units of a traced module on `ranks` ranks."""
     units = Units(np.zeros(len(step.units)), np.zeros(len(step.units)))
     for row in step.parameters:

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.memory.columns import Floats
 from shardscope.analytic.memory.states import known_recipe
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import OFFLOAD_NAMES
+
+Floats = npt.NDArray[np.float64]
 
 OFFLOADS_OPTIMIZER = np.array([name in ("optimizer", "states", "all") for name in OFFLOAD_NAMES])
 OFFLOADS_STATES = np.array([name in ("states", "all") for name in OFFLOAD_NAMES])

@@ -14,7 +14,7 @@ import numpy as np
 from shardscope.analytic.communication.compressed import FLOAT_BYTES
 from shardscope.analytic.communication.parameter_server import HEADER_BYTES
 from shardscope.analytic.job_step import JobStep
-from shardscope.analytic.memory.rank_states import Ints, RankStates, placed_states
+from shardscope.analytic.memory.held import Ints, RankStates, placed_states
 from shardscope.analytic.memory.work_space import remembered, updates_of
 from shardscope.spec.model.step import ParameterRow
 

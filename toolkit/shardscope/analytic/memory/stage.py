@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardscope.analytic.memory import buffers
-from shardscope.analytic.memory.columns import Floats, Holding, held_by
 from shardscope.analytic.memory.frameworks import Framework
-from shardscope.analytic.memory.rows import Rows
+from shardscope.analytic.memory.rows import Floats, Holding, Rows, Weights, held_by
 from shardscope.analytic.memory.states import ModelStates, Recipe, optimizer_bytes, partitioned
 
 NONE = np.zeros(1)
@@ -182,9 +180,21 @@ def _placeholders(rows: Rows, held: Holding) -> Floats:
     table, recipe = rows.weights, rows.recipe
     if not rows.framework.reused_gradient:
         return NONE
-    layers: Floats | float = buffers.reused_gradients(table, recipe, dense=True, mixed=False)
+    layers: Floats | float = _reused_gradients(table, recipe, dense=True, mixed=False)
     if held.mixed is not None:
-        both = buffers.reused_gradients(table, recipe, dense=True, mixed=True)
-        routed = buffers.reused_gradients(table, recipe, dense=False, mixed=True)
+        both = _reused_gradients(table, recipe, dense=True, mixed=True)
+        routed = _reused_gradients(table, recipe, dense=False, mixed=True)
         layers = np.where(held.mixed > 0, np.where(held.mixed < held.layers, both, routed), layers)
     return (layers + held.head * (recipe.activation * table.head)) / rows.shape.tensor
+
+
+def _reused_gradients(table: Weights, recipe: Recipe, *, dense: bool, mixed: bool) -> float:
+    """Bytes of one placeholder for each shape of weight in a rank's layers, before division by the tensor degree.
+
+    TransformerEngine 2.x `get_dummy_wgrad`: where the gradient is added to ``main_grad`` inside the product, autograd
+    is given a placeholder of the weight's shape, kept and reused for all weights of that shape.
+    """
+    shapes = set(table.attention)
+    shapes |= set(table.dense) if dense else set()
+    shapes |= {*table.shared, *table.expert} if mixed else set()
+    return float(recipe.activation * sum(rows * columns for rows, columns in shapes))

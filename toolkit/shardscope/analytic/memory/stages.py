@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardscope.analytic.job_step import JobStep
-from shardscope.analytic.memory.rank_states import RankStates, placed_states
+from shardscope.analytic.memory.held import RankStates, placed_states
 from shardscope.analytic.memory.work_space import updates_of
 from shardscope.spec.model.step import ParameterRow, PipelinePiece
 

@@ -135,7 +135,8 @@ def partitioned(whole: ModelStates, *, stage: npt.NDArray[np.int64], ranks: Floa
 
 def known_recipe(precision: str) -> Recipe:
     """The recipe of that name or alias; raises `SpecError` where there is none."""
-    precision = full_name(precision)
+    if precision not in RECIPES:
+        precision = full_name(precision)
     if precision not in RECIPES:
         raise unknown_name("precision", precision, RECIPES)
     return RECIPES[precision]

@@ -16,12 +16,12 @@ from shardscope.analytic.communication.ring import chunk_sizes
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory.held import (
     RECEIVED_AHEAD,
+    Ints,
     Sharding,
     largest_batch,
     slice_bytes,
     updated_elements,
 )
-from shardscope.analytic.memory.rank_states import Ints
 from shardscope.analytic.sharding import padded_elements
 from shardscope.spec.compression import Shapes
 from shardscope.spec.model.step import ParameterRow

@@ -7,7 +7,7 @@ pipeline, and two (or three) virtual stages where the layers allow it; for Llama
 from __future__ import annotations
 
 from shardscope.analytic.compute.flops import korthikanti_model_flops, megatron_flops, model_flops
-from shardscope.analytic.compute.matmul import Split, attention_core
+from shardscope.analytic.compute.work import Split, attention_core
 from shardscope.measure.scoreboard.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
 from shardscope.measure.scoreboard.rows import Row
 from shardscope.measure.scoreboard.titan import llama

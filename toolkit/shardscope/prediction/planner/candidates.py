@@ -23,7 +23,7 @@ from shardscope.prediction.planner.rules import (
     shard_size,
 )
 from shardscope.prediction.planner.space import LARGEST_MICRO_BATCH, Space
-from shardscope.spec import layout_faults
+from shardscope.spec import layout_rules
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.compression import Compression
 from shardscope.spec.divisors import divisors
@@ -169,9 +169,9 @@ def _bodies(
     micro_batch, share = sizes.take(size), batch // grid.data.take(place)
     stages, tensor = grid.pipeline.take(place), grid.tensor.take(place)
     count = np.maximum(1, share // micro_batch)
-    uneven_part = layout_faults.uneven_part(model, grid.context.take(place), tensor)
+    uneven_part = layout_rules.uneven_part(model, grid.context.take(place), tensor)
     rules = {
-        "micro-batch": layout_faults.indivisible(share, micro_batch),
+        "micro-batch": layout_rules.indivisible(share, micro_batch),
         **_schedule_rules(model, options, option, stages, count),
         "sequence-parallel": (sequence == 1) & ((tensor == 1) | uneven_part),
         "no recomputation": (again == 1) & (recipe.flash_attention and "none" in space.recompute),

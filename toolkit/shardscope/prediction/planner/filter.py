@@ -10,7 +10,7 @@ from shardscope.analytic.memory.offload import drive_room
 from shardscope.errors import SpecError
 from shardscope.prediction.planner.search import Setting, capacity, memory_parts
 from shardscope.spec.layout import Layout
-from shardscope.spec.layout_faults import uneven_chunks
+from shardscope.spec.layout_rules import uneven_chunks
 
 GIB = 2**30
 ON_DEVICE = ("parameters", "gradients", "optimizer", "activations", "buffers")

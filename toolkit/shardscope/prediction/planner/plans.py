@@ -16,7 +16,7 @@ from shardscope.prediction.planner.filter import GIB, problem_with
 from shardscope.prediction.planner.pareto import Indices, pareto_front
 from shardscope.prediction.planner.rank import Floats, Objective, known_objective, ranking, scores
 from shardscope.prediction.planner.search import Rows, Setting, capacity, memory_parts, time_of
-from shardscope.prediction.step import uneven
+from shardscope.prediction.step.step import cut, stage_layers
 from shardscope.spec.layout import (
     OFFLOAD_NAMES,
     RECOMPUTE_NAMES,
@@ -217,9 +217,9 @@ class Plans:
         model, cluster = self.setting.model, self.setting.cluster
         if cluster.groups:
             one = self.layouts([int(self.order[rank - 1])])
-            found = uneven.cut(model, one, cluster, self.setting.calibration)
+            found = cut(model, one, cluster, self.setting.calibration)
             if found.stages.any():
-                return uneven.stage_layers(found, 0, model.layers)
+                return stage_layers(found, 0, model.layers)
         return even_split(model.layers, layout.pipeline)
 
     def why(self, layout: Layout) -> str:

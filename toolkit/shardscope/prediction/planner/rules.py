@@ -1,4 +1,4 @@
-"""Why a layout cannot be, counted over arrays: the conditions are those of `spec.layout_faults`.
+"""Why a layout cannot be, counted over arrays: the conditions are those of `spec.layout_rules`.
 
 A rule is asked in the order of its place here; a layout is rejected for the first that it breaks, so that the counts by
 reason add up.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.spec import layout_faults
+from shardscope.spec import layout_rules
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
 from shardscope.spec.pipeline_schedule import PipelineSchedule
@@ -57,21 +57,21 @@ def grid_faults(
     """Place in `REASONS` of the first rule that each grid breaks, or -1."""
     tensor, pipeline, context, expert, replicas = grid
     uneven = {
-        name: layout_faults.indivisible(size, tensor)
-        for name, size in layout_faults.tensor_sizes(model).items()
+        name: layout_rules.indivisible(size, tensor)
+        for name, size in layout_rules.tensor_sizes(model).items()
     }
-    experts = layout_faults.uneven_experts(model, expert)
+    experts = layout_rules.uneven_experts(model, expert)
     return first_fault(
         {
-            "devices": layout_faults.indivisible(devices, tensor * pipeline * context),
+            "devices": layout_rules.indivisible(devices, tensor * pipeline * context),
             "data": np.zeros(1, bool) if data is None else ~np.isin(replicas, data),
             "heads": uneven.pop("heads"),
-            "kv-heads": layout_faults.uneven_keys(model, tensor),
+            "kv-heads": layout_rules.uneven_keys(model, tensor),
             "ffn": np.logical_or.reduce(list(uneven.values())),
-            "layers": layout_faults.too_many_stages(model.layers, pipeline),
-            "sequence": layout_faults.uneven_sequence(model, context),
-            "experts": experts | layout_faults.indivisible(replicas * context, expert),
-            "batch": layout_faults.uneven_batch(batch, replicas),
+            "layers": layout_rules.too_many_stages(model.layers, pipeline),
+            "sequence": layout_rules.uneven_sequence(model, context),
+            "experts": experts | layout_rules.indivisible(replicas * context, expert),
+            "batch": layout_rules.uneven_batch(batch, replicas),
         },
         len(tensor),
     )
@@ -92,10 +92,10 @@ def schedule_faults(
     """Rules that a schedule breaks on a pipeline of so many stages."""
     alone, schedule = stages == 1, PipelineSchedule(name)
     broken = (
-        layout_faults.too_many_stages(layers, stages, virtual)
-        | layout_faults.uneven_chunks(layers, stages, virtual)
-        | layout_faults.uneven_rounds(schedule, stages, microbatches)
-        | layout_faults.too_few_microbatches(schedule, stages, microbatches)
+        layout_rules.too_many_stages(layers, stages, virtual)
+        | layout_rules.uneven_chunks(layers, stages, virtual)
+        | layout_rules.uneven_rounds(schedule, stages, microbatches)
+        | layout_rules.too_few_microbatches(schedule, stages, microbatches)
     )
     return {"schedule": ~alone & broken, "no pipeline": alone & (not is_first)}
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.communication.groups import (
+from shardscope.analytic.communication.ring import (
     is_inside_node,
     members_per_node,
     ring_time,

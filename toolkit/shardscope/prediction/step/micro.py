@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.compute import matmul, traffic
-from shardscope.analytic.compute.matmul import Matmul, Split
+from shardscope.analytic.compute import work
+from shardscope.analytic.compute.work import Matmul, Split
 from shardscope.prediction.step.machine import Machine
 from shardscope.spec.model import Transformer
 
@@ -148,28 +148,28 @@ def _linear_work(
     model: Transformer, split: Split, sequence_parallel: npt.ArrayLike, with_experts: bool
 ) -> tuple[list[Matmul], Floats]:
     """The linear layers' products and the bytes moved beside them, forward."""
-    products = list(matmul.projections(model, split))
-    moved = traffic.block_bytes(model, split, sequence_parallel=sequence_parallel)
+    products = list(work.projections(model, split))
+    moved = work.block_bytes(model, split, sequence_parallel=sequence_parallel)
     if with_experts:
         assert model.mixture is not None
         width = model.mixture.active * model.mixture.ffn + model.mixture.shared_ffn
-        products += matmul.experts(model, split)
-        moved = moved + traffic.routing_bytes(model, split)
+        products += work.experts(model, split)
+        moved = moved + work.routing_bytes(model, split)
     else:
         width = model.ffn
-        products += matmul.feed_forward(model, split, width)
-    return products, moved + traffic.activation_bytes(model, split, width)
+        products += work.feed_forward(model, split, width)
+    return products, moved + work.activation_bytes(model, split, width)
 
 
 def _core(model: Transformer, machine: Machine, split: Split, flash: bool) -> tuple[Floats, Floats]:
     """Seconds of attention's inner part, forward and backward."""
-    products = matmul.attention_core(model, split)
+    products = work.attention_core(model, split)
     cal = machine.calibration
     if flash:
         causal = sum(product.flops for product in products) / 2
         seconds = causal / machine.attention_rate * (1 + cal.attention_half_seq / model.seq)
         return np.asarray(seconds), np.asarray(FLASH_BACKWARD * seconds)
-    moved = traffic.score_bytes(model, split) * (machine.value_bytes / 2)
+    moved = work.score_bytes(model, split) * (machine.value_bytes / 2)
     seconds = sum(product.flops for product in products) / machine.unfused_rate + moved / machine.memory_rate
     return np.asarray(seconds), np.asarray(2 * seconds)
 
@@ -189,7 +189,7 @@ def _communication(
     tokens = split.tokens(model.seq)
     output = tokens * model.hidden * machine.value_bytes
     tensor = 2 * machine.collective("all_reduce", output, split.tensor, np.ones_like(split.tensor))
-    gathered = tokens * split.context * matmul.key_value_width(model, split) * machine.value_bytes
+    gathered = tokens * split.context * work.key_value_width(model, split) * machine.value_bytes
     context = machine.collective("all_gather", gathered, split.context, split.tensor)
     if not with_experts:
         return tensor, context, np.zeros_like(tensor)
@@ -221,8 +221,8 @@ def _edge(model: Transformer, machine: Machine, split: Split) -> Pass:
     """Output projection, cross-entropy and embedding, both directions; never recomputed."""
     cal, tokens = machine.calibration, split.tokens(model.seq)
     rate = machine.wide_rate * np.where(split.tensor == 1, cal.head_efficiency, 1.0)
-    product = matmul.head(model, split).seconds(1.0, cal.half_size) / rate
-    entropy = traffic.logit_bytes(model, split) / machine.memory_rate
+    product = work.head(model, split).seconds(1.0, cal.half_size) / rate
+    entropy = work.logit_bytes(model, split) / machine.memory_rate
     embedding = 16.0 * tokens * model.hidden / machine.memory_rate
     output = tokens * model.hidden * machine.value_bytes
     tensor = 2 * machine.collective("all_reduce", output, split.tensor, np.ones_like(split.tensor))

@@ -1,26 +1,73 @@
-"""Step time of many layouts at once: tables for the few combinations that occur, then a few sums for every row."""
+"""Step time of many layouts at once: tables for the combinations that occur, then a few sums for every row.
+
+A pass through the slowest stage takes as long as the longest of what runs side by side in it:
+
+    t' = max(t + N - min(ρ N, t) + K, H)
+
+with t its computing and the messages that nothing hides, N the collectives that gather weights and reduce gradients, ρ
+the share of them that computing can hide, K packing compressed gradients, and H the traffic between device, host and
+drives, which ZeRO-Infinity overlaps with computing and with collectives alike (Rajbhandari et al. 2021, arXiv
+2104.07857, section 6.2). Every term grows with what it stands for, so no faster link ever makes a pass longer; and
+the pipeline waits for t', so that what is not hidden lengthens its bubble too.
+
+On a mixed cluster, faster devices get more layers, so that all stages of a pipeline take as long as each other. The
+groups stand behind each other in the pipeline, each stage within one group. All layers are equal, so the best
+contiguous cut gives every stage of a group floor(T / t) layers, t a layer's time there and T the least for which all
+layers have a place; what a device's memory cannot hold caps it. Schedules with several stages a rank keep the even cut,
+as their chunks must be equal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.layouts import Ints, Layouts
 from shardscope.analytic.memory import device_memory
-from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER, host_room
+from shardscope.analytic.memory.offload import (
+    OFFLOADS_OPTIMIZER,
+    Away,
+    StepTraffic,
+    Traffic,
+    host_room,
+    step_traffic,
+)
 from shardscope.analytic.schedules.closed import bubble_time, columns
 from shardscope.prediction.step.machine import Machine
-from shardscope.prediction.step.parts import StepParts
 from shardscope.prediction.step.tables import Table, micro_table, state_table
-from shardscope.prediction.step.windows import Columns, Rows, Windows, drag_of, host_update, windows
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
 
 Floats = npt.NDArray[np.float64]
+
+
+class StepParts(NamedTuple):
+    """Seconds of one optimizer step on the device that takes longest, an array each; they add up to `total`."""
+
+    compute: Floats
+    """Forward and backward, each activation computed once."""
+    recompute: Floats
+    """Forward again, for activations that were not kept."""
+    tensor_comm: Floats
+    context_comm: Floats
+    expert_comm: Floats
+    pipeline_comm: Floats
+    """Messages between stages."""
+    bubble: Floats
+    """Standing idle while the pipeline fills and drains, with what its micro-batches wait for."""
+    data_comm: Floats
+    """Reducing gradients and gathering parameters, as far as computation does not hide it."""
+    optimizer: Floats
+    offload: Floats
+    """To and from the host, as far as computation does not hide it."""
+    overhead: Floats
+    """Waiting for the host to launch kernels, and what a step costs whatever its size."""
+    total: Floats
+
 
 CHUNK = 1 << 14
 """Rows worked on at a time: a dozen columns of so many stay in a core's cache."""
@@ -47,7 +94,7 @@ def even_time(
         cluster: Its links, host and drives.
         calibration: The machine's constants.
         drive_share: `MemoryParts.drive_share` of each layout where it is known; None to count it.
-        pace: Of each layout, what its stages take over what such a stage takes; see `uneven`.
+        pace: Of each layout, what its stages take over what such a stage takes; see `cut`.
     """
     work = _work(model, layouts, cluster, calibration, drive_share)
     work = work._replace(pace=np.broadcast_to(np.asarray(pace, float), len(layouts)))
@@ -105,7 +152,7 @@ class _Work(NamedTuple):
     per_node: int
     """Devices that hold a whole layout without crossing to another node; endless where there is one node."""
     drag: Floats
-    """Of every row; see `windows.drag_of`."""
+    """Of every row; see `drag_of`."""
     pace: Floats
     """Of every row; see `even_time`."""
 
@@ -188,3 +235,208 @@ def _offload(parts: StepParts, rows: slice, found: Rows, late: Floats) -> None:
     on_host = OFFLOADS_OPTIMIZER[found.offload]
     parts.optimizer[rows] = np.where(on_host, found.states["products_s"], found.states["update_s"])
     parts.offload[rows] = np.where(on_host, host_update(found), 0.0) + late
+
+
+Columns = Mapping[str, Floats]
+
+
+class Rows(NamedTuple):
+    """Some rows of a table, with what was looked up for them."""
+
+    zero: Ints
+    offload: Ints
+    recompute: Ints
+    micro: Columns
+    """Seconds of one micro-batch: ``forward``, ``input``, ``weight``, ``saved``."""
+    states: Columns
+    """Seconds of `tables.Weights`."""
+    drag: Floats
+    """Seconds of the drives for each second of traffic over the link to the host (`drag_of`)."""
+
+
+class Late(NamedTuple):
+    """Seconds that a pass takes beyond its own."""
+
+    network: Floats
+    """For collectives that are not hidden, and packing what they send."""
+    host: Floats
+    """For traffic to the host that takes longer still."""
+
+    @property
+    def total(self) -> Floats:
+        """Both."""
+        return np.asarray(self.network + self.host)
+
+
+class Windows(NamedTuple):
+    """Of one micro-batch."""
+
+    forward: Late
+    backward: Late
+    free: Floats
+    """Seconds of the lengthened backward pass in which none of its collectives runs."""
+
+
+def windows(rows: Rows, overlap: float) -> Windows:
+    """What lengthens the passes of some rows, of whose collectives computing can hide the share `overlap`.
+
+    ZeRO 3 gathers parameters for both passes, 2 and 3 reduce gradients in the backward pass of every micro-batch and
+    pack them as often where they are compressed.
+    """
+    there, back = rows.micro["forward"], rows.micro["input"] + rows.micro["weight"]
+    if rows.zero.max() < 2 and not rows.offload.any():
+        nothing = Late(np.zeros(1), np.zeros(1))
+        return Windows(nothing, nothing, back)
+    gathered = np.where(rows.zero == 3, rows.states["gather_s"], 0.0)
+    reduced = np.where(rows.zero >= 2, rows.states["reduce_s"], 0.0)
+    packed = np.where(rows.zero >= 2, rows.states["codec_s"], 0.0)
+    out, home = _host_seconds(rows)
+    forward = _late(there, gathered, overlap, 0.0, out)
+    backward = _late(back, gathered + reduced, overlap, packed, home)
+    return Windows(forward, backward, np.maximum(back + backward.total - gathered - reduced, 0.0))
+
+
+def _late(
+    busy: Floats, network: Floats, overlap: float, packed: Floats | float, host: Floats | float
+) -> Late:
+    shown = network - np.minimum(overlap * network, busy) + packed
+    return Late(shown, np.maximum(host - busy - shown, 0.0))
+
+
+def _host_seconds(rows: Rows) -> tuple[Floats | float, Floats | float]:
+    """Of a forward and a backward pass: the link carries both ways at once, the drives one after the other."""
+    if not rows.offload.any():
+        return 0.0, 0.0
+    traffic = _traffic(rows)
+    return _side_by_side(traffic.forward, rows.drag), _side_by_side(traffic.backward, rows.drag)
+
+
+def _side_by_side(traffic: Traffic, drag: Floats) -> Floats:
+    both = traffic.to_host + traffic.to_device
+    return np.maximum(np.maximum(traffic.to_host, traffic.to_device), drag * both)
+
+
+def _traffic(rows: Rows) -> StepTraffic:
+    states = rows.states
+    away = Away(
+        states["weights_s"], states["gradients_s"], states["owned_weights_s"], states["owned_gradients_s"],
+        rows.micro["saved"],
+    )  # fmt: skip
+    return step_traffic(rows.offload, rows.recompute, away)
+
+
+def host_update(rows: Rows) -> Floats:
+    """Seconds of an update on the host: gradients out, states read and written, weights back, one after the other."""
+    update = _traffic(rows).update
+    states = rows.states["host_update_s"] * np.maximum(1.0, rows.drag)
+    return np.asarray(update.to_host + states + update.to_device)
+
+
+def drag_of(cluster: Cluster, drive_share: Floats) -> Floats:
+    """Seconds of the drives for each second of the link to the host: by the share of what is offloaded that is there.
+
+    A device has its part of the node's drives, and none where their bandwidth is 0, that is, not known: what the host
+    cannot hold has no place then, as memory says.
+    """
+    if not cluster.nvme_bandwidth:
+        return np.zeros(1)
+    return np.asarray(drive_share * cluster.device.host_bandwidth * cluster.per_node / cluster.nvme_bandwidth)
+
+
+SCALED = (
+    "compute", "recompute", "tensor_comm", "context_comm", "expert_comm", "bubble", "data_comm", "offload", "overhead",
+)  # fmt: skip
+"""Parts of a step that go with the layers of the slowest stage, wholly or in what every micro-batch takes."""
+_HALVINGS = 60
+
+
+class Cut(NamedTuple):
+    """How layers are shared between groups, for each layout."""
+
+    stages: Floats
+    """By layout and group; 0 throughout where stages do not fall into groups."""
+    layers: Floats
+    """Of the fullest stage of each group."""
+    pace: Floats
+    """Time of the slowest stage over that of the even cut on the slowest device; at most 1."""
+
+
+def step_time(
+    model: Transformer,
+    layouts: Layouts,
+    cluster: Cluster,
+    calibration: Calibration,
+    *,
+    drive_share: Floats | None = None,
+) -> StepParts:
+    """Seconds of one optimizer step for every layout, part by part; mixed clusters under the best cut of the layers.
+
+    Args:
+        model: What is trained.
+        layouts: One layout or a million.
+        cluster: Its links, host and drives. One of `groups` is as slow and small as any of them.
+        calibration: The machine's constants, for all groups.
+        drive_share: `MemoryParts.drive_share` of each layout where it is known; None to count it.
+
+    Example:
+        >>> parts = step_time(model, Layouts.of([layout]), cluster, calibration)  # doctest: +SKIP
+        >>> float(parts.total[0])  # doctest: +SKIP
+    """
+    pace = cut(model, layouts, cluster, calibration).pace if cluster.groups else 1.0
+    return even_time(model, layouts, cluster, calibration, drive_share=drive_share, pace=pace)
+
+
+def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration) -> Cut:
+    """The best cut of each layout on a cluster of `groups`, each layer as large as on the fullest device evenly cut."""
+    memory_bytes = device_memory(model, layouts, host_capacity=host_room(cluster)).total
+    even = np.ceil(model.layers / layouts.pipeline)
+    a_stage = (layouts.data * layouts.tensor * layouts.context).astype(float)
+    times, stages, most = [], [], []
+    for group in cluster.groups:
+        alone = cluster.replace(device=group.device, intra=group.intra, groups=())
+        times.append(stage_time(model, layouts, alone, calibration) / even)
+        stages.append(group.num_devices / a_stage)
+        most.append(np.floor(group.device.memory_bytes / (memory_bytes / even)))
+    slow = stage_time(model, layouts, cluster.replace(groups=()), calibration) / even
+    time, stage, cap = (np.stack(columns, axis=1) for columns in (times, stages, most))
+    can = (stage == np.floor(stage)).all(axis=1) & (layouts.virtual_stages == 1)
+    stage = np.where(can[:, None], stage, 0.0)
+    pace = np.where(can, least_pace(model.layers, time, stage, cap), even * slow)
+    layers = np.where(can[:, None], np.minimum(cap, _layers_within(pace, time)), 0.0)
+    return Cut(stage, layers, np.minimum(1.0, pace / (even * slow)))
+
+
+def least_pace(layers: int, time: Floats, stages: Floats, most: Floats) -> Floats:
+    """The time T of the slowest stage under the best cut: the least with sum of stages x min(most, T / t) >= layers.
+
+    Args:
+        layers: To be shared.
+        time: Seconds of one layer, by layout and group.
+        stages: By layout and group.
+        most: Layers that a stage's memory holds, by layout and group.
+    """
+    low, high = np.zeros(len(time)), layers * time.max(axis=1)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        enough = (stages * np.minimum(most, _layers_within(middle, time))).sum(axis=1) >= layers
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return np.asarray(high)
+
+
+def _layers_within(pace: Floats, time: Floats) -> Floats:
+    return np.asarray(np.floor(pace[:, None] / time * (1 + 1e-12)))
+
+
+def stage_layers(found: Cut, row: int, layers: int) -> tuple[int, ...]:
+    """Layers of every stage of one layout, those of the first group first; what is too many is taken from the last."""
+    counts = [
+        int(n)
+        for n, stages in zip(found.layers[row], found.stages[row], strict=True)
+        for _ in range(int(stages))
+    ]
+    spare = sum(counts) - layers
+    for place in reversed(range(len(counts))):
+        taken = min(spare, counts[place] - 1)
+        counts[place] -= taken
+        spare -= taken
+    return tuple(counts)

@@ -1,22 +1,31 @@
-"""What a search looks up: seconds of one micro-batch and of the model states, for the few combinations that occur."""
+"""What a search looks up: seconds of one micro-batch and of the model states, for the few combinations that occur.
+
+A search through a million layouts has a million rows, but tensor degree, micro-batch and their like together take only
+some thousand combinations. What depends on them alone is computed for those: a micro-batch by `micro.stage`, and what
+a step does once or for each shard by `weights` here (reduce gradients, gather parameters, update, move to the host and
+back).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.compute.matmul import Split
+from shardscope.analytic.communication.compression import compression_cost
+from shardscope.analytic.compute import work
+from shardscope.analytic.compute.work import Matmul, Split
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import RECIPES, activation_bytes_per_layer
 from shardscope.analytic.memory.frameworks import MEGATRON_CORE
-from shardscope.prediction.step.distinct import Distinct
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.micro import Stage, stage
-from shardscope.prediction.step.shards import Weights, weights
+from shardscope.spec.compression import Compression
 from shardscope.spec.layout import RECOMPUTE_NAMES
 from shardscope.spec.model import Transformer
+from shardscope.spec.optimizer import OptimizerStates
 
 Floats = npt.NDArray[np.float64]
 
@@ -143,3 +152,239 @@ def state_table(model: Transformer, machine: Machine, layouts: Layouts) -> Table
 
 def _state_columns(states: Weights) -> dict[str, Floats]:
     return {name: column for name, column in states._asdict().items() if name.endswith("_s")}
+
+
+Ints = npt.NDArray[np.int64]
+
+
+class Distinct(NamedTuple):
+    """The combinations of some columns that occur, and for each row which of them it is."""
+
+    columns: tuple[Ints, ...]
+    row: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, *columns: npt.ArrayLike) -> Distinct:
+        """Of columns of non-negative integers of one length."""
+        given = [np.asarray(column) for column in columns]
+        if len(given[0]) < 256:
+            return cls(tuple(np.asarray(column, np.int64) for column in given), np.arange(len(given[0])))
+        key, sizes, values = np.zeros(len(given[0]), np.int32), [], []
+        for column in given:
+            known, rank = _ranked(column)
+            key *= np.int32(len(known))
+            key += rank
+            sizes.append(len(known))
+            values.append(known)
+        if np.prod([float(size) for size in sizes]) > 2**31 - 1:
+            return cls._by_sorting(given)
+        seen = np.bincount(key, minlength=int(np.prod(sizes)))
+        present = np.flatnonzero(seen)
+        place = np.zeros(len(seen), np.intp)
+        place[present] = np.arange(len(present))
+        parts = np.unravel_index(present, sizes)
+        return cls(tuple(known[part] for known, part in zip(values, parts, strict=True)), place.take(key))
+
+    @classmethod
+    def _by_sorting(cls, columns: list[npt.NDArray[np.int64]]) -> Distinct:
+        rows, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True)
+        return cls(tuple(rows), inverse.ravel())
+
+
+def _ranked(column: npt.NDArray[np.int64]) -> tuple[Ints, npt.NDArray[np.int32]]:
+    """The values that occur, sorted, and the rank of each row's among them."""
+    if (column == column[0]).all():
+        return np.array([column[0]], np.int64), np.zeros(len(column), np.int32)
+    if column.max() > 1 << 20:
+        known, rank = np.unique(column, return_inverse=True)
+        return known, rank.astype(np.int32)
+    known = np.flatnonzero(np.bincount(column))
+    place = np.zeros(known[-1] + 1, np.int32)
+    place[known] = np.arange(len(known), dtype=np.int32)
+    return known, place.take(column)
+
+
+class Weights(NamedTuple):
+    """Parameters of one device on its slowest stage, and what reducing and gathering them takes."""
+
+    dense: Floats
+    """Elements that all replicas share."""
+    experts: Floats
+    """Elements of its experts, which fewer replicas share."""
+    reduce_s: Floats
+    """Seconds of reducing all gradients: an all-reduce for ZeRO 0, a reduce-scatter from there."""
+    gather_s: Floats
+    """Seconds of gathering all parameters once; 0 for ZeRO 0."""
+    codec_s: Floats
+    """Seconds of packing and unpacking compressed gradients."""
+    tied_s: Floats
+    """Seconds of adding up the gradients of a tied embedding on the first and the last stage."""
+    update_s: Floats
+    """Seconds of the optimizer on its share, its products included."""
+    products_s: Floats
+    """Of these, the matrix products of Muon and its like, which stay on the device wherever its momentum is; else 0."""
+    host_update_s: Floats
+    """The same on the host, which reads and writes its memory for each device at the rate of the device's link."""
+    weights_s: Floats
+    """Seconds of bringing the weights that the rank keeps over the link to its host, once."""
+    gradients_s: Floats
+    """The same of the gradients that it keeps."""
+    owned_weights_s: Floats
+    """The same of the weights that the rank updates."""
+    owned_gradients_s: Floats
+
+
+def weights(
+    model: Transformer,
+    machine: Machine,
+    *,
+    tensor: Floats,
+    pipeline: Floats,
+    context: Floats,
+    expert: Floats,
+    data: Floats,
+    shard: Floats,
+    zero: Floats,
+    compression: npt.NDArray[np.int64],
+    compressions: tuple[Compression, ...],
+    precision: str,
+    kept: OptimizerStates,
+) -> Weights:
+    """Times of the model states' traffic for each combination; arrays of one shape, `compression` of indices."""
+    dense, experts = stage_elements(model, tensor=tensor, pipeline=pipeline, expert=expert)
+    recipe = RECIPES[precision]
+    cal, replicas = machine.calibration, data * context
+    owners = np.where(zero >= 1, shard, 1.0)
+    reduce_s = gather_s = codec = np.zeros_like(dense)
+    layers = np.ceil(model.layers / pipeline)
+    expert_owners = np.maximum(owners / expert, 1.0)
+    for elements, group, stride, sharing in (
+        (dense, replicas, tensor, owners),
+        (experts, np.maximum(replicas / expert, 1.0), tensor * expert, expert_owners),
+    ):
+        if not np.any(elements):
+            continue
+        within = np.minimum(np.where(zero >= 1, sharing, group), group)
+        scattered = machine.collective("reduce_scatter", elements * recipe.gradient, within, stride)
+        between = machine.collective(
+            "all_reduce", elements * recipe.gradient / within, group / within, stride * within
+        )
+        whole = machine.collective("all_reduce", elements * recipe.gradient, group, stride)
+        packed_s, coding_s = _compressed(machine, elements, (compression, compressions), group, stride)
+        plain_s = np.where(zero >= 1, scattered + between, whole)
+        reduce_s = reduce_s + np.where(compression == 0, plain_s, packed_s)
+        codec = codec + coding_s
+        gathered = machine.collective("all_gather", elements * recipe.parameter, within, stride)
+        gather_s = gather_s + np.where(zero >= 1, gathered, 0.0)
+    started = np.where((zero == 3) & (replicas > 1), layers * cal.collective_s, 0.0)
+    own = dense / owners + experts / expert_owners
+    state_bytes = (
+        recipe.parameter + recipe.gradient + 2.0 * (recipe.master + kept.bytes_per_param(recipe.state))
+    )
+    device = machine.cluster.device
+    update = own * state_bytes / (device.memory_bandwidth * cal.optimizer_efficiency)
+    products = np.zeros_like(update)
+    if kept.orthogonalizes:
+        products = _muon(model, machine, (tensor, pipeline, expert), owners, expert_owners)
+    whole, link = dense + experts, device.host_bandwidth
+    return Weights(
+        dense,
+        experts,
+        reduce_s + started,
+        gather_s + started,
+        codec,
+        tied_s=_tied(model, machine, tensor, tensor * replicas, pipeline, recipe.gradient),
+        update_s=update + products,
+        products_s=products,
+        host_update_s=own * state_bytes / link,
+        weights_s=np.where(zero == 3, own, whole) * recipe.parameter / link,
+        gradients_s=np.where(zero >= 2, own, whole) * recipe.gradient / link,
+        owned_weights_s=own * recipe.parameter / link,
+        owned_gradients_s=own * recipe.gradient / link,
+    )
+
+
+def _tied(  # noqa: PLR0917
+    model: Transformer,
+    machine: Machine,
+    tensor: Floats,
+    stage_ranks: Floats,
+    pipeline: Floats,
+    gradient_bytes: int,
+) -> Floats:
+    """The embedding's all-reduce between first and last stage (Narayanan et al. 2021, arXiv 2104.04473, section 4)."""
+    if not model.tied:
+        return np.zeros_like(tensor)
+    size = model.vocab * model.hidden / tensor * gradient_bytes
+    seconds = machine.collective("all_reduce", size, 2, stage_ranks * np.maximum(pipeline - 1, 1))
+    return np.where(pipeline > 1, seconds, 0.0)
+
+
+def _muon(
+    model: Transformer,
+    machine: Machine,
+    degrees: tuple[Floats, Floats, Floats],
+    owners: Floats,
+    expert_owners: Floats,
+) -> Floats:
+    """Seconds of orthogonalising the hidden matrices, shared evenly by the ranks that update them and each its part."""
+    tensor, pipeline, expert = degrees
+    layers, with_experts = _layers(model, pipeline)
+
+    def seconds(weights: Sequence[Matmul]) -> Floats:
+        steps = [product for weight in weights for product in work.orthogonalised(weight)]
+        rate, half = machine.wide_rate, machine.calibration.half_size
+        return np.asarray(sum(product.seconds(rate, half) for product in steps)) / tensor
+
+    found = work.weights(model, Split.of(expert=expert))
+    dense = layers * seconds(found.attention) + (layers - with_experts) * seconds(found.dense)
+    dense = dense + with_experts * seconds(found.shared)
+    return np.asarray(dense / owners + with_experts * seconds(found.routed) / expert_owners)
+
+
+def _compressed(
+    machine: Machine,
+    elements: Floats,
+    packing: tuple[npt.NDArray[np.int64], tuple[Compression, ...]],
+    group: Floats,
+    stride: Floats,
+) -> tuple[Floats, Floats]:
+    """Seconds on the wire and in the codec of compressed gradients; whoever owns a shard keeps its part of the sum."""
+    wire, codec = np.zeros_like(elements), np.zeros_like(elements)
+    compression, methods = packing
+    rate, latency = machine.link(group, stride)
+    for index in np.unique(compression[compression > 0]):
+        cost = compression_cost(
+            methods[index],
+            elements,
+            group,
+            rate,
+            latency=latency,
+            codec_bandwidth=machine.memory_rate,
+        )
+        wire = np.where(compression == index, cost.wire_s + machine.started(group), wire)
+        codec = np.where(compression == index, cost.codec_s, codec)
+    return wire, codec
+
+
+def stage_elements(
+    model: Transformer, *, tensor: npt.ArrayLike, pipeline: npt.ArrayLike, expert: npt.ArrayLike
+) -> tuple[Floats, Floats]:
+    """Matrix elements of one device of the largest stage: shared by all replicas, and of its routed experts."""
+    split = Split.of(tensor=tensor, expert=expert)
+    found = work.weights(model, split)
+    layers, with_experts = _layers(model, pipeline)
+    vocabulary = model.vocab * model.hidden * np.where(np.asarray(pipeline) == 1, 1 if model.tied else 2, 1)
+    dense = layers * _elements(found.attention) + (layers - with_experts) * _elements(found.dense)
+    dense = dense + with_experts * _elements(found.shared) + vocabulary / split.tensor
+    return np.asarray(dense), np.asarray(with_experts * _elements(found.routed))
+
+
+def _layers(model: Transformer, pipeline: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Of the largest stage, and those of them with experts."""
+    layers = np.ceil(model.layers / np.asarray(pipeline, float))
+    return layers, np.minimum(layers, model.num_mixture_layers)
+
+
+def _elements(products: Sequence[Matmul]) -> Floats:
+    return np.asarray(sum(product.n * product.k * product.times for product in products))

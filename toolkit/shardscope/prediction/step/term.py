@@ -6,14 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from shardscope.analytic.compute.matmul import Split
+from shardscope.analytic.compute.work import Split
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.terms import Term
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.micro import stage
-from shardscope.prediction.step.parts import StepParts
-from shardscope.prediction.step.shards import stage_elements
-from shardscope.prediction.step.uneven import SCALED, cut, step_time
+from shardscope.prediction.step.step import SCALED, StepParts, cut, step_time
+from shardscope.prediction.step.tables import stage_elements
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import RECOMPUTE_NAMES, Layout

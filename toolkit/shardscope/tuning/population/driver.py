@@ -21,6 +21,7 @@ from shardscope.runtime.rundir import runs_root
 from shardscope.spec import Job
 from shardscope.spec import space as spec
 from shardscope.spec._base import Spec
+from shardscope.tuning.measured import Objective
 from shardscope.tuning.population.conditional import Conditional
 from shardscope.tuning.population.exploit import choose_parents
 from shardscope.tuning.population.explore import Explorable, Ranges
@@ -39,7 +40,6 @@ from shardscope.tuning.population.record import (
 )
 from shardscope.tuning.population.settings import MAY_CHANGE
 from shardscope.tuning.population.view import Population
-from shardscope.tuning.values import Objective
 
 Space = Explorable | spec.Space | Mapping[str, Any]
 

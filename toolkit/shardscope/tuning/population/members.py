@@ -15,9 +15,8 @@ from pathlib import Path
 
 from shardscope.runtime import Run, launch, runs
 from shardscope.spec import Checkpoint, Job
-from shardscope.tuning.measured import Meter
+from shardscope.tuning.measured import Meter, Objective, interval_values
 from shardscope.tuning.population.record import Move, Outcome, Plan
-from shardscope.tuning.values import Objective, interval_values
 
 POLL_S = 0.02
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shardscope.errors import SpecError
-from shardscope.tuning.objectives import check_objectives
-from shardscope.tuning.values import Objective
+from shardscope.tuning.definition import check_objectives
+from shardscope.tuning.measured import Objective
 
 Scores = Mapping[str, float]
 """By the objectives' names."""

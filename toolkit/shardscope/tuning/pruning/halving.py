@@ -74,18 +74,18 @@ class Rungs:
         )
 
 
-def rungs_of(promote: int | Rungs | None, definition: Definition) -> Rungs | None:
+def rungs_of(promote: int | Rungs, definition: Definition) -> Rungs:
     """What was asked for; a number is `Rungs.eta`.
 
     Raises:
         SpecError: An objective is a function of the user's, which is known only when a run has ended.
     """
-    if promote is not None and definition.own:
+    if definition.own:
         raise SpecError(
             f"promote={promote!r} ranks trials on their way, and {definition.own[0]!r} is a function of yours, "
             "known when a run has ended; leave it out"
         )
-    return promote if promote is None or isinstance(promote, Rungs) else Rungs(eta=promote)
+    return promote if isinstance(promote, Rungs) else Rungs(eta=promote)
 
 
 def agreed(study: optuna.Study, rungs: Rungs | None) -> Rungs | None:
