@@ -16,7 +16,7 @@ _PASSES = {"none": 3, "selective": 3, "full": 4}
 
 
 def job_time_term(step: JobStep, table: LayerTable, traffic: Traffic | None, rates: Rates) -> Term:
-    """Seconds of one step as a sum of terms; nothing is taken to hide behind anything else.
+    """Seconds of one step as a sum of terms; no overlap is assumed.
 
     Each operation takes the time of its products or of the memory that it moves, and is launched; an optimizer reads
     and writes all it keeps; the rank that sends most sends its bytes and messages one after the other.
@@ -46,7 +46,7 @@ def job_time_term(step: JobStep, table: LayerTable, traffic: Traffic | None, rat
         ),
         _term(
             "communication", num_bytes / rates.link + messages * rates.message_s,
-            "bytes / bandwidth + messages x time of one", rates, "of the rank that sends most; nothing is hidden",
+            "bytes / bandwidth + messages x time of one", rates, "of the rank that sends most; no overlap",
             bytes=num_bytes, messages=messages, bandwidth=rates.link,
         ),
         _term("fixed cost", rates.step_s, "once a step", rates, "data, events, calls"),
@@ -55,10 +55,13 @@ def job_time_term(step: JobStep, table: LayerTable, traffic: Traffic | None, rat
 
 
 def _sent(traffic: Traffic | None) -> tuple[float, float]:
-    """Of the rank that sends most."""
+    """Bytes and messages of the rank that sends most; W - 1 of a backend's collective, whose messages nobody counts."""
     if not traffic:
         return 0.0, 0.0
-    messages = np.sum([sent.messages for sent in traffic.values()], axis=0)
+    messages = np.zeros(1)
+    for sent in traffic.values():
+        unknown = (sent.bytes > 0) & (sent.messages == 0)
+        messages = messages + np.where(unknown, len(sent.bytes) - 1, sent.messages)
     return float(sent_bytes(traffic).max()), float(messages.max())
 
 
