@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from math import inf
 
 from shardscope.errors import SpecError
@@ -10,23 +11,23 @@ from shardscope.spec.cluster import Cluster
 HOUR_S = 3600.0
 
 
-class Budgeted:
+class Budgeted(ABC):
     """A prediction with a rate of tokens on a number of devices."""
 
     @property
+    @abstractmethod
     def tokens_per_s(self) -> float:
         """Of all devices together."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def num_devices(self) -> int:
         """That are paid for."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def priced(self) -> Cluster | None:
         """Where it runs; None on this machine."""
-        raise NotImplementedError
 
     def time_to_train(self, tokens: float) -> float:
         """Seconds for so many tokens, without failures or evaluation."""

@@ -26,7 +26,7 @@ class Preflight:
 
     @property
     def refusal(self) -> str | None:
-        """Why it will not fit in this machine's memory, as a clause; None where it does, or nobody knows."""
+        """Why it will not fit in this machine's memory, as a clause; None where it does, or nothing is known."""
         found = self.prediction
         if found is None or found.machine_bytes is None or found.fits:
             return None

@@ -77,7 +77,7 @@ class Compression(Method):
     """Whether results are votes, which may not be added up or averaged."""
     codec_passes: ClassVar[float | None] = None
     """Reads and writes of the whole gradient that packing takes, besides the packet and error feedback; None where
-    nobody has said, and layouts, whose step time needs it, refuse the method."""
+    a class does not say, and layouts, whose step time needs it, refuse the method."""
     least_warmup: ClassVar[int] = 0
     """Fewest steps that a given warm-up may shrink to."""
 
@@ -283,7 +283,7 @@ class Compression(Method):
             scatters: Whether each rank comes to its own share of the mean only, or sends packets that others unpack.
 
         Returns:
-            None where nobody has said, or it moves.
+            None where a class does not say, or it moves.
         """
         return None
 

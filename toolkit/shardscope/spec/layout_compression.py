@@ -28,7 +28,7 @@ def layout_compression(value: Any) -> Compression:
     """A method of compression from what a layout's field may be given: itself, its class, its name, or its JSON.
 
     Raises:
-        SpecError: There is no such method, or nobody has said what packing takes.
+        SpecError: There is no such method, or its class does not say what packing takes.
 
     Example:
         >>> layout_compression("powersgd-4").label, layout_compression("topk") == layout_compression("topk-1%")

@@ -103,7 +103,7 @@ class Optimizer(Method):
     """Learning rate before the schedule, above 0."""
 
     usual_rates: ClassVar[tuple[float, float] | None] = None
-    """Learning rates to search where nobody says; None takes a decade either side of the default."""
+    """Learning rates to search by default; None takes a decade either side of the default."""
     scaling: ClassVar[Literal["linear", "sqrt"]] = "sqrt"
     """How the learning rate follows the batch size: by the rules of `analytic.large_batch.scaled_lr`."""
     takes_sparse: ClassVar[bool] = False
@@ -171,7 +171,7 @@ class Optimizer(Method):
 
     @classmethod
     def rates(cls) -> tuple[float, float]:
-        """Learning rates to search where nobody says: lowest and highest."""
+        """Learning rates to search by default: lowest and highest."""
         usual = float(cls.model_fields["lr"].default)
         return cls.usual_rates or (usual / 10, usual * 10)
 

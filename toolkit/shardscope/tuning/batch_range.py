@@ -1,4 +1,4 @@
-"""Which batches a study searches where nobody says: powers of two around the critical one, or around the job's own."""
+"""Which batches a study searches by default: powers of two around the critical one, or around the job's own."""
 
 from __future__ import annotations
 

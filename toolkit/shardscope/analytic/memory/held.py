@@ -231,7 +231,7 @@ class RankStates(NamedTuple):
     """What the optimizer carries from step to step, counters included; as if no update had been skipped so far."""
     buffers: Ints | None = None
     """What is kept to work in: room to receive in, updates that wait, a server's messages, what compression remembers.
-    None where nobody has said: on GPUs, with compression that adapts, and for methods of a user's own."""
+    None where it is not known: on GPUs, with compression that adapts, and for methods of a user's own."""
     is_exact: bool = True
     """Whether a run holds just that. Else something that is not known beforehand decides, or the optimizer keeps sums
     of rows and columns or treats some tensors apart, which is not in it."""

@@ -83,7 +83,7 @@ def tree_room(sums: Sums, world_size: int, *, slice_mb: float) -> Ints:
 def remembered(
     step: JobStep, buckets: Iterable[Shapes], *, among: int = 0, scatters: bool = False
 ) -> int | None:
-    """Bytes that each rank keeps beside compressed gradients; None where nobody has said.
+    """Bytes that each rank keeps beside compressed gradients; None where the method does not say.
 
     Args:
         step: Of a job.

@@ -115,7 +115,7 @@ class BucketedStrategy(Strategy):
             step: For the number of ranks.
 
         Returns:
-            None where nobody has said.
+            None where a class does not say.
         """
         return None
 
