@@ -141,7 +141,10 @@ def test_stages_save_what_is_in_flight(pool: RankPool, tmp_path: Path, schedule:
             assert saved[rank] == pytest.approx(measured, rel=0.02), f"rank {rank}"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16-mixed", "fp16-mixed"])
+@pytest.mark.parametrize(
+    "precision",
+    ["fp32", "bf16-mixed", *(pytest.param(p, marks=pytest.mark.weekly) for p in ("fp64", "fp16-mixed"))],
+)
 @pytest.mark.parametrize("strategy", ["ring", "zero-1", "zero-3", "parameter-server", "gossip"])
 def test_ranks_save_what_is_traced(pool: RankPool, tmp_path: Path, strategy: str, precision: str) -> None:
     job = job_of(
