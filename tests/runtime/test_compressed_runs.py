@@ -62,7 +62,7 @@ def test_numba_is_loaded_once_for_all_ranks_and_only_where_something_is_compress
 
     shut_down()  # a server that has not compressed anything yet
     for compression in ("none", "int8"):
-        ss.launch(small_job(model=model, compression=compression, steps=1)).wait(60)
+        ss.launch(small_job(model=model, compression=compression, steps=1), preflight=False).wait(60)
     assert seen.read_text() == "False False True True "
 
 
