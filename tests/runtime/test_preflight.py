@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -26,15 +27,6 @@ from shardscope.runtime.preflight import preflight
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=3, device="cpu")
 TOO_LARGE = JOB.replace(batch=2**30)
-
-
-class Own(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.layer(images.flatten(1))
 
 
 def test_a_job_that_fits_has_its_time_and_its_bytes_in_a_line() -> None:
@@ -60,15 +52,14 @@ def test_it_is_launched_all_the_same_where_one_says_so(
     assert len(ss.launch(JOB, root=tmp_path, preflight=False).wait(60).metrics()) == 3
 
 
-def test_ones_own_model_is_looked_at_and_ones_own_data_is_not() -> None:
-    assert preflight(JOB.replace(model=Own)).prediction is not None
-
-    def data() -> tuple[Tensor, Tensor]:
+def test_functions_of_ones_own_are_left_to_the_ranks() -> None:
+    def function(*_: object) -> Any:
         raise AssertionError("nobody may call this here")
 
-    found = preflight(JOB.replace(model=Own, data=data))
-    assert (found.prediction, found.refusal) == (None, None)
-    assert str(found) == "Nothing could be predicted."
+    for place in ("model", "data", "loss"):
+        found = preflight(JOB.replace(**{place: function}))
+        assert (found.prediction, found.refusal) == (None, None)
+        assert str(found) == "Nothing could be predicted."
 
 
 def test_a_model_that_fails_on_shapes_is_left_to_its_ranks() -> None:

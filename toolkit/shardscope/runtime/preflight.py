@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 from shardscope.analytic.show import figure
@@ -81,11 +80,8 @@ def _trace(job: Job) -> Traced:
 
 
 def _is_predictable(job: Job) -> bool:
-    """On CPUs, without running code of the user's but that which builds a model where torch is loaded anyway."""
-    codes = job.user_code
-    if any(isinstance(code, UserCode) and place != "model" for place, code in codes.items()):
-        return False
-    if codes and "torch" not in sys.modules:
+    """On CPUs, without running functions of the user's, which only ranks may call: they can do anything."""
+    if any(isinstance(code, UserCode) for code in (job.model, job.data, job.loss)):
         return False
     return job.device == "cpu" or (job.device == "auto" and not nvml_works())
 
