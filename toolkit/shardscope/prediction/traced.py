@@ -21,7 +21,6 @@ from shardscope.spec import Job
 from shardscope.spec._base import Spec
 from shardscope.spec.data import DATA
 from shardscope.spec.model.table import LayerTable
-from shardscope.spec.user_code import UserCode
 
 Elsewhere = Callable[[str], str]
 _FEW = 2
@@ -58,7 +57,7 @@ def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True)
         DataError: The data cannot be read.
         StudyError: The process that was to make the trace failed.
     """
-    codes = [value for value in (job.model, job.data, job.loss) if isinstance(value, UserCode)]
+    codes = [*job.user_functions.values()]
     grows = not codes and job.precision in ("fp32", "fp64")
     samples = _FEW if grows else job.batch.per_rank(job.num_data_ranks) // job.num_micro_batches
     data, stamp = _file(job.data)

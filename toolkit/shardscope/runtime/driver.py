@@ -85,7 +85,7 @@ def launch(
             "allow_pickle=True has no effect without resume; leave it out, or name what to resume"
         )
     job.require_code()
-    if preflight:
+    if preflight and not job.user_functions:  # only ranks call those
         from shardscope.runtime.preflight import preflight as look_at
 
         look_at(job, timed=False).require_fits("launch it all the same with preflight=False")

@@ -11,7 +11,6 @@ from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.traced import Traced, traced
 from shardscope.runtime.driver_server import trace_on_server
 from shardscope.spec import Job
-from shardscope.spec.user_code import UserCode
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def _trace(job: Job) -> Traced:
 
 def _is_predictable(job: Job) -> bool:
     """On CPUs, without running functions of the user's, which only ranks may call: they can do anything."""
-    if any(isinstance(code, UserCode) for code in (job.model, job.data, job.loss)):
+    if job.user_functions:
         return False
     return job.device == "cpu" or (job.device == "auto" and not nvml_works())
 

@@ -361,11 +361,19 @@ class Job(Spec):
             yield from methods_in(field, getattr(self, field))
 
     @property
+    def user_functions(self) -> dict[str, UserCode]:
+        """The user's own functions, by field: model, data, loss."""
+        values = {field: getattr(self, field) for field in type(self).model_fields}
+        return {field: value for field, value in values.items() if isinstance(value, UserCode)}
+
+    @property
     def user_code(self) -> dict[str, UserCode]:
-        """The code of the user's, by the field that it stands in: functions, and classes of methods."""
-        functions = ((field, getattr(self, field)) for field in type(self).model_fields)
-        classes = ((place, method.user_code) for place, method in self.methods())
-        return {place: code for place, code in (*functions, *classes) if isinstance(code, UserCode)}
+        """The user's own code, by field: functions, and classes of methods."""
+        classes = {place: method.user_code for place, method in self.methods()}
+        return {
+            **self.user_functions,
+            **{place: code for place, code in classes.items() if code is not None},
+        }
 
     def require_code(self) -> None:
         """Refuse a job that names functions or methods whose code is not known.
