@@ -87,7 +87,7 @@ class TestJobFromOptions:
         )  # fmt: skip
         assert (job.optimizer.settings["max_grad_norm"], job.optimizer.lr) == (1.0, 0.01)
         assert job.lr_schedule == ss.LRSchedule("cosine", warmup_steps=5, final_ratio=0.1)
-        with pytest.raises(SpecError, match="--lr-schedule-set 'cosine' is no NAME=VALUE"):
+        with pytest.raises(SpecError, match="--lr-schedule-set 'cosine' is not NAME=VALUE"):
             job_from("--lr-schedule-set", "cosine")
         with pytest.raises(SpecError, match="setting of cosine='pace' is not known"):
             job_from("--lr-schedule", "cosine", "--lr-schedule-set", "pace=2")
@@ -142,7 +142,7 @@ class TestMistakes:
     ) -> None:
         assert cli.main(command) == 2
         error = capsys.readouterr().err
-        assert error.startswith(f"shardscope: {' '.join(command[-2:])} is no ")
+        assert error.startswith(f"shardscope: {' '.join(command[-2:])} is not ")
         assert error.count("\n") == 1
 
     def test_an_unknown_command_is_refused_with_the_usage(self, capsys: pytest.CaptureFixture[str]) -> None:

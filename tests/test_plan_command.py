@@ -40,12 +40,12 @@ def test_nothing_that_fits_ends_with_one_and_says_what_would(capsys):
     ("options", "told"),
     [
         (["--model", "gpt9000"], "gpt9000"),
-        (["--model", "gpt2-xl", "--devices", "12"], "no whole nodes of 8"),
-        (["--model", "gpt2-xl", "--devices", "0"], "is no cluster"),
+        (["--model", "gpt2-xl", "--devices", "12"], "are not whole nodes of 8"),
+        (["--model", "gpt2-xl", "--devices", "0"], "is not a cluster"),
         (["--model", "gpt2-xl", "--fix", "tensor"], "--fix tensor=8"),
         (["--model", "gpt2-xl", "--fix", "tensor=-2"], "tensor"),
         (["--model", "gpt2-xl", "--objective", "time=fast"], "time=2,headroom=1"),
-        (["--model", "resnet-50"], "no transformer"),
+        (["--model", "resnet-50"], "is not a transformer"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_two(options, told, capsys):

@@ -47,10 +47,10 @@ class TestSpace:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            (["lr"], "is no NAME=RANGE"),
-            (["optimizer.lr="], "is no NAME=RANGE"),
-            (["optimizer.lr=1:x"], "is no interval; write optimizer.lr=LOW:HIGH"),
-            (["optimizer.lr=1:2:lin"], "is no interval"),
+            (["lr"], "is not NAME=RANGE"),
+            (["optimizer.lr="], "is not NAME=RANGE"),
+            (["optimizer.lr=1:x"], "is not an interval; write optimizer.lr=LOW:HIGH"),
+            (["optimizer.lr=1:2:lin"], "is not an interval"),
             (["seed=1,2", "seed=3,4"], "names 'seed' twice"),
         ],
     )
@@ -70,8 +70,8 @@ class TestMistakes:
             ([*RATES, "--objective", "lss"], "did you mean 'loss'"),
             ([*RATES, "--sampler", "tpp"], "did you mean 'tpe'"),
             ([*RATES, "--trials", "0"], "trials=0"),
-            ([*RATES, "--timeout", "-1"], "timeout_s=-1.0 is no time to work in; give seconds above 0"),
-            ([*RATES, "--timeout", "nan"], "timeout_s=nan is no time"),
+            ([*RATES, "--timeout", "-1"], "timeout_s=-1.0 is not a time limit; give seconds above 0"),
+            ([*RATES, "--timeout", "nan"], "timeout_s=nan is not a time limit"),
             ([*RATES, "--promote", "1"], "use a whole number of at least 2"),
             ([*RATES, "--seed", "-1"], "seed=-1 is not valid"),
             ([*RATES, "--storage", "nonsense"], "storage="),

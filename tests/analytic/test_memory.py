@@ -66,7 +66,7 @@ def test_what_there_is_no_formula_for_is_refused() -> None:
         model_state_bytes(1, optimizer="adam")
     with pytest.raises(ss.SpecError, match="did you mean 'fp32'"):
         model_state_bytes(1, precision="fp23")
-    with pytest.raises(ss.SpecError, match="zero_stage=4 is none of the stages"):
+    with pytest.raises(ss.SpecError, match="zero_stage=4 is not a ZeRO stage"):
         model_state_bytes(1, zero_stage=4)
 
 

@@ -94,7 +94,7 @@ def test_break_even_has_a_row_a_method_and_workers_and_names_the_best_way() -> N
         ({"repeats": 0}, "repeats=0 is not valid: it should be a whole number of 1 or more"),
         ({"methods": []}, r"methods=\[\] names nothing to look at; give for example methods=\['int8'\]"),
         ({"methods": 8}, "methods=8 names nothing"),
-        ({"methods": [8]}, "methods holds 8, which is no method; give names such as 'int8'"),
+        ({"methods": [8]}, "methods holds 8, which is not a compressor; give names such as 'int8'"),
         ({"latency_s": "1"}, "latency_s='1' has no unit; write '5 us' or '1.5 ms'"),
         ({"latency_s": -1}, "latency_s=-1 is not valid: it should be finite, and 0 or more"),
         ({"latency_s": None}, "latency_s=None is not a quantity"),
@@ -282,7 +282,7 @@ def test_a_probe_of_a_long_schedule_is_its_own_job() -> None:
         ({"methods": []}, r"methods=\[\] names nothing to look at"),
         ({"link": "1 Gbit/s"}, "link='1 Gbit/s' is a rate, which needs a latency"),
         ({"link": "carrier pigeon"}, "link='carrier pigeon' is not known"),
-        ({"link": 1e9}, "link=1000000000.0 is no link; give Link"),
+        ({"link": 1e9}, "link=1000000000.0 is not a link; give Link"),
     ],
 )
 def test_what_worth_cannot_look_at_is_refused_before_anything_runs(change: dict, message: str) -> None:

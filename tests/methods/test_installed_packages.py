@@ -21,11 +21,11 @@ TIDEWATER = {
     "strategy": ("gathered", "tidewater:Gathered"),
 }
 LEAKY = {
-    "compression": ("unpacked", "leaky:Unpacked", "Unpacked is no whole compression: it lacks codec"),
-    "optimizer": ("stepless", "leaky:Stepless", "Stepless is no whole optimizer: it lacks build(parameters)"),
-    "lr_schedule": ("flat", "leaky:Flat", "Flat is no whole lr_schedule: it lacks factor_after_warmup(step, steps)"),
-    "schedule": ("orderless", "leaky:Orderless", "Orderless is no whole schedule: it lacks order(rank, ranks, "),
-    "strategy": ("unbuilt", "leaky:Unbuilt", "Unbuilt is no whole strategy: it lacks build(job, context)"),
+    "compression": ("unpacked", "leaky:Unpacked", "Unpacked is not a complete compression: it lacks codec"),
+    "optimizer": ("stepless", "leaky:Stepless", "Stepless is not a complete optimizer: it lacks build(parameters)"),
+    "lr_schedule": ("flat", "leaky:Flat", "Flat is not a complete lr_schedule: it lacks factor_after_warmup("),
+    "schedule": ("orderless", "leaky:Orderless", "Orderless is not a complete schedule: it lacks order(rank, ranks, "),
+    "strategy": ("unbuilt", "leaky:Unbuilt", "Unbuilt is not a complete strategy: it lacks build(job, context)"),
 }  # fmt: skip
 JOBS = """
     import json, sys

@@ -223,7 +223,7 @@ class TestSums:
     ("members", "says"),
     [
         ({"look": "#ff0000"}, "look='#ff0000' is not a Look"),
-        ({"variant": "nope"}, "variant='nope' is none of its settings"),
+        ({"variant": "nope"}, "variant='nope' is not one of its settings"),
         ({"carries": frozenset({"sum"})}, "carries has 'sum'; it may have none, sums, packets"),
         ({"build": lambda self, job: None}, "build does not take the arguments that it is called with"),
     ],

@@ -198,7 +198,10 @@ class TestRegistration:
             name = "cosine"
 
         for cls, said in (
-            (Half, r"Half is no whole lr_schedule: it lacks factor_after_warmup\(step, steps\); define it"),
+            (
+                Half,
+                r"Half is not a complete lr_schedule: it lacks factor_after_warmup\(step, steps\); define it",
+            ),
             (Nameless, "Nameless lacks a name; give it one"),
             (Spaced, "Spaced has name='my own'; give it one of small letters"),
             (NoDefault, "NoDefault.period has no default"),
@@ -351,7 +354,7 @@ def test_it_is_checked_against_one_process() -> None:
 
 
 class TestOddClasses:
-    """What a cell may hold that is no whole method is refused in a sentence, wherever it is handed in."""
+    """What a cell may hold that is not a complete method is refused in a sentence, wherever it is handed in."""
 
     def test_settings_that_cannot_be(self) -> None:
         class Base(ss.LRSchedule):
@@ -402,7 +405,7 @@ class TestOddClasses:
         for fields in ({"name": "adamw", "cls": 3}, {"name": "adamw", "self": 3}):
             with pytest.raises(ss.SpecError, match="setting of adamw"):
                 job_of(optimizer=fields)
-        with pytest.raises(ss.SpecError, match="digest of code that is no text"):
+        with pytest.raises(ss.SpecError, match="digest of code that is not text"):
             job_of(optimizer={"name": "mine", "code": 3})
         with pytest.raises(ss.SpecError, match="setting of topk='code' is not known"):
             ss.Compression("topk", code="abc")

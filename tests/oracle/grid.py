@@ -1,7 +1,7 @@
 """One job of the grid: drawn from a seed, trained by the toolkit on real ranks, and held against `oracle.plain`.
 
 A job may end in two ways. ``equal``: every loss and the parameters are the oracle's. ``refused``: one sentence that
-`REFUSALS` knows. Anything else is a violation: another loss or parameter, an error that is no sentence, a run that
+`REFUSALS` knows. Anything else is a violation: another loss or parameter, an error that is not a sentence, a run that
 does not end, and one that trains what plain torch cannot.
 """
 

@@ -176,5 +176,5 @@ def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"cannot be read \(No such file or directory\); give a config.json"):
         Model.from_hf(tmp_path / "nothing.json")
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(SpecError, match="is no JSON"):
+    with pytest.raises(SpecError, match="is not JSON"):
         Model.from_hf(tmp_path)

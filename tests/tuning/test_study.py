@@ -259,7 +259,7 @@ def test_two_studies_share_one_storage(tmp_path: Path) -> None:
         ({"objectives": ["loss", "loss"]}, "name one twice"),
         ({"sampler": "tpp"}, "did you mean 'tpe'"),
         ({"sampler": "cma-es"}, "minimises one objective, got 3"),
-        ({"name": "../up"}, "is no name for a study"),
+        ({"name": "../up"}, "is not a name for a study"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_in_one_sentence(given: dict[str, object], said: str) -> None:

@@ -48,7 +48,7 @@ def test_every_control_has_its_fields_default_bounds_and_help() -> None:
         assert typed(control) == setting.default, setting
         assert control.description == setting.label
         if field.description:
-            about = summary_of(field, nothing="“as it suits”")
+            about = summary_of(field, nothing="“default”")
             assert control.tooltip == f"{about}."
         if hasattr(control, "min"):
             least, most = bounds_of(field)
@@ -83,7 +83,7 @@ def test_what_a_control_looks_like_follows_from_the_type() -> None:
         "name": "Text",
     }  # fmt: skip
     every = setting_of(Settings, "every", "Look every")
-    assert (every.label, every.help) == ("Look every", "Steps between two looks; “as it suits” never looks.")
+    assert (every.label, every.help) == ("Look every", "Steps between two looks; “default” never looks.")
     assert setting_of(Settings, "share").help == "Share of it that is sent."
     assert control_of(setting_of(Settings, "share")).step == pytest.approx(0.001)
 

@@ -67,7 +67,7 @@ class TestOptions:
     def test_nothing_stands_for_the_specs_own_choice(self, lab):
         lab.strategy = "hierarchical"
         per_node = lab.screen.options["strategy"].controls["per_node"]
-        assert (per_node.value, per_node.placeholder) == ("", "as it suits")
+        assert (per_node.value, per_node.placeholder) == ("", "default")
         per_node.value = "2"
         assert lab.job().strategy.per_node == 2
         per_node.value = ""

@@ -88,9 +88,9 @@ def test_a_trial_in_pieces_is_read_from_the_first_to_the_newest(make_tuning_lab)
 def test_a_name_that_no_study_can_have_is_said_beside_the_button(make_tuning_lab, runs_root, name):
     lab = make_tuning_lab(JOB, SPACE)
     lab.name = name
-    assert "is no name for a study; use letters" in lab.screen.plan.value
+    assert "is not a name for a study; use letters" in lab.screen.plan.value
     assert lab.screen.start.disabled
-    with pytest.raises(SpecError, match="is no name for a study"):
+    with pytest.raises(SpecError, match="is not a name for a study"):
         lab.start()
     assert not runs_root.exists()
 

@@ -16,8 +16,8 @@ from shardscope.spec import Method, registry
 from shardscope.spec._base import Spec, takes
 from shardscope.spec.fields import bounds_of, members_of, summary_of
 
-AS_IT_SUITS = "as it suits"
-"""What forms call None."""
+UNSET = "default"
+"""How forms show None."""
 MOST = 2**53 - 1
 """Of what can be typed: the largest whole number that a page holds exactly."""
 _KINDS: dict[Any, str] = {bool: "switch", int: "count", float: "number", str: "text"}
@@ -52,7 +52,7 @@ def setting_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) 
     least, most = bounds_of(info)
     if kind == "method" and "values" not in otherwise:
         otherwise["values"] = tuple((each.heading(), each.name) for each in registry.all_of(members[0]))
-    help_ = f"{summary_of(info, nothing=f'“{AS_IT_SUITS}”') or label}."
+    help_ = f"{summary_of(info, nothing=f'“{UNSET}”') or label}."
     default = option_of(info.get_default(call_default_factory=True))
     values = named(members) if kind == "choice" else ()
     made = Setting(spec, field, label, help_, kind, default, values, optional, least, most)
@@ -122,7 +122,7 @@ class Open(widgets.Text):  # type: ignore[misc]
     """A box that may be left empty, which stands for None."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(placeholder=AS_IT_SUITS, continuous_update=False, **settings)
+        super().__init__(placeholder=UNSET, continuous_update=False, **settings)
 
 
 def control_of(setting: Setting) -> widgets.DOMWidget:

@@ -165,7 +165,7 @@ def test_rings_in_groups_are_the_same_formula() -> None:
             {"op": "broadcast"},
             "algorithm='ring' does no broadcast; of those that do, take one of chain, tree",
         ),
-        ({"servers": 2}, "servers=2 is no option of algorithm='ring'; its options are none"),
+        ({"servers": 2}, "servers=2 is not an option of algorithm='ring'; its options are none"),
         (
             {"algorithm": "parameter-server", "servers": 0},
             "servers=0 is out of range; give a whole number of 1",

@@ -70,7 +70,7 @@ def test_explaining_names_settings_that_differ(plans):
 
 
 def test_a_rank_that_is_not_there_is_refused(plans):
-    with pytest.raises(SpecError, match="second=0 is no rank of the table"):
+    with pytest.raises(SpecError, match="second=0 is not a rank in the table"):
         plans.explain(1, 0)
 
 

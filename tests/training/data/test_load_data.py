@@ -245,10 +245,10 @@ class Endless(IterableDataset):
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (None, "returned a NoneType; return tensors"),
-        ((1, 2), "returned a int; return tensors"),
-        ([PAIR], "returned a list of tuple; return tensors"),
-        (Endless(), "returned a Endless; return tensors"),
+        (None, "returned NoneType; return tensors"),
+        ((1, 2), "returned int; return tensors"),
+        ([PAIR], "returned list of tuple; return tensors"),
+        (Endless(), "returned Endless; return tensors"),
         ((torch.zeros(3), torch.zeros(2)), "give one target for each input"),
         ((torch.zeros(0), torch.zeros(0)), "a data set of no rows"),
         ((torch.tensor(1), torch.tensor(1)), "give one target for each input"),

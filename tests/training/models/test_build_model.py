@@ -128,7 +128,7 @@ def test_a_callable_of_the_users_makes_the_model():
 
 
 def test_a_callable_must_return_a_module():
-    with pytest.raises(SpecError, match=r"returned a int; return a torch.nn.Module"):
+    with pytest.raises(SpecError, match=r"returned int; return a torch.nn.Module"):
         build_model(lambda: 3)
 
 

@@ -230,5 +230,5 @@ def test_a_block_whose_tensors_cannot_be_found_is_refused(
         return str(caught.value)
 
     for text in pool.run(refused, tmp_path):
-        assert text.startswith("layer 'blocks.0' returned a SimpleNamespace without a tensor that depends on")
+        assert text.startswith("layer 'blocks.0' returned SimpleNamespace without a tensor that depends on")
         assert f"strategy='{strategy}'" in text

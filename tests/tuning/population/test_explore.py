@@ -107,7 +107,7 @@ def test_what_makes_no_job_is_not_drawn() -> None:
         ({"optimizer.lr": (0.0, 0.1, "log")}, "reaches down to 0.0, which has no logarithm"),
         ({"optimizer.lr": "high"}, "optimizer.lr='high' is not a range; give"),
         ({"optimizer.lr": (0.1, math.nan)}, "is not a range"),
-        ({"batch": (10, 64, "log2")}, "10 is no power of two"),
+        ({"batch": (10, 64, "log2")}, "10 is not a power of two"),
         ({"compression": []}, "has nothing to choose from"),
     ],
 )

@@ -129,9 +129,9 @@ def test_rungs_lie_at_growing_shares() -> None:
 @pytest.mark.parametrize(
     ("promote", "said"),
     [
-        (1, "eta=1 lets one in so many go on"),
+        (1, "eta=1 is not a reduction factor"),
         (2.5, "whole number of at least 2"),
-        ((3, 1.5), "least=1.5 is no share"),
+        ((3, 1.5), "least=1.5 is not a share"),
         (True, "eta=True"),
     ],
 )

@@ -40,7 +40,7 @@ class JobStep:
     @property
     def element_bytes(self) -> int:
         """Bytes of one weight, and of its gradient and moments."""
-        return 8 if self.job.precision == "fp64" else 4
+        return self.job.element_bytes
 
     @property
     def kept(self) -> OptimizerStates:

@@ -86,7 +86,7 @@ def build_job(arguments: argparse.Namespace) -> Job:
     """The job that the options describe, alone or as changes to a file.
 
     Raises:
-        SpecError: The file cannot be read, or no such job can exist.
+        SpecError: The file cannot be read, or the job is not valid.
     """
     base = _read_job(arguments.job, trust_code=arguments.trust_code) if arguments.job else None
     fields = given_fields(arguments, Job)
@@ -147,7 +147,7 @@ def _setting(kind: str, text: str) -> tuple[str, Any]:
     """``ratio=0.01`` as a name and a number, a truth value or a word.
 
     Raises:
-        SpecError: It has no such form.
+        SpecError: It has another form.
     """
     name, equals, value = text.partition("=")
     option = flag_of(kind)
@@ -155,7 +155,7 @@ def _setting(kind: str, text: str) -> tuple[str, Any]:
         raise SpecError(f"{option}-set {text!r} sets no setting but the method; use {option} {value}")
     if not equals or not name:
         raise SpecError(
-            f"{option}-set {text!r} is no NAME=VALUE; write for example {_EXAMPLES.get(kind, kind)}"
+            f"{option}-set {text!r} is not NAME=VALUE; write for example {_EXAMPLES.get(kind, kind)}"
         )
     try:
         return name, json.loads(value)

@@ -13,7 +13,7 @@ def read_space(options: Sequence[str]) -> dict[str, Any] | None:
     """What ``--space NAME=RANGE`` describes, as `Space` takes it; None where there is none.
 
     Raises:
-        SpecError: One has no such form, or a name is given twice.
+        SpecError: One has another form, or a name is given twice.
 
     Example:
         >>> read_space(["optimizer=adamw,lamb", "optimizer.lr=1e-4:1e-1:log"])
@@ -24,7 +24,7 @@ def read_space(options: Sequence[str]) -> dict[str, Any] | None:
         name, equals, text = option.partition("=")
         if not (name and equals and text):
             raise SpecError(
-                f"--space {option!r} is no NAME=RANGE; write for example optimizer.lr=1e-4:1e-1:log or "
+                f"--space {option!r} is not NAME=RANGE; write for example optimizer.lr=1e-4:1e-1:log or "
                 "optimizer=adamw,lamb"
             )
         if name in space:
@@ -45,7 +45,9 @@ def _parameter(name: str, text: str, option: str) -> Any:
     low, high, *log = text.split(":")
     ends = [_value(low), _value(high)]
     if log not in ([], ["log"]) or not all(isinstance(end, int | float) for end in ends):
-        raise SpecError(f"--space {option!r} is no interval; write {name}=LOW:HIGH or {name}=LOW:HIGH:log")
+        raise SpecError(
+            f"--space {option!r} is not an interval; write {name}=LOW:HIGH or {name}=LOW:HIGH:log"
+        )
     if name != "batch":
         return (*ends, *log)
 

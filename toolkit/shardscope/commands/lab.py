@@ -35,7 +35,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     """Become JupyterLab, so that signals reach it and nothing stays behind when it ends."""
     if arguments.port is not None and not 0 <= arguments.port < 2**16:
         raise SpecError(
-            f"--port {arguments.port} is no port; give one from 1 to 65535, or 0 for any that is free"
+            f"--port {arguments.port} is not a port; give one from 1 to 65535, or 0 for any that is free"
         )
     folder = prepare(arguments.folder)
     command = lab_command(folder, port=arguments.port, browser=not arguments.no_browser)

@@ -68,13 +68,13 @@ def _search(arguments: argparse.Namespace) -> Plans:
 
     if arguments.devices < 1 or arguments.per_node < 1:
         raise SpecError(
-            f"--devices {arguments.devices} in nodes of --per-node {arguments.per_node} is no cluster; "
+            f"--devices {arguments.devices} in nodes of --per-node {arguments.per_node} is not a cluster; "
             "both are 1 or more"
         )
     per_node = min(arguments.per_node, arguments.devices)
     if arguments.devices % per_node:
         raise SpecError(
-            f"--devices {arguments.devices} are no whole nodes of {per_node}; "
+            f"--devices {arguments.devices} are not whole nodes of {per_node}; "
             f"use a multiple of {per_node}, or another --per-node"
         )
     return plan(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardscope.commands._fields import add_field, given_fields
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout, searched_schedules
+from shardscope.spec.layout_compression import compression_names
 from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:
@@ -29,8 +30,14 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--per-node", type=int, help="devices of a node (default: the usual node's)")
     parser.add_argument("--seq", type=int, help="tokens of a sequence (default: the model's)")
     parser.add_argument("--calibration", help="name of a calibration (default: the device's)")
-    parser.add_argument("--tokens", type=float, help="also predict hours and dollars for so many tokens")
-    names = {"schedule": searched_schedules(), "optimizer": optimizer_names()}
+    parser.add_argument(
+        "--tokens", type=float, help="also predict hours and dollars to train on this many tokens"
+    )
+    names = {
+        "schedule": searched_schedules(),
+        "optimizer": optimizer_names(),
+        "compression": compression_names(),
+    }
     for name in Layout.model_fields:
         add_field(parser, Layout, name, names=names.get(name, ()))
     parser.add_argument("--json", action="store_true", help="print the figures and their terms as JSON")
@@ -57,7 +64,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def for_tokens(found: Budgeted, tokens: float | None) -> dict[str, float]:
-    """Hours for so many tokens, and dollars where the cluster has a price."""
+    """Hours to train on a number of tokens, and dollars where the cluster has a price."""
     if tokens is None:
         return {}
     figures = {"hours": found.time_to_train(tokens) / 3600}
@@ -72,6 +79,6 @@ def _model(arguments: argparse.Namespace) -> Transformer:
     model = Model.of(arguments.model)
     if not isinstance(model, Transformer):
         raise SpecError(
-            f"model={arguments.model!r} is no transformer, whose layout alone can be predicted; use another"
+            f"model={arguments.model!r} is not a transformer; only layouts of transformers can be predicted"
         )
     return model if arguments.seq is None else model.replace(seq=arguments.seq)

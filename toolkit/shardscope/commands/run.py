@@ -53,7 +53,7 @@ def add_to(commands: Any) -> None:
         "--per-node", type=int, help="with --cluster: devices of a node (default: the usual node's)"
     )
     parser.add_argument(
-        "--tokens", type=float, help="with --predict: also hours and dollars for so many tokens"
+        "--tokens", type=float, help="with --predict: also hours and dollars to train on this many tokens"
     )
     parser.add_argument(
         "--anyway",

@@ -20,7 +20,7 @@ class OptimizerConformance(MethodConformance):
     strategies: ClassVar[tuple[str, ...]] = ("ring", "zero-1", "zero-2", "zero-3", "pipeline")
 
     def test_every_strategy_trains_what_one_process_trains(self) -> None:
-        """In fp64, so that what differs is no rounding."""
+        """In fp64, so that a difference is not rounding."""
         for strategy in self.strategies:
             report = check(self._job(strategy=strategy, world_size=2, precision="fp64"), steps=4)
             assert report.passed, f"under {strategy}: {report}"

@@ -59,7 +59,7 @@ class PipelineScheduleConformance(MethodConformance):
                     assert build(schedule, ranks, count).order
 
     def test_it_trains_what_one_process_trains(self) -> None:
-        """In fp64, so that what differs is no rounding."""
+        """In fp64, so that a difference is not rounding."""
         for world_size in (2, 3, 4):
             report = check(self._job(world_size=world_size, precision="fp64"), steps=3)
             assert report.passed, f"on {world_size} ranks: {report}"

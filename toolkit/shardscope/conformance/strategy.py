@@ -30,7 +30,7 @@ class StrategyConformance(MethodConformance):
     exchange_within: ClassVar[float] = 0.1
 
     def test_it_trains_what_one_process_trains(self) -> None:
-        """In fp64, so that what differs is no rounding; unless it says why it need not."""
+        """In fp64, so that a difference is not rounding; unless it says why it need not."""
         for world_size in (2, 3):
             job = self._job(world_size=world_size, precision="fp64")
             if job.strategy.differs_because is None:

@@ -25,7 +25,7 @@ def _method(method: object) -> Compression:
         return method
     if not isinstance(method, str):
         raise SpecError(
-            f"methods holds {method!r}, which is no method; give names such as 'int8', or Compression(...)"
+            f"methods holds {method!r}, which is not a compressor; give names such as 'int8', or Compression(...)"
         )
     return Compression(name=method)
 
@@ -44,7 +44,7 @@ def whole(field: str, value: object, least: int) -> int:
     """A whole number of at least `least`.
 
     Raises:
-        SpecError: It is none.
+        SpecError: It is not one.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise SpecError(f"{field}={value!r} is not valid: it should be a whole number of {least} or more")
@@ -61,7 +61,7 @@ def link_of(link: Link | str | None) -> Link | None:
         return link
     if not isinstance(link, str):
         raise SpecError(
-            f"link={link!r} is no link; give Link(bandwidth='1 Gbit/s', latency='1 ms') or the like"
+            f"link={link!r} is not a link; give Link(bandwidth='1 Gbit/s', latency='1 ms') or the like"
         )
     return Link.of(link)
 
@@ -75,7 +75,7 @@ def bandwidth_of(bandwidth: float | str) -> float:
     """In bytes a second; above 0.
 
     Raises:
-        SpecError: It is no such rate.
+        SpecError: It is not such a rate.
     """
     return positive(quantity(bandwidth, "bytes/s", field="bandwidth"), field="bandwidth", given=bandwidth)
 

@@ -76,7 +76,7 @@ class BreakEven:
             bandwidth: Of the link, in bytes a second or as a text with its unit: ``"1 Gbit/s"``.
 
         Raises:
-            SpecError: This number of workers was not looked at, or it is no bandwidth.
+            SpecError: This number of workers was not looked at, or it is not a bandwidth.
         """
         rate = bandwidth_of(bandwidth)
         if workers not in self.workers:
@@ -150,7 +150,7 @@ def break_even(
 def exchange(job: Job, buckets: Buckets, workers: int, *, codec_s: float = 0.0) -> Exchange:
     """One step's of a job, its bytes counted as it sends them: gradients of its precision, its ring's directions."""
     return exchange_of(
-        job.compression, buckets, workers, codec_s=codec_s, element_bytes=_gradient_bytes(job),
+        job.compression, buckets, workers, codec_s=codec_s, element_bytes=job.element_bytes,
         directions=getattr(job.strategy, "ring_directions", None) or 1,
     )  # fmt: skip
 
@@ -196,10 +196,5 @@ def gradient_buckets(job: Job) -> Buckets:
     """The shapes, as a job on the strategy ``ring`` or ``all-reduce`` sends them: bucket by bucket."""
     assert isinstance(job.strategy, BucketedStrategy)
     return replica_buckets(
-        gradient_shapes(job)[::-1], job.strategy.bucket_mb, element_bytes=_gradient_bytes(job)
+        gradient_shapes(job)[::-1], job.strategy.bucket_mb, element_bytes=job.element_bytes
     )
-
-
-def _gradient_bytes(job: Job) -> int:
-    """Of one element."""
-    return 8 if job.precision == "fp64" else 4

@@ -88,7 +88,7 @@ def codec_seconds(job: Job, buckets: Buckets, *, world_size: int | None = None, 
 
 
 def _timed(job: Job, buckets: Buckets, others: _Alone, steps: int) -> list[float]:
-    """Seconds of each of so many steps."""
+    """Seconds of each step."""
     compressor, carrier = build_compressor(job), Carrier(others.sum_, others, Meter(), job.seed)
     assert compressor is not None
     dtype = Precision(job.precision, torch.device("cpu")).weight_dtype
@@ -117,7 +117,7 @@ def _elements(buckets: Buckets) -> int:
 
 
 def _sample(buckets: Buckets) -> list[list[tuple[int, ...]]]:
-    """The first tensors, at least one, of at most so many elements and buckets in all, in their buckets."""
+    """The first tensors, at least one, up to a number of elements and of buckets, in their buckets."""
     taken: list[list[tuple[int, ...]]] = []
     filled = 0
     for shapes in buckets[:MOST_BUCKETS]:

@@ -49,7 +49,7 @@ def probed(job: Job, run: Run) -> Probed:
     """Look at a probe.
 
     Raises:
-        SpecError: The run is none of this job uncompressed and unpaced, or has no steps to look at.
+        SpecError: The run is not one of this job without compression or pacing, or has no steps to look at.
     """
     _refuse_another(job, run)
     steps = steps_with_spans(run)

@@ -170,7 +170,7 @@ def _by_step(events: list[Event]) -> dict[int, list[Span]]:
 def _handling(steps: Sequence[tuple[list[Rank], list[Event]]], wire: Wire, link: Link | None) -> list[float]:
     """Seconds that each communication of a step took beyond its formula, where it was least disturbed.
 
-    What a busy machine adds to one in the midst of computing is no part of it on a slower link, on which ranks wait.
+    What a busy machine adds to one in the midst of computing does not count on a slower link, on which ranks wait.
     """
     found = []
     for ranks, rows in steps:

@@ -133,7 +133,7 @@ def _holds_up(span: Span, inside: Span) -> bool:
 
 
 def step_of(spans: Sequence[Span], seconds: float) -> Rank:
-    """A rank's step out of its spans; it took so many seconds from its first span on."""
+    """A rank's step out of its spans, with its seconds from the first span on."""
     computed: list[Span] = []
     for span in sorted((s for s in spans if s.lane == "compute"), key=lambda s: (s.start, -s.end)):
         nested = computed and span.end <= computed[-1].end

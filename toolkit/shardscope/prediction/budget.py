@@ -30,13 +30,13 @@ class Budgeted(ABC):
         """Where it runs; None on this machine."""
 
     def time_to_train(self, tokens: float) -> float:
-        """Seconds for so many tokens, without failures or evaluation."""
+        """Seconds to train on a number of tokens, without failures or evaluation."""
         if not isinstance(tokens, int | float) or not 0 < tokens < inf:
             raise SpecError(f"tokens={tokens!r} is not a number of tokens; give one above 0")
         return tokens / self.tokens_per_s
 
     def dollars(self, tokens: float) -> float:
-        """US dollars for so many tokens, at the cluster's price.
+        """US dollars to train on a number of tokens, at the cluster's price.
 
         Raises:
             SpecError: The cluster has no price.

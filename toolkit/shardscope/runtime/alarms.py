@@ -76,7 +76,7 @@ def alarms_of(
 
 
 def not_finite(ratios: Sequence[RatioSeries], owed: Sequence[OwedSeries]) -> Alarm | None:
-    """A norm, a ratio or a debt that is no number any more."""
+    """A norm, a ratio or an error-feedback residual that is NaN or infinite."""
     broken = {
         series.layer: (step, name, value)
         for series in ratios

@@ -6,7 +6,7 @@ WIDTH = 24
 
 
 def is_terminal(stream: object) -> bool:
-    """Whether lines of a stream can be rewritten; one that does not say, is closed or is None is no terminal."""
+    """Whether lines of a stream can be rewritten; one that does not say, is closed or is None is not a terminal."""
     try:
         return bool(stream.isatty())  # type: ignore[attr-defined]
     except (AttributeError, ValueError):

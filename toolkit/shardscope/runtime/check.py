@@ -37,7 +37,7 @@ def check(
         on_step: Called about ten times a second while a run goes on; what it raises stops the run and the check.
 
     Raises:
-        SpecError: The job is on one process already, or cannot be run for so many steps.
+        SpecError: The job is on one process already, or cannot be run for that many steps.
         RunFailed: A rank of one of the two runs failed; names the rank, the step and the strategy. Or somebody stopped
             one of them.
 
@@ -55,7 +55,7 @@ def check(
 
 
 def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
-    """The sharded job for so many steps, and the same on one process with the same samples a step.
+    """The sharded job for a few steps, and the same on one process with the same samples a step.
 
     On one process the micro-batch is a rank's, so a forward pass takes no more memory there than on a rank.
 

@@ -230,7 +230,7 @@ def _norm(values: np.ndarray | Sequence[float]) -> float:
 
 
 def _relative(difference: float, size: float) -> float:
-    """The quotient; 0 where nothing differs, infinite where something does and it should be 0 or is no number."""
+    """The quotient; 0 where nothing differs, infinite where something does and it should be 0 or is NaN."""
     if difference == 0:
         return 0.0
     return difference / size if math.isfinite(difference) and size > 0 else math.inf

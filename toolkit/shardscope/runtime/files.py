@@ -56,7 +56,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
-    """The content of a file of at most so many bytes.
+    """The content of a file, refused where it is larger than `most` bytes.
 
     Raises:
         FileNotFoundError: There is none.
@@ -70,7 +70,7 @@ def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
 
 
 def read_range(descriptor: int, start: int, most: int) -> bytes:
-    """What a file holds from `start` on, at most so many bytes."""
+    """What a file holds from `start` on, at most `most` bytes."""
     parts: list[bytes] = []
     while most > 0:
         part = os.pread(descriptor, most, start)
@@ -82,7 +82,7 @@ def read_range(descriptor: int, start: int, most: int) -> bytes:
 
 
 def read_tail(path: Path, *, most: int = MOST_BYTES) -> str:
-    """The end of a text file, at most so many bytes; nothing where there is no such file."""
+    """The end of a text file, at most `most` bytes; nothing where there is no such file."""
     try:
         with opened(path) as descriptor:
             size = os.fstat(descriptor).st_size

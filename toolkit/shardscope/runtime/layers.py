@@ -1,7 +1,7 @@
 """What happened to the layers of a run: trust ratios, norms, and what compression with error feedback owes.
 
 Looks at them are kept in bounded memory while the run goes on. Of many looks every second, fourth, ... is kept, evenly
-over the whole run, and always the first, the newest, and the first in which something is no number: what
+over the whole run, and always the first, the newest, and the first in which something is NaN or infinite: what
 `runtime.alarms` says of these is what it says of all.
 """
 
@@ -213,7 +213,7 @@ def layers_of_run(run: Run) -> Layers:
 
 
 MOST_LOOKS = 240
-"""Kept at once, but for the first that is no number."""
+"""Kept at once, beside the first with a NaN or an infinity."""
 _COLUMNS = ("ratio", "weight_norm", "update_norm")
 
 

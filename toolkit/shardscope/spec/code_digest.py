@@ -17,7 +17,7 @@ def digest_of(cls: type[Any]) -> str:
     """The same for the same source, in every process.
 
     It covers the class and those of the user's that it is derived from: settings with their bounds, functions, and
-    other attributes. What its functions call is no part of it. A class keeps its digest when it is pickled, since its
+    other attributes. What its functions call is not part of it. A class keeps its digest when it is pickled, since its
     source stays behind.
     """
     kept = vars(cls).get(_MINE)

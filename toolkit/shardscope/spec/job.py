@@ -99,7 +99,7 @@ class Record(Spec):
     spans_first: CountOrZero = 100
     """Steps from the start whose compute and communication spans are all written."""
     spans_every: Count = 10
-    """After those, spans are written at every so many steps. Bytes, loss and times are written at every step."""
+    """After those, spans are written once in this many steps. Bytes, loss and times are written at every step."""
     parameters: bool = False
     """Write all parameters to ``parameters.npz`` after the last step, so that runs can be compared tensor by tensor."""
     memory_first: CountOrZero = 3
@@ -108,7 +108,7 @@ class Record(Spec):
     second, has its own. A shorter run measures its last step; 0 leaves the first measurement to `memory_every`. A
     measured step is slower; the others are not."""
     memory_every: Count | None = 50
-    """After it, memory is measured by kind at every so many steps; None measures only the first time."""
+    """After it, memory is measured by kind once in this many steps; None measures only the first time."""
     noise_scale: bool = False
     """Measure the gradient noise scale: each rank writes the squared norms of its own gradients and of their mean,
     before compression and clipping. Where gradients are compressed, this sends a sketch of them besides."""
@@ -322,6 +322,11 @@ class Job(Spec):
         if self.compression.is_on:
             parts.insert(1, self.compression.name)
         return self.name or "-".join(parts)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one weight, and of its gradient and moments."""
+        return 8 if self.precision == "fp64" else 4
 
     def layout(self) -> Layout:
         """How this job lies on devices: what it stands for at scale, for `predict`, `plan` and the calculators.

@@ -113,7 +113,7 @@ class Link(Spec):
         return self.bandwidth <= PACED_UP_TO
 
     def shared(self, ports: int, devices: int) -> Link:
-        """One device's share when so many ports of this kind serve so many devices."""
+        """One device's share when `ports` ports of this kind serve `devices` devices."""
         for field, count in (("ports", ports), ("devices", devices)):
             if count < 1:
                 raise SpecError(f"{field}={count} is not valid: it should be 1 or more")

@@ -107,7 +107,7 @@ class Method(Spec, metaclass=_ByName):
         if origin:
             if not all(isinstance(text, str) for text in (name, *origin.values())):
                 raise SpecError(
-                    f"{cls.kind}={quoted(fields)} has a name, a package or a digest of code that is no text"
+                    f"{cls.kind}={quoted(fields)} has a name, a package or a digest of code that is not text"
                 )
             found = registry.find(cls, str(name))
             if found is None or ("code" in origin and found.code_digest() != origin["code"]):

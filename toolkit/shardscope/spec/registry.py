@@ -70,7 +70,7 @@ def register(cls: AnyMethod) -> AnyMethod:
     """Make a method of one's own known by its name; use it as a decorator of the class.
 
     Raises:
-        SpecError: It is no method, lacks a member, or has the name of a built-in or installed one.
+        SpecError: It is not a method, lacks a member, or has the name of a built-in or installed one.
 
     Example:
         >>> @register  # doctest: +SKIP
@@ -221,7 +221,7 @@ def check(cls: Any) -> None:
     if isabstract(cls):
         lacking = sorted(cls.__abstractmethods__)  # type: ignore[attr-defined]  # an abstract class has these
         missing = ", ".join(f"{name}{_arguments(cls, name)}" for name in lacking)
-        raise SpecError(f"{title} is no whole {kind}: it lacks {missing}; define it")
+        raise SpecError(f"{title} is not a complete {kind}: it lacks {missing}; define it")
     method: type[Method] = cls
     _check_names(method)
     _check_arguments(method)

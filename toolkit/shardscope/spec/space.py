@@ -87,7 +87,7 @@ class Between(Spec):
     def _in_order(self) -> Self:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise SpecError(
-                f"low={self.low} and high={self.high} are no interval; low is below high, both finite"
+                f"low={self.low} and high={self.high} are not an interval; low is below high, both finite"
             )
         if self.log and self.low <= 0:
             raise SpecError(f"low={self.low} has no logarithm; give a low above 0, or leave log out")

@@ -98,7 +98,7 @@ class Strategy(Method):
         super().check_class()
         if cls.variant is not None and cls.variant not in cls.model_fields:
             raise SpecError(
-                f"{cls.__name__}.variant={cls.variant!r} is none of its settings; use one, or leave it out"
+                f"{cls.__name__}.variant={cls.variant!r} is not one of its settings; use one, or leave it out"
             )
         strange = set(cls.carries) - set(get_args(Carriage))
         if strange:

@@ -58,7 +58,7 @@ def parse(text: str, kind: Kind, *, field: str = "value") -> float:
         field: What an error calls it.
 
     Raises:
-        SpecError: No number, no unit, or a unit that could mean two things (``G``, ``Gb``, ``Gbps``).
+        SpecError: It has no number, no unit, or a unit that could mean two things (``G``, ``Gb``, ``Gbps``).
 
     Example:
         >>> parse("200 Gbit/s", "bytes/s")

@@ -119,7 +119,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _viewed(tensor: Tensor) -> Tensor:
-    """The tensor that this one is a view of; itself where it is none."""
+    """The tensor that this one is a view of; itself where it is not one."""
     return tensor if tensor._base is None else tensor._base  # noqa: SLF001
 
 

@@ -59,7 +59,7 @@ class StaticStage(PipelineStage):
         return output.clone() if is_sent and output._is_view() else output
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
-        """As torch's; of a last stage's output that is no tensor nothing is kept: only its loss is differentiated."""
+        """As torch's; a last stage's output is kept only if it is a tensor: else only its loss is differentiated."""
         output = super().forward_one_chunk(fwd_chunk_id, *args, **options)
         if self.is_last and not isinstance(output, Tensor):
             self.fwd_cache[fwd_chunk_id] = (), self.fwd_cache[fwd_chunk_id][1]

@@ -52,7 +52,7 @@ def apply_recompute(model: nn.Module, mode: RecomputeMode) -> nn.Module:
       the results of matrix products and convolutions are kept and the rest of each block is recomputed.
 
     Raises:
-        SpecError: `mode` is none of these.
+        SpecError: `mode` is not one of these.
     """
     if mode == "none":
         return model

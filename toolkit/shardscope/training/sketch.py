@@ -53,7 +53,7 @@ class Sketch:
 
 
 def _places(seed: int, count: int) -> list[int]:
-    """Where so many runs begin; as plain integers, for most tensors are one run."""
+    """Where each run begins; as plain integers, for most tensors are one run."""
     return [keys_of((seed ^ _PLACES) + _APART * run)[1] % SIZE for run in range(count)]
 
 

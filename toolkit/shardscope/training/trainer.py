@@ -126,7 +126,7 @@ class Trainer:
         self.plan: dict[str, int] = {}
         self.first_step = 1
         self.saved: Path | None = None  # where the newest of what has been trained lies
-        self.context.meter.drain()  # what it took to start alike is no step's
+        self.context.meter.drain()  # what it took to start alike does not count in any step
         self._announce()
 
     def _prepared(self, model: nn.Module) -> nn.Module:

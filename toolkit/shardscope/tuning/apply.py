@@ -192,7 +192,7 @@ class MemoryLimit:
 
 def predicted_peak(job: Job) -> float | None:
     """Bytes on the rank that holds most; None where no formula describes the job."""
-    found = preflight(job).prediction
+    found = preflight(job, timed=False).prediction
     return None if found is None else found.peak_bytes
 
 

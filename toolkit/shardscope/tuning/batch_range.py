@@ -14,7 +14,7 @@ from shardscope.tuning.apply import apply
 _FACTOR = 4
 _FEWEST_STEPS = 8
 _MOST_TIMES = 8
-"""A trial of equal samples takes more steps the smaller its batch; none takes so many times the job's and more."""
+"""A trial of equal samples takes more steps the smaller its batch; each takes fewer than this many times the job's."""
 
 
 class BatchRange(Spec):

@@ -40,7 +40,7 @@ class LrRange:
         loss: Of each step, the mean over ranks.
         smooth: The same, smoothed over neighbouring steps.
         rates: What to read off.
-        exploded: Whether the loss exploded, or was no number any more, before the highest rate was reached; if not,
+        exploded: Whether the loss exploded, or became NaN, before the highest rate was reached; if not,
             higher rates may do as well.
         run_id: Of the run.
     """

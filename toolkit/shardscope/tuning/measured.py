@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardscope.tuning.definition import Definition
 
 _RARER = 4
-"""Alarms are looked for again once the looks have become more by one in so many, and when the run has ended."""
+"""Alarms are looked for again once there are this fraction more looks, and when the run has ended."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def _compute_seconds(event: Event) -> float:
 
 
 def evaluated(job: Job, times: int = 8) -> Job:
-    """The job, evaluated so many times on its way where it does not say itself, and looked into often enough."""
+    """The job, evaluated `times` times on its way where it does not say itself, and looked into often enough."""
     job = looked_into(job)
     if job.eval_every is not None:
         return job
@@ -199,7 +199,7 @@ def evaluated(job: Job, times: int = 8) -> Job:
 
 
 def looked_into(job: Job, times: int = 20) -> Job:
-    """The job, with at least so many looks at its layers where there is something to see and it does not forbid it."""
+    """The job, with at least `times` looks at its layers where there is something to see and it does not forbid it."""
     every = min(job.record.layers_every, max(1, job.steps // times))
     if every == job.record.layers_every or not tells_of_layers(job):
         return job
@@ -229,7 +229,7 @@ def interval_values(
 def _values(
     steps: Mapping[str, int], run: Run, measured: Measured, own: Mapping[str, Objective]
 ) -> tuple[dict[str, float], str | None]:
-    """By objective, each over so many steps."""
+    """By objective, each over its steps."""
     values: dict[str, float] = {}
     for name, count in steps.items():
         value = _own_value(name, own[name], run) if name in own else measured.objective(name, count)

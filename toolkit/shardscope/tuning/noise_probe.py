@@ -1,6 +1,6 @@
 """The first run of a study that is told no space: it measures the gradient noise scale, and centres the batches on it.
 
-The run is the job's own beginning, kept in ``<study>/probe``; it is no trial. Whoever begins the study again after a
+The run is the job's own beginning, kept in ``<study>/probe``; it is not a trial. Whoever begins the study again after a
 stop finds it there, and whoever goes on with the study finds the figure in its definition.
 """
 

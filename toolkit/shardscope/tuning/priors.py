@@ -141,7 +141,7 @@ def seeds(job: Job, space: Space, objectives: Sequence[str] = ()) -> list[Seed]:
         if inside and not known and _possible(job, inside):
             found.append(
                 Seed(inside, "prior" if lost else seed.origin)
-            )  # what is drawn in part is no default
+            )  # what is drawn in part is not a default
     return found
 
 
@@ -235,7 +235,7 @@ def _compressors(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) 
 
 
 def _spread(paying: Sequence[Mapping[str, Value]], count: int) -> list[Mapping[str, Value]]:
-    """So many of them from the first to the last."""
+    """That many of them, from the first to the last."""
     if len(paying) <= count:
         return list(paying)
     return [paying[round(index * (len(paying) - 1) / (count - 1))] for index in range(count)]
@@ -255,7 +255,7 @@ def _paying(job: Job, space: Space, objectives: Sequence[str]) -> list[Mapping[s
     buckets = [[(side, side)]]  # as one matrix; near enough to tell half from whole
 
     def cost(compression: Compression) -> float:
-        whole = compression.period > 1  # local SGD: everything as it is, once in so many steps
+        whole = compression.period > 1  # local SGD: everything as it is, once every `period` steps
         exchange = exchange_of(Compression("none") if whole else compression, buckets, job.world_size)
         if job.link is None:
             return exchange.sent_bytes / compression.period

@@ -103,7 +103,7 @@ _ENDED = ("complete", "pruned", "failed")
 
 
 def not_counted(trial: FrozenTrial) -> str | None:
-    """Why a trial is none of those that the study was to have; None if it is one.
+    """Why a trial does not belong to the study; None if it does.
 
     The mark is written before the trial is ended, and somebody else may end it between: how it ended has the last word.
     """

@@ -116,7 +116,7 @@ def checked_name(name: str) -> str:
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", name):
         raise SpecError(
-            f"name={name[:80]!r} is no name for a study; use letters, digits, '.', '_' and '-', at most 80"
+            f"name={name[:80]!r} is not a name for a study; use letters, digits, '.', '_' and '-', at most 80"
         )
     return name
 

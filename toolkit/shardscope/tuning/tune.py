@@ -68,7 +68,7 @@ def tune(
         pruner: ``dominance``, ``none``, or for one objective Optuna's ``median``, ``percentile``, ``hyperband``,
             ``successive-halving``, ``patient``, or an object of Optuna's; by default dominance for several objectives,
             median for one.
-        promote: Train every trial for a ninth of its samples, and the best one in so many for as many times more, from
+        promote: Train every trial for a ninth of its samples, and the best fraction for that many times more, from
             its checkpoint, until the best of all have ended (asynchronous successive halving). `Rungs` has the shares.
         parallel: Trials at once in this process.
         equal: Trials of another batch size keep the job's ``samples`` (so its epochs) or its ``steps``.
@@ -76,7 +76,7 @@ def tune(
             number of trials, and run the job as it is and settings from the literature first.
         memory_limit: Bytes that a rank may hold; trials that would hold more, by formula, cost no run. None is a rank's
             share of the machine's free memory.
-        timeout_s: Stop after so many seconds; the study can go on later.
+        timeout_s: Stop after this many seconds; the study can go on later.
         seed: Of the sampler.
         root: Folder of the runs and studies; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
         batch_range: Where `space` is left out, what the batches lie around: the ``noise`` scale, which the job's first
@@ -124,11 +124,11 @@ def set_after(seconds: float | None) -> Iterator[threading.Event]:
     """An event that is set after so long, if this has not been left by then; None never sets it.
 
     Raises:
-        SpecError: That is no time.
+        SpecError: It is not a time limit.
     """
     if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
         raise SpecError(
-            f"timeout_s={quoted(seconds)} is no time to work in; "
+            f"timeout_s={quoted(seconds)} is not a time limit; "
             "give seconds above 0, or leave it out to work to the end"
         )
     event = threading.Event()

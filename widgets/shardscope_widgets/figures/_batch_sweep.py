@@ -16,7 +16,7 @@ from shardscope_widgets.figures._front import log_ticks
 from shardscope_widgets.words import listed
 
 _APART = 1.025
-"""The next optimizer's points stand at so many times the batch."""
+"""The next optimizer's points stand at this many times the batch."""
 _WORDS = {"loss": "held-back loss", "error": "held-back error"}
 
 

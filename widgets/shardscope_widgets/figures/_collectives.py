@@ -23,7 +23,7 @@ class CollectivesInfo(NamedTuple):
 
 
 def collectives_info(sent: Mapping[str, int], steps: int, *, formula: float | None = None) -> CollectivesInfo:
-    """From bytes by name over so many steps."""
+    """From bytes by name over a number of steps."""
     rows = sorted(
         ((name, size / max(1, steps)) for name, size in sent.items() if size), key=lambda row: -row[1]
     )

@@ -27,7 +27,7 @@ class ImportancesInfo(NamedTuple):
 
 
 def importances_info(shares: Mapping[str, float], *, objective: str, trials: int) -> ImportancesInfo:
-    """Shares by name, from `optuna.importance.get_param_importances`, fitted on so many trials."""
+    """Shares by name, from `optuna.importance.get_param_importances`, fitted on a number of trials."""
     known = sorted(((name, share) for name, share in shares.items()), key=lambda item: -item[1])
     return ImportancesInfo(objective, tuple(n for n, _ in known), tuple(s for _, s in known), trials)
 

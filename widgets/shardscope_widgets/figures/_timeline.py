@@ -244,7 +244,7 @@ def timeline_layout(info: TimelineInfo) -> dict[str, Any]:
 
 
 def timeline_height(world_size: int) -> int:
-    """Pixels for so many ranks."""
+    """Pixels for a number of ranks."""
     return 118 + min(46, max(18, 320 // world_size)) * world_size
 
 

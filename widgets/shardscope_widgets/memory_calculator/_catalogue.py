@@ -19,11 +19,11 @@ def find_model(name: str) -> Transformer:
     """The transformer of a name, or the one that a config.json describes.
 
     Raises:
-        SpecError: Neither is there, or the model is no transformer.
+        SpecError: Neither is there, or the model is not a transformer.
     """
     model = Model.of(name)
     if not isinstance(model, Transformer):
-        raise SpecError(f"model={name!r} is no transformer; use one of {', '.join(model_names())}")
+        raise SpecError(f"model={name!r} is not a transformer; use one of {', '.join(model_names())}")
     return model
 
 

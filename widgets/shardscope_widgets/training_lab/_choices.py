@@ -23,7 +23,7 @@ from shardscope.spec import (
 from shardscope.spec.data import DATA, is_path
 from shardscope.spec.models import MODELS
 from shardscope.spec.units import parse
-from shardscope_widgets.form import AS_IT_SUITS, named, option_of, setting_in, trait_of, traits_for
+from shardscope_widgets.form import UNSET, named, option_of, setting_in, trait_of, traits_for
 from shardscope_widgets.training_lab._families import applies, options_of
 
 AS_IT_IS = "as it is"
@@ -31,7 +31,7 @@ AS_IT_IS = "as it is"
 NO_LATENCY = "0"
 KINDS: dict[str, type[Method]] = {"strategy": Strategy, "compression": Compression, "lr_schedule": LRSchedule}
 """The kinds of methods among the choices, whose names are asked for when they are needed: a user may add to them."""
-MICRO_BATCHES = ((AS_IT_SUITS, 0), *named((1, 2, 4, 8, 16, 32, 64)))
+MICRO_BATCHES = ((UNSET, 0), *named((1, 2, 4, 8, 16, 32, 64)))
 
 
 def known_names(field: str) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ class Choices(t.HasTraits):
         """The latency in seconds; zero needs no unit.
 
         Raises:
-            SpecError: It is no time.
+            SpecError: It is not a time.
         """
         return 0.0 if self.latency in {NO_LATENCY, "0.0"} else parse(self.latency, "s", field="latency")
 
@@ -193,7 +193,7 @@ class Choices(t.HasTraits):
         """The link that ranks are held to; None leaves the machine's own.
 
         Raises:
-            SpecError: It is no bandwidth or no latency, or a latency without a bandwidth.
+            SpecError: It is not a bandwidth or a latency, or a latency without a bandwidth.
         """
         latency_s = self.latency_s
         if self.bandwidth != AS_IT_IS:

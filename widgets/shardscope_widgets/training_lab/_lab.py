@@ -152,7 +152,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
             threading.Thread(target=act, name="shardscope-stop", daemon=True).start()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run in focus has ended; False if it has not after so many seconds."""
+        """Wait until the run in focus has ended; False if it has not within `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.is_running and (deadline is None or time.monotonic() < deadline):
             time.sleep(WAIT_S)

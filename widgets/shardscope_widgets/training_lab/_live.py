@@ -75,7 +75,7 @@ class LiveView:
         """Let the slider reach all recorded steps; while following, it stands at the newest."""
         if not known:
             return
-        self.is_offering = True  # the slider moves by itself now, which is no choice of the user's
+        self.is_offering = True  # the slider moves by itself now, which the user did not choose
         try:
             self.last_step.min, self.last_step.max = min(known[0], self.last_step.max), known[-1]
             self.last_step.min = known[0]

@@ -81,7 +81,7 @@ class Engine:
             self.session.driver.patience.given_up.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether it has ended within so many seconds."""
+        """Whether it has ended within a number of seconds."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout)

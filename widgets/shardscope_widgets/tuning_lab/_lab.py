@@ -288,7 +288,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self._say_state()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until trials run no more; False if they still do after so many seconds."""
+        """Wait until trials run no more; False if they still do after `timeout` seconds."""
         ended = self._engine.wait(timeout)
         self.refresh()
         return ended

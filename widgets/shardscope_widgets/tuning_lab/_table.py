@@ -48,7 +48,7 @@ def _row(
 
 
 def _settings(trial: TrialInfo) -> dict[str, Any]:
-    """By short name; words where two settings share one, or where one is no number."""
+    """By short name; words where two settings share one, or where one is not a number."""
     found: dict[str, Any] = {}
     for name, value in trial.params:
         short = short_name(name)

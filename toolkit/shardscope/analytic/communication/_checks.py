@@ -62,7 +62,7 @@ def check_options(name: str, algorithm: Algorithm, options: dict[str, Any]) -> d
     if unknown:
         known = ", ".join(algorithm.options) or "none"
         raise SpecError(
-            f"{unknown[0]}={options[unknown[0]]!r} is no option of algorithm={name!r}; its options are {known}"
+            f"{unknown[0]}={options[unknown[0]]!r} is not an option of algorithm={name!r}; its options are {known}"
         )
     return {field: _option(field, algorithm.options[field], value) for field, value in options.items()}
 

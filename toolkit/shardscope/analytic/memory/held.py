@@ -38,9 +38,11 @@ from shardscope.spec.optimizer import OptimizerStates
 Ints = npt.NDArray[np.int64]
 CACHE_ELEMENTS = 1 << 21
 """Elements of a batch of tensors; a larger tensor is a batch of its own."""
-SLICE_BYTES = 4 << 20
-"""Longest message of the ring."""
+MIB = 2**20
 RECEIVED_AHEAD = 2
+"""Messages that rings receive ahead."""
+Sums = Sequence[tuple[int, int]]
+"""Elements of each tensor that is summed, or gathered, and the bytes of one."""
 ELEMENT_BYTES = 4
 """Of a parameter, in float32."""
 
@@ -104,7 +106,7 @@ def optimizer_bytes(
     num_tensors: npt.ArrayLike,
     element_bytes: int = ELEMENT_BYTES,
 ) -> npt.NDArray[np.float64]:
-    """What an optimizer keeps for so many elements in so many tensors, parts of tensors included; broadcasts."""
+    """Bytes that an optimizer keeps for the given elements and tensors, parts of tensors included; broadcasts."""
     moments = kept.bytes_per_param(element_bytes) * np.asarray(num_elements)
     return np.asarray(moments + kept.counter_bytes * np.asarray(num_tensors), dtype=np.float64)
 
@@ -181,7 +183,7 @@ def largest_batch(sizes: Sequence[int]) -> int:
     return max(batches)
 
 
-def _ring_bytes(step: StepTrace, trained: Sequence[ParameterRow], sharding: Sharding) -> float:
+def _ring_bytes(step: StepTrace, trained: Sequence[ParameterRow], sharding: Sharding) -> int:
     """For the longest of its messages: slices of a chunk of a bucket, or of a unit."""
     if sharding.stage == 0:
         return 0
@@ -190,12 +192,26 @@ def _ring_bytes(step: StepTrace, trained: Sequence[ParameterRow], sharding: Shar
         lengths = _buckets(trained, sharding)
     else:
         lengths = [int(size) // width for size in units_of(step, sharding.ranks, width).gathered]
-    chunks = (-(-length // sharding.ranks) for length in lengths)
-    return max(_slice_bytes(chunk, width) for chunk in chunks) * RECEIVED_AHEAD
+    return ring_room([(length, width) for length in lengths], sharding.ranks)
 
 
-def _slice_bytes(chunk: int, width: int) -> int:
-    return slice_bytes(chunk, width, max(1, -(-chunk * width // SLICE_BYTES)))
+def ring_room(sums: Sums, members: int, *, directions: int = 1, slice_mb: float = 4.0) -> int:
+    """Bytes in which a rank of a ring receives, once these tensors have gone around it.
+
+    Args:
+        sums: The tensors.
+        members: Ranks in the ring.
+        directions: 2 where half of each tensor travels the other way.
+        slice_mb: Longest message in MiB.
+    """
+
+    def room(size: int, width: int) -> int:
+        halves = [size] if directions == 1 else [(size + 1) // 2, size // 2]
+        chunks = [-(-half // members) for half in halves]
+        num_slices = max(1, -(-chunks[0] * width // int(slice_mb * MIB)))
+        return sum(RECEIVED_AHEAD * slice_bytes(chunk, width, num_slices) for chunk in chunks)
+
+    return max((room(*each) for each in sums), default=0)
 
 
 def slice_bytes(num_elements: int, element_bytes: int, num_slices: int) -> int:
@@ -206,7 +222,7 @@ def slice_bytes(num_elements: int, element_bytes: int, num_slices: int) -> int:
 def check_sharding(sharding: Sharding) -> None:
     """Refuse a spread over devices that cannot be."""
     if sharding.stage not in (0, 1, 2, 3):
-        raise SpecError(f"zero_stage={sharding.stage!r} is none of the stages; use 0, 1, 2 or 3")
+        raise SpecError(f"zero_stage={sharding.stage!r} is not a ZeRO stage; use 0, 1, 2 or 3")
     least = 2 if sharding.stage else 1
     if sharding.ranks < least:
         raise SpecError(
@@ -214,10 +230,10 @@ def check_sharding(sharding: Sharding) -> None:
         )
     if not 0 <= sharding.rank < sharding.ranks:
         raise SpecError(
-            f"rank={sharding.rank} is none of the {sharding.ranks} devices; use 0 to {sharding.ranks - 1}"
+            f"rank={sharding.rank} is not one of the {sharding.ranks} devices; use 0 to {sharding.ranks - 1}"
         )
     if not sharding.bucket_mb > 0:
-        raise SpecError(f"bucket_mb={sharding.bucket_mb} is no size of a bucket; give more than 0")
+        raise SpecError(f"bucket_mb={sharding.bucket_mb} is not a bucket size; give more than 0")
 
 
 class RankStates(NamedTuple):

@@ -77,7 +77,7 @@ def moments_of(table: LayerTable, recompute: str, element_bytes: int = ELEMENT_B
     """
     if recompute not in RECOMPUTE_MODES:
         raise SpecError(
-            f"recompute={recompute!r} is no way to recompute; use {', '.join(map(repr, RECOMPUTE_MODES))}"
+            f"recompute={recompute!r} is not a recomputation mode; use {', '.join(map(repr, RECOMPUTE_MODES))}"
         )
     if table.step is None:
         if recompute != "none":
@@ -207,7 +207,7 @@ def module_memory(
         1.15
     """
     if batch < 1:
-        raise SpecError(f"batch={batch} is no number of samples; give at least 1")
+        raise SpecError(f"batch={batch} is not a number of samples; give at least 1")
     sharding = Sharding(zero_stage, data_parallel, rank, bucket_mb, element_bytes)
     check_sharding(sharding)
     held, moments = held_of(table, optimizer, sharding), moments_of(table, recompute, element_bytes)

@@ -30,7 +30,7 @@ class Traffic(NamedTuple):
         return Traffic(self.to_host + other.to_host, self.to_device + other.to_device)
 
     def times(self, factor: npt.ArrayLike) -> Traffic:
-        """So many times this."""
+        """These bytes times a number."""
         count = np.asarray(factor)
         return Traffic(np.asarray(self.to_host * count), np.asarray(self.to_device * count))
 

@@ -190,7 +190,7 @@ class Holding(NamedTuple):
 
 
 def pipeline_of(layouts: Layouts, layers: int) -> Pipeline:
-    """The pipelines of the layouts, for a model of so many layers."""
+    """The pipelines of the layouts, for a model's number of layers."""
     ranks, schedule = layouts.pipeline.astype(float), layouts.schedule
     known = columns()
     folded, interleaved = known.v_shaped[schedule], known.leaves_stages[schedule]

@@ -31,7 +31,7 @@ def server_states(
         step: Of a job.
         shards: The tensors of each server.
         dedicated: Whether the servers' ranks compute no gradients.
-        pack: Gives bytes of so many elements, packed; None where gradients travel as they are.
+        pack: Gives the packed bytes of a number of elements; None where gradients are sent uncompressed.
     """
     elsewhere: list[list[ParameterRow]] = [[] for _ in range(step.world_size - len(shards))]
     own = placed_states(step, [*shards, *elsewhere])

@@ -111,7 +111,7 @@ def model_states(
     """
     stage = np.asarray(zero_stage)
     if not np.isin(stage, (0, 1, 2, 3)).all():
-        raise SpecError(f"zero_stage={zero_stage!r} is none of the stages; use 0, 1, 2 or 3")
+        raise SpecError(f"zero_stage={zero_stage!r} is not a ZeRO stage; use 0, 1, 2 or 3")
     recipe, whole, kept = known_recipe(precision), np.asarray(num_params, float), states_of(optimizer)
     states = ModelStates(
         parameters=recipe.parameter * whole,

@@ -15,10 +15,13 @@ from shardscope.analytic.communication.compressed import FLOAT_BYTES
 from shardscope.analytic.communication.ring import chunk_sizes
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory.held import (
+    MIB,
     RECEIVED_AHEAD,
     Ints,
     Sharding,
+    Sums,
     largest_batch,
+    ring_room,
     slice_bytes,
     updated_elements,
 )
@@ -26,34 +29,9 @@ from shardscope.analytic.sharding import padded_elements
 from shardscope.spec.compression import Shapes
 from shardscope.spec.model.step import ParameterRow
 
-MIB = 2**20
-
-
-Sums = Sequence[tuple[int, int]]
-"""Elements of each tensor that is summed, or gathered, and the bytes of one."""
-
-
-def ring_room(sums: Sums, members: int, *, directions: int = 1, slice_mb: float = 4.0) -> int:
-    """Bytes in which a rank of a ring receives, once these tensors have gone around it.
-
-    Args:
-        sums: The tensors.
-        members: Ranks in the ring.
-        directions: 2 where half of each tensor travels the other way.
-        slice_mb: Longest message in MiB.
-    """
-
-    def room(size: int, width: int) -> int:
-        halves = [size] if directions == 1 else [(size + 1) // 2, size // 2]
-        chunks = [-(-half // members) for half in halves]
-        num_slices = max(1, -(-chunks[0] * width // int(slice_mb * MIB)))
-        return sum(RECEIVED_AHEAD * slice_bytes(chunk, width, num_slices) for chunk in chunks)
-
-    return max((room(*each) for each in sums), default=0)
-
 
 def hierarchy_room(sums: Sums, world_size: int, per_node: int, *, slice_mb: float) -> Ints:
-    """The same of each rank in rings inside nodes of `per_node` ranks and across them; shape `(W,)`."""
+    """Bytes in which each rank receives in rings inside nodes of `per_node` ranks and across them; shape `(W,)`."""
     if per_node in (1, world_size):
         return np.full(world_size, ring_room(sums, world_size, slice_mb=slice_mb))
     inside = ring_room(sums, per_node, slice_mb=slice_mb)
@@ -111,7 +89,7 @@ def gossip_room(step: JobStep, *, slice_mb: float, has_mixed: bool) -> int:
 
 
 def unit_elements(step: JobStep, ranks: int, *, trained: bool) -> list[int]:
-    """Of the flat buffers that FSDP2 gathers, or of `trained` parameters reduces; padded for so many ranks."""
+    """Of the flat buffers that FSDP2 gathers, or of `trained` parameters reduces; padded to a multiple of the ranks."""
     units = [0] * len(step.trace.units)
     for row in step.rows:
         if row.shape and (row.is_trained or not trained):

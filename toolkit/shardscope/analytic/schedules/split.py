@@ -22,7 +22,7 @@ def zb_h2(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # n
 
 
 def _with_weights_late(rank: int, microbatches: int, *, warmup: int, late: int) -> list[Op]:
-    """Forwards ahead, then one of each kind by turns, the weights' pass so many micro-batches `late`."""
+    """Forwards ahead, then one of each kind by turns, the weights' pass `late` micro-batches later."""
     ahead = min(warmup, microbatches)
     ops = [Op("F", rank, i) for i in range(ahead)]
     for i in range(microbatches):

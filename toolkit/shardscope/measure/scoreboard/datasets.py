@@ -26,7 +26,7 @@ def load(path: Path) -> dict[str, list[Row]]:
     """The rows of every data set in a JSON file: ``{"vtrain_ground_truth_multi": {"columns": [...], "rows": [...]}}``.
 
     Raises:
-        DataError: There is no such file, it is no JSON, or it holds none of the data sets.
+        DataError: There is no such file, it is not JSON, or it holds none of the data sets.
     """
     try:
         blocks = json.loads(path.read_text("utf-8"))

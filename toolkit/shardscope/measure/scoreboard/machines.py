@@ -22,7 +22,7 @@ def network(gbit_per_s: float, source: str) -> Link:
 
 
 def cluster(device: Device, devices: int, *, intra: Link, inter: Link, per_node: int = 8) -> Cluster:
-    """Whole nodes for so many devices."""
+    """Whole nodes for a number of devices."""
     nodes = -(-devices // per_node)
     return Cluster(
         name=f"{devices} x {device.name}",

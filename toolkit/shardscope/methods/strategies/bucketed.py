@@ -41,7 +41,7 @@ class BucketedStrategy(Strategy):
     def exchanged_bytes(
         self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1
     ) -> float | None:
-        """2(W-1) S: those of every all-reduce that moves no number twice."""
+        """2(W-1) S: the least that any all-reduce sends."""
         from shardscope.analytic.communication import all_reduce_bytes
 
         return float(all_reduce_bytes(gradient_bytes, world_size))

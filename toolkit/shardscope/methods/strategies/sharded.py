@@ -61,7 +61,8 @@ class ZeroStrategy(Strategy):
             reduced: Of those that are reduced.
             ranks: That they meet on.
         """
-        from shardscope.analytic.memory.work_space import remembered, ring_room
+        from shardscope.analytic.memory.held import ring_room
+        from shardscope.analytic.memory.work_space import remembered
 
         now, sums = step.compression, [(size, step.element_bytes) for size in [*gathered, *reduced]]
         if isinstance(now, PackedCompression):

@@ -62,7 +62,7 @@ def plan(
         calibration: Of the machine; None for the catalogue's of the device.
 
     Raises:
-        SpecError: Unknown names, or values that cannot be. That nothing fits is no error: see `Plans.problem`.
+        SpecError: Unknown names, or values that cannot be. It is not an error if nothing fits: see `Plans.problem`.
 
     Example:
         >>> plans = plan("gpt3-175b", Cluster.of("a100-80gb", nodes=128, per_node=8))  # doctest: +SKIP
@@ -102,7 +102,7 @@ def _known_model(model: Model | str) -> Transformer:
     known = Model.of(model) if isinstance(model, str) else model
     if not isinstance(known, Transformer):
         raise SpecError(
-            f"model={getattr(known, 'name', known)!r} is no transformer; the planner splits transformers only: "
+            f"model={getattr(known, 'name', known)!r} is not a transformer; the planner splits transformers only: "
             "describe one with Model.transformer(...)"
         )
     return known
@@ -112,7 +112,9 @@ def _known_batch(model: Transformer, batch: int | None) -> int:
     if batch is None:
         return 1 << max(0, (TOKENS_A_STEP // model.seq).bit_length() - 1)
     if batch < 1:
-        raise SpecError(f"global_batch={batch} is no batch; give the sequences of one step, 1 or more")
+        raise SpecError(
+            f"global_batch={batch} is not a batch size; give the sequences of one step, 1 or more"
+        )
     return batch
 
 

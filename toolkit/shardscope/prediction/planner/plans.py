@@ -207,7 +207,7 @@ class Plans:
         """
         for name, rank in (("first", first), ("second", second)):
             if not 1 <= rank <= len(self.order):
-                raise SpecError(f"{name}={rank} is no rank of the table; ranks are 1 to {len(self.order)}")
+                raise SpecError(f"{name}={rank} is not a rank in the table; ranks are 1 to {len(self.order)}")
         one, other = (self.layout(int(self.order[rank - 1])) for rank in (first, second))
         return explaining.explain(self.setting, one, other, (f"plan {first}", f"plan {second}"))
 

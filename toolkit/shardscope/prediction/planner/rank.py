@@ -36,7 +36,9 @@ def known_objective(objective: Objective, *, has_price: bool) -> dict[str, float
         if name not in OBJECTIVES:
             raise unknown_name("objective", name, OBJECTIVES)
         if not (weight >= 0 and np.isfinite(weight)):
-            raise SpecError(f"objective: the weight {name}={weight} is none; weights are numbers from 0 up")
+            raise SpecError(
+                f"objective: the weight {name}={weight} is not a weight; weights are numbers from 0 up"
+            )
     if sum(weights.values()) <= 0:
         raise SpecError(f"objective={dict(weights)!r} weighs nothing; give at least one weight above 0")
     if weights.get("dollars") and not has_price:

@@ -89,7 +89,7 @@ def first_fault(rules: dict[str, Mask], length: int) -> Ints:
 def schedule_faults(
     name: str, virtual: int, *, layers: int, stages: Ints, microbatches: Ints, is_first: bool
 ) -> dict[str, Mask]:
-    """Rules that a schedule breaks on a pipeline of so many stages."""
+    """Rules that a schedule breaks on a pipeline with that many stages."""
     alone, schedule = stages == 1, PipelineSchedule(name)
     broken = (
         layout_rules.too_many_stages(layers, stages, virtual)

@@ -70,7 +70,7 @@ class StepParts(NamedTuple):
 
 
 CHUNK = 1 << 14
-"""Rows worked on at a time: a dozen columns of so many stay in a core's cache."""
+"""Rows worked on at a time: a dozen columns of this length stay in a core's cache."""
 
 
 def even_time(

@@ -48,7 +48,7 @@ def has(name: Table, entry: str) -> bool:
 
 
 def unknown(field: str, entry: object, names: Iterable[str]) -> SpecError:
-    """The error for a name that is no entry: the entries that it is the start of, or the nearest and all."""
+    """The error for a name that is not an entry: the entries that it is the start of, or the nearest and all."""
     known = list(names)
     begun = [name for name in known if isinstance(entry, str) and _folded(name).startswith(_folded(entry))]
     if entry and begun:

@@ -61,8 +61,8 @@ def from_hf(path: str | Path) -> Transformer:
         path: The file, or the folder that holds it.
 
     Raises:
-        SpecError: There is no such file, it is no JSON object, its ``model_type`` is not known, a key is missing, or it
-            asks for something that the description has no field for.
+        SpecError: There is no such file, it is not a JSON object, its ``model_type`` is unknown, a key is missing, or
+            it asks for something that the description has no field for.
     """
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
@@ -82,7 +82,7 @@ def _read(file: Path) -> Fields:
             f"{file} cannot be read ({error.strerror}); give a config.json or its folder"
         ) from error
     except ValueError as error:
-        raise SpecError(f"{file} is no JSON ({error}); give the config.json of a model") from error
+        raise SpecError(f"{file} is not JSON ({error}); give the config.json of a model") from error
     if not isinstance(keys, dict):
         raise SpecError(
             f"{file} holds a {type(keys).__name__}; give the config.json of a model, which holds an object"

@@ -96,7 +96,7 @@ class StepTrace(Spec):
     num_operations: Total = 0
     """Operations of the step that compute something, views left out."""
     moved_bytes: NonNegativeFloat = 0.0
-    """What those that are no products of matrices read and write, for one sample."""
+    """What operations other than matrix products read and write, for one sample."""
 
     @property
     def running(self) -> set[int]:
@@ -110,5 +110,7 @@ class StepTrace(Spec):
         used |= {moment.unit for moments in self.moments.values() for moment in moments}
         strange = [unit for unit in sorted(used) if unit not in known]
         if strange:
-            raise SpecError(f"unit={strange[0]} is none of the {len(known)} units; use 0 to {len(known) - 1}")
+            raise SpecError(
+                f"unit={strange[0]} is not one of the {len(known)} units; use 0 to {len(known) - 1}"
+            )
         return self

@@ -111,7 +111,7 @@ class Transformer(Model):
     @model_validator(mode="before")
     @classmethod
     def _leave_out(cls, fields: Any) -> Any:
-        """None stands for left out, where it is no value of its own."""
+        """None stands for left out, where it is not a value of its own."""
         if not isinstance(fields, dict):
             return fields
         return {name: value for name, value in fields.items() if value is not None or name in _MAY_BE_NONE}

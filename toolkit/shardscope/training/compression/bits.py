@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 
 def packed_size(num_elements: int, bits: int) -> int:
-    """Bytes of so many elements."""
+    """Bytes of a number of elements."""
     return -(-num_elements * bits // 8)
 
 

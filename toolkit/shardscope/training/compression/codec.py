@@ -47,7 +47,7 @@ class Codec(ABC):
 
     @abstractmethod
     def num_bytes(self, num_elements: int) -> int:
-        """Of the packet of so many values."""
+        """Of a packet with this many values."""
 
     @abstractmethod
     def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:
@@ -74,7 +74,7 @@ class SimpleCodec(Codec):
     """A codec of two functions, for methods of one's own. They are not asked to pack or unpack no values.
 
     Args:
-        num_bytes: The bytes of a packet of so many values, such as a method's `packet_bytes`.
+        num_bytes: The bytes of a packet by its number of values, such as a method's `packet_bytes`.
         pack: From float32 values, flat, to a tensor of any number format whose bytes are the packet.
         unpack: From a packet, a flat uint8 tensor, and the number of its values to these values, float32 and flat.
 

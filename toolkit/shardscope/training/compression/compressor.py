@@ -112,7 +112,7 @@ class Compressor(ABC):
     # Where one rank packs and another unpacks; asked of the same kinds.
 
     def num_bytes(self, num_elements: int) -> int:  # noqa: ARG002
-        """Of the packet of a bucket of so many elements."""
+        """Of the packet of a bucket with this many elements."""
         raise AssertionError(f"{type(self).__name__} has no packets: the job's checks let it through")
 
     def pack(self, bucket: Bucket, carrier: Carrier) -> Tensor:  # noqa: ARG002
@@ -149,7 +149,7 @@ class Compressor(ABC):
         return {}
 
     def warmup_ends(self, after: int) -> int | None:  # noqa: ARG002
-        """The last step of an uncompressed warm-up, in a run that goes on `after` so many; None for methods without."""
+        """The last step of an uncompressed warm-up in a run resumed `after` a step; None for methods without one."""
         return None
 
     @property
@@ -201,7 +201,7 @@ class Compressor(ABC):
     def merge(self, states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Out of the states of all ranks of an earlier run, the one that each rank of another number goes on with.
 
-        It is their mean, so that what is owed to the mean gradient stays the same; what is no float is alike on all.
+        It is their mean, so that what is owed to the mean gradient stays the same; integers are equal on all ranks.
         """
         total: dict[str, Tensor] = {}
         count = 0

@@ -31,7 +31,7 @@ def _mix(word: int) -> int:
 
 
 def draw(keys: Keys, start: int, count: int, bits: int) -> Tensor:
-    """Random integers of so many bits (1 to 31) for the elements from `start` on, int32."""
+    """Random integers of `bits` bits (1 to 31) for the elements from `start` on, int32."""
     words = torch.arange(count, dtype=torch.int32)
     words += _signed(start + keys[0])
     _fold(words, 16)

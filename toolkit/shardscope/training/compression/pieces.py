@@ -66,7 +66,7 @@ class CodeCodec(PieceCodec):
 
     @abstractmethod
     def num_scales(self, num_elements: int) -> int:
-        """Of the packet of so many values."""
+        """Of a packet with this many values."""
 
     def num_bytes(self, num_elements: int) -> int:
         return 4 * self.num_scales(num_elements) + packed_size(num_elements, self.bits)

@@ -75,7 +75,7 @@ def share_out(loop: Callable[..., None], arguments: Sequence[Any], *, count: int
         loop: Must release the interpreter's lock.
         arguments: For it.
         count: Of what is worked through.
-        at_least: Below so many a part, another thread is not worth its start.
+        at_least: Elements a part below which another thread is not worth its start.
     """
     parts = max(1, min(torch.get_num_threads(), count // at_least))
     bounds = [count * i // parts for i in range(parts + 1)]

@@ -21,7 +21,7 @@ from shardscope.training.data.sources import Array
 def cached(name: str, make: Callable[[], Array]) -> Array:
     """The array called `name` in the cache, made by `make` if it is not there or is damaged.
 
-    A cache that cannot be written is no error: the array is then made anew for each process.
+    It is not an error if the cache cannot be written: the array is then made anew for each process.
 
     Raises:
         DataError: Other users could have put anything into the cache directory.

@@ -13,7 +13,7 @@ from shardscope.errors import DataError
 
 
 class Origin(NamedTuple):
-    """Where counting begins: before `step` (from 0), at `row` of the order of `epoch`, after so many `samples`."""
+    """Where counting begins: before `step` (from 0), at `row` of the order of `epoch`, after `samples` samples."""
 
     step: int = 0
     epoch: int = 0

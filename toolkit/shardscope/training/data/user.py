@@ -88,8 +88,8 @@ def _takes_seed(function: Callable[..., Any]) -> bool:
 
 def _describe(value: object) -> str:
     if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {', '.join(type(part).__name__ for part in value) or 'nothing'}"
-    return f"a {type(value).__name__}"
+        return f"{type(value).__name__} of {', '.join(type(part).__name__ for part in value) or 'nothing'}"
+    return type(value).__name__
 
 
 def _name(function: object) -> str:

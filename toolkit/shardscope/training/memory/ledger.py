@@ -36,7 +36,7 @@ class Made(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """A storage that is no more."""
+    """A storage that was freed."""
 
     storage: int
 

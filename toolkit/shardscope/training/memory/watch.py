@@ -31,7 +31,7 @@ class StepMemory:
     def sample(self) -> None:
         """Look at what is held now."""
         held = self._held()
-        assert set(held) <= set(KINDS), f"{sorted(set(held) - set(KINDS))} are no kinds of memory"
+        assert set(held) <= set(KINDS), f"{sorted(set(held) - set(KINDS))} are not kinds of memory"
         self._storages.add_all(held)
         self._note()
 

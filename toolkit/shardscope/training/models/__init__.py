@@ -62,5 +62,5 @@ def _called(make_model: Callable[[], nn.Module]) -> nn.Module:
     module = make_model()
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
-        raise SpecError(f"model={make_model!r} returned a {kind}; return a torch.nn.Module")
+        raise SpecError(f"model={make_model!r} returned {kind}; return a torch.nn.Module")
     return module

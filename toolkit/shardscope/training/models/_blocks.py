@@ -16,7 +16,7 @@ class CheapToRecompute(nn.Module):
 
 
 class Part(nn.Module):
-    """A piece of a model's forward pass that is no module of its own, as one: for cutting the model into stages.
+    """A piece of a model's forward pass that is not a module of its own, as one: for cutting the model into stages.
 
     Args:
         function: From the piece's input to its output; usually a method of the model.

@@ -187,7 +187,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
 
     @property
     def work_space(self) -> list[Tensor]:
-        """Buffers kept from step to step that are no parameter's state."""
+        """Buffers kept from step to step that belong to no parameter."""
         return self._scratch.buffers
 
     def trust_ratios(self) -> dict[str | int, float]:

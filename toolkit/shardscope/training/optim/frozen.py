@@ -78,7 +78,7 @@ def weight_of_gradient(group: dict[str, Any]) -> float:
 
 
 def corrected_root(square: Tensor, group: dict[str, Any], steps: float) -> Tensor:
-    """The root of a second moment of so many steps, plus eps."""
+    """The root of a second moment after `steps` steps, plus eps."""
     correction = 1 - group["betas"][1] ** steps if group.get("bias_correction", True) else 1.0
     return square.sqrt().div_(math.sqrt(correction)).add_(group["eps"])
 

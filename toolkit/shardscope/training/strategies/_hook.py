@@ -58,7 +58,7 @@ class BucketHook:
             self.index = index
             self._mean(buffer, parameters)
 
-        # also after a failure: DistributedDataParallel would only say that it is no tensor; `finish` tells
+        # also after a failure: DistributedDataParallel would only say that it is not a tensor; `finish` tells
         self._sender.submit(send).add_done_callback(lambda _: done.set_result(buffer))
         return done
 

@@ -1,4 +1,4 @@
-"""A flat gradient as FSDP2 lays it out for so many ranks, for another number of them, and parameter by parameter.
+"""A flat gradient as FSDP2 lays it out for one number of ranks, for another number, and parameter by parameter.
 
 Rank r's chunk holds rows [r k, (r+1) k) of every parameter of the unit, k being a W-th of its rows, rounded up. On one
 rank that is one parameter after another.
@@ -22,13 +22,13 @@ ROOT = "model"
 SHARDS = "shards of "
 """In the name of a layout, before the number of shards."""
 LEFT = "without "
-"""Before the blocks, as JSON, that are no units because their parameters are read outside them."""
+"""Before the blocks, as JSON, that are not units because their parameters are read outside them."""
 Units = Mapping[str, Mapping[str, torch.Size]]
 """Of each unit, the shapes of its trained parameters by name, in their order."""
 
 
 def shards_of(layout: str) -> int | None:
-    """How many a layout is for; None where it is none of shards."""
+    """How many a layout is for; None where it is not one of shards."""
     _, is_sharded, count = layout.rpartition(SHARDS)
     return int(count) if is_sharded else None
 
@@ -67,7 +67,7 @@ def units_with_parameters(
 
 
 def by_parameter(state: Mapping[str, Tensor], units: Units, ranks: int) -> dict[str, Tensor]:
-    """What lies by unit, for so many ranks, by parameter; flat."""
+    """What lies by unit, for `ranks` ranks, by parameter; flat."""
     found: dict[str, Tensor] = {}
     for key, flat in state.items():
         kind, _, unit = key.partition(".")
@@ -78,7 +78,7 @@ def by_parameter(state: Mapping[str, Tensor], units: Units, ranks: int) -> dict[
 
 
 def by_unit(state: Mapping[str, Tensor], units: Units, ranks: int) -> dict[str, Tensor]:
-    """What lies by parameter, by unit for so many ranks; where a parameter has nothing, zeros."""
+    """What lies by parameter, by unit for `ranks` ranks; where a parameter has nothing, zeros."""
     return {
         f"{kind}.{unit}": relayout(_joined(state, kind, shapes), list(shapes.values()), 1, ranks)
         for kind in _kinds(state)

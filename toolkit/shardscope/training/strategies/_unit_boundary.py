@@ -43,7 +43,7 @@ class UnitBoundary:
         self.name, self.unit, self.strategy = name, unit, strategy
         self.given: list[_Hidden] = []
         self.modules = [(module, _names_of(module)) for module in unit.modules()]
-        """With the names of attributes that are no user's results: torch's own, and later FSDP2's."""
+        """With the names of attributes that are not the user's results: torch's own, and later FSDP2's."""
         unit.register_forward_pre_hook(self._uncover, prepend=True, with_kwargs=True)
 
     def surround(self) -> None:
@@ -97,7 +97,7 @@ class UnitBoundary:
         if not any(parameter.requires_grad for parameter in self.unit.parameters()):
             return
         raise SpecError(
-            f"layer {self.name!r} returned a {type(output).__name__} without a tensor that depends on its parameters, "
+            f"layer {self.name!r} returned {type(output).__name__} without a tensor that depends on its parameters, "
             f"and strategy={self.strategy!r} gathers them when such a tensor's gradient comes; return the tensors that "
             "it computes, in a tuple, a mapping or an object's attributes"
         )

@@ -250,9 +250,11 @@ def _check(*, members: int, intervals: int, quantile: float, resample: float, at
         if value < least:
             raise SpecError(f"{name}={value} is too few; use at least {least}")
     if not 0 < quantile <= 0.5:
-        raise SpecError(f"quantile={quantile} is no share of the members to replace; use 0 < quantile <= 0.5")
+        raise SpecError(
+            f"quantile={quantile} is not a share of the members to replace; use 0 < quantile <= 0.5"
+        )
     if not 0 <= resample <= 1:
-        raise SpecError(f"resample={resample} is no probability; use 0 to 1")
+        raise SpecError(f"resample={resample} is not a probability; use 0 to 1")
 
 
 def _interval_steps(job: Job, intervals: int, interval_steps: int | None) -> int:

@@ -141,7 +141,7 @@ class Ranges:
         job: What the settings are those of.
 
     Raises:
-        SpecError: A path names no setting that may change, or a range is none.
+        SpecError: A path names no setting that may change, or a range is not one.
 
     Example:
         >>> job = Job(model="mlp", data="digits")
@@ -235,7 +235,7 @@ def _axis(path: str, value: Any) -> Axis:
 def _powers(path: str, value: Sequence[Any]) -> PowerOfTwo:
     for bound in value[:2]:
         if not isinstance(bound, int) or bound < 1 or bound & (bound - 1):
-            raise SpecError(f"{path}={tuple(value)!r}: {bound} is no power of two; use 1, 2, 4, 8, ...")
+            raise SpecError(f"{path}={tuple(value)!r}: {bound} is not a power of two; use 1, 2, 4, 8, ...")
     return PowerOfTwo(*value[:2])
 
 

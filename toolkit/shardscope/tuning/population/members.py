@@ -112,7 +112,7 @@ def train_all(
     asked_to_stop: Callable[[], bool],
     tell: Callable[[Outcome], None],
 ) -> None:
-    """Train all, so many at once; tells each outcome as it comes.
+    """Train all, a few at once; tells each outcome as it comes.
 
     Raises:
         Stopped: Somebody asked for it; whatever was under way has been stopped, and is not told.

@@ -43,7 +43,7 @@ class Improvement(NamedTuple):
 
 
 def curve_of(measured: Measured, objective: str, steps: int) -> list[Point]:
-    """The curve of a run of `steps` for ``loss`` or ``error``; points that are no finite number are left out."""
+    """The curve of a run of `steps` for ``loss`` or ``error``; points that are not finite are left out."""
     points = [(row[0] / steps, row[_COLUMNS[objective]]) for row in measured.curve]
     return [(share, quality) for share, quality in points if math.isfinite(quality)]
 

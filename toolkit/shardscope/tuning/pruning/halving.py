@@ -37,7 +37,7 @@ class Rungs:
     """Where trials pause: at a share of `least` of their samples, then at `eta` times as many each.
 
     Args:
-        eta: One in so many goes on at every rung, a whole number of at least 2.
+        eta: One in `eta` trials goes on at every rung; a whole number of at least 2.
         least: Share of the samples that every trial is given, 0 < value < 1.
 
     Raises:
@@ -54,11 +54,11 @@ class Rungs:
     def __post_init__(self) -> None:
         if not isinstance(self.eta, int) or isinstance(self.eta, bool) or self.eta < 2:
             raise SpecError(
-                f"promote: eta={self.eta!r} lets one in so many go on; use a whole number of at least 2"
+                f"promote: eta={self.eta!r} is not a reduction factor; use a whole number of at least 2"
             )
         if not 0 < self.least < 1:
             raise SpecError(
-                f"promote: least={self.least!r} is no share of the samples; use more than 0, less than 1"
+                f"promote: least={self.least!r} is not a share of the samples; use more than 0, less than 1"
             )
 
     @property
@@ -68,7 +68,7 @@ class Rungs:
         return (*(self.least * self.eta**rung for rung in range(count)), 1.0)
 
     def untils(self, steps: int) -> tuple[int, ...]:
-        """The step at which a trial of so many pauses, by rung; at the last it has ended."""
+        """The step at which a trial of `steps` steps pauses, by rung; at the last it has ended."""
         return tuple(
             min(steps, max(rung + 1, round(share * steps))) for rung, share in enumerate(self.shares)
         )

@@ -82,7 +82,7 @@ def _size(job: Job) -> int:
 
 @lru_cache(maxsize=256)
 def _sent(compression: Compression, size: int, world_size: int, steps: int) -> npt.NDArray[np.float64]:
-    """Bytes of all ranks in each step, for a model of so many elements in one bucket; shape `(steps,)`."""
+    """Bytes of all ranks in each step, for a model with that many elements in one bucket; shape `(steps,)`."""
     shape: tuple[int, ...] = (size,)
     if compression.carriage == "layers":
         shape = (isqrt(size), isqrt(size))  # as one matrix, for there are no factors of anything else

@@ -94,9 +94,11 @@ class Dominance:
                 f"{self.definition.own[0]!r} is a function of yours, known when it has ended; use pruner='none'"
             )
         if self.least_finished < 1:
-            raise SpecError(f"least_finished={self.least_finished} is no number of trials; use at least 1")
+            raise SpecError(f"least_finished={self.least_finished} is not a number of trials; use at least 1")
         if not -1 < self.quicker_by < 1:
-            raise SpecError(f"quicker_by={self.quicker_by} is no share of a time; use -1 to 1, both left out")
+            raise SpecError(
+                f"quicker_by={self.quicker_by} is not a share of a time; use -1 to 1, both left out"
+            )
 
     def reason(self, live: Live, trials: list[FrozenTrial]) -> str | None:
         """Which trial beats what the running one may come to, and in what figures; None if none does."""
@@ -165,7 +167,7 @@ class Dominance:
         if name not in QUALITIES:
             return at_least(name, measured, job)
         own = curve_of(measured, name, job.steps)
-        if not own or own[-1][0] < share:  # the newest value is no number
+        if not own or own[-1][0] < share:  # the newest value is NaN
             return None
         best = improvement_of(finished, name, share)
         return best.best_end(own[-1][1], caution=caution) if best.num_trials >= self.least_finished else None
@@ -252,7 +254,7 @@ PRUNERS: Mapping[str, tuple[Callable[[int], BasePruner] | None, str]] = {
     "patient": (_patient, "the median's, once a trial has not improved for two evaluations; experimental in Optuna"),
     "none": (None, "every trial runs to its end"),
 }  # fmt: skip
-"""By name: how to make one of Optuna's for so many evaluations a trial, and when to use it."""
+"""By name: how to make one of Optuna's for a number of evaluations a trial, and when to use it."""
 
 
 def pruner_of(

@@ -13,7 +13,7 @@ _THAKUR = "Thakur, Rabenseifner and Gropp 2005, section 4"
 
 
 def _is_odd_one_out(workers: Floats) -> Floats:
-    """1 where W is no power of two: some ranks hand their data to a neighbour first and get the result last."""
+    """1 where W is not a power of two: some ranks hand their data to a neighbour first and get the result last."""
     extra: Floats = np.where(log2_floor(workers) == log2_ceil(workers), 0.0, 1.0)
     return extra
 

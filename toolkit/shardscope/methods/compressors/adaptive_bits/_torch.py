@@ -1,6 +1,6 @@
 """Integers in blocks whose bits move between layers, to where they take away most error.
 
-A layer is a module with its tensors. Every so many steps each rank looks at the mean gradient, which is the same on
+A layer is a module with its tensors. Every few steps each rank looks at the mean gradient, which is the same on
 all, and allots bits anew within the budget: no message is needed for that.
 
 Tensors that lie next to each other and have the same bits are packed as one piece. A rank's share of a bucket is its

@@ -41,7 +41,7 @@ def _fineness(bits: int) -> float:
 def allot(layers: Mapping[str, Layer], budget: float) -> dict[str, int]:
     """Bits of each layer: little error with no more than `budget` bits an element in the mean.
 
-    The better of two searches, one from the fewest bits and one from equally many for all, than which it is no worse.
+    The better of two searches: one starts from the fewest bits, the other from the same number for all layers.
     Layers without any gradient keep the fewest bits.
     """
     room = math.floor((budget - LEAST) * sum(layer.size for layer in layers.values()))

@@ -1,6 +1,6 @@
 """PowerSGD whose rank moves by layer: as low as the error of each approximated matrix allows.
 
-Every so many steps each matrix is approximated at the largest rank R, and looked at. What is left after the best r of
+Every few steps each matrix is approximated at the largest rank R, and looked at. What is left after the best r of
 R directions has two terms: the singular values of the approximation from r on, which the right factor tells, and what
 all R directions miss. For that, images of a few random directions go with the left factors: what P does not span of
 them has, in the mean, the square of what is missed (Halko, Martinsson and Tropp 2011, section 4.3). Both are functions

@@ -1,4 +1,4 @@
-"""Local SGD: each rank trains by itself, and every so many steps the ranks average their parameters.
+"""Local SGD: each rank trains by itself, and every few steps the ranks average their parameters.
 
 Stich 2019 (arXiv 1805.09767), McMahan et al. 2017 (federated averaging). What crosses the wire is the parameters,
 uncompressed, one step in `every`. With ``every=1`` and plain SGD it is the run that averages gradients: the mean of

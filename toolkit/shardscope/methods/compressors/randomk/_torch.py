@@ -17,7 +17,7 @@ from shardscope.training.compression.randomk_draw import draw
 
 
 def num_kept(num_elements: int, ratio: float) -> int:
-    """How many of so many elements a ratio keeps: the nearest whole number, and at least one where there is any."""
+    """How many elements a ratio keeps: the nearest whole number, and at least one where there is any."""
     return min(num_elements, max(1, round(ratio * num_elements)))
 
 

@@ -1,7 +1,7 @@
 """TernGrad: -1, 0 or +1 times one scale a packet, 2 bits an element (Wen et al. 2017).
 
-Values are first clipped at so many standard deviations of the packet (section 4 of the paper: 2.5), as a single outlier
-would otherwise set nearly all else to zero. The standard deviation is taken about zero.
+Values are first clipped at a number of standard deviations of the packet (2.5 in section 4 of the paper), as a single
+outlier would otherwise set nearly all others to zero. The standard deviation is taken about zero.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _SPREAD = 5.0
 _CHUNK = 1 << 15  # up to here torch wakes no other threads, which on a busy machine wait for each other
 
 
-_PART = 1 << 18  # below so many elements, another thread is not worth its start
+_PART = 1 << 18  # below this many elements, another thread is not worth its start
 
 
 class Picked(NamedTuple):
@@ -56,7 +56,7 @@ def largest_by_sample(values: Tensor, count: int, seed: int, loops: Loops | None
     picked = _pick(values, threshold, 0, room, loops)
     if (
         picked is not None and picked.indices.numel() < count
-    ):  # so many are equal that the threshold is one of them
+    ):  # many are equal, and the threshold is one of them
         picked = _pick(values, threshold, count - picked.indices.numel(), count, loops)
     if picked is None or picked.indices.numel() < count:
         return largest(values, count, loops)
@@ -65,7 +65,7 @@ def largest_by_sample(values: Tensor, count: int, seed: int, loops: Loops | None
 
 
 def _rank_in_sample(num_elements: int, count: int) -> int:
-    """So many of the sample exceed the threshold: a few standard deviations more than `count` would let expect."""
+    """How many of the sample exceed the threshold: a few standard deviations more than expected of `count`."""
     expected = count * SAMPLE / num_elements
     return math.ceil(expected + _SPREAD * math.sqrt(expected) + 1)
 

@@ -182,7 +182,7 @@ class Pipeline(Strategy):
             return even_split(len(pieces), num_stages)
         if self.split == "time":
             return optimal_split([piece.flops for piece in pieces], num_stages)
-        size, copies = 8 if job.precision == "fp64" else 4, 2 + job.optimizer.states.tensors
+        size, copies = job.element_bytes, 2 + job.optimizer.states.tensors
         rows, samples = trace.parameters, job.batch.per_rank(1) // job.num_micro_batches
         states = [
             size * sum(rows[p].num_elements * (copies if rows[p].is_trained else 1) for p in piece.parameters)

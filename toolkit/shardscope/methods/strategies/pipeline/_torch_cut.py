@@ -49,7 +49,7 @@ def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: Ra
     """Find the layers of `model` and share them out over the stages; called by all ranks.
 
     Raises:
-        SpecError: The model cannot be cut, or not into so many stages.
+        SpecError: The model cannot be cut, or not into that many stages.
     """
     settings = job.strategy
     assert isinstance(settings, Pipeline)

@@ -52,7 +52,7 @@ class Ring(BucketedStrategy):
         )  # fmt: skip
 
     def sum_room(self, sums: Sequence[tuple[int, int]], step: JobStep) -> int:
-        from shardscope.analytic.memory.work_space import ring_room
+        from shardscope.analytic.memory.held import ring_room
 
         return ring_room(sums, step.world_size, directions=self.directions, slice_mb=self.slice_mb)
 
