@@ -196,7 +196,7 @@ class JobPrediction(Budgeted):
             for name, sent in (self.traffic or {}).items()
         ]
         return pd.DataFrame(
-            rows, columns=["collective", "bytes a rank", "messages", "bytes of all ranks", ""]
+            rows, columns=["collective", "bytes per rank", "messages", "bytes, all ranks", ""]
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -257,6 +257,8 @@ class JobPrediction(Budgeted):
         lines = "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in rest)
         table = self._table()
         sent = "" if table.empty else table.to_html(index=False, border=0)
+        for tag in ("th", "td"):
+            sent = sent.replace(f"<{tag}>", f"<{tag} style='padding:.1em .5em .1em 0; text-align:right'>")
         memory = "" if self.memory is None else term_html(self.memory)
         return f"<div><strong>{title}</strong>{lines}{term_html(self.time)}{memory}{sent}</div>"
 
