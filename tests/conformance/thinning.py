@@ -1,10 +1,10 @@
 """Which tests run: three tiers, each a part of the next.
 
-``make test`` is quick: it leaves out what is marked ``slow`` (notebooks, browsers, studies with kills) and runs tests
-on real ranks at 2 ranks, and a sixth of them at 3 and 4. ``pytest --full``, which every change must pass, runs all of
-these at 2 ranks and at one of 3 and 4, at all where a test skips some by itself; and a sixth of the matrix that holds
-every strategy against one process, with every optimizer. ``pytest --every-case``
-runs the whole matrix, everything at 2, 3 and 4 ranks, and what is marked ``weekly``.
+``make test`` is quick: it leaves out what is marked ``slow`` (notebooks, browsers, studies with kills) and runs a test
+on real ranks at one of 2, 3 and 4 ranks, drawn by its name. ``pytest --full``, which every change must pass, runs what
+is slow, too; a test that skips some numbers of ranks by itself at all of them; and a sixth of the matrix that holds
+every strategy against one process, with every optimizer. ``pytest --every-case`` runs the whole matrix, everything at
+2, 3 and 4 ranks, and what is marked ``weekly``.
 
 In the full tier an optimizer meets a sixth of a strategy's cases (precision, accumulation, recomputation, clip) at 2
 ranks, another sixth than the next optimizer and than under the next strategy, and other sixths at 3 and at 4 ranks. For
@@ -45,8 +45,9 @@ def _is_long(item: pytest.Item) -> bool:
     ranks = _ranks_of(item)
     if ranks is None:
         return False
-    share = SIZES if _is_of_the_matrix(item) else 1
-    return zlib.crc32(item.nodeid.encode()) % (share if ranks == FEWEST else SHARE * share) != 0
+    if not _is_of_the_matrix(item):
+        return not _is_drawn(item, ranks)
+    return zlib.crc32(item.nodeid.encode()) % (SIZES if ranks == FEWEST else SHARE * SIZES) != 0
 
 
 def _is_of_the_matrix(item: pytest.Item) -> bool:
@@ -73,13 +74,17 @@ def _ranks_of(item: pytest.Item) -> int | None:
 
 
 def _meets_ranks(item: pytest.Item) -> bool:
-    """Whether a test runs at its number of ranks: at the fewest, and at one of the others, by its name."""
+    """Whether a test runs at its number of ranks: at the one drawn for it, or at all if it skips some by itself."""
     ranks = _ranks_of(item)
-    if ranks is None or ranks == FEWEST:
+    if ranks is None or _is_drawn(item, ranks):
         return True
     assert isinstance(item, pytest.Function)
+    return "pytest.skip(" in inspect.getsource(item.function)
+
+
+def _is_drawn(item: pytest.Item, ranks: int) -> bool:
     name = item.nodeid.replace(f"{ranks} ranks", "")
-    return zlib.crc32(name.encode()) % 2 == ranks % 2 or "pytest.skip(" in inspect.getsource(item.function)
+    return zlib.crc32(name.encode()) % SIZES == ranks - FEWEST
 
 
 def _meets_method(item: pytest.Function, given: dict[str, Any]) -> bool:
