@@ -229,3 +229,18 @@ def test_the_sample_tests_for_contributors_stand_on_what_there_is() -> None:
 
 def project() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_public_packages_import_without_torch() -> None:
+    """Calculators and figures answer without it; only what runs methods or is built into them needs torch."""
+    packages = [f"shardscope.{name}" for name in ("analytic", "measure", "prediction", "runtime", "tuning")]
+    code = (
+        "import importlib, sys\n"
+        f"for name in ['shardscope', *{packages!r}, 'shardscope_widgets', 'shardscope_widgets.figures']:\n"
+        "    module = importlib.import_module(name)\n"
+        "    for public in getattr(module, '__all__', ()):\n"
+        "        if public not in ('OwnAllReduce', 'SimpleCodec', 'check_method', 'worth'):\n"
+        "            getattr(module, public)\n"
+        "    assert 'torch' not in sys.modules, name\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -7,7 +7,7 @@ this one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -16,9 +16,9 @@ from shardscope.analytic.communication.worth import Exchange, exchange_of, excha
 from shardscope.analytic.sharding import replica_buckets
 from shardscope.errors import SpecError
 from shardscope.measure.asked import bandwidth_of, latency_of, methods_of, whole, workers_of
-from shardscope.measure.codecs import Buckets, codec_seconds
 from shardscope.methods.strategies.bucketed import BucketedStrategy
 from shardscope.spec import Compression, Job
+from shardscope.spec.compression import Shapes
 from shardscope.spec.strategy import Strategy
 from shardscope.spec.user_code import label_of
 
@@ -147,7 +147,7 @@ def break_even(
     return BreakEven(label_of(job.model), num_params, counts, latency, plain, tuple(worths))
 
 
-def exchange(job: Job, buckets: Buckets, workers: int, *, codec_s: float = 0.0) -> Exchange:
+def exchange(job: Job, buckets: Sequence[Shapes], workers: int, *, codec_s: float = 0.0) -> Exchange:
     """One step's of a job, its bytes counted as it sends them: gradients of its precision, its ring's directions."""
     return exchange_of(
         job.compression, buckets, workers, codec_s=codec_s, element_bytes=job.element_bytes,
@@ -155,8 +155,10 @@ def exchange(job: Job, buckets: Buckets, workers: int, *, codec_s: float = 0.0) 
     )  # fmt: skip
 
 
-def _packed(job: Job, buckets: Buckets, workers: int, repeats: int) -> Exchange:
+def _packed(job: Job, buckets: Sequence[Shapes], workers: int, repeats: int) -> Exchange:
     """One step's, with the packing measured."""
+    from shardscope.measure.codecs import codec_seconds  # needs torch, which a page of figures does not
+
     codec_s = codec_seconds(job, buckets, world_size=workers, repeats=repeats)
     return exchange(job, buckets, workers, codec_s=codec_s)
 
@@ -192,7 +194,7 @@ def gradient_shapes(job: Job) -> list[tuple[int, ...]]:
     return [tuple(p.shape) for p in model.parameters() if p.requires_grad]
 
 
-def gradient_buckets(job: Job) -> Buckets:
+def gradient_buckets(job: Job) -> Sequence[Shapes]:
     """The shapes, as a job on the strategy ``ring`` or ``all-reduce`` sends them: bucket by bucket."""
     assert isinstance(job.strategy, BucketedStrategy)
     return replica_buckets(

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from shardscope.spec import Job
+from shardscope.spec.compression import Shapes
 from shardscope.training.collectives.packets import Packets, packet_rows
 from shardscope.training.compression import Bucket, Carrier, build_compressor
 from shardscope.training.meter import Meter
 from shardscope.training.precision import Precision
 
-Buckets = Sequence[Sequence[tuple[int, ...]]]
-"""Shapes of the tensors of each bucket."""
 LARGEST_SAMPLE = 16_000_000
 """Elements that are really packed; what a larger model takes is scaled up from as many."""
 MOST_BUCKETS = 32
@@ -66,7 +65,9 @@ class _Alone(Packets):
         self.waited_s += time.perf_counter() - start
 
 
-def codec_seconds(job: Job, buckets: Buckets, *, world_size: int | None = None, repeats: int = 5) -> float:
+def codec_seconds(
+    job: Job, buckets: Sequence[Shapes], *, world_size: int | None = None, repeats: int = 5
+) -> float:
     """Seconds a step that one rank packs and unpacks, on a core of its own.
 
     Args:
@@ -87,7 +88,7 @@ def codec_seconds(job: Job, buckets: Buckets, *, world_size: int | None = None, 
     return statistics.median(seconds[_WARM_UP:]) * _elements(buckets) / _elements(sample)
 
 
-def _timed(job: Job, buckets: Buckets, others: _Alone, steps: int) -> list[float]:
+def _timed(job: Job, buckets: Sequence[Shapes], others: _Alone, steps: int) -> list[float]:
     """Seconds of each step."""
     compressor, carrier = build_compressor(job), Carrier(others.sum_, others, Meter(), job.seed)
     assert compressor is not None
@@ -112,11 +113,11 @@ def _timed(job: Job, buckets: Buckets, others: _Alone, steps: int) -> list[float
     return seconds
 
 
-def _elements(buckets: Buckets) -> int:
+def _elements(buckets: Sequence[Shapes]) -> int:
     return sum(prod(shape) for shapes in buckets for shape in shapes)
 
 
-def _sample(buckets: Buckets) -> list[list[tuple[int, ...]]]:
+def _sample(buckets: Sequence[Shapes]) -> list[list[tuple[int, ...]]]:
     """The first tensors, at least one, up to a number of elements and of buckets, in their buckets."""
     taken: list[list[tuple[int, ...]]] = []
     filled = 0

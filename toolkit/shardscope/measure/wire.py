@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardscope.analytic.communication import collective_time
+from shardscope.methods.strategies.tree import Tree
 from shardscope.runtime.tail import Event
 from shardscope.spec import Job, Link
-from shardscope.training.collectives.tree import SLICE_BYTES as TREE_SLICE_BYTES
 
 _RING = {
     "ring_all_reduce": "all_reduce",
@@ -103,12 +103,9 @@ class Wire:
         if name == "gossip_mix":
             return lambda payload: link.latency_s + min(2, others) * payload / link.bandwidth
         if name == "tree_all_reduce":
+            longest = int(getattr(self.job.strategy, "slice_mb", Tree().slice_mb) * 2**20)
             return lambda payload: self._by(
-                "all_reduce",
-                "pipelined-tree",
-                link,
-                self.world_size,
-                segments=max(1, -(-payload // TREE_SLICE_BYTES)),
+                "all_reduce", "pipelined-tree", link, self.world_size, segments=max(1, -(-payload // longest))
             )(payload)
         if name == "barrier":
             return lambda _: others.bit_length() * link.latency_s
