@@ -10,8 +10,10 @@ from torch import nn
 
 import shardscope as ss
 from conformance.runs import small_job
+from shardscope.analytic.communication import collective_time
 from shardscope.measure.projection import Projector, project
 from shardscope.measure.replay import Rank, replay, step_of
+from shardscope.measure.wire import Wire
 from shardscope.training.meter import Span
 
 LINK = ss.Link(bandwidth="100 Mbit/s", latency="2 ms")
@@ -110,3 +112,17 @@ def test_a_run_that_was_stopped_before_its_first_event_is_refused_in_a_sentence(
     run = SimpleNamespace(id="early", job=job, events=list)
     with pytest.raises(ss.SpecError, match="run early has no step with its spans"):
         Projector(run)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("slice_mb", [1, 2, 8])
+def test_a_tree_is_timed_in_the_slices_of_its_job(slice_mb: int) -> None:
+    job, payload = (
+        ss.Job(model="mlp", data="digits", strategy=ss.Tree(slice_mb=slice_mb), world_size=4),
+        8 << 20,
+    )
+    taken = Wire(job, "gloo").seconds("tree_all_reduce", payload, LINK, {})
+    expected = collective_time(
+        op="all_reduce", algorithm="pipelined-tree", num_bytes=payload, workers=4,
+        bandwidth=LINK.bandwidth, latency=LINK.latency_s, segments=8 // slice_mb,
+    )  # fmt: skip
+    assert taken == pytest.approx(float(expected))
