@@ -119,7 +119,7 @@ def test_a_model_and_a_loss_of_ones_own_are_predicted_where_they_run_on_shapes()
     found = ss.predict(job)
     assert found.states is not None and found.memory is not None
     assert found.states.parameters.tolist() == [4 * 650] * 2
-    looks = job.replace(loss=lambda scores, _: scores.sum() * float(scores.max()))
+    looks = job.replace(loss=lambda scores, _: scores.sum() * float(scores.detach().max()))
     assert ss.predict(looks).memory is None
     assert ss.predict(looks).traffic is not None
 
