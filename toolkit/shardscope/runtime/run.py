@@ -19,7 +19,7 @@ from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.files import read_tail
 from shardscope.runtime.processes import is_alive, is_of_shardscope, kill_descendants
 from shardscope.runtime.rundir import RunDir, find, holds_run, this_host
-from shardscope.runtime.schema import FINAL_STATES, Status, printable
+from shardscope.runtime.schema import FINAL_STATES, Cause, Status, printable
 from shardscope.runtime.summary import Summary, summarise
 from shardscope.runtime.tail import Event, Tail, select
 from shardscope.spec import Job
@@ -106,6 +106,11 @@ class Run:
         """Why it ended before its last step, if it was not a failure."""
         return self._status().reason
 
+    @property
+    def cause(self) -> Cause | None:
+        """What ended it before its last step; None for an error of its own, and where that was not recorded."""
+        return self._status().cause
+
     def _status(self) -> Status:
         status, problem = self._read_status()
         if status is None and self._is_gone():
@@ -159,13 +164,16 @@ class Run:
             f"the agent of run {self.id} (process {status.pid}) was killed before the run ended; "
             "its ranks ended with it, and what they had written is all there"
         )
+        cause = Cause.KILLED
         if status.state == "starting":
+            cause = Cause.NOT_STARTED
             message = f"run {self.id} could not be started: the launch server (process {status.pid}) ended"
-        error = self._first_error(causes_only=True) or {
+        own = self._first_error(causes_only=True)
+        error = own or {
             "message": message, "rank": None, "step": self._last_step(), "strategy": self.job.strategy.label,
             "traceback": self._server_log(),
         }  # fmt: skip
-        lost = replace(status, state="failed", error=error)
+        lost = replace(status, state="failed", error=error, cause=None if own else cause)
         with contextlib.suppress(OSError):  # a directory that can only be read still tells how the run ended
             self._dir.write_json("status.json", asdict(lost))
         return lost

@@ -22,10 +22,11 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from shardscope.errors import LaunchError, RunFailed, RunNotFound, ShardscopeError, SpecError, StudyError
+from shardscope.errors import LaunchError, RunNotFound, ShardscopeError, SpecError, StudyError
 from shardscope.runtime import launch
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.schema import Cause
 from shardscope.spec import Job
 from shardscope.spec.space import Value
 from shardscope.tuning import recovery
@@ -374,11 +375,9 @@ class Driver:
         state, error = live.run.state, live.run.error
         if state == "completed":
             self._complete(live)
-        elif state == "stopped" and (live.run.reason or "").startswith("asked to stop"):
+        elif state == "stopped" and live.run.cause is Cause.REQUESTED:
             self._tell_measured(live, None, TrialState.PRUNED, "its run was stopped by hand")
-        elif (state == "stopped" or (error is not None and was_killed(error))) and self._may_retry(
-            live.number
-        ):
+        elif (state == "stopped" or was_killed(live.run)) and self._may_retry(live.number):
             self.patience(self._set_aside, live.number, _sentence(error), was_killed=True)
             self._drop(live)
         else:
@@ -474,10 +473,9 @@ def not_launched(number: int, error: LaunchError) -> StudyError:
     )
 
 
-def was_killed(error: RunFailed) -> bool:
-    """Whether something outside ended the run: a process of it was killed, nothing in it failed."""
-    text = str(error)
-    return "was killed" in text or "SIGKILL" in text or "could not be started" in text
+def was_killed(run: Run) -> bool:
+    """Whether something outside ended the run: a process of it was killed or never started, nothing in it failed."""
+    return run.cause in (Cause.KILLED, Cause.NOT_STARTED)
 
 
 def _sentence(error: ShardscopeError | None) -> str:
