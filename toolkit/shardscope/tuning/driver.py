@@ -104,7 +104,6 @@ class Live:
     job: Job
     run: Run
     meter: Meter
-    measured: Measured
     stop_because: str | None = None
     judged_at: int = 0
     beat: float = field(default_factory=time.monotonic)
@@ -113,6 +112,11 @@ class Live:
     def number(self) -> int:
         """Of the trial in its study."""
         return self.trial.number
+
+    @property
+    def measured(self) -> Measured:
+        """The figures of what has been read of its run; computed when they are asked for."""
+        return self.meter.measured()
 
 
 @dataclass
@@ -327,23 +331,26 @@ class Driver:
             return
         except LaunchError as error:
             raise not_launched(trial.number, error) from error
-        meter = Meter(run)
-        self.live[trial.number] = Live(trial, params, job, run, meter, meter.poll())
+        self.live[trial.number] = Live(trial, params, job, run, Meter(run))
         self._write(self.live[trial.number], RUN, str(run.path))
 
     # Watching.
 
     def _follow(self, live: Live) -> None:
         alive = live.run.is_alive  # before reading: what it wrote last is then there
-        live.measured = live.meter.poll()
+        live.meter.read()
         if not alive:
             self._finish(live)
             return
         if time.monotonic() - live.beat > recovery.beat_s():
             live.beat = time.monotonic()
             self._write(live, recovery.HEARTBEAT, time.time())
-        if live.number in self.live and self.pruner is not None and len(live.measured.curve) > live.judged_at:
-            live.judged_at = len(live.measured.curve)
+        if (
+            live.number in self.live
+            and self.pruner is not None
+            and live.meter.num_evaluations > live.judged_at
+        ):
+            live.judged_at = live.meter.num_evaluations
             trials = self.patience(self.study.get_trials, deepcopy=False)
             reason = self.patience(self.pruner.reason, live, trials)
             if reason is None:
@@ -367,7 +374,7 @@ class Driver:
 
     def _cut(self, live: Live, reason: str) -> None:
         live.run.stop(_GRACE_S)
-        live.measured = live.meter.poll()
+        live.meter.read()
         self._tell_measured(live, None, TrialState.PRUNED, reason)
 
     def _finish(self, live: Live) -> None:
