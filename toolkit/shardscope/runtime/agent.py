@@ -31,7 +31,7 @@ from shardscope.errors import RunUnreadable, ShardscopeError
 from shardscope.runtime import rendezvous, server, worker
 from shardscope.runtime.failure import Ending, describe_failure, describe_lost_forkserver
 from shardscope.runtime.files import OutOfReach
-from shardscope.runtime.processes import kill_descendants, process_started
+from shardscope.runtime.processes import end_processes_of, kill_descendants, process_started
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.schema import Cause
 from shardscope.runtime.summary import write_summary
@@ -104,7 +104,7 @@ class Agent:
 
     def _leave(self, ending: Ending) -> None:
         """End what still runs and write the last word: into the run directory itself, wherever it is by now."""
-        kill_descendants(os.getpid())
+        end_processes_of(os.getpid())  # first: who reads that it has ended relies on its ranks being gone
         os.fchdir(self._folder)
         run = RunDir(Path())
         Path("control", "forkserver").unlink(missing_ok=True)
