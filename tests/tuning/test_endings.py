@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from conformance.runs import small_job, wait_for
 from conformance.studies import JOB, LONG
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.rundir import RunDir
+from shardscope.tuning import recovery
 from shardscope.tuning.driver import was_killed
 from shardscope.tuning.session import Session
 
@@ -59,3 +63,49 @@ def test_what_ended_a_run_from_outside_is_read_from_its_status(cause: str, tmp_p
     run = told(tmp_path, error={"message": "it ended"}, cause=cause)
     assert run.cause == cause
     assert was_killed(run)
+
+
+@pytest.mark.parametrize("gives_way", [True, False])
+def test_a_tick_does_not_wait_for_drivers_that_begin_the_same_trial(
+    gives_way: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, answer = [time.monotonic()], ("others had begun it", False)
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time, sleep=lambda _: pytest.fail("it waits"))
+    monkeypatch.setattr("shardscope.tuning.driver.time", clock)
+    monkeypatch.setattr("shardscope.tuning.driver.launch", unfinished)
+    monkeypatch.setattr(recovery, "surplus", lambda *_: answer)
+    session = Session.open(JOB, {"optimizer.lr": [1e-3]}, trials=1, name="same", baselines=False)
+    driver = session.driver
+    for _ in range(3):
+        assert driver.tick()
+        now[0] += 0.3
+        assert [r.state for r in session.records()] == ["running"]
+        assert not driver.live
+    if gives_way:
+        now[0] += 1.0
+        monkeypatch.setattr(driver, "trials", 0)  # it has all its trials without this one
+        assert not driver.tick()
+        assert [(r.state, r.reason) for r in session.records()] == [("failed", "others had begun it")]
+    else:
+        answer = (None, True)
+        now[0] += 0.3
+        assert driver.tick()
+        assert [*driver.live] == [0]
+
+
+def test_a_trial_that_is_not_settled_when_its_driver_stops_is_run_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recovery, "surplus", lambda *_: ("others had begun it", False))
+    session = Session.open(JOB, {"optimizer.lr": [1e-3]}, trials=1, name="left", baselines=False)
+    assert session.driver.tick()
+    session.driver.stop()
+    assert not session.driver.tick()
+    assert [(r.state, r.counted) for r in session.records()] == [("failed", False), ("waiting", True)]
+
+
+def unfinished(job: ss.Job, *, root: Path, **_: Any) -> ss.Run:
+    """A run that this process looks after, and that does not go on."""
+    run = RunDir.create(job, root)
+    run.write_status("running", pid=os.getpid(), process_started=process_started())
+    return ss.Run.attach(run.path)

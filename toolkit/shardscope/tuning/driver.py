@@ -1,7 +1,7 @@
 """The driver of a study: asks for settings, starts a real run for each, watches them, tells what came of them.
 
     driver = Driver(study, ledger, definition, trials=40)
-    while driver.tick():        never waits for a run, so a widget can call it between two frames
+    while driver.tick():        never waits for a run to train; its docstring says what it may wait for
         time.sleep(0.05)
 
 All state is in the study's storage and in run directories. A driver that is killed leaves nothing that another, or the
@@ -154,6 +154,7 @@ class Driver:
         self._watch = recovery.Watch()
         self._recovered_at = self._looked_at = -math.inf
         self._begun: int | None = None  # asked for, and without a run yet
+        self._unsettled: tuple[optuna.Trial, float] | None = None
         self._is_over = False
         self._impossible = 0
         self._stopping = False
@@ -164,6 +165,10 @@ class Driver:
         """Do what there is to do now; returns whether there will be more.
 
         There is as long as the study has not all its trials, also while the last of them run elsewhere.
+
+        It may wait for two things, so interfaces call it on a thread of its own: for a storage that is unreachable, up
+        to `patience.seconds` (ten minutes unless set) at each call of the storage or until `patience.given_up` is set;
+        and for a run that is pruned to stop, which takes a step or a second, ten seconds more if its agent is stuck.
 
         Raises:
             StudyError: The storage does not answer, or hardly anything in the space can be run.
@@ -181,7 +186,7 @@ class Driver:
                 if not self._start():
                     self._looked_at = time.monotonic()
                     break
-        return bool(self.live) or not (self._stopping or self._is_over)
+        return bool(self.live) or self._unsettled is not None or not (self._stopping or self._is_over)
 
     def stop(self) -> None:
         """Stop the runs; their trials are run again, first, when the study goes on.
@@ -196,7 +201,7 @@ class Driver:
             live.run.stop(_GRACE_S)
         left = [*self.live, *([] if self._begun is None else [self._begun])]
         self.live.clear()
-        self._begun = None
+        self._begun = self._unsettled = None
         if left:
             within(TOLD_WITHIN_S, self.patience, self._leave, left)
         recovery.resign(self._me)
@@ -222,19 +227,20 @@ class Driver:
     # Starting.
 
     def _start(self) -> bool:
-        """Begin a trial; False if there is none to begin now."""
+        """Begin a trial, or go on with one that has been begun; False if there is nothing to do for it now."""
         trials = self.patience(self._looked)
         self._is_over = recovery.ended(trials) >= self.trials
-        if recovery.begun(trials) >= self.trials:
-            return False
         try:
-            trial = self._next(trials)
-            if trial is None:
+            if self._unsettled is None:
+                if recovery.begun(trials) >= self.trials or (trial := self._next(trials)) is None:
+                    return False
+                self._begun = trial.number
+                self.patience(trial.set_user_attr, DRIVER, self._me)
+                self._unsettled = trial, time.monotonic() + _GIVING_WAY_S
+            if not self._settle(*self._unsettled):
                 return False
-            self._begun = trial.number
-            self._begin(trial)
         except UpdateFinishedTrialError:
-            pass  # it was given up for lost while the storage was away, and somebody has taken it
+            self._unsettled = None  # given up for lost while the storage was away, and taken by somebody
         self._begun = None
         return True
 
@@ -257,13 +263,24 @@ class Driver:
             self.patience(self.choose.before_asking, self.study, trials)
         return self.patience(self.study.ask)
 
+    def _settle(self, trial: optuna.Trial, deadline: float) -> bool:
+        """Run a trial, or give it up if others began theirs at the same moment; False if that is not sure yet.
+
+        The later of two gives way. Until the deadline a later tick looks again.
+        """
+        trials = self.patience(self.study.get_trials, deepcopy=False)
+        reason, is_sure = recovery.surplus(trial.number, trials, self.trials)
+        if not is_sure and time.monotonic() <= deadline:
+            return False
+        self._unsettled = None
+        if reason is None:
+            self._begin(trial)
+        else:
+            self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: recovery.SURPLUS})
+        return True
+
     def _begin(self, trial: optuna.Trial) -> None:
         """Draw the settings of a trial and start its run."""
-        self.patience(trial.set_user_attr, DRIVER, self._me)
-        reason = self._surplus(trial.number)
-        if reason is not None:
-            self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: recovery.SURPLUS})
-            return
         try:
             params = self._draw(trial)
             job = self._job(trial, params)
@@ -272,16 +289,6 @@ class Driver:
             return
         self._impossible = 0
         self._launch(trial, params, job)
-
-    def _surplus(self, number: int) -> str | None:
-        """Why to give a trial up again that was begun as others began theirs; the later of two gives way."""
-        deadline = time.monotonic() + _GIVING_WAY_S
-        while True:
-            trials = self.patience(self.study.get_trials, deepcopy=False)
-            reason, is_sure = recovery.surplus(number, trials, self.trials)
-            if is_sure or time.monotonic() > deadline:
-                return reason
-            time.sleep(_GIVING_WAY_S / 20)
 
     def _draw(self, trial: optuna.Trial) -> dict[str, Value]:
         """The settings of a trial, as the storage has them.
