@@ -49,6 +49,7 @@ def test_a_killed_rank_is_named(strategy: str, victim: int) -> None:
     ) as failed:
         run.wait(60)
     assert failed.value.rank == victim
+    assert run.cause == "killed"
     assert failed.value.step >= 1
     assert run.state == "failed"
     assert run.summary().steps >= 1
@@ -62,6 +63,7 @@ def test_a_killed_agent_takes_its_ranks_along() -> None:
     os.kill(agent_pid(run), signal.SIGKILL)
     with pytest.raises(ss.RunFailed, match="agent of run .* was killed"):
         run.wait(60)
+    assert run.cause == "killed"
     assert all_gone(processes)
     assert len(ss.Run.attach(run.path).metrics()) >= 1
 
@@ -86,6 +88,7 @@ def test_that_others_have_gone_is_no_cause_beside_a_killed_agent(
     attached = ss.Run.attach(run.path)
     assert attached.state == "failed"
     assert re.search(told, str(attached.error))
+    assert attached.cause == (None if "no such layer" in said else "killed")
 
 
 def test_a_killed_server_ends_its_runs_and_the_next_launch_starts_another() -> None:
@@ -100,7 +103,7 @@ def test_a_killed_server_ends_its_runs_and_the_next_launch_starts_another() -> N
     ) as failed:
         run.wait(60)
     assert "\n" not in str(failed.value)
-    assert run.state == "failed"
+    assert (run.state, run.cause) == ("failed", "killed")
     assert all_gone([server.pid, *processes])
     assert ss.launch(small_job()).wait(60).state == "completed"
 
@@ -125,7 +128,7 @@ def test_a_killed_forkserver_is_named() -> None:
         ss.RunFailed, match=f"the forkserver .*process {forkserver.pid}.* was killed by SIGKILL"
     ) as failed:
         run.wait(60)
-    assert failed.value.rank is None
+    assert (failed.value.rank, run.cause) == (None, "killed")
     assert "\n" not in str(failed.value)
     assert all_gone(processes)
 
@@ -165,7 +168,7 @@ def test_a_killed_kernel_ends_its_runs() -> None:
     driver.kill()
     driver.wait()
     assert run.wait(60).state == "stopped"
-    assert run.reason == "the program that launched it ended"
+    assert (run.reason, run.cause) == ("the program that launched it ended", "driver-ended")
     assert all_gone(processes)
     assert len(run.metrics()) >= 1
 
@@ -202,7 +205,7 @@ def test_a_terminated_agent_stops_its_run() -> None:
     processes = family(run)
     os.kill(agent_pid(run), signal.SIGTERM)
     assert run.wait(60).state == "stopped"
-    assert run.reason == "its agent received SIGTERM"
+    assert (run.reason, run.cause) == ("its agent received SIGTERM", "terminated")
     assert all_gone(processes)
 
 

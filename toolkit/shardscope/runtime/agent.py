@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from shardscope._compat import ended_forkserver, fork_forkserver, started_processes
 from shardscope.errors import RunUnreadable, ShardscopeError
 from shardscope.runtime import rendezvous, server, worker
-from shardscope.runtime.failure import describe_failure, describe_lost_forkserver
+from shardscope.runtime.failure import Ending, describe_failure, describe_lost_forkserver
 from shardscope.runtime.files import OutOfReach
-from shardscope.runtime.processes import kill_descendants, process_started
+from shardscope.runtime.processes import end_processes_of, kill_descendants, process_started
 from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.schema import Cause
 from shardscope.runtime.summary import write_summary
 from shardscope.spec import Job
 
@@ -66,15 +67,6 @@ def _move_in(run: RunDir, request: dict[str, Any]) -> None:
     fork_forkserver(run.path / "control")
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How a run ended, as its `status.json` says it."""
-
-    state: str
-    reason: str | None = None
-    error: dict[str, Any] | None = None
-
-
 @dataclass
 class Agent:
     """One run's agent."""
@@ -99,7 +91,7 @@ class Agent:
         """Start the ranks, wait for them, write how it ended."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self.run.stop_request.exists():
-            self._leave(Ending("stopped", "asked to stop before it had started"))
+            self._leave(Ending("stopped", "asked to stop before it had started", cause=Cause.REQUESTED))
             return 0
         self.run.write_status("running", **self._me)
         threading.Thread(target=self._watch, name="watcher", daemon=True).start()
@@ -112,7 +104,7 @@ class Agent:
 
     def _leave(self, ending: Ending) -> None:
         """End what still runs and write the last word: into the run directory itself, wherever it is by now."""
-        kill_descendants(os.getpid())
+        end_processes_of(os.getpid())  # first: who reads that it has ended relies on its ranks being gone
         os.fchdir(self._folder)
         run = RunDir(Path())
         Path("control", "forkserver").unlink(missing_ok=True)
@@ -121,7 +113,7 @@ class Agent:
         ):  # its figures can be made again, how it ended cannot
             write_summary(run, ending.state)
         with contextlib.suppress(FileNotFoundError):  # it has been deleted
-            run.write_status(ending.state, reason=ending.reason, error=ending.error, **self._me)
+            run.write_status(**asdict(ending), **self._me)
 
     def _run_ranks(self) -> Ending:
         job = self.run.read_job()
@@ -134,12 +126,12 @@ class Agent:
                 self.request["modules"],
             )
         except SignalException:
-            return self._cut or Ending("stopped", "its agent received SIGTERM")
+            return self._cut or Ending("stopped", "its agent received SIGTERM", cause=Cause.TERMINATED)
         except ChildFailedError as failed:
             return (
                 self._cut
                 or self._without_forkserver(job)
-                or Ending("failed", error=describe_failure(self.run, job, failed, self._exit_codes()))
+                or describe_failure(self.run, job, failed, self._exit_codes())
             )
         except Exception as error:
             traceback.print_exc()
@@ -147,15 +139,16 @@ class Agent:
                 "message": f"the ranks could not be started: {error}",
                 "traceback": traceback.format_exc(),
             }
-            return self._cut or self._without_forkserver(job) or Ending("failed", error=details)
-        return Ending("stopped", "asked to stop") if "stopped" in states.values() else Ending("completed")
+            not_started = Ending("failed", error=details, cause=Cause.NOT_STARTED)
+            return self._cut or self._without_forkserver(job) or not_started
+        if "stopped" in states.values():
+            return Ending("stopped", "asked to stop", cause=Cause.REQUESTED)
+        return Ending("completed")
 
     def _without_forkserver(self, job: Job) -> Ending | None:
         """How it ended if the process that the ranks are forked from has ended; None if that lives."""
         ended = ended_forkserver()
-        return (
-            None if ended is None else Ending("failed", error=describe_lost_forkserver(self.run, job, *ended))
-        )
+        return None if ended is None else describe_lost_forkserver(self.run, job, *ended)
 
     def _exit_codes(self) -> dict[int, int]:
         """How each rank's process ended, by process; elastic itself tells only of those it saw first."""
@@ -188,7 +181,7 @@ class Agent:
                 deadline = None if grace is None else time.monotonic() + grace
             elif time.monotonic() > deadline:
                 why = "asked to stop; the ranks did not reach the end of a step in time and were killed"
-                self._end(Ending("stopped", why))
+                self._end(Ending("stopped", why, cause=Cause.REQUESTED))
                 return
 
     def _grace_s(self) -> float | None:
@@ -209,12 +202,12 @@ class Agent:
     def _left_alone(self) -> Ending:
         """How it ends once the pipe from the server is closed: it says if its driver has ended, else it died."""
         if os.read(self.lifeline, 1) == server.DRIVER_ENDED:
-            return Ending("stopped", "the program that launched it ended")
+            return Ending("stopped", "the program that launched it ended", cause=Cause.DRIVER_ENDED)
         message = (
             f"the launch server of run {self.run.path.name} (process {self._server}) was killed, by hand or by the "
             "system because memory ran out; its ranks ended with it, and the next launch starts another server"
         )
-        return Ending("failed", error={"message": message})
+        return Ending("failed", error={"message": message}, cause=Cause.KILLED)
 
     def _is_lost(self) -> bool:
         """Whether the run directory is not where it was: deleted, moved, or another in its place."""

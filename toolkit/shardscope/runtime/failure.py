@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.schema import Cause
 from shardscope.runtime.tail import read_events
 from shardscope.spec import Job
 
 
-def describe_failure(
-    run: RunDir, job: Job, failed: ChildFailedError, exit_codes: dict[int, int]
-) -> dict[str, Any]:
-    """The cause of a failed run, in the form that `status.json` carries and `RunFailed` takes.
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended, as its `status.json` says it."""
+
+    state: str
+    reason: str | None = None
+    error: dict[str, Any] | None = None
+    cause: Cause | None = None
+
+
+def describe_failure(run: RunDir, job: Job, failed: ChildFailedError, exit_codes: dict[int, int]) -> Ending:
+    """How a run ended whose ranks failed, with the error in the form that `RunFailed` takes.
 
     Args:
         run: Whose events to read.
@@ -48,28 +58,31 @@ def _who(rank: int, job: Job) -> str:
     return f"rank {rank}{f' ({role})' if role else ''} of strategy {job.strategy.label!r}"
 
 
-def _from_event(event: dict[str, Any], job: Job) -> dict[str, Any]:
+def _from_event(event: dict[str, Any], job: Job) -> Ending:
     where = f"at step {event['step']}" if event["step"] else "before its first step"
     message = f"{_who(event['rank'], job)} failed {where}: {event['type']}: {event['message']}"
     keep = {key: event[key] for key in ("rank", "step", "traceback")}
-    return {"message": message, "strategy": job.strategy.label, "type": event["type"], **keep}
+    error = {"message": message, "strategy": job.strategy.label, "type": event["type"], **keep}
+    return Ending("failed", error=error)
 
 
-def _from_exit(run: RunDir, job: Job, rank: int, exitcode: int) -> dict[str, Any]:
+def _from_exit(run: RunDir, job: Job, rank: int, exitcode: int) -> Ending:
     step = _last_step(run, rank)
     see = "" if exitcode == -signal.SIGKILL else f"; see run.logs({rank})"
     message = f"{_who(rank, job)} {_how(exitcode, step, 'its')}{see}"
-    return {"message": message, "rank": rank, "step": step, "strategy": job.strategy.label}
+    error = {"message": message, "rank": rank, "step": step, "strategy": job.strategy.label}
+    return Ending("failed", error=error, cause=_cause(exitcode))
 
 
-def describe_lost_forkserver(run: RunDir, job: Job, pid: int, exitcode: int) -> dict[str, Any]:
-    """The cause of a run whose ranks ended with the process that they were forked from, in the same form."""
+def describe_lost_forkserver(run: RunDir, job: Job, pid: int, exitcode: int) -> Ending:
+    """How a run ended whose ranks ended with the process that they were forked from."""
     step = _last_step(run)
     message = (
         f"the forkserver of run {run.path.name} (process {pid}) {_how(exitcode, step, 'the')}; "
         "its ranks ended with it"
     )
-    return {"message": message, "rank": None, "step": step, "strategy": job.strategy.label}
+    error = {"message": message, "rank": None, "step": step, "strategy": job.strategy.label}
+    return Ending("failed", error=error, cause=_cause(exitcode))
 
 
 def _how(exitcode: int, step: int, whose: str) -> str:
@@ -79,6 +92,10 @@ def _how(exitcode: int, step: int, whose: str) -> str:
     if exitcode < 0:
         return f"was killed by {signal.Signals(-exitcode).name} {where}"
     return f"ended with exit code {exitcode} {where}"
+
+
+def _cause(exitcode: int) -> Cause | None:
+    return Cause.KILLED if exitcode < 0 else None
 
 
 def _last_step(run: RunDir, rank: int | None = None) -> int:

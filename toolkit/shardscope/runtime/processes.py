@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing import parent_process
 from pathlib import Path
@@ -16,6 +17,10 @@ import psutil
 
 _PR_SET_PDEATHSIG = 1
 _TRACKER = "multiprocessing.resource_tracker"
+_OF_A_RUN = ("shardscope.runtime", "multiprocessing.")
+_POLL_S = 0.01
+_DYING_S = 5.0
+"""How long a killed process may take to disappear: the system frees its memory first."""
 
 ProcessStart = str | float
 """When a process was started: with its pid this tells it from every other, ever. On Linux the boot and the clock ticks
@@ -38,11 +43,20 @@ def process_started(pid: int | None = None) -> ProcessStart:
 def is_alive(pid: int, started: ProcessStart) -> bool:
     """Whether the process with this pid that was started then still runs."""
     try:
-        if isinstance(started, str):
-            is_same = process_started(pid) == started
-        else:
-            is_same = abs(psutil.Process(pid).create_time() - started) < 1.0
-        return is_same and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return _is_same(pid, started) and _runs(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_same(pid: int, started: ProcessStart) -> bool:
+    if isinstance(started, str):
+        return process_started(pid) == started
+    return abs(psutil.Process(pid).create_time() - started) < 1.0
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
@@ -63,19 +77,105 @@ def is_of_shardscope(pid: int) -> bool:
         return False
 
 
-def kill_descendants(pid: int) -> None:
-    """SIGKILL everything below `pid`, but not `pid` itself.
+def kill_descendants(pid: int) -> list[psutil.Process]:
+    """SIGKILL everything below `pid`, but not `pid` itself. Returns what was killed.
 
     A resource tracker of the standard library is left to end by itself: it does once nobody is left to use it, and
     removes the semaphores of those that were killed.
     """
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(pid).children(recursive=True):
+    try:
+        return _kill(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _kill(processes: list[psutil.Process]) -> list[psutil.Process]:
+    killed = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if any(_TRACKER in argument for argument in process.cmdline()):
+                process.resume()
+            else:
+                process.kill()
+                killed.append(process)
+    return killed
+
+
+def end_processes_of(agent: int) -> None:
+    """Kill all processes of an agent's run but itself, and wait until they are gone.
+
+    A killed process lives until the system has ended it, below the agent or, where its parent went first, elsewhere.
+    """
+    deadline, killed = time.monotonic() + _DYING_S, set[psutil.Process]()
+    while time.monotonic() < deadline:
+        killed |= {
+            *kill_descendants(agent),
+            *_kill(_session_of(agent)),
+        }  # one may have started another just before
+        if not any(map(_runs, killed)):
+            return
+        time.sleep(_POLL_S)
+
+
+def end_run(agent: int, started: ProcessStart, patience_s: float) -> None:
+    """Wait until an agent and the processes of its run are gone; kill those that outlive it.
+
+    An agent leads a session, by which the processes of its run are found when it is gone itself. Programs that the
+    user's code has started and left behind are not among them.
+
+    Args:
+        agent: Its process. Nothing happens if that is not an agent or a rank.
+        started: When it was started.
+        patience_s: After so many seconds the agent is killed too.
+    """
+    deadline = time.monotonic() + patience_s
+    left: set[psutil.Process] = set()
+    while time.monotonic() < deadline + _DYING_S:
+        if not _may_end(agent, started):
+            return
+        lives = is_alive(agent, started)
+        if lives and time.monotonic() >= deadline:
+            left |= {*kill_descendants(agent)}
             with contextlib.suppress(psutil.NoSuchProcess):
-                if any(_TRACKER in argument for argument in child.cmdline()):
-                    child.resume()
-                else:
-                    child.kill()
+                psutil.Process(agent).kill()
+        left |= {*_session_of(agent)}
+        if not lives:
+            _kill([*left])
+        left = {*filter(_runs, left)}
+        if not lives and not left:
+            return
+        time.sleep(_POLL_S)
+
+
+def _may_end(agent: int, started: ProcessStart) -> bool:
+    """Whether a process is an agent, or was one and no other has its number now."""
+    if agent in (0, 1, os.getpid()):
+        return False
+    try:
+        return _is_same(agent, started) and (is_of_shardscope(agent) or _is_ending(psutil.Process(agent)))
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False
+
+
+def _session_of(leader: int) -> list[psutil.Process]:
+    """The processes of a run that are in its agent's session, without the agent."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if pid in (leader, os.getpid()) or os.getsid(pid) != leader:
+                continue
+            process = psutil.Process(pid)
+            is_of_run = any(name in part for part in process.cmdline() for name in _OF_A_RUN)
+            if is_of_run or _is_ending(process):
+                found.append(process)
+    return found
+
+
+def _is_ending(process: psutil.Process) -> bool:
+    """Whether the system is ending a process: it has freed its memory, and with it the command line."""
+    return not process.cmdline()
 
 
 def ignore_interrupts() -> None:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 from shardscope.errors import RunFailed, RunUnreadable, SpecError
 from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.files import read_tail
-from shardscope.runtime.processes import is_alive, is_of_shardscope, kill_descendants
+from shardscope.runtime.processes import end_run, is_alive
 from shardscope.runtime.rundir import RunDir, find, holds_run, this_host
-from shardscope.runtime.schema import FINAL_STATES, Status, printable
+from shardscope.runtime.schema import FINAL_STATES, Cause, Status, printable
 from shardscope.runtime.summary import Summary, summarise
 from shardscope.runtime.tail import Event, Tail, select
 from shardscope.spec import Job
@@ -106,6 +106,11 @@ class Run:
         """Why it ended before its last step, if it was not a failure."""
         return self._status().reason
 
+    @property
+    def cause(self) -> Cause | None:
+        """What ended it before its last step; None for an error of its own, and where that was not recorded."""
+        return self._status().cause
+
     def _status(self) -> Status:
         status, problem = self._read_status()
         if status is None and self._is_gone():
@@ -159,13 +164,16 @@ class Run:
             f"the agent of run {self.id} (process {status.pid}) was killed before the run ended; "
             "its ranks ended with it, and what they had written is all there"
         )
+        cause = Cause.KILLED
         if status.state == "starting":
+            cause = Cause.NOT_STARTED
             message = f"run {self.id} could not be started: the launch server (process {status.pid}) ended"
-        error = self._first_error(causes_only=True) or {
+        own = self._first_error(causes_only=True)
+        error = own or {
             "message": message, "rank": None, "step": self._last_step(), "strategy": self.job.strategy.label,
             "traceback": self._server_log(),
         }  # fmt: skip
-        lost = replace(status, state="failed", error=error)
+        lost = replace(status, state="failed", error=error, cause=None if own else cause)
         with contextlib.suppress(OSError):  # a directory that can only be read still tells how the run ended
             self._dir.write_json("status.json", asdict(lost))
         return lost
@@ -203,10 +211,17 @@ class Run:
     def stop(self, grace_s: float = 5.0) -> Self:
         """Stop the run: at the end of the step it is in, or by force once `grace_s` seconds have passed.
 
-        Returns when it has ended. A run that has ended already is left as it is.
+        Returns when it has ended and none of its processes lives on this machine. A run that has ended already is left
+        as it is, but for processes that it has left behind. One on another machine that does not answer within ten
+        seconds more, and one whose agent has not started within two minutes, go on until they find the request.
         """
-        if not self.is_alive:
-            return self
+        if self.is_alive:
+            self._ask_to_stop(grace_s)
+        self._see_out(0.0 if self.is_alive else _KILL_AFTER_S)
+        return self
+
+    def _ask_to_stop(self, grace_s: float) -> None:
+        """Leave the request and wait until the run has ended, but no longer than its agent may take."""
         with contextlib.suppress(
             OSError
         ):  # then it ends by force; without its directory the agent ends it unasked
@@ -216,9 +231,6 @@ class Run:
             time.sleep(
                 _POLL_S
             )  # while it is starting there is no agent yet; the one to come finds the request
-        if self.is_alive:
-            self._kill()
-        return self
 
     def go_on(self, step: int) -> None:
         """Let a run that was launched with ``judged=True`` go on after the evaluation that followed `step`.
@@ -230,18 +242,14 @@ class Run:
             raise SpecError(f"run {self.id} waits for no verdict; launch it with judged=True")
         self._dir.judge(index(step))
 
-    def _kill(self) -> None:
-        """The last rung: the agent itself does not answer."""
+    def _see_out(self, patience_s: float) -> None:
+        """Wait until the run's processes are gone; its agent may take this long, and is then killed with them."""
         status = self._last_status
-        if status is None or status.state == "starting" or status.host != this_host():
-            return  # no agent of this run is here; while it is starting, the process on record is the server
-        if is_alive(status.pid, status.process_started) and is_of_shardscope(status.pid):
-            import psutil
-
-            kill_descendants(status.pid)
-            agent = psutil.Process(status.pid)
-            agent.kill()
-            psutil.wait_procs([agent], timeout=5.0)
+        if status is None or status.host != this_host():
+            return  # no process of this run is here
+        if status.state == "starting" or status.cause is Cause.NOT_STARTED:
+            return  # the process on record is the launch server
+        end_run(status.pid, status.process_started, patience_s)
 
     # What it has to tell.
 

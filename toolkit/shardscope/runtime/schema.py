@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Self
 
 from shardscope.errors import RunUnreadable
@@ -197,9 +198,27 @@ STATES = FINAL_STATES | {"starting", "running"}
 _MOST_PID = 2**31 - 1
 
 
+class Cause(StrEnum):
+    """What ended a run before its last step, where that was not an error in one of its ranks."""
+
+    REQUESTED = "requested"
+    """Somebody asked the run to stop."""
+    KILLED = "killed"
+    """A signal ended one of its processes, or its agent or launch server."""
+    NOT_STARTED = "not-started"
+    """Its ranks could not be started."""
+    TERMINATED = "terminated"
+    """Its agent received SIGTERM."""
+    DRIVER_ENDED = "driver-ended"
+    """The program that launched it ended."""
+
+
 @dataclass(frozen=True)
 class Status:
-    """What `status.json` says. `pid` and `process_started` identify the process that looks after the run."""
+    """What `status.json` says. `pid` and `process_started` identify the process that looks after the run.
+
+    `cause` is None for a run that completed or failed by itself, and for every run of a version that did not record it.
+    """
 
     state: str
     pid: int
@@ -209,6 +228,7 @@ class Status:
     detached: bool = False
     reason: str | None = None
     error: Mapping[str, Any] | None = None
+    cause: Cause | None = None
 
     @classmethod
     def of(cls, value: Any) -> Self:
@@ -226,11 +246,17 @@ class Status:
         return cls(
             value["state"], value["pid"], value["process_started"], value["t"], _text(value.get("host")) or "",
             value.get("detached") is True, _text(value.get("reason")), _error(value.get("error")),
+            _cause(value.get("cause")),
         )  # fmt: skip
 
 
 def _text(value: Any) -> str | None:
     return printable(value) if isinstance(value, str) else None
+
+
+def _cause(value: Any) -> Cause | None:
+    """The cause of that name; None for one that this version does not know."""
+    return Cause(value) if value in [*Cause] else None
 
 
 def _error(value: Any) -> dict[str, Any] | None:

@@ -209,8 +209,8 @@ def _to_its_end(job: Job, folder: Path) -> Run:
         run = launch(job, root=folder)
         try:
             run.wait()
-        except RunFailed as failed:
-            if not was_killed(failed):
+        except RunFailed:
+            if not was_killed(run):
                 return run
             if attempt + 1 == MOST_ATTEMPTS:
                 raise

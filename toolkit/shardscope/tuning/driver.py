@@ -1,7 +1,7 @@
 """The driver of a study: asks for settings, starts a real run for each, watches them, tells what came of them.
 
     driver = Driver(study, ledger, definition, trials=40)
-    while driver.tick():        never waits for a run, so a widget can call it between two frames
+    while driver.tick():        never waits for a run to train; its docstring says what it may wait for
         time.sleep(0.05)
 
 All state is in the study's storage and in run directories. A driver that is killed leaves nothing that another, or the
@@ -22,10 +22,11 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from shardscope.errors import LaunchError, RunFailed, RunNotFound, ShardscopeError, SpecError, StudyError
+from shardscope.errors import LaunchError, RunNotFound, ShardscopeError, SpecError, StudyError
 from shardscope.runtime import launch
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.schema import Cause
 from shardscope.spec import Job
 from shardscope.spec.space import Value
 from shardscope.tuning import recovery
@@ -103,7 +104,6 @@ class Live:
     job: Job
     run: Run
     meter: Meter
-    measured: Measured
     stop_because: str | None = None
     judged_at: int = 0
     beat: float = field(default_factory=time.monotonic)
@@ -112,6 +112,11 @@ class Live:
     def number(self) -> int:
         """Of the trial in its study."""
         return self.trial.number
+
+    @property
+    def measured(self) -> Measured:
+        """The figures of what has been read of its run; computed when they are asked for."""
+        return self.meter.measured()
 
 
 @dataclass
@@ -149,6 +154,7 @@ class Driver:
         self._watch = recovery.Watch()
         self._recovered_at = self._looked_at = -math.inf
         self._begun: int | None = None  # asked for, and without a run yet
+        self._unsettled: tuple[optuna.Trial, float] | None = None
         self._is_over = False
         self._impossible = 0
         self._stopping = False
@@ -159,6 +165,10 @@ class Driver:
         """Do what there is to do now; returns whether there will be more.
 
         There is as long as the study has not all its trials, also while the last of them run elsewhere.
+
+        It may wait for two things, so interfaces call it on a thread of its own: for a storage that is unreachable, up
+        to `patience.seconds` (ten minutes unless set) at each call of the storage or until `patience.given_up` is set;
+        and for a run that is pruned to stop, which takes a step or a second, ten seconds more if its agent is stuck.
 
         Raises:
             StudyError: The storage does not answer, or hardly anything in the space can be run.
@@ -176,7 +186,7 @@ class Driver:
                 if not self._start():
                     self._looked_at = time.monotonic()
                     break
-        return bool(self.live) or not (self._stopping or self._is_over)
+        return bool(self.live) or self._unsettled is not None or not (self._stopping or self._is_over)
 
     def stop(self) -> None:
         """Stop the runs; their trials are run again, first, when the study goes on.
@@ -191,7 +201,7 @@ class Driver:
             live.run.stop(_GRACE_S)
         left = [*self.live, *([] if self._begun is None else [self._begun])]
         self.live.clear()
-        self._begun = None
+        self._begun = self._unsettled = None
         if left:
             within(TOLD_WITHIN_S, self.patience, self._leave, left)
         recovery.resign(self._me)
@@ -217,19 +227,20 @@ class Driver:
     # Starting.
 
     def _start(self) -> bool:
-        """Begin a trial; False if there is none to begin now."""
+        """Begin a trial, or go on with one that has been begun; False if there is nothing to do for it now."""
         trials = self.patience(self._looked)
         self._is_over = recovery.ended(trials) >= self.trials
-        if recovery.begun(trials) >= self.trials:
-            return False
         try:
-            trial = self._next(trials)
-            if trial is None:
+            if self._unsettled is None:
+                if recovery.begun(trials) >= self.trials or (trial := self._next(trials)) is None:
+                    return False
+                self._begun = trial.number
+                self.patience(trial.set_user_attr, DRIVER, self._me)
+                self._unsettled = trial, time.monotonic() + _GIVING_WAY_S
+            if not self._settle(*self._unsettled):
                 return False
-            self._begun = trial.number
-            self._begin(trial)
         except UpdateFinishedTrialError:
-            pass  # it was given up for lost while the storage was away, and somebody has taken it
+            self._unsettled = None  # given up for lost while the storage was away, and taken by somebody
         self._begun = None
         return True
 
@@ -252,13 +263,24 @@ class Driver:
             self.patience(self.choose.before_asking, self.study, trials)
         return self.patience(self.study.ask)
 
+    def _settle(self, trial: optuna.Trial, deadline: float) -> bool:
+        """Run a trial, or give it up if others began theirs at the same moment; False if that is not sure yet.
+
+        The later of two gives way. Until the deadline a later tick looks again.
+        """
+        trials = self.patience(self.study.get_trials, deepcopy=False)
+        reason, is_sure = recovery.surplus(trial.number, trials, self.trials)
+        if not is_sure and time.monotonic() <= deadline:
+            return False
+        self._unsettled = None
+        if reason is None:
+            self._begin(trial)
+        else:
+            self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: recovery.SURPLUS})
+        return True
+
     def _begin(self, trial: optuna.Trial) -> None:
         """Draw the settings of a trial and start its run."""
-        self.patience(trial.set_user_attr, DRIVER, self._me)
-        reason = self._surplus(trial.number)
-        if reason is not None:
-            self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: recovery.SURPLUS})
-            return
         try:
             params = self._draw(trial)
             job = self._job(trial, params)
@@ -267,16 +289,6 @@ class Driver:
             return
         self._impossible = 0
         self._launch(trial, params, job)
-
-    def _surplus(self, number: int) -> str | None:
-        """Why to give a trial up again that was begun as others began theirs; the later of two gives way."""
-        deadline = time.monotonic() + _GIVING_WAY_S
-        while True:
-            trials = self.patience(self.study.get_trials, deepcopy=False)
-            reason, is_sure = recovery.surplus(number, trials, self.trials)
-            if is_sure or time.monotonic() > deadline:
-                return reason
-            time.sleep(_GIVING_WAY_S / 20)
 
     def _draw(self, trial: optuna.Trial) -> dict[str, Value]:
         """The settings of a trial, as the storage has them.
@@ -326,23 +338,26 @@ class Driver:
             return
         except LaunchError as error:
             raise not_launched(trial.number, error) from error
-        meter = Meter(run)
-        self.live[trial.number] = Live(trial, params, job, run, meter, meter.poll())
+        self.live[trial.number] = Live(trial, params, job, run, Meter(run))
         self._write(self.live[trial.number], RUN, str(run.path))
 
     # Watching.
 
     def _follow(self, live: Live) -> None:
         alive = live.run.is_alive  # before reading: what it wrote last is then there
-        live.measured = live.meter.poll()
+        live.meter.read()
         if not alive:
             self._finish(live)
             return
         if time.monotonic() - live.beat > recovery.beat_s():
             live.beat = time.monotonic()
             self._write(live, recovery.HEARTBEAT, time.time())
-        if live.number in self.live and self.pruner is not None and len(live.measured.curve) > live.judged_at:
-            live.judged_at = len(live.measured.curve)
+        if (
+            live.number in self.live
+            and self.pruner is not None
+            and live.meter.num_evaluations > live.judged_at
+        ):
+            live.judged_at = live.meter.num_evaluations
             trials = self.patience(self.study.get_trials, deepcopy=False)
             reason = self.patience(self.pruner.reason, live, trials)
             if reason is None:
@@ -366,7 +381,7 @@ class Driver:
 
     def _cut(self, live: Live, reason: str) -> None:
         live.run.stop(_GRACE_S)
-        live.measured = live.meter.poll()
+        live.meter.read()
         self._tell_measured(live, None, TrialState.PRUNED, reason)
 
     def _finish(self, live: Live) -> None:
@@ -374,11 +389,9 @@ class Driver:
         state, error = live.run.state, live.run.error
         if state == "completed":
             self._complete(live)
-        elif state == "stopped" and (live.run.reason or "").startswith("asked to stop"):
+        elif state == "stopped" and live.run.cause is Cause.REQUESTED:
             self._tell_measured(live, None, TrialState.PRUNED, "its run was stopped by hand")
-        elif (state == "stopped" or (error is not None and was_killed(error))) and self._may_retry(
-            live.number
-        ):
+        elif (state == "stopped" or was_killed(live.run)) and self._may_retry(live.number):
             self.patience(self._set_aside, live.number, _sentence(error), was_killed=True)
             self._drop(live)
         else:
@@ -474,10 +487,9 @@ def not_launched(number: int, error: LaunchError) -> StudyError:
     )
 
 
-def was_killed(error: RunFailed) -> bool:
-    """Whether something outside ended the run: a process of it was killed, nothing in it failed."""
-    text = str(error)
-    return "was killed" in text or "SIGKILL" in text or "could not be started" in text
+def was_killed(run: Run) -> bool:
+    """Whether something outside ended the run: a process of it was killed or never started, nothing in it failed."""
+    return run.cause in (Cause.KILLED, Cause.NOT_STARTED)
 
 
 def _sentence(error: ShardscopeError | None) -> str:

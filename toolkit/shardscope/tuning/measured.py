@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
@@ -74,7 +75,11 @@ class Measured:
 
 @dataclass
 class Meter:
-    """Follows one run; `poll` reads what is new and says what it has come to.
+    """Follows one run: `read` takes in the new events, `measured` computes the figures from all of them.
+
+    The process that trains a trial shares its machine with the process that watches it. So `read`, which is called many
+    times a second, costs as much as there are new events, however many steps came before; medians are left to
+    `measured`. One thread may read while others ask for the figures.
 
     Attributes:
         is_piece: Whether the run takes its job only a part of the way, and its steps stand for nothing but themselves.
@@ -96,6 +101,9 @@ class Meter:
     _judged: int = 0
     _judge_at: int = 1
     _alarms: tuple[str, ...] = ()
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _measured: Measured | None = None
+    """The figures of all that has been read; None once there is more."""
 
     def __post_init__(self) -> None:
         self._tail = self.run.tail()
@@ -106,12 +114,39 @@ class Meter:
         self.run, self._tail = run, run.tail()
         self._open.clear()
 
+    @property
+    def num_steps(self) -> int:
+        """Steps that all ranks had taken when it last read."""
+        return len(self._times)
+
+    @property
+    def num_evaluations(self) -> int:
+        """Points of the curve when it last read."""
+        return len(self._curve)
+
+    def read(self) -> None:
+        """Take in the events that are new."""
+        with self._lock:
+            for event in self._tail.poll():
+                self._take(event)
+                self._measured = None
+            if self._looks.num_events > self._judged and self._is_due():
+                self._judge()
+                self._measured = None
+
+    def measured(self) -> Measured:
+        """The figures of all that has been read, computed once until there is more."""
+        with self._lock:
+            if self._measured is None:
+                self._measured = self._compute()
+            return self._measured
+
     def poll(self) -> Measured:
         """The figures by now."""
-        for event in self._tail.poll():
-            self._take(event)
-        if self._looks.num_events > self._judged and self._is_due():
-            self._judge()
+        self.read()
+        return self.measured()
+
+    def _compute(self) -> Measured:
         computed = self._computed[WARM_UP_STEPS:] or self._computed
         codec = self._codec[WARM_UP_STEPS:] or self._codec  # the first step compiles
         return Measured(

@@ -72,7 +72,7 @@ class StudyProgress:
         """How far the study is, and its running trials."""
         trials = self._session.driver.trials
         running = [
-            f"trial {live.number} step {live.measured.steps}/{live.job.steps}"
+            f"trial {live.number} step {live.meter.num_steps}/{live.job.steps}"
             for live in list(self._session.driver.live.values())
         ]
         return "  ".join([f"{bar(self._done / trials)} {self._done}/{trials} trials", *running])

@@ -151,8 +151,9 @@ class HalvingDriver(Driver):
             return
         del self.held[number]
         held.meter.go_on(run)
-        self.live[number] = Live(held.trial, held.params, job, run, held.meter, held.meter.poll())
-        self.live[number].judged_at = len(held.meter.poll().curve)
+        held.meter.read()
+        self.live[number] = Live(held.trial, held.params, job, run, held.meter)
+        self.live[number].judged_at = held.meter.num_evaluations
         self._write(self.live[number], RUN, str(run.path))
 
     def _complete(self, live: Live) -> None:

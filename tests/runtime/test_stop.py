@@ -1,0 +1,101 @@
+"""When `stop` returns, the run has ended and no process of it lives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import psutil
+import pytest
+from torch import nn
+
+import shardscope as ss
+from conformance.runs import agent_pid, all_gone, endless_job, family, rank_pids, wait_for
+from shardscope.runtime.processes import process_started
+
+
+def lives(pids: list[int]) -> list[int]:
+    """Those of the processes that run at this moment."""
+    return [pid for pid in pids if not all_gone([pid], timeout=0.0)]
+
+
+class Deaf(nn.Module):
+    """A model whose ranks ignore SIGTERM, hold a quarter of a gigabyte, and take a minute for a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Linear(64, 10)
+        self.held = bytearray(b"1") * 2**28
+
+    def forward(self, x: Any) -> Any:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("deaf", flush=True)
+        time.sleep(60)
+        return self.weights(x)
+
+
+def test_a_rank_that_ignores_sigterm_in_a_long_step_is_gone() -> None:
+    run = ss.launch(endless_job(model=Deaf), preflight=False)
+    wait_for(lambda: "deaf" in run.logs(0) and "deaf" in run.logs(1), run)
+    processes = family(run)
+    run.stop(grace_s=0.1)
+    assert lives(processes) == []
+    assert (run.state, run.cause) == ("stopped", "requested")
+
+
+def test_its_ranks_are_gone_when_a_run_says_that_it_has_ended() -> None:
+    run = ss.launch(endless_job(model=Deaf), preflight=False)
+    wait_for(lambda: "deaf" in run.logs(0) and "deaf" in run.logs(1), run)
+    ranks = [event["pid"] for event in run.events("process")]
+    run._dir.request_stop(0.1)
+    while run.is_alive:
+        pass
+    assert lives(ranks) == []
+
+
+def test_a_run_that_has_just_completed_is_gone() -> None:
+    run = ss.launch(endless_job().replace(steps=3))
+    wait_for(lambda: run.events("start"), run)
+    processes = family(run)
+    run.wait(60).stop()
+    assert lives(processes) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the forkserver is another process")
+def test_ranks_that_outlive_their_agent_are_gone() -> None:
+    """Frozen, they see neither that their agent has been killed nor that their forkserver has."""
+    run = ss.launch(endless_job())
+    ranks = [*rank_pids(run).values()]
+    agent, processes = agent_pid(run), family(run)
+    forkserver = psutil.Process(ranks[0]).parent()
+    assert forkserver is not None
+    for pid in (*ranks, forkserver.pid):
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(agent, signal.SIGKILL)
+    wait_for(lambda: not run.is_alive)
+    assert lives(ranks) == ranks
+    run.stop()
+    left = lives(processes)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+    assert run.state == "failed"
+
+
+def test_stop_leaves_processes_alone_that_only_a_status_names() -> None:
+    """The process that reads, and one of the user's."""
+    run = ss.launch(endless_job().replace(steps=2)).wait(60)
+    other = psutil.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    try:
+        for pid in (os.getpid(), other.pid):
+            run._dir.write_status("stopped", pid=pid, process_started=process_started(pid))
+            asked = time.monotonic()
+            ss.Run.attach(run.path).stop()
+            assert time.monotonic() - asked < 5.0
+        assert lives([other.pid]) == [other.pid]
+    finally:
+        other.kill()
+        other.wait()
