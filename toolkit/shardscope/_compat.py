@@ -1,4 +1,4 @@
-"""Private surfaces of the standard library, in one place. (Those of torch are in `training/_compat.py`.)"""
+"""Private surfaces of the standard library, in one place; those of torch are in `training/_compat.py`."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _written(value: object, depth: int) -> str:
         return f"{opening}{_items(value, depth)}{closing}"
     try:
         return repr(value)[: 2 * _QUOTED]
-    except Exception:  # a user's own __repr__ may raise anything
+    except Exception:  # noqa: BLE001 - a user's own __repr__ may raise anything
         return f"<{kind.__name__}>"
 
 

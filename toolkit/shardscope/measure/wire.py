@@ -90,7 +90,7 @@ class Wire:
         takes = self._formula(name, link)
         return _by_counts(counted.get(name, Counted()), link) if takes is None else takes(payload)
 
-    def _formula(self, name: str, link: Link | Links) -> Callable[[int], Any] | None:
+    def _formula(self, name: str, link: Link | Links) -> Callable[[int], Any] | None:  # noqa: PLR0911 - one a pattern
         if name == "reduce_scatter":
             name = "all_reduce" if self._on_gloo else "ring_reduce_scatter"  # gloo runs an all-reduce inside
         if name in _RING:

@@ -116,7 +116,7 @@ def answer(asked: str, path: Path) -> None:
     """Trace the job of this JSON and leave the trace, or a line on why there is none, in a file that appears whole."""
     try:
         found = trace(Job.from_json(asked)).to_json()
-    except Exception as error:  # no memory, numbers that overflow: whoever waits is told
+    except Exception as error:  # noqa: BLE001 - no memory, numbers that overflow: whoever waits is told
         found = json.dumps({"error": str(error) or type(error).__name__})
     part = path.with_suffix(".part")
     part.write_text(found)

@@ -133,7 +133,7 @@ class Agent:
                 or self._without_forkserver(job)
                 or describe_failure(self.run, job, failed, self._exit_codes())
             )
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - becomes the run's error
             traceback.print_exc()
             details = {
                 "message": f"the ranks could not be started: {error}",

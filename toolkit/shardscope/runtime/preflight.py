@@ -70,7 +70,7 @@ def preflight(job: Job, *, timed: bool = True) -> Preflight:
         found = predict_job(job, trace=_trace)
         _ = found.fits  # worked out here, where a method of the user's may fail
         return Preflight(found, found.run_time_s if timed else None)
-    except Exception:  # of the user's code, whatever it may be: its ranks will tell
+    except Exception:  # noqa: BLE001 - of the user's code, whatever it may be: its ranks will tell
         return Preflight(None)
 
 

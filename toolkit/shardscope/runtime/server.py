@@ -117,7 +117,7 @@ class Server:
 
                 answer(request["trace"], Path(request["answer"]))
                 code = 0
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - a child has nobody to raise it to
                 traceback.print_exc()
                 sys.stderr.flush()
             finally:
@@ -134,7 +134,7 @@ class Server:
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
             code = main(request, lifeline)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - becomes the run's error
             traceback.print_exc()
             sys.stderr.flush()
             _record_failure(request["run"], error)

@@ -81,7 +81,7 @@ def _work(run: RunDir, resume: Resume | None, job: Job | None = None) -> str:
                 "process", pid=os.getpid()
             )  # tells whose exit code is whose, also before training starts
             return _train(run, resume, events, job)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a rank has nobody to raise it to
         traceback.print_exc()
         sys.stderr.flush()
         sys.stdout.flush()

@@ -239,7 +239,7 @@ def check(cls: Any) -> None:
         ) from None
     except SpecError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a user's class may raise anything
         raise SpecError(f"{title}() cannot be made ({error}); let it do with its defaults") from None
 
 
@@ -366,7 +366,7 @@ def _load() -> _Plugins:
                 cls = point.load()
                 check(cls)
                 _check_free(cls, found)
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - an installed package may raise anything
                 kind, name = getattr(cls, "kind", None), getattr(cls, "name", point.name)
                 broken.append(
                     _Broken(_package(point), point.name, kind, name, str(error) or type(error).__name__)

@@ -79,7 +79,7 @@ def _noted(failures: list[Exception]) -> Iterator[None]:
     """Inside, an error ends the block and is kept for later."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - raised once the ranks have met
         failures.append(error)
 
 

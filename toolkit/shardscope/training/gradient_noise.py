@@ -73,7 +73,7 @@ class GradientNoise:
         return lambda gradient: self.look_at(name, gradient)
 
     def begin(self, step: int) -> None:
-        """A step begins; is it this one's turn?"""
+        """Begin a step, and find out whether the noise is measured in it."""
         self.is_measuring = self.job.record.measures_noise(step)
         self._norms: list[Tensor] = []
         self._sketch = Sketch(self.context.device) if self._needs_sketch else None

@@ -28,7 +28,7 @@ class LayerWatch:
     events: EventWriter
 
     def begin(self, optimizer: torch.optim.Optimizer, *, is_due: bool) -> None:
-        """A step begins; is it to be told of?"""
+        """Begin a step; `is_due` says whether its layers are looked at."""
         if isinstance(optimizer, LayerwiseOptimizer):
             optimizer.is_watched = is_due
         if self.strategy.compressor is not None:

@@ -14,5 +14,5 @@ def twin_of(model: nn.Module) -> nn.Module | None:
     """
     try:
         return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
-    except Exception:  # any: what a user's own class raises when it is copied
+    except Exception:  # noqa: BLE001 - any: what a user's own class raises when it is copied
         return None

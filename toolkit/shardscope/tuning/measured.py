@@ -280,5 +280,5 @@ def _own_value(name: str, objective: Objective, run: Run) -> float | str:
     """The value, or what the user's function raised, as a sentence: it may raise anything, and ends one trial."""
     try:
         return float(objective(run))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - as the docstring says
         return f"objective {name!r} raised {type(error).__name__}: {error}"

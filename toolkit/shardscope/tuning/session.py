@@ -77,7 +77,7 @@ class Session:
     storage: str | BaseStorage | None = None
 
     @classmethod
-    def open(
+    def open(  # noqa: C901 - a step for each part of a study
         cls,
         job: Job | None = None,
         space: Space | Mapping[str, Any] | None = None,

@@ -1,4 +1,4 @@
-"""The critical batch size of a run beside its loss: is the batch in use far below it, near it, or beyond?"""
+"""The critical batch size of a run beside its loss: whether the batch in use is far below it, near it, or beyond."""
 
 from __future__ import annotations
 

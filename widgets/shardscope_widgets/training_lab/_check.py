@@ -95,7 +95,7 @@ class CheckPanel:
             self._say("The check was given up.")
         except ShardscopeError as error:
             self.box.value = problem_html(_failure(error))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - shown in the panel
             self.box.value = problem_html(f"The check failed. {safe(type(error).__name__)}: {safe(error)}")
         else:
             self.box.value = f'<div class="ss-verdict">{self.report._repr_html_()}</div>'

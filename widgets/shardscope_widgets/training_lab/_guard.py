@@ -41,5 +41,5 @@ class Guard:
                 yield
         except ShardscopeError as error:
             self._say(problem_html(safe(error)))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - shown in the panel
             self._say(problem_html(f"{safe(type(error).__name__)}: {safe(error)}"))

@@ -69,7 +69,7 @@ class RunBook:
         for run in reversed(found):
             try:
                 entries[run.id] = self.entries.get(run.id) or Entry(run, Trace.of(run), run.state)
-            except Exception as error:  # one bad run must not hide the others
+            except Exception as error:  # noqa: BLE001 - one bad run must not hide the others
                 bad.append(_skipped(run, error))
         bad += [entry.problem for entry in entries.values() if entry.problem]
         self.entries = entries
@@ -95,7 +95,7 @@ class RunBook:
             return False
         try:
             return entry.poll()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - shown beside the run
             entry.problem = _skipped(entry.run, error)
             return True
 

@@ -101,7 +101,7 @@ class Engine:
                 session.driver.stop()
         except NotMeasured:  # asked to stop before there was a study
             return
-        except Exception as error:  # whatever it is, the lab shows it: a thread has nobody else to tell
+        except Exception as error:  # noqa: BLE001 - whatever it is, the lab shows it: a thread has nobody else to tell
             self.error = error
 
     def _tick(self, session: Session) -> bool:

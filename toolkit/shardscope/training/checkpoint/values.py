@@ -16,7 +16,7 @@ _TAG = "="
 """The one key of an object that stands for something JSON lacks: its value is the kind and the content."""
 
 
-def encode(key: str, value: object) -> Any:
+def encode(key: str, value: object) -> Any:  # noqa: PLR0911 - one a type
     """`value` as JSON takes it.
 
     Raises:
@@ -54,7 +54,7 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def decode(value: Any) -> Any:
+def decode(value: Any) -> Any:  # noqa: PLR0911 - one a type
     """What `encode` was given."""
     if isinstance(value, list):
         return [decode(item) for item in value]

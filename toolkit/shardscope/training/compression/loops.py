@@ -92,7 +92,7 @@ def pack(codes, count, bits, packed):
 
 
 @inlined
-def unpack(packed, bits, count, codes):
+def unpack(packed, bits, count, codes):  # noqa: C901 - compiled as one loop
     """`bits.unpack_bits` into the first `count` of `codes` and up to seven more."""
     if bits == 8:
         for i in range(count):

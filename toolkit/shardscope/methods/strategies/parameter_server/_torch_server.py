@@ -184,7 +184,7 @@ class Server:
                 who, patience = f"worker rank {worker}", self.job.timeout_s
                 wait_for(self.link.post(inbox, worker, TO_SERVER), who, patience, patience)
                 self.receive(worker, inbox)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the thread that waits is told
             with self.state:
                 self.failure = self.failure or error
                 self.state.notify_all()
