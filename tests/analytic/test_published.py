@@ -12,6 +12,7 @@ from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 import numpy as np
 import pytest
 
+from analytic.deepspeed import zero_2_estimate, zero_3_estimate
 from analytic.published_tables import (
     DEEPSPEED_EXAMPLE,
     KORTHIKANTI_FIGURE_1,
@@ -38,7 +39,6 @@ from shardscope.analytic.memory import (
     model_state_bytes,
     stage_memory,
 )
-from shardscope.analytic.memory.deepspeed import zero_2_estimate, zero_3_estimate
 from shardscope.measure.scoreboard.rows import predicted_seconds
 from shardscope.measure.scoreboard.tables import (
     KORTHIKANTI_5,

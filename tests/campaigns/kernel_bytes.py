@@ -25,8 +25,8 @@ import _campaign
 from torch import Tensor, nn
 
 import shardscope as ss
+from conformance.wire_bytes import GLOO_HEADER_BYTES
 from shardscope.errors import SpecError
-from shardscope.training.transport import GLOO_HEADER_BYTES
 
 TCP_HEADER_BYTES = 66
 """Ethernet, IPv4, and TCP with time stamps: what loopback counts with every packet."""

@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from conformance.collectives import ODD_SIZES, check_sums, filled
 from conformance.ranks import RankPool
+from conformance.wire_bytes import GLOO_HEADER_BYTES, WireBytes, wire_bytes
 from shardscope.analytic import communication as comm
 from shardscope.training.collectives import Ring
 from shardscope.training.collectives.ring import split_sizes
 from shardscope.training.context import RankContext
-from shardscope.training.transport import GLOO_HEADER_BYTES, WireBytes, wire_bytes
 
 
 def quiet_wire() -> WireBytes:

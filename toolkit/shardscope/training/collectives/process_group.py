@@ -5,7 +5,7 @@ user's own `dist.all_reduce` all go through it. `init` registers it as a backend
 
 Where the backend sends inside (all-reduce and its kin), the bytes it puts on the wire are those of its algorithm:
 `_TOTAL_SENT` gives the total over all ranks per payload byte, and each rank is counted its even share. The totals were
-confirmed against the kernel's own TCP counters (`shardscope.training.transport`); a test does so again.
+confirmed against the TCP counters of the kernel; a test does so again.
 """
 
 from __future__ import annotations
