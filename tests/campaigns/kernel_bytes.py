@@ -5,8 +5,8 @@ job twice, of few steps and of more, so that starting, the final evaluation and 
 received in between is freed of the headers of TCP packets and of gloo's messages, and must be what the steps between
 tell of in `Run.metrics`, within 1 %.
 
-    PYTHONPATH=tests python tests/campaigns/kernel_bytes.py                  every strategy, alone and with each method that goes with it
-    PYTHONPATH=tests python tests/campaigns/kernel_bytes.py --count 10       the first ten
+    PYTHONPATH=tests python tests/campaigns/kernel_bytes.py             # every strategy, alone and with each method
+    PYTHONPATH=tests python tests/campaigns/kernel_bytes.py --count 10  # the first ten
 """
 
 from __future__ import annotations
