@@ -188,6 +188,27 @@ def test_every_direct_dependency_is_pinned_within_its_range() -> None:
         assert wanted.specifier.contains(pin), f"{wanted} is pinned to {pin}"
 
 
+BROUGHT_BY = {
+    "IPython": "jupyterlab", "pydantic_core": "pydantic", "sklearn": "scikit-learn", "sqlalchemy": "optuna",
+    "traitlets": "ipywidgets",
+}  # fmt: skip
+"""The declared package with which what is imported comes, where the names differ."""
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    extras = [line for lines in project()["optional-dependencies"].values() for line in lines]
+    declared = {Requirement(line).name for line in [*project()["dependencies"], *extras]}
+    ours = {*sys.stdlib_module_names, "shardscope", "shardscope_widgets"}
+    strangers = {
+        (package, str(path.relative_to(ROOT)))
+        for path in python_files()
+        if path.relative_to(ROOT).parts[0] in {"toolkit", "widgets"}
+        for package in {name.split(".")[0] for name in imports(path)} - ours
+        if BROUGHT_BY.get(package, package) not in declared
+    }
+    assert strangers == set()
+
+
 def test_torch_has_one_pin() -> None:
     pins = {
         re.search(r"^torch==(\S+)$", (ROOT / "binder" / name).read_text(), re.MULTILINE)[1]  # type: ignore[index]

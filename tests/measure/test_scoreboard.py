@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from shardscope import cli
-from shardscope.errors import DataError
+from shardscope.errors import DataError, ShardscopeError
 from shardscope.measure.scoreboard.board import board
 from shardscope.measure.scoreboard.calibrate import RECIPES
 from shardscope.measure.scoreboard.datasets import load
@@ -109,6 +111,18 @@ def test_odd_rows_do_not_bend_the_fit() -> None:
     made[0] = replace(made[0], seconds=3 * made[0].seconds)
     found = fit(made, {"matmul_efficiency": Prior(0.7, 1.0)}, Calibration(name="found"))
     assert found.matmul_efficiency == pytest.approx(0.62, rel=0.03)
+
+
+def test_only_fitting_needs_scipy_and_says_which_extra_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(
+        ShardscopeError, match=r"needs the package scipy; pip install 'shardscope\[calibrate\]'"
+    ):
+        fit(published()["Korthikanti, table 5"], {}, Calibration(name="none"))
+    modules = ("board", "calibrate", "fit", "score", "tables")
+    code = "".join(f"import shardscope.measure.scoreboard.{name}\n" for name in modules)
+    check = f"import sys; sys.modules['scipy'] = None\n{code}"
+    assert subprocess.run([sys.executable, "-c", check], capture_output=True, timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -97,12 +97,6 @@ def test_recomputing_more_never_takes_less(layout: Layout) -> None:
     assert times[1] <= times[2] * (1 + 1e-12)
 
 
-@settings(max_examples=30, deadline=None)
-@given(layouts)
-def test_the_tree_of_terms_has_the_total_of_the_table(layout: Layout) -> None:
-    assert time_term(MODEL, layout, CLUSTER, CALIBRATION).value == pytest.approx(total(layout))
-
-
 def test_full_recomputation_adds_a_forward_pass_of_the_blocks() -> None:
     kept, again = (
         step_time(

@@ -37,8 +37,21 @@ def test_it_looks_for_all_that_a_run_depends_on(report: Report) -> None:
         "loopback",
         "gloo",
         "namespaces",
+        "Chromium",
     }
-    assert names >= {"RAPL", "NVML", "Chromium"}
+
+
+def test_it_asks_for_no_energy_counters_as_no_run_reads_them(report: Report) -> None:
+    assert {each.name for each in report.findings}.isdisjoint({"RAPL", "NVML"})
+    assert "energy" not in report.to_text()
+
+
+def test_without_namespaces_links_are_emulated_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "namespaces_work", lambda: False)
+    missing = Report(tuple(doctor._extras()))["namespaces"]
+    assert missing.cost.startswith("Only for developers: ")
+    assert "emulate" not in Report(tuple(doctor._extras())).to_text()
+    assert not missing.required
 
 
 def test_this_machine_can_run_jobs(report: Report) -> None:

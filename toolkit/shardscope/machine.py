@@ -79,17 +79,12 @@ def loopback_works() -> bool:
 
 
 def namespaces_work() -> bool:
-    """Whether an unprivileged process may open network namespaces (Linux only)."""
+    """Whether an unprivileged process may open namespaces of its own, for a network or disks (Linux only)."""
     return sys.platform == "linux" and _succeeds(["unshare", "-Urnm", "true"])
 
 
-def rapl_readable(root: Path = Path("/sys/class/powercap")) -> bool:
-    """Whether the processor's energy counters can be read; most systems keep them for root."""
-    return any(os.access(counter, os.R_OK) for counter in root.glob("*rapl:*/energy_uj"))
-
-
 def nvml_works() -> bool:
-    """Whether NVIDIA's management library, the source of a GPU's energy, answers."""
+    """Whether NVIDIA's management library answers: tells without torch that this machine may have GPUs to train on."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

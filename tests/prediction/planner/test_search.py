@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from prediction.planner.brute import CALIBRATION, NARROW, every_layout, machine, scored, small_model, space
 from shardscope.prediction.planner import plan
+from shardscope.prediction.planner.search import Staircase
 
 SMALL = {"schedule": ["1f1b", "interleaved", "zb-h1"], "offload": ["none", "all"]}
 
@@ -117,3 +118,12 @@ def test_a_ranking_is_a_permutation_of_what_fits(objective):
     again = plans.by(objective)
     assert sorted(again.order.tolist()) == list(range(len(plans.order)))
     assert set(again.front.index) <= set(range(1, len(again) + 1))
+
+
+NUMBERS = st.tuples(st.integers(0, 9), st.integers(0, 9))
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=60), NUMBERS)
+def test_a_staircase_tells_who_is_surely_beaten(points, row):
+    beaten = Staircase(np.array(points, float)).beats(*np.array([row], float).T)[0]
+    assert beaten == any(time < row[0] and memory <= row[1] for time, memory in points)

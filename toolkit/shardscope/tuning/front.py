@@ -11,6 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
+from shardscope.analytic import pareto
+
 Values = Mapping[str, float]
 QUICKER_BY = 0.1
 """A median step of a run differed by 3 to 10 % from that of a run alike, one after the other on a busy machine."""
@@ -37,26 +41,22 @@ def front_of(values: Mapping[int, Values]) -> Front:
         >>> front_of({0: {"loss": 0.5, "seconds": 1.0}, 1: {"loss": 0.6, "seconds": 0.97}}).by_noise
         (1,)
     """
-    best = [
-        number
-        for number, own in values.items()
-        if not any(dominates(other, own) for other in values.values())
-    ]
-    clear: list[int] = []
-    for number in sorted(
-        best, key=lambda number: _all_but_time(values[number])
-    ):  # whoever beats it comes before it
-        if not any(_beats_but_for_noise(values[other], values[number]) for other in clear):
-            clear.append(number)
-    return Front(
-        tuple(n for n in best if n in clear),
-        tuple(n for n in best if n not in clear),
+    numbers, names = [*values], sorted(next(iter(values.values()), ()))
+    costs = np.array([[own[name] for name in names] for own in values.values()]).reshape(
+        len(values), len(names)
     )
-
-
-def dominates(a: Values, b: Values) -> bool:
-    """Whether `a` is at least as low as `b` in every objective and lower in one."""
-    return all(a[k] <= b[k] for k in b) and any(a[k] < b[k] for k in b)
+    is_time = np.array([name == _TIME for name in names], bool)
+    time, rest = costs[:, is_time], costs[:, ~is_time]
+    best = pareto.front(costs)
+    clear: list[int] = []
+    for row in best[pareto.lexical_order(rest[best])]:  # whoever beats it comes before it
+        is_no_slower = (time[clear] * (1 - QUICKER_BY) < time[row]).any(axis=-1)
+        if not (pareto.dominates(rest[clear], rest[row]) & is_no_slower).any():
+            clear.append(row)
+    return Front(
+        tuple(numbers[row] for row in best if row in clear),
+        tuple(numbers[row] for row in best if row not in clear),
+    )
 
 
 def note_of(by_noise: tuple[int, ...]) -> str | None:
@@ -71,14 +71,3 @@ def note_of(by_noise: tuple[int, ...]) -> str | None:
         f"{who} left out: all that {has} before what is on the front is less than {QUICKER_BY:.0%} of time, by which "
         "runs alike differ."
     )
-
-
-def _beats_but_for_noise(a: Values, b: Values) -> bool:
-    """Whether `b` has nothing before `a` but a time that is not shorter beyond noise."""
-    if _TIME not in b or a[_TIME] * (1 - QUICKER_BY) >= b[_TIME]:
-        return False
-    return dominates(*({name: value for name, value in each.items() if name != _TIME} for each in (a, b)))
-
-
-def _all_but_time(values: Values) -> tuple[float, ...]:
-    return tuple(values[name] for name in sorted(values) if name != _TIME)

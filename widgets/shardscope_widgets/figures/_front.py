@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.analytic import pareto
 from shardscope.tuning.front import QUICKER_BY, note_of
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._trials import ORDER, TrialInfo, objective_text, title_of
@@ -117,11 +118,7 @@ def _line_of(complete: Sequence[Dot], x: str) -> tuple[tuple[float, float], ...]
 
 def staircase(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
     """Of points, those with no other one further to the left and below, from left to right."""
-    steps: list[tuple[float, float]] = []
-    for x, y in sorted(points):
-        if not steps or y < steps[-1][1]:
-            steps.append((x, y))
-    return tuple(steps)
+    return tuple(sorted(points[at] for at in pareto.front(points, in_turn=True)))
 
 
 def front_text(info: FrontInfo) -> str:

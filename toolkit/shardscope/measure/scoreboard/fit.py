@@ -2,6 +2,8 @@
 
 Every constant has a prior, log-normal about what such machines usually show, so that what the rows cannot tell stays
 where it was instead of wandering off. Large residuals count linearly (soft L1): two odd runs do not bend the rest.
+
+Whoever ships a calibration fits it; predictions and the scoreboard only read it, and need no scipy.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares
 
+from shardscope.errors import ShardscopeError
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.spec.calibration import Calibration
 
@@ -43,7 +45,16 @@ def fit(
         priors: Of the constants to fit, by the name of their field.
         start: Where all other fields come from.
         weights: Of one row, by data set; 1 where it is not named.
+
+    Raises:
+        ShardscopeError: scipy is not installed.
     """
+    try:
+        from scipy.optimize import least_squares
+    except ImportError as error:
+        raise ShardscopeError(
+            "fitting a calibration needs the package scipy; pip install 'shardscope[calibrate]'"
+        ) from error
     measured = np.log([row.seconds for row in rows])
     scale = np.sqrt([(weights or {}).get(row.dataset, 1.0) for row in rows])
     spread = np.array([prior.spread for prior in priors.values()])

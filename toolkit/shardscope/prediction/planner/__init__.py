@@ -1,12 +1,11 @@
 """Search every layout of a model on a cluster, rank what fits, and say why the rest lost.
 
 `plan` goes through a `Space` of axes: `candidates` writes out what can be, `search` scores it a chunk at a time with
-`analytic.memory` and `prediction.step`, `pareto` keeps what can be the best by any measure, and `Plans` is the table
-that can be asked: `frame`, `front`, `best`, `by`, `explain`, `why`.
+`analytic.memory` and `prediction.step` and keeps what can be the best by any measure, and `Plans` is the table that can
+be asked: `frame`, `front`, `best`, `by`, `explain`, `why`.
 """
 
 from shardscope.prediction.planner.explain import Difference, Explanation
-from shardscope.prediction.planner.pareto import pareto_front, pareto_layers
 from shardscope.prediction.planner.plan import plan
 from shardscope.prediction.planner.plans import Plan, Plans, short
 from shardscope.prediction.planner.rank import OBJECTIVES
@@ -21,8 +20,6 @@ __all__ = [
     "Plan",
     "Plans",
     "Space",
-    "pareto_front",
-    "pareto_layers",
     "plan",
     "short",
 ]

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shardscope.analytic import pareto
+from shardscope.analytic.pareto import Indices
 from shardscope.errors import SpecError
 from shardscope.prediction.planner import explain as explaining
 from shardscope.prediction.planner.candidates import Candidates
 from shardscope.prediction.planner.filter import GIB, problem_with
-from shardscope.prediction.planner.pareto import Indices, pareto_front
 from shardscope.prediction.planner.rank import Floats, Objective, known_objective, ranking, scores
 from shardscope.prediction.planner.search import Rows, Setting, capacity, memory_parts, time_of
 from shardscope.prediction.step.step import cut, stage_layers
@@ -179,8 +180,9 @@ class Plans:
 
     @cached_property
     def front_rows(self) -> Indices:
-        """Places of the front among the kept rows."""
-        return pareto_front(self.time_s, self.headroom_bytes)
+        """Places of the front among the kept rows, fastest first."""
+        front = pareto.front(np.stack([self.time_s, -self.headroom_bytes]).T, in_turn=True)
+        return front[np.argsort(self.time_s[front])]
 
     def _frame(self, kept: Indices) -> pd.DataFrame:
         import pandas as pd

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardscope.analytic import pareto
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import MemoryParts, device_memory
 from shardscope.analytic.memory.offload import drive_room, host_room
 from shardscope.prediction.planner.candidates import Candidates
-from shardscope.prediction.planner.pareto import Staircase, pareto_layers
 from shardscope.prediction.planner.rules import Ints
 from shardscope.prediction.step import StepParts, step_time
 from shardscope.spec.calibration import Calibration
@@ -96,7 +96,7 @@ def search(setting: Setting, found: Candidates, *, keep: int | None) -> Found:
         return every._replace(rows=rows, beaten=len(every.rows.time_s) - len(rows.time_s))
     least = least_times(setting, found)
     order = np.argsort(least, kind="stable")
-    rows, bar, closest = EMPTY, Staircase(EMPTY.time_s, EMPTY.time_s), Closest(EMPTY, np.inf)
+    rows, bar, closest = EMPTY, Staircase(np.zeros((0, 2))), Closest(EMPTY, np.inf)
     kept: list[Rows] = []
     fits_count = too_large = 0
     for body, way in _chunks(found, order):
@@ -109,7 +109,7 @@ def search(setting: Setting, found: Candidates, *, keep: int | None) -> Found:
             closest = _closer(closest, body, way, memory, lacking)
         promising = np.flatnonzero(fits)
         if keep is not None:
-            beaten = bar.beats(least[body[promising]], capacity(setting) - memory[promising])
+            beaten = bar.beats(least[body[promising]], memory[promising] - capacity(setting))
             promising = promising[~beaten]
         if not len(promising):
             continue
@@ -182,12 +182,25 @@ def _timed(setting: Setting, found: Candidates, rows: Promising) -> Rows:
 
 
 def _best(rows: Rows, room: float, keep: int) -> tuple[Rows, Staircase]:
+    """The first `keep` fronts, which have the best `keep` rows by any measure of time and memory; the last as a bar."""
     places = np.lexsort((rows.compression, rows.way, rows.body))
     rows = rows.at(places)
-    best, front = pareto_layers(rows.time_s, room - rows.memory_bytes, keep)
-    last = best[front == keep - 1]
-    bar = Staircase(rows.time_s[last], room - rows.memory_bytes[last])
-    return rows.at(best), bar
+    costs = np.stack([rows.time_s, rows.memory_bytes - room]).T
+    front = pareto.front_numbers(costs, count=keep, in_turn=True)
+    best = np.flatnonzero(front < keep)
+    return rows.at(best[pareto.lexical_order(costs[best])]), Staircase(costs[front == keep - 1])
+
+
+class Staircase:
+    """The k-th front as a bar that a row has to pass: k others are faster and take as little memory, or not."""
+
+    def __init__(self, costs: Floats) -> None:
+        self._time, memory = costs[pareto.lexical_order(costs)].T
+        self._least = np.minimum.accumulate(np.concatenate(([np.inf], memory)))
+
+    def beats(self, time: Floats, memory: Floats) -> npt.NDArray[np.bool_]:
+        """Whether a row that is at least this slow and takes at least this much is surely beaten."""
+        return np.asarray(self._least[np.searchsorted(self._time, time)] <= memory)
 
 
 def _closer(before: Closest, body: Ints, way: Ints, memory: Floats, lacking: Floats) -> Closest:

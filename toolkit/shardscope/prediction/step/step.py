@@ -69,6 +69,15 @@ class StepParts(NamedTuple):
     total: Floats
 
 
+class Computing(NamedTuple):
+    """Seconds of which `StepParts.compute` is the sum, an array each."""
+
+    forward: Floats
+    backward: Floats
+    edge: Floats
+    """Embedding and output projection, both directions, beyond what a last stage with fewer layers has left."""
+
+
 CHUNK = 1 << 14
 """Rows worked on at a time: a dozen columns of this length stay in a core's cache."""
 
@@ -81,6 +90,7 @@ def even_time(
     *,
     drive_share: Floats | None = None,
     pace: Floats | float = 1.0,
+    computing: Computing | None = None,
 ) -> StepParts:
     """Seconds of one optimizer step for every layout, of a pipeline whose stages all have ceil(L / p) layers.
 
@@ -95,12 +105,13 @@ def even_time(
         calibration: The machine's constants.
         drive_share: `MemoryParts.drive_share` of each layout where it is known; None to count it.
         pace: Of each layout, what its stages take over what such a stage takes; see `cut`.
+        computing: Arrays of one number a layout to fill with the shares of `compute`; None where nobody asks.
     """
     work = _work(model, layouts, cluster, calibration, drive_share)
     work = work._replace(pace=np.broadcast_to(np.asarray(pace, float), len(layouts)))
     parts = StepParts(*np.empty((len(StepParts._fields), len(layouts))))
     for rows in _in_cache(layouts):
-        _fill(parts, rows, work)
+        _fill(parts, rows, work, computing)
     return parts
 
 
@@ -176,7 +187,7 @@ def _passes(work: _Work, rows: slice) -> _Passes:
     return _Passes(found, late, micro["forward"] + late.forward.total, backward)
 
 
-def _fill(parts: StepParts, rows: slice, work: _Work) -> None:
+def _fill(parts: StepParts, rows: slice, work: _Work, computing: Computing | None) -> None:
     layouts, cal = work.layouts, work.calibration
     found, late, forward, backward = _passes(work, rows)
     one, held, pace = found.micro, found.states, work.pace[rows]
@@ -196,6 +207,10 @@ def _fill(parts: StepParts, rows: slice, work: _Work) -> None:
     edge = count * _edge_left(one, forward + backward)
     parts.compute[rows] += edge * one["edge compute"]
     parts.tensor_comm[rows] += edge * one["edge tensor"]
+    if computing is not None:
+        computing.forward[rows] = paced * one["forward compute"]
+        computing.backward[rows] = paced * one["backward compute"]
+        computing.edge[rows] = edge * one["edge compute"]
     parts.bubble[rows] = bubble_time(schedule, stages, count, virtual, forward, backward - weight, weight)
     devices = layouts.tensor[rows] * layouts.context[rows] * layouts.data[rows] * stages
     hop = np.where(devices > work.per_node, one["far hop"], one["near hop"])
@@ -384,6 +399,25 @@ def step_time(
     """
     pace = cut(model, layouts, cluster, calibration).pace if cluster.groups else 1.0
     return even_time(model, layouts, cluster, calibration, drive_share=drive_share, pace=pace)
+
+
+class StepDetail(NamedTuple):
+    """A step's seconds with the shares of its largest part, and what they were scaled by."""
+
+    parts: StepParts
+    computing: Computing
+    pace: Floats
+    """See `Cut.pace`; 1 on a cluster of equal devices."""
+
+
+def step_detail(
+    model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration
+) -> StepDetail:
+    """`step_time`, with the shares of `compute` as the same pass works them out."""
+    pace = cut(model, layouts, cluster, calibration).pace if cluster.groups else np.ones(len(layouts))
+    computing = Computing(*np.empty((len(Computing._fields), len(layouts))))
+    parts = even_time(model, layouts, cluster, calibration, pace=pace, computing=computing)
+    return StepDetail(parts, computing, pace)
 
 
 def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration) -> Cut:

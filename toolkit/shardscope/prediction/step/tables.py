@@ -115,6 +115,8 @@ def _micro_columns(times: Stage, hops: list[Floats], saved: Floats) -> dict[str,
     f, b, r, e = times.forward, times.backward, times.recompute, times.edge
     return {
         "compute": f.compute + b.compute,
+        "forward compute": f.compute,
+        "backward compute": b.compute,
         "recompute": r.compute,
         "tensor": f.tensor + b.tensor + r.tensor,
         "context": f.context + b.context + r.context,

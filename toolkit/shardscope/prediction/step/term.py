@@ -6,16 +6,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from shardscope.analytic.compute.work import Split
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.terms import Term
 from shardscope.prediction.step.machine import Machine
-from shardscope.prediction.step.micro import stage
-from shardscope.prediction.step.step import SCALED, StepParts, cut, step_time
+from shardscope.prediction.step.step import SCALED, StepDetail, StepParts, step_detail
 from shardscope.prediction.step.tables import stage_elements
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
-from shardscope.spec.layout import RECOMPUTE_NAMES, Layout
+from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
 NAMES: Mapping[str, str] = {
@@ -51,60 +49,50 @@ FORMULAS: Mapping[str, tuple[str, str]] = {
 def time_term(model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration) -> Term:
     """The seconds of one step as a sum of terms; parts that are 0 are left out.
 
+    Every value is one that `step_detail` computes, the totals included; none is what the others leave over.
     On a mixed cluster, what goes with the layers of the slowest stage has its pace under the best cut as a factor.
     """
-    table = Layouts.of([layout])
-    parts = step_time(model, table, cluster, calibration)
-    pace = float(cut(model, table, cluster, calibration).pace[0]) if cluster.groups else 1.0
+    found = step_detail(model, Layouts.of([layout]), cluster, calibration)
     inputs = _inputs(model, layout, cluster, calibration)
-    terms = [_compute(model, layout, cluster, calibration, float(parts.compute[0]), pace)]
+    terms = [_compute(model, layout, cluster, calibration, found)]
     for field in StepParts._fields[1:-1]:
-        value = float(getattr(parts, field)[0])
+        value = float(getattr(found.parts, field)[0])
         if value > 0:
             formula, source = FORMULAS[field]
             if cluster.groups and field in SCALED:
-                formula, inputs[field] = f"{formula}, × pace", inputs[field] | {"pace": pace}
+                formula = f"{formula}, × pace"
+                inputs[field] |= {"pace": float(found.pace[0])}
             terms.append(
                 Term(NAMES[field], value, "s", formula, inputs[field], f"{source}; rates: {calibration.name}")
             )
-    return Term.total("step", tuple(terms))
+    return Term("step", float(found.parts.total[0]), "s", parts=tuple(terms))
 
 
-def _compute(  # noqa: PLR0917
-    model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration, whole: float, pace: float
+def _compute(
+    model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration, found: StepDetail
 ) -> Term:
     machine = Machine.of(cluster, calibration, layout.precision)
-    split = Split.of(
-        tensor=[layout.tensor], micro_batch=layout.micro_batch, context=layout.context, expert=layout.expert
-    )
-    times = stage(
-        model, machine, split, pipeline=[layout.pipeline], recompute=[RECOMPUTE_NAMES.index(layout.recompute)],
-        sequence_parallel=[layout.sequence_parallel], flash=layout.flash_attention,
-    )  # fmt: skip
-    count = layout.num_micro_batches
     source = f"roofline, Williams et al. 2009; rates: {calibration.name}"
     shares: dict[str, float | str] = {
-        "m": count,
+        "m": layout.num_micro_batches,
         "layers": float(np.ceil(model.layers / layout.pipeline)),
         "products in": machine.format,
         "FLOP/s of huge products": machine.matmul_rate,
         "w": calibration.half_size,
         "bytes/s": machine.memory_rate,
-        **({"pace": pace} if cluster.groups else {}),
+        **({"pace": float(found.pace[0])} if cluster.groups else {}),
     }
     formula = "m × layers × (Σ 2mnk / rate (1 + w (1/m + 1/n + 1/k)) + bytes / bandwidth)"
     if cluster.groups:
         formula += ", × pace"
-    forward, backward = (pace * count * float(part.compute[0]) for part in (times.forward, times.backward))
     edge = "m × (3 products s b × h × V/t + bytes of logits / bandwidth), beyond what a shorter last stage has left"
     directions = (
-        ("forward", forward, formula),
-        ("backward", backward, f"twice the products and bytes of: {formula}"),
-        ("embedding and output", max(0.0, whole - forward - backward), edge),
+        ("forward", found.computing.forward, formula),
+        ("backward", found.computing.backward, f"twice the products and bytes of: {formula}"),
+        ("embedding and output", found.computing.edge, edge),
     )
-    return Term.total(
-        "compute", tuple(Term(name, value, "s", text, shares, source) for name, value, text in directions)
-    )
+    parts = tuple(Term(name, float(value[0]), "s", text, shares, source) for name, value, text in directions)
+    return Term("compute", float(found.parts.compute[0]), "s", parts=parts)
 
 
 def _inputs(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardscope.errors import RunNotFound
 from shardscope.runtime import Run
-from shardscope.tuning.population.exploit import fronts, ranked
+from shardscope.tuning.population.exploit import first_front, ranked
 from shardscope.tuning.population.journal import NAME, is_held, read_lines
 from shardscope.tuning.population.objectives import costs_of
 from shardscope.tuning.population.record import Course, Move, Outcome, Plan
@@ -103,7 +103,7 @@ class Population:
     def front(self) -> list[Entry]:
         """The members that nobody dominates at the end of the last interval that is over."""
         last = self._last()
-        return [last[member] for member in fronts(self._costs())[0]]
+        return [last[member] for member in first_front(self._costs())]
 
     def _last(self) -> dict[int, Entry]:
         last = self.course.last_interval
