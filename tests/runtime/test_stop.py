@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -20,6 +21,11 @@ from shardscope.runtime.processes import process_started
 def lives(pids: list[int]) -> list[int]:
     """Those of the processes that run at this moment."""
     return [pid for pid in pids if not all_gone([pid], timeout=0.0)]
+
+
+def agent_and_ranks(run: ss.Run) -> list[int]:
+    ranks = rank_pids(run).values()  # before they have started, the process on record is the launch server
+    return [*ranks, agent_pid(run)]
 
 
 class Deaf(nn.Module):
@@ -57,9 +63,8 @@ def test_its_ranks_are_gone_when_a_run_says_that_it_has_ended() -> None:
 
 
 def test_a_run_that_has_just_completed_is_gone() -> None:
-    run = ss.launch(endless_job().replace(steps=3))
-    wait_for(lambda: run.events("start"), run)
-    processes = family(run)
+    run = ss.launch(endless_job().replace(steps=20))
+    processes = agent_and_ranks(run)
     run.wait(60).stop()
     assert lives(processes) == []
 
@@ -68,8 +73,7 @@ def test_a_run_that_has_just_completed_is_gone() -> None:
 def test_ranks_that_outlive_their_agent_are_gone() -> None:
     """Frozen, they see neither that their agent has been killed nor that their forkserver has."""
     run = ss.launch(endless_job())
-    ranks = [*rank_pids(run).values()]
-    agent, processes = agent_pid(run), family(run)
+    ranks, agent = [*rank_pids(run).values()], agent_pid(run)
     forkserver = psutil.Process(ranks[0]).parent()
     assert forkserver is not None
     for pid in (*ranks, forkserver.pid):
@@ -78,11 +82,43 @@ def test_ranks_that_outlive_their_agent_are_gone() -> None:
     wait_for(lambda: not run.is_alive)
     assert lives(ranks) == ranks
     run.stop()
-    left = lives(processes)
-    for pid in left:
+    left = lives(ranks)
+    for pid in (*left, forkserver.pid):
         os.kill(pid, signal.SIGKILL)
     assert left == []
-    assert run.state == "failed"
+    assert (run.state, run.cause) == ("failed", "killed")
+
+
+def test_a_run_whose_agent_had_to_be_killed_was_stopped_and_did_not_fail() -> None:
+    run = ss.launch(endless_job())
+    processes = agent_and_ranks(run)
+    os.kill(agent_pid(run), signal.SIGSTOP)
+    run.stop(grace_s=0.1)
+    assert lives(processes) == []
+    assert (run.state, run.cause, run.error) == ("stopped", "requested", None)
+
+
+def test_processes_of_others_in_what_was_an_agents_session_are_left_alone() -> None:
+    """A pid is given again: to the leader of another session, which may have ended and left workers in it."""
+    worker = "import time; time.sleep(60)  # multiprocessing.spawn shardscope.runtime"
+    leader = (
+        f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {worker!r}]).pid, flush=True)"
+    )
+    shell = subprocess.Popen(
+        [sys.executable, "-c", leader], start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+    assert shell.stdout is not None
+    others = int(shell.stdout.readline())
+    shell.wait()
+    try:
+        run = ss.launch(endless_job().replace(steps=2)).wait(60)
+        boot, _, ticks = str(process_started()).partition("/")
+        for started in ("another-boot/4711", f"{boot}/{int(ticks) - 100}"):
+            run._dir.write_status("failed", pid=shell.pid, process_started=started)
+            ss.Run.attach(run.path).stop()
+            assert lives([others]) == [others]
+    finally:
+        os.kill(others, signal.SIGKILL)
 
 
 def test_stop_leaves_processes_alone_that_only_a_status_names() -> None:

@@ -28,7 +28,6 @@ def carry_out(arguments: argparse.Namespace) -> int:
     from shardscope.runtime import Run
 
     run = Run.attach(arguments.run, arguments.root)
-    if run.is_alive:
-        run.stop(grace_s=arguments.grace_s)
+    run.stop(grace_s=arguments.grace_s)
     print(f"{run.id}: {run.state}")
     return 0

@@ -219,7 +219,8 @@ class Agent:
             return False  # out of reach is not gone
 
     def _lost(self) -> Ending:
-        return Ending("failed", error={"message": self.run.is_gone_message()})
+        error = {"message": self.run.is_gone_message()}
+        return Ending("failed", error=error, cause=Cause.DIRECTORY_GONE)
 
     def _end(self, ending: Ending) -> None:
         """Kill the ranks, also those that are only being started; do not wait for elastic longer than need be."""

@@ -12,6 +12,7 @@ from shardscope.runtime.driver_server import TOOLKIT, driver
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir, find_resumable, runs_root
+from shardscope.runtime.schema import Cause
 from shardscope.runtime.user_modules import beyond_current_folder, of_current_folder
 from shardscope.spec import Job, registry
 
@@ -95,7 +96,10 @@ def launch(
         _hand_over(run, _request(run, job, earlier, detach=detach, allow_pickle=allow_pickle))
     except BaseException as error:  # an interrupt too: no run stays behind that nobody starts
         details = {"message": f"the launch was cut short ({type(error).__name__}: {error}); launch it again"}
-        run.write_status("failed", pid=os.getpid(), process_started=process_started(), error=details)
+        started = process_started()
+        run.write_status(
+            "failed", pid=os.getpid(), process_started=started, error=details, cause=Cause.NOT_STARTED
+        )
         raise
     return Run(run, job)
 

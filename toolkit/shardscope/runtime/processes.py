@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing import parent_process
 from pathlib import Path
 
@@ -18,7 +18,8 @@ import psutil
 _PR_SET_PDEATHSIG = 1
 _TRACKER = "multiprocessing.resource_tracker"
 _OF_A_RUN = ("shardscope.runtime", "multiprocessing.")
-_POLL_S = 0.01
+_POLL_S = 0.005
+_LONGEST_POLL_S = 0.1
 _DYING_S = 5.0
 """How long a killed process may take to disappear: the system frees its memory first."""
 
@@ -26,6 +27,10 @@ ProcessStart = str | float
 """When a process was started: with its pid this tells it from every other, ever. On Linux the boot and the clock ticks
 since then, ``"BOOT/TICKS"``, which no change of the wall clock moves; elsewhere, and in files of older versions, unix
 seconds."""
+
+
+Identity = tuple[int, ProcessStart]
+"""A process for ever: its pid and its start."""
 
 
 def process_started(pid: int | None = None) -> ProcessStart:
@@ -102,61 +107,66 @@ def _kill(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def end_processes_of(agent: int) -> None:
-    """Kill all processes of an agent's run but itself, and wait until they are gone.
+    """Kill all processes of an agent's run except the agent, and wait until they are gone.
 
     A killed process lives until the system has ended it, below the agent or, where its parent went first, elsewhere.
     """
-    deadline, killed = time.monotonic() + _DYING_S, set[psutil.Process]()
-    while time.monotonic() < deadline:
-        killed |= {
-            *kill_descendants(agent),
-            *_kill(_session_of(agent)),
-        }  # one may have started another just before
-        if not any(map(_runs, killed)):
-            return
-        time.sleep(_POLL_S)
+    killed: set[psutil.Process] = set()
+
+    def are_gone() -> bool:
+        nonlocal killed
+        # again each time: one may have started another just before it was killed
+        killed |= {*kill_descendants(agent), *_kill(_session_of(agent))}
+        return not any(map(_runs, killed))
+
+    _wait_until(are_gone, _DYING_S)
 
 
-def end_run(agent: int, started: ProcessStart, patience_s: float) -> None:
-    """Wait until an agent and the processes of its run are gone; kill those that outlive it.
+def end_run(agent: Identity, ranks: Iterable[Identity], patience_s: float) -> None:
+    """Wait until an agent and its ranks are gone, and kill those that outlive it.
 
-    An agent leads a session, by which the processes of its run are found when it is gone itself. Programs that the
-    user's code has started and left behind are not among them.
+    A process is known by its pid and its start, so one that has been given the same pid since is left alone, as is
+    every process that is not an agent or a rank. Programs that the user's code has started are not waited for.
 
     Args:
-        agent: Its process. Nothing happens if that is not an agent or a rank.
-        started: When it was started.
-        patience_s: After so many seconds the agent is killed too.
+        agent: The run's agent.
+        ranks: Its ranks.
+        patience_s: Seconds after which an agent that still runs is killed, with all processes below it.
     """
     deadline = time.monotonic() + patience_s
-    left: set[psutil.Process] = set()
-    while time.monotonic() < deadline + _DYING_S:
-        if not _may_end(agent, started):
-            return
-        lives = is_alive(agent, started)
-        if lives and time.monotonic() >= deadline:
-            left |= {*kill_descendants(agent)}
-            with contextlib.suppress(psutil.NoSuchProcess):
-                psutil.Process(agent).kill()
-        left |= {*_session_of(agent)}
-        if not lives:
-            _kill([*left])
-        left = {*filter(_runs, left)}
-        if not lives and not left:
-            return
-        time.sleep(_POLL_S)
+    killed: set[psutil.Process] = set()
+
+    def are_gone() -> bool:
+        nonlocal killed
+        agents = _of_a_run([agent])
+        if agents and time.monotonic() < deadline:
+            return False
+        for each in agents:
+            killed |= {*kill_descendants(each.pid), *_kill(_session_of(each.pid))}
+        killed |= {*_kill([*agents, *_of_a_run(ranks)])}
+        return not any(map(_runs, killed))
+
+    _wait_until(are_gone, patience_s + _DYING_S)
 
 
-def _may_end(agent: int, started: ProcessStart) -> bool:
-    """Whether a process is an agent, or was one and no other has its number now."""
-    if agent in (0, 1, os.getpid()):
-        return False
-    try:
-        return _is_same(agent, started) and (is_of_shardscope(agent) or _is_ending(psutil.Process(agent)))
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.AccessDenied:
-        return False
+def _wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline, pause = time.monotonic() + timeout_s, _POLL_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_POLL_S)
+
+
+def _of_a_run(known: Iterable[Identity]) -> list[psutil.Process]:
+    """Those of the processes that still run, and are an agent or a rank."""
+    found = []
+    for pid, started in known:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if pid in (0, 1, os.getpid()) or not is_alive(pid, started):
+                continue
+            if is_of_shardscope(pid) or _is_ending(process):
+                found.append(process)
+    return found
 
 
 def _session_of(leader: int) -> list[psutil.Process]:
@@ -175,7 +185,10 @@ def _session_of(leader: int) -> list[psutil.Process]:
 
 def _is_ending(process: psutil.Process) -> bool:
     """Whether the system is ending a process: it has freed its memory, and with it the command line."""
-    return not process.cmdline()
+    try:
+        return not process.cmdline()
+    except psutil.AccessDenied:  # macOS, at that moment
+        return True
 
 
 def ignore_interrupts() -> None:

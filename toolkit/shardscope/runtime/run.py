@@ -21,7 +21,7 @@ from shardscope.runtime.processes import end_run, is_alive
 from shardscope.runtime.rundir import RunDir, find, holds_run, this_host
 from shardscope.runtime.schema import FINAL_STATES, Cause, Status, printable
 from shardscope.runtime.summary import Summary, summarise
-from shardscope.runtime.tail import Event, Tail, select
+from shardscope.runtime.tail import Event, Tail, first_events, select
 from shardscope.spec import Job
 
 if TYPE_CHECKING:
@@ -108,7 +108,10 @@ class Run:
 
     @property
     def cause(self) -> Cause | None:
-        """What ended it before its last step; None for an error of its own, and where that was not recorded."""
+        """What ended it before its last step: ``"requested"``, ``"killed"``, ``"not-started"``, ``"terminated"`` (its
+        agent received SIGTERM), ``"driver-ended"`` or ``"directory-gone"``. None for an error in a rank, and for runs
+        of versions that did not record it.
+        """
         return self._status().cause
 
     def _status(self) -> Status:
@@ -141,7 +144,8 @@ class Run:
         last = self._last_status
         if last is not None and (last.state in FINAL_STATES or (last.state == "running" and _lives(last))):
             return last
-        return Status("failed", 0, 0.0, t=time.time(), error={"message": self._dir.is_gone_message()})
+        error = {"message": self._dir.is_gone_message()}
+        return Status("failed", 0, 0.0, t=time.time(), error=error, cause=Cause.DIRECTORY_GONE)
 
     def _without_status(self, why: str) -> Status:
         """The state of a run without a readable status: from its events, else failed for an unknown reason."""
@@ -174,6 +178,8 @@ class Run:
             "traceback": self._server_log(),
         }  # fmt: skip
         lost = replace(status, state="failed", error=error, cause=None if own else cause)
+        if not own and self._dir.stop_request.exists():
+            lost = replace(status, state="stopped", reason="asked to stop", cause=Cause.REQUESTED)
         with contextlib.suppress(OSError):  # a directory that can only be read still tells how the run ended
             self._dir.write_json("status.json", asdict(lost))
         return lost
@@ -211,9 +217,10 @@ class Run:
     def stop(self, grace_s: float = 5.0) -> Self:
         """Stop the run: at the end of the step it is in, or by force once `grace_s` seconds have passed.
 
-        Returns when it has ended and none of its processes lives on this machine. A run that has ended already is left
-        as it is, but for processes that it has left behind. One on another machine that does not answer within ten
-        seconds more, and one whose agent has not started within two minutes, go on until they find the request.
+        Returns when it has ended and neither its agent nor its ranks run on this machine. If it had ended already, only
+        ranks that outlived it are killed. Two kinds of run may still be going when this returns, and stop once they see
+        the request: one on another machine that has not stopped ten seconds after `grace_s`, and one whose agent has
+        not started within two minutes.
         """
         if self.is_alive:
             self._ask_to_stop(grace_s)
@@ -243,13 +250,14 @@ class Run:
         self._dir.judge(index(step))
 
     def _see_out(self, patience_s: float) -> None:
-        """Wait until the run's processes are gone; its agent may take this long, and is then killed with them."""
+        """Wait until the run's processes are gone; an agent still alive after `patience_s` is killed with them."""
         status = self._last_status
         if status is None or status.host != this_host():
             return  # no process of this run is here
         if status.state == "starting" or status.cause is Cause.NOT_STARTED:
             return  # the process on record is the launch server
-        end_run(status.pid, status.process_started, patience_s)
+        ranks = [(event["pid"], event["started"]) for event in first_events(self._dir) if "started" in event]
+        end_run((status.pid, status.process_started), ranks, patience_s)
 
     # What it has to tell.
 

@@ -152,7 +152,7 @@ _KINDS: Mapping[str, Check] = {
         {**_STEP, "type": _is_name, "message": _is_text, "traceback": _is_text},
         {"strategy": _or_none(_is_name)},
     ),
-    "process": _fields({"pid": is_whole}),
+    "process": _fields({"pid": is_whole}, {"started": lambda value: isinstance(value, str | float)}),
     "end": _fields({"state": lambda value: value in ("completed", "stopped")}, {"steps": is_whole}),
     "resume": _fields({**_STEP, "samples": is_whole, "notes": _list_of(_is_text)}),
     "memory": _fields({**_STEP, **dict.fromkeys(_MEMORY, is_whole)}),
@@ -211,6 +211,8 @@ class Cause(StrEnum):
     """Its agent received SIGTERM."""
     DRIVER_ENDED = "driver-ended"
     """The program that launched it ended."""
+    DIRECTORY_GONE = "directory-gone"
+    """Its directory was deleted or moved."""
 
 
 @dataclass(frozen=True)

@@ -171,10 +171,12 @@ def _record_failure(path: str, error: BaseException) -> None:
     """An agent that could not even set itself up says so where its driver looks."""
     from shardscope.runtime.processes import process_started
     from shardscope.runtime.rundir import RunDir
+    from shardscope.runtime.schema import Cause
 
     details = {"message": f"the agent could not start: {error}", "traceback": traceback.format_exc()}
+    started = process_started()
     RunDir(Path(path)).write_status(
-        "failed", pid=os.getpid(), process_started=process_started(), error=details
+        "failed", pid=os.getpid(), process_started=started, error=details, cause=Cause.NOT_STARTED
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from shardscope.runtime.schema import is_readable
 
 Event = dict[str, Any]
 LONGEST_LINE = 64 * 2**20
+_FIRST_LINE = 4096
 """Bytes of the longest event; what follows a longer line, such as the hole in a sparse file, is not read."""
 
 
@@ -110,6 +112,17 @@ def _parse(line: bytes) -> Event | None:
 def read_events(run: RunDir, kind: str | None = None, rank: int | None = None) -> list[Event]:
     """All events of a run so far, by time; only one kind or one rank if asked."""
     return select(Tail(run).poll(), kind, rank)
+
+
+def first_events(run: RunDir) -> list[Event]:
+    """The first event of each rank, without reading the rest of its log."""
+    found = []
+    for path in run.rank_files():
+        with contextlib.suppress(OSError, RunUnreadable), opened(path) as descriptor:
+            event = _parse(read_range(descriptor, 0, _FIRST_LINE).partition(b"\n")[0])
+            if event is not None:
+                found.append(event)
+    return found
 
 
 def select(events: list[Event], kind: str | None, rank: int | None) -> list[Event]:

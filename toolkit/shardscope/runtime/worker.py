@@ -77,9 +77,8 @@ def _work(run: RunDir, resume: Resume | None, job: Job | None = None) -> str:
     rank = int(os.environ["RANK"])
     try:
         with EventWriter(run.rank_file(rank), rank) as events:
-            events.emit(
-                "process", pid=os.getpid()
-            )  # tells whose exit code is whose, also before training starts
+            # tells whose exit code is whose, also before training starts
+            events.emit("process", pid=os.getpid(), started=process_started())
             return _train(run, resume, events, job)
     except BaseException:  # noqa: BLE001 - a rank has nobody to raise it to
         traceback.print_exc()
