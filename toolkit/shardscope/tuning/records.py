@@ -149,7 +149,10 @@ def is_paused(trial: FrozenTrial) -> bool:
 def records_of(
     study: optuna.Study, space: Space, objectives: Sequence[str], *, wanted: int | None = None
 ) -> list[TrialRecord]:
-    """Return all trials of a study by number; after `wanted` trials have ended, waiting trials become ``unused``."""
+    """Return the records of all trials of a study, sorted by number.
+
+    After `wanted` trials have ended, waiting trials are ``unused``, except retries and those requested by hand.
+    """
     marks = study.user_attrs
     found = [
         record_of(trial, space, objectives, pinned=bool(marks.get(f"{PINNED}:{trial.number}")))
