@@ -87,7 +87,7 @@ class Definition(Spec):
         self.job.require_code()
 
     def with_batches_of(self, begun: Definition) -> Definition:
-        """Return the definition with the batch range of `begun`, if both definitions left the range to the study."""
+        """Return the definition with the batch range of `begun`, if neither definition has a user-given range."""
         if self.batch_range is None or begun.batch_range is None:
             return self
         return self.centred(begun.space.parameters.get("batch"), begun.batch_range)

@@ -88,9 +88,7 @@ class StudyProgress:
 
     def _records(self) -> list[TrialRecord] | None:
         """Return the trials; None if the storage is unreachable."""
-        from shardscope.tuning.storage import (
-            outages,
-        )  # imported late, so that help and errors do not need Optuna
+        from shardscope.tuning.storage import outages  # imported late: help and errors need no Optuna
 
         with suppress(*outages()):
             return self._session.records()

@@ -258,9 +258,7 @@ def suggest(trial: optuna.Trial, definition: Definition) -> dict[str, Value]:
         parameter, held = space.parameters[name], study_name(name, space)
         try:
             chosen[name] = _suggested(trial, held, parameter)
-        except (
-            ValueError
-        ) as error:  # Optuna raises it for a distribution that is incompatible with an earlier one
+        except ValueError as error:  # Optuna: the distribution is incompatible with an earlier one
             raise StudyError(
                 f"study {trial.study.study_name!r} holds a trial that something else has added, whose {held!r} is of "
                 f"another kind ({error}); give yours another name"

@@ -274,9 +274,7 @@ class Session:
     def pin(self, number: int, is_pinned: bool = True) -> None:
         """Pin or unpin a trial in the storage, visible to everybody who opens the study."""
         self.record(number)
-        self.study.set_user_attr(
-            f"{PINNED}:{number}", is_pinned
-        )  # an attribute per trial, so that no pin overwrites another
+        self.study.set_user_attr(f"{PINNED}:{number}", is_pinned)  # one each, so that none is overwritten
 
 
 def _go_on(definition: Definition, seed_it: Callable[[], None], *, study: str) -> None:
