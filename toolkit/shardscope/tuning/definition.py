@@ -99,7 +99,7 @@ class Definition(Spec):
         return self.replace(space=Space(parameters=parameters), batch_range=found)
 
     def difference(self, other: Definition) -> str | None:
-        """Return a clause on how `other` differs; None if it does not."""
+        """Return a clause on the first difference between the two definitions; None if there is none."""
         known = {key: text for key, text in (other.code or {}).items() if key in (self.code or {})}
         recoded = _changed(known, self.code or {})
         if recoded:
