@@ -1,1 +1,1 @@
-"""Finding settings by real runs: studies, populations, sweeps of the batch, tests of a learning rate's range."""
+"""Search for settings by real runs: studies, populations, batch-size sweeps and learning-rate range tests."""

@@ -1,6 +1,6 @@
-"""The job of a trial: the study's job with the drawn settings put in, and whether its memory will fit.
+"""The job of a trial: the study's job with the drawn settings applied, and a check that it fits into memory.
 
-What is judged is predicted by formula, before anything runs and without torch.
+The check uses formulas, before anything runs and without torch.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _AS_THEY_ARE = ("strategy", "precision", "recompute", "clip_norm", "world_size",
 
 
 def branches_of(job: Job) -> dict[str, str]:
-    """The job's own choices where a space may branch."""
+    """Return the job's own methods in the places where a space may branch."""
     return {owner: getattr(job, owner).name for owner in BRANCHES}
 
 
 def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> Job:
-    """The job with some settings changed.
+    """Return the job with some settings changed.
 
     Args:
-        job: The study's.
-        params: By the names of a `Space`; ``batch`` as a number of samples.
-        equal: What a trial with another batch keeps: its ``samples`` (so its epochs), or its ``steps``.
+        job: The study's job.
+        params: Settings by the names of a `Space`; ``batch`` is a number of samples.
+        equal: What a trial with another batch size keeps equal: ``samples`` (so its epochs), or ``steps``.
 
     Raises:
-        SpecError: These settings do not go together.
+        SpecError: The settings are incompatible with each other or with the job.
     """
     params = {FORMER_NAMES.get(name, name): value for name, value in params.items()}
     parts = {name: parse_name(name) for name in params}
@@ -57,7 +57,7 @@ def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> J
 
 
 def _batch(job: Job, size: int) -> Batch:
-    """Its micro-batch stays where that is possible, so that memory does."""
+    """Return a batch of `size` samples; it keeps the job's micro-batch, and so its memory, if that divides `size`."""
     micro = job.batch.micro_batch
     return Batch(
         global_batch=size, micro_batch=micro if micro and size % micro == 0 and micro <= size else None
@@ -92,7 +92,7 @@ def _compression(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any]
 
 
 def _lr_schedule(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any], steps: int) -> LRSchedule:
-    """The warm-up keeps its share of the steps where the trial has others."""
+    """Return the schedule of a trial; unless searched, the warm-up keeps its share of the steps."""
     own = job.lr_schedule
     name = str(params.get("lr_schedule", own.name))
     share = params.get("warmup")
@@ -105,10 +105,10 @@ def _lr_schedule(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any]
 def check(job: Job, space: Space, *, equal: str = "samples") -> None:
     """Refuse a space with a value that no trial could run, before anything runs.
 
-    Every end of every range and every choice is tried in a job of its own, with the branch that it belongs to chosen.
+    Each end of each range and each choice is tried in a separate job, with every choice of branch that it goes with.
 
     Raises:
-        SpecError: One is impossible; names the parameter and what the job says of it.
+        SpecError: A value is impossible; the message names the parameter and the job's reason.
     """
     for name, parameter in space.parameters.items():
         parts = parse_name(name)
@@ -125,7 +125,7 @@ def check(job: Job, space: Space, *, equal: str = "samples") -> None:
 
 
 def _branches(job: Job, space: Space, name: str) -> list[dict[str, Value]]:
-    """What may be chosen besides: for a setting, every choice that has it; for a choice, every other choice."""
+    """Return the combinations of other choices to try a parameter with; a setting needs a branch that has it."""
     chosen: list[dict[str, Value]] = [{}]
     for owner in dict.fromkeys(("optimizer", "compression", "strategy", parse_name(name).owner)):
         parameter = space.parameters.get(owner)
@@ -152,17 +152,16 @@ def _fault(job: Job, params: dict[str, Value], equal: str) -> str | None:
 
 
 class MemoryLimit:
-    """Finds trials that a rank cannot hold.
+    """Detects trials that do not fit into the memory of a rank.
 
-    Only what can be predicted is judged (`shardscope.runtime.preflight`); of anything else nothing is said, and it
-    runs.
+    A job is refused only if `shardscope.runtime.preflight` can predict its memory; any other job runs.
 
     Args:
-        bytes_per_rank: What a rank may hold, or a text such as ``"2 GiB"``; None is its share of the machine's memory
-            that is free.
+        bytes_per_rank: Bytes that a rank may hold, or a text such as ``"2 GiB"``; None is a rank's share of the
+            machine's free memory.
 
     Raises:
-        SpecError: It is not a number of bytes above 0.
+        SpecError: The limit is not a number of bytes above 0.
     """
 
     def __init__(self, bytes_per_rank: float | str | None = None) -> None:
@@ -177,7 +176,7 @@ class MemoryLimit:
         )
 
     def fault(self, job: Job) -> str | None:
-        """Why a job does not fit, as a sentence; None where it does or nothing is known."""
+        """Return why a job does not fit, as a sentence; None if it fits or its memory cannot be predicted."""
         needed = predicted_peak(job)
         if needed is None:
             return None
@@ -191,7 +190,7 @@ class MemoryLimit:
 
 
 def predicted_peak(job: Job) -> float | None:
-    """Bytes on the rank that holds most; None where no formula describes the job."""
+    """Return the peak bytes of the rank that holds most; None if no formula describes the job."""
     found = preflight(job, timed=False).prediction
     return None if found is None else found.peak_bytes
 

@@ -1,4 +1,4 @@
-"""Which batches a study searches by default: powers of two around the critical one, or around the job's own."""
+"""Default batch sizes of a study: powers of two around the critical batch size, or around the job's own."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from shardscope.tuning.apply import apply
 _FACTOR = 4
 _FEWEST_STEPS = 8
 _MOST_TIMES = 8
-"""A trial of equal samples takes more steps the smaller its batch; each takes fewer than this many times the job's."""
+"""Most steps of a trial with equal samples, as a multiple of the job's; smaller batches take more steps."""
 
 
 class BatchRange(Spec):
-    """What a study's batches were centred on when it was begun."""
+    """Centre of a study's batch sizes, fixed when the study is created."""
 
     own: int
-    """The job's batch, which lies within them; it is one of them if it is a power of two."""
+    """The job's batch size. It lies within the range, and is one of the batches if it is a power of two."""
     critical: float | None = None
-    """The critical batch size by the gradient noise scale, in samples; None where it was not measured."""
+    """Critical batch size by the gradient noise scale, in samples; None if not measured."""
     low: float | None = None
-    """Where its 95 % interval begins."""
+    """Lower end of its 95 % interval, in samples."""
     high: float | None = None
-    """Where it ends; None where the gradient cannot be told from noise."""
+    """Upper end; None if the gradient cannot be distinguished from noise."""
     steps: int = 0
-    """At which it was measured."""
+    """Number of steps over which it was measured."""
     run: str | None = None
-    """Path of the run that measured it, on the machine that did."""
+    """Path of the run that measured it, on the machine that ran it."""
     why_not: str | None = None
-    """Why it was not measured; a clause. None also where it was not asked for."""
+    """Clause on why it was not measured; None also if it was not requested."""
 
     def sentence(self, batches: PowersOfTwo) -> str:
-        """Which batches are searched, and why those."""
+        """Return a sentence on which batch sizes are searched, and why."""
         said = f"Batches of {batches.low} to {batches.high}"
         if self.critical is None or self.low is None:
             return f"{said}, around the job's own of {self.own}{f', because {self.why_not}' if self.why_not else ''}."
@@ -52,12 +52,15 @@ class BatchRange(Spec):
 def around(
     job: Job, centre: float | None = None, *, fits: Callable[[Job], bool] | None = None
 ) -> PowersOfTwo | None:
-    """Powers of two from a quarter to four times a centre, and on to the job's own batch; None where fewer than two go.
+    """Return powers of two from a quarter to four times a centre, extended to the job's own batch.
+
+    None if fewer than two of them are possible, also around the job's own batch.
 
     Args:
-        job: Its ranks must be able to share them, and its samples last for a few steps, not for many times its own.
-        centre: In samples; None is the job's own batch.
-        fits: Whether a job with another batch can be run here.
+        job: The job. Batches must be valid for it and take at most 8 times its steps; those larger than its own must
+            leave at least 8 steps.
+        centre: Centre in samples; None is the job's own batch size.
+        fits: Returns whether a job with a larger batch can run here.
     """
     own = job.batch.global_batch
     middle = own if centre is None else 2 ** round(math.log2(centre))

@@ -1,12 +1,12 @@
-"""How far the batch can be pushed: the largest at which each optimizer still reaches a target in the same epochs.
+"""Batch-size sweep: the largest batch at which each optimizer still reaches a target in the same number of epochs.
 
     sweep = batch_sweep(job, batches=PowersOfTwo(32, 1024), target=0.1)
     sweep.largest("lamb")
 
-Every batch size gets the same number of samples, so fewer steps the larger it is. Each optimizer gets the same number
-of runs at each batch: first its rate is looked for among a few around what its scaling rule says (linear for SGD and
-LARS, Goyal et al. 2017; the square root for AdamW and LAMB, You et al. 2020), with the first seed; then the best of
-them is run with the other seeds. What was run before is not run again, so a sweep that was stopped goes on.
+Every batch size gets the same number of samples, so larger batches take fewer steps. Each optimizer gets the same
+number of runs at each batch. A few rates around that of its scaling rule (linear for SGD and LARS, Goyal et al. 2017;
+the square root for AdamW and LAMB, You et al. 2020) are run with the first seed. Then the best rate is run with the
+other seeds. A sweep that was stopped resumes: completed runs are not repeated.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from shardscope.tuning.storage import folder_of
 
 OPTIMIZERS = ("sgd", "adamw", "lars", "lamb")
 FACTORS = (0.25, 1.0, 4.0)
-"""Rates tried, as shares of what the rule says; the rule is only where one begins to look."""
+"""Rates to try, as multiples of the rate of the scaling rule, which is only a starting point."""
 _WARMUP = 0.1
 _LEEWAY = 1.25
 _MOMENTUM = 0.9
-"""Of optimizers that have one, and none by default: so large batches are trained with SGD."""
+"""Momentum for optimizers whose default momentum is 0, as is usual for SGD with large batches."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep; `value` is None where it failed (diverged, for one)."""
+    """One run of a sweep; `value` is None if the run failed, for example diverged."""
 
     optimizer: str
     batch: int
@@ -56,7 +56,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Point:
-    """One optimizer at one batch: its best rate, and what that came to with each seed that did not fail."""
+    """One optimizer at one batch size: its best rate, and that rate's value for each seed that did not fail."""
 
     optimizer: str
     batch: int
@@ -67,18 +67,18 @@ class Point:
 
     @property
     def median(self) -> float:
-        """Over all seeds; infinite where most failed."""
+        """Median value over all seeds; infinite if most of them failed."""
         failed = self.num_seeds - len(self.values)
         return median([*self.values, *[math.inf] * failed])
 
     def reaches(self, target: float) -> bool:
-        """Whether the median seed is at the target or below."""
+        """Return whether the median over seeds is finite and at most the target."""
         return math.isfinite(self.median) and self.median <= target
 
 
 @dataclass(frozen=True)
 class BatchSweep:
-    """What a sweep found."""
+    """Result of a sweep."""
 
     job: Job
     quality: str
@@ -86,7 +86,7 @@ class BatchSweep:
     points: tuple[Point, ...]
 
     def largest(self, optimizer: str) -> int | None:
-        """The largest batch up to which every batch reaches the target; None if the smallest does not."""
+        """Return the largest batch up to which every batch reaches the target; None if the smallest misses it."""
         largest = None
         for point in sorted((p for p in self.points if p.optimizer == optimizer), key=lambda p: p.batch):
             if not point.reaches(self.target):
@@ -116,25 +116,25 @@ def batch_sweep(
     root: str | Path | None = None,
     on_cell: Callable[[Cell], None] | None = None,
 ) -> BatchSweep:
-    """Look for the largest batch at which each optimizer still reaches a target within the same epochs.
+    """Find the largest batch at which each optimizer still reaches a target in the same number of epochs.
 
     Args:
-        job: What to train; its batch times its steps is what every run gets, its batch is where `rates` hold.
+        job: What to train. Every run gets as many samples as the job; `rates` apply at the job's batch size.
         batches: Batch sizes to try.
-        target: What must be reached on held-back data; None takes what every optimizer that trains at all comes to at
-            the smallest batch (its median), and a quarter more: seeds alone differ by a tenth or more.
+        target: Value to reach on held-back data. None takes the worst median of the optimizers at the smallest batch
+            (those that train at all), times 1.25: seeds alone differ by a tenth or more.
         quality: ``loss``, or ``error``, the share of wrong answers.
-        optimizers: To compare.
-        rates: By optimizer, at the job's batch; None takes their usual ones.
-        factors: Rates to try at each batch, as shares of the rule's.
-        seeds: The first one chooses the rate, all count.
-        name: Where runs that are there already are looked for; by default after what is asked.
+        optimizers: Names of the optimizers to compare.
+        rates: Learning rates by optimizer, at the job's batch size; None takes the default rates.
+        factors: Rates to try at each batch size, as multiples of the rate of the scaling rule.
+        seeds: Seeds of the runs; the first one chooses the rate, and all count for the median.
+        name: Name of the sweep, under which completed runs are found; derived from the arguments by default.
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        on_cell: Called after each run.
+        on_cell: Called after each run with its `Cell`.
 
     Raises:
-        SpecError: A batch is impossible, or the steps are fewer than 2 at the largest.
-        StudyError: The sweep of this name asked for something else, or one of its runs was stopped by hand.
+        SpecError: A batch size is impossible, or leaves fewer than 2 steps.
+        StudyError: The sweep of this name has other arguments, or one of its runs was stopped by hand.
     """
     _check(job, batches, optimizers, seeds, quality)
     usual = {**{n: Optimizer(name=n).lr for n in optimizers}, **(rates or {})}
@@ -199,11 +199,11 @@ class _Plan:
 
 
 def _to_its_end(job: Job, folder: Path) -> Run:
-    """A run that completed, or failed by itself. An interrupt stops it.
+    """Return a run that completed or failed by itself. An interrupt stops the run.
 
     Raises:
-        RunFailed: It was killed, again and again.
-        StudyError: Somebody stopped it.
+        RunFailed: The run was killed at each of `MOST_ATTEMPTS` attempts.
+        StudyError: The run was stopped by hand.
     """
     for attempt in range(MOST_ATTEMPTS):
         run = launch(job, root=folder)
@@ -261,7 +261,7 @@ def _digest(job: Job, rates: Mapping[str, float], quality: str) -> str:
 
 
 def _claim(path: Path, asked: str, name: str | None) -> None:
-    """Refuse the folder of a sweep that asked for something else."""
+    """Refuse the folder of a sweep with other arguments."""
     if path.exists() and path.read_text() != asked:
         raise StudyError(
             f"name={name!r} is a sweep of another job, quality or other rates; give this one another name, or none"
@@ -270,7 +270,7 @@ def _claim(path: Path, asked: str, name: str | None) -> None:
 
 
 def _append(path: Path, cell: Cell) -> None:
-    line = f"\n{json.dumps(asdict(cell))}\n"  # the line break before it ends what a killed sweep left torn
+    line = f"\n{json.dumps(asdict(cell))}\n"  # the line break before it ends a torn line of a killed sweep
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
         file.write(line)
 
@@ -283,7 +283,7 @@ def _load(path: Path) -> dict[tuple[str, int, float, int], Cell]:
 
 
 def _cells(path: Path) -> Iterator[Cell]:
-    """Whole lines; what a killed sweep left torn is run again."""
+    """Yield the cells of whole lines; the run of a torn line is repeated."""
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             yield Cell(**json.loads(line))

@@ -1,4 +1,4 @@
-"""What a study is about: written into its storage when it begins, and compared with what is asked when it goes on."""
+"""Definition of a study: stored when the study is created, and compared with the request when it is resumed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
 
 
 class Definition(Spec):
-    """A study: a job, what of it may change, and what is minimised.
+    """A study: a job, its search space and its objectives.
 
-    `own` are objectives by functions of the user's; they are known by name and must be given again to go on.
+    `own` names the objectives that are user-defined functions. Only the names are stored, so the functions must be
+    given again to resume.
     """
 
     job: Annotated[Job, BeforeValidator(lambda job: Job.from_fields(job) if isinstance(job, dict) else job)]
@@ -28,16 +29,16 @@ class Definition(Spec):
     objectives: tuple[str, ...] = Field(min_length=1)
     own: tuple[str, ...] = ()
     equal: Literal["samples", "steps"] = "samples"
-    """What trials of another batch size keep."""
+    """What trials with another batch size keep equal to the job."""
     batch_range: BatchRange | None = None
-    """What the batches are centred on, where that was left to the study."""
+    """Centre of the batch sizes, if the study chose their range."""
     baselines: bool | None = None
-    """Whether optimizers that all are held against are among them, and settings from the literature first.
+    """Whether baseline optimizers are included and settings from the literature are run first.
 
-    None where that was not written down, and so cannot be compared.
+    None if the study does not record it; it is then not compared.
     """
     code: dict[str, str] | None = None
-    """Of the user's own methods that job and space name, what `code_of` found; None where that was not written down."""
+    """Digests from `code_of` of the user-defined methods in job and space; None if not recorded."""
 
     @model_validator(mode="after")
     def _possible(self) -> Definition:
@@ -47,19 +48,19 @@ class Definition(Spec):
 
     @property
     def quality(self) -> str | None:
-        """The objective that is known only from training: ``loss`` or ``error``; None if it is the user's own."""
+        """First objective that is ``loss`` or ``error``; None if only the user's own function measures quality."""
         return next((name for name in self.objectives if name in QUALITIES), None)
 
     @property
     def batches(self) -> str | None:
-        """Which batches are searched and why, as a sentence; None where somebody said which, or none are."""
+        """Sentence on which batch sizes are searched and why; None if the user chose them or none are searched."""
         batches = self.space.parameters.get("batch")
         if self.batch_range is None or not isinstance(batches, PowersOfTwo):
             return None
         return self.batch_range.sentence(batches)
 
     def in_words(self) -> dict[str, str]:
-        """What a dashboard shows of it."""
+        """Return the texts that a dashboard shows about the study, by attribute."""
         job = self.job
         words = (
             f"{label_of(job.model)} on {label_of(job.data)}: {job.strategy.label}, {job.world_size} ranks, "
@@ -68,14 +69,14 @@ class Definition(Spec):
         return {"job": words, **({} if self.batches is None else {"batches": self.batches})}
 
     def require_code(self, *, study: str) -> None:
-        """Refuse to run trials by other code than the study was begun with.
+        """Refuse to run trials if the user's own methods have changed since the study was created.
 
         Args:
-            study: Its name, for the message.
+            study: Name of the study, for the message.
 
         Raises:
-            StudyError: A method of the user's own has other code here.
-            SpecError: One is not here at all.
+            StudyError: The code of a user-defined method differs.
+            SpecError: A user-defined method does not exist here.
         """
         changed = _changed(self.code or {}, {**(self.code or {}), **code_of(self.job, self.space)})
         if changed:
@@ -86,19 +87,19 @@ class Definition(Spec):
         self.job.require_code()
 
     def with_batches_of(self, begun: Definition) -> Definition:
-        """Itself with the batches that a study was begun with, where these were left to the study both times."""
+        """Return the definition with the batch range of `begun`, if neither definition has a user-given range."""
         if self.batch_range is None or begun.batch_range is None:
             return self
         return self.centred(begun.space.parameters.get("batch"), begun.batch_range)
 
     def centred(self, batches: Parameter | None, found: BatchRange) -> Definition:
-        """Itself with other batches, or none, and what they are centred on."""
+        """Return the definition with other batch sizes (None removes them) and the centre that was found for them."""
         others = {name: held for name, held in self.space.parameters.items() if name != "batch"}
         parameters = others if batches is None else {**others, "batch": batches}
         return self.replace(space=Space(parameters=parameters), batch_range=found)
 
     def difference(self, other: Definition) -> str | None:
-        """What another definition has otherwise, as a clause; None where nothing is."""
+        """Return a clause on the first difference between the two definitions; None if there is none."""
         known = {key: text for key, text in (other.code or {}).items() if key in (self.code or {})}
         recoded = _changed(known, self.code or {})
         if recoded:
@@ -124,11 +125,11 @@ def check_objectives(names: Sequence[str], own: Collection[str] = ()) -> None:
     """Refuse names that nothing measures, and sets of them by which nothing can be chosen.
 
     Args:
-        names: Of the objectives.
-        own: Those that are functions of the user's.
+        names: Names of the objectives.
+        own: Names of the user-defined objectives.
 
     Raises:
-        SpecError: One is unknown or given twice, or none says anything of quality.
+        SpecError: An objective is unknown or given twice, or none measures quality.
     """
     for name in names:
         if name not in OBJECTIVES and name not in own:
@@ -143,9 +144,9 @@ def check_objectives(names: Sequence[str], own: Collection[str] = ()) -> None:
 
 
 def code_of(job: Job, space: Space) -> dict[str, str]:
-    """Digests of the code of the user's own methods that a job and a space name, as it is here.
+    """Return digests of the current code of the user-defined methods in a job and a space.
 
-    By where and what they are: ``lr_schedule='sawtooth'``.
+    Keys are place and name, as in ``lr_schedule='sawtooth'``.
     """
     found = {}
     for place, method in (*job.methods(), *space.methods()):

@@ -1,11 +1,11 @@
-"""The driver of a study: asks for settings, starts a real run for each, watches them, tells what came of them.
+"""The driver of a study: it asks for settings, launches a real run for each, watches the runs and records the results.
 
     driver = Driver(study, ledger, definition, trials=40)
-    while driver.tick():        never waits for a run to train; its docstring says what it may wait for
+    while driver.tick():        never blocks on training; its docstring lists what it may block on
         time.sleep(0.05)
 
-All state is in the study's storage and in run directories. A driver that is killed leaves nothing that another, or the
-next, cannot take up (see `recovery`); any number of drivers may work on one study.
+All state is in the study's storage and in run directories. After a driver is killed, any other driver can take over its
+trials (see `recovery`). Any number of drivers may work on one study.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from shardscope.tuning.storage import Patience, within
 _RECOVER_EVERY_S = 5.0
 _GRACE_S = 1.0
 _LOOK_EVERY_S = 0.5
-"""How often a driver with nothing to start asks the storage whether that has changed."""
+"""Seconds between two queries of the storage by a driver that has nothing to start."""
 _GIVING_WAY_S = 1.0
 TOLD_WITHIN_S = 5.0
-"""How long a stop waits for the storage to take down what was stopped."""
+"""Seconds that a stop waits for the storage to record the stopped trials."""
 MOST_ATTEMPTS = 3
-"""How often a trial is begun whose run something outside keeps killing; memory that runs out looks like that too."""
+"""Most attempts at a trial whose run is killed from outside; running out of memory looks the same."""
 _MOST_IMPOSSIBLE = 20
-"""Impossible trials in a row after which the space itself is at fault."""
+"""Number of consecutive impossible trials after which the space itself is at fault."""
 
 
 class Pruner(Protocol):
     """Decides whether a running trial is worth its remaining steps."""
 
     def reason(self, live: Live, trials: list[FrozenTrial], /) -> str | None:
-        """Why to stop it, as a sentence; None to let it go on. Called whenever it was evaluated once more.
+        """Return why to stop the trial, as a sentence; None to continue. Called after each evaluation.
 
         The trial waits for the answer, but no longer than one of its steps takes.
         """
@@ -72,23 +72,23 @@ class Pruner(Protocol):
 
 @runtime_checkable
 class Reporting(Protocol):
-    """A pruner that writes into the study how a trial goes."""
+    """A pruner that reports intermediate values of a trial to the study."""
 
     def report(self, live: Live, /) -> None:
-        """Write what is new of its curve. Called before a trial is told, too: it may have ended between two looks."""
+        """Report new points of the curve. Also called before a trial ends, which may happen between two looks."""
         ...
 
 
 class Feasibility(Protocol):
-    """Decides before anything runs whether a job can be run here."""
+    """Decides before launch whether a job can run on this machine."""
 
     def fault(self, job: Job) -> str | None:
-        """Why not, as a sentence; None where it can."""
+        """Return why the job cannot run, as a sentence; None if it can."""
         ...
 
 
 class Choose(Protocol):
-    """May fix some settings of the next trial before it is drawn."""
+    """May fix some settings of the next trial before the others are drawn."""
 
     def before_asking(self, study: optuna.Study, trials: list[FrozenTrial]) -> None:
         """Add a trial to the study's queue, or do nothing."""
@@ -110,29 +110,29 @@ class Live:
 
     @property
     def number(self) -> int:
-        """Of the trial in its study."""
+        """Number of the trial in its study."""
         return self.trial.number
 
     @property
     def measured(self) -> Measured:
-        """The figures of what has been read of its run; computed when they are asked for."""
+        """Figures of the events read so far from the run; computed on access."""
         return self.meter.measured()
 
 
 @dataclass
 class Driver:
-    """Runs trials until the study has as many as asked for.
+    """Runs trials until the study has the requested number.
 
     Args:
-        study: Where trials are asked for.
-        ledger: Where they are told.
-        definition: What it is about.
-        trials: That the study is to have in all, by whichever driver; what was impossible or run again is not counted.
-        folder: For the run directories of its trials.
-        own: The user's own objectives, by name.
-        parallel: Trials at once.
-        seed: Called before anything is run; queues what is to be run first.
-        patience: With a storage that is away.
+        study: Study to ask for trials.
+        ledger: Ledger to record results in.
+        definition: Definition of the study.
+        trials: Total number of trials over all drivers; impossible and retried trials are not counted.
+        folder: Folder for the run directories of the trials.
+        own: User-defined objectives by name.
+        parallel: Number of trials to run at the same time.
+        seed: Called before any trial runs; queues the settings that are to be run first.
+        patience: Retry policy for a storage that is unreachable.
     """
 
     study: optuna.Study
@@ -153,7 +153,7 @@ class Driver:
         self._me = recovery.enrol(self)
         self._watch = recovery.Watch()
         self._recovered_at = self._looked_at = -math.inf
-        self._begun: int | None = None  # asked for, and without a run yet
+        self._begun: int | None = None  # number of a trial that was asked for and has no run yet
         self._unsettled: tuple[optuna.Trial, float] | None = None
         self._is_over = False
         self._impossible = 0
@@ -162,16 +162,16 @@ class Driver:
     # The loop.
 
     def tick(self) -> bool:
-        """Do what there is to do now; returns whether there will be more.
+        """Do the work that is due now; returns whether more will follow.
 
-        There is as long as the study has not all its trials, also while the last of them run elsewhere.
+        More follows until the study has all its trials, also while other drivers run the last of them.
 
-        It may wait for two things, so interfaces call it on a thread of its own: for a storage that is unreachable, up
-        to `patience.seconds` (ten minutes unless set) at each call of the storage or until `patience.given_up` is set;
-        and for a run that is pruned to stop, which takes a step or a second, ten seconds more if its agent is stuck.
+        A tick may block on two things, so user interfaces call it on a separate thread. On an unreachable storage it
+        waits up to `patience.seconds` (ten minutes unless set) per call, or until `patience.given_up` is set. On a
+        pruned run it waits for the stop, which takes a step or a second, ten seconds more if its agent is stuck.
 
         Raises:
-            StudyError: The storage does not answer, or hardly anything in the space can be run.
+            StudyError: The storage does not answer, or hardly any settings in the space can be run.
         """
         if self.seed is not None:
             self.patience(self.seed)
@@ -189,9 +189,9 @@ class Driver:
         return bool(self.live) or self._unsettled is not None or not (self._stopping or self._is_over)
 
     def stop(self) -> None:
-        """Stop the runs; their trials are run again, first, when the study goes on.
+        """Stop the runs; their trials are rerun first when the study is resumed.
 
-        Answers also while the storage does not: whoever goes on finds out by itself what was left.
+        Returns even if the storage is unreachable: the driver that resumes the study finds the interrupted trials.
         """
         self._stopping = True
         self.patience.given_up.set()
@@ -211,14 +211,14 @@ class Driver:
             self._set_aside(number, "the study was stopped")
 
     def can_prune(self, number: int) -> bool:
-        """Whether a trial is this driver's to stop."""
+        """Return whether this driver can stop the trial."""
         return number in self.live
 
     def prune(self, number: int, reason: str = "pruned by hand") -> None:
-        """Stop a trial that runs here and count it as pruned.
+        """Stop a trial of this driver and count it as pruned.
 
         Raises:
-            StudyError: It does not run here.
+            StudyError: The trial does not run here.
         """
         if number not in self.live:
             raise StudyError(f"trial {number} does not run here; running are {sorted(self.live) or 'none'}")
@@ -227,7 +227,7 @@ class Driver:
     # Starting.
 
     def _start(self) -> bool:
-        """Begin a trial, or go on with one that has been begun; False if there is nothing to do for it now."""
+        """Start a trial, or continue to start one that is unsettled; False if nothing can be started now."""
         trials = self.patience(self._looked)
         self._is_over = recovery.ended(trials) >= self.trials
         try:
@@ -240,7 +240,7 @@ class Driver:
             if not self._settle(*self._unsettled):
                 return False
         except UpdateFinishedTrialError:
-            self._unsettled = None  # given up for lost while the storage was away, and taken by somebody
+            self._unsettled = None  # taken over by another driver while the storage was unreachable
         self._begun = None
         return True
 
@@ -251,7 +251,7 @@ class Driver:
         return trials
 
     def _next(self, trials: list[FrozenTrial]) -> optuna.Trial | None:
-        """A trial to be run again, else one asked for by hand, else a new one; None where all places are taken."""
+        """Return a trial to retry, else one requested by hand, else a new one; None if all places are taken."""
         is_full = len(recovery.places(trials)) >= self.trials
         for number in [*recovery.retries(trials), *([] if is_full else recovery.asked_again(trials))]:
             held = self.patience(self.ledger.take, number)
@@ -264,9 +264,9 @@ class Driver:
         return self.patience(self.study.ask)
 
     def _settle(self, trial: optuna.Trial, deadline: float) -> bool:
-        """Run a trial, or give it up if others began theirs at the same moment; False if that is not sure yet.
+        """Run a trial, or give it up if other drivers started too many at once; False if that is undecided.
 
-        The later of two gives way. Until the deadline a later tick looks again.
+        The later of two trials gives way. Until the deadline, later ticks check again.
         """
         trials = self.patience(self.study.get_trials, deepcopy=False)
         reason, is_sure = recovery.surplus(trial.number, trials, self.trials)
@@ -291,25 +291,25 @@ class Driver:
         self._launch(trial, params, job)
 
     def _draw(self, trial: optuna.Trial) -> dict[str, Value]:
-        """The settings of a trial, as the storage has them.
+        """Return the settings of a trial as stored.
 
         Raises:
-            SpecError: Somebody has queued it with a value that is not in the space.
+            SpecError: The trial was queued with a value outside the space.
         """
         asked = [trial]
 
         def draw() -> dict[str, Value]:
-            if not asked:  # the storage was away, and may hold an answer that never arrived
+            if not asked:  # the storage failed, and may hold an answer that never arrived
                 asked.append(optuna.Trial(self.study, self.ledger.id_of(trial.number)))
             return suggest(asked.pop(), self.definition)
 
         return self.patience(draw)
 
     def _job(self, trial: optuna.Trial, params: Mapping[str, Value]) -> Job:
-        """The job of a trial.
+        """Return the job of a trial.
 
         Raises:
-            SpecError: It cannot exist, or not here.
+            SpecError: The job is invalid, or cannot run on this machine.
         """
         name = f"trial-{trial.number:04d}"
         job = evaluated(apply(self.definition.job, params, equal=self.definition.equal)).replace(name=name)
@@ -331,7 +331,7 @@ class Driver:
         self.patience(constrain, trial, 0.0)
         try:
             run = launch(job, root=self.folder, judged=self.pruner is not None, preflight=False)
-        except BrokenPipeError:  # its launch server was killed this moment; the next launch starts another
+        except BrokenPipeError:  # its launch server was just killed; the next launch starts another
             if not self._may_retry(trial.number):
                 raise
             self.patience(self._set_aside, trial.number, "its launch server was killed", was_killed=True)
@@ -344,7 +344,7 @@ class Driver:
     # Watching.
 
     def _follow(self, live: Live) -> None:
-        alive = live.run.is_alive  # before reading: what it wrote last is then there
+        alive = live.run.is_alive  # checked before reading, so that the last events are read
         live.meter.read()
         if not alive:
             self._finish(live)
@@ -361,14 +361,14 @@ class Driver:
             trials = self.patience(self.study.get_trials, deepcopy=False)
             reason = self.patience(self.pruner.reason, live, trials)
             if reason is None:
-                # It waits no longer than a step takes: on a full disk, or without its folder, that does.
+                # The run waits no longer than a step takes, so failing here (full disk, missing folder) is harmless.
                 with suppress(OSError, SpecError):
                     live.run.go_on(live.measured.curve[-1][0])
             else:
                 self._cut(live, reason)
 
     def _write(self, live: Live, name: str, value: Any) -> None:
-        """Write into a running trial; stop its run where somebody has taken the trial over meanwhile."""
+        """Set an attribute of a running trial; stop its run if another driver has taken the trial over."""
         try:
             self.patience(live.trial.set_user_attr, name, value)
         except UpdateFinishedTrialError:
@@ -385,7 +385,7 @@ class Driver:
         self._tell_measured(live, None, TrialState.PRUNED, reason)
 
     def _finish(self, live: Live) -> None:
-        """Tell what came of a run that has ended."""
+        """Record the result of a run that has ended."""
         state, error = live.run.state, live.run.error
         if state == "completed":
             self._complete(live)
@@ -404,7 +404,7 @@ class Driver:
         else:
             self._tell_measured(live, list(values.values()), TrialState.COMPLETE, None)
 
-    # Telling.
+    # Recording results.
 
     def _tell_measured(
         self, live: Live, values: list[float] | None, state: TrialState, reason: str | None
@@ -418,7 +418,7 @@ class Driver:
 
     def _report(self, live: Live) -> None:
         if isinstance(self.pruner, Reporting):
-            with suppress(UpdateFinishedTrialError):  # somebody has taken it over, and nothing here counts
+            with suppress(UpdateFinishedTrialError):  # another driver has taken it over; nothing here counts
                 self.patience(self.pruner.report, live)
 
     def _tell(
@@ -435,17 +435,17 @@ class Driver:
         recovery.replace_lost(self.study, self.study.get_trials(deepcopy=False))
 
     def _recover(self) -> None:
-        """Take up what drivers that are gone have left behind."""
+        """Take over the trials of drivers that are gone."""
         trials = self.study.get_trials(deepcopy=False)
         for trial in self._watch.gone([trial for trial in trials if trial.number not in self.live]):
             self._adopt(trial, trials)
         recovery.replace_lost(self.study, self.study.get_trials(deepcopy=False))
 
     def _adopt(self, trial: FrozenTrial, trials: list[FrozenTrial]) -> None:
-        """Tell the figures of a run that ended after its driver, else set the trial aside."""
+        """Record the figures if the run completed without its driver, else set the trial aside for a retry."""
         run = self._run_of(trial)
         excess = None if trial.params else recovery.surplus(trial.number, trials, self.trials)[0]
-        if excess is not None:  # its driver had not come to find out
+        if excess is not None:  # its driver died before it checked
             self.ledger.end(
                 trial.number, TrialState.FAIL, None, {REASON: excess, NOT_COUNTED: recovery.SURPLUS}
             )
@@ -458,11 +458,9 @@ class Driver:
         else:
             recovery.set_aside(self.ledger, trial.number, "its driver ended before the run did")
             if run is not None:
-                RunDir(run.path).request_stop(
-                    _GRACE_S
-                )  # its driver may be gone, and the driver's process not
+                RunDir(run.path).request_stop(_GRACE_S)  # the driver may be gone while its process lives
 
-    def _measured_of(self, trial: FrozenTrial, run: Run) -> Measured:  # noqa: ARG002 - where trials have pieces
+    def _measured_of(self, trial: FrozenTrial, run: Run) -> Measured:  # noqa: ARG002 - used by HalvingDriver
         return Meter(run).poll()
 
     def _run_of(self, trial: FrozenTrial) -> Run | None:
@@ -473,7 +471,7 @@ class Driver:
         return self._attached(run) is not None
 
     def _attached(self, run: str) -> Run | None:
-        """A run that the storage names, if it is one of this driver's folder and can be read."""
+        """Return the run at a path from the storage, if it lies in this driver's folder and can be read."""
         try:
             return Run.attach(run) if recovery.is_among(run, self.folder) else None
         except RunNotFound:
@@ -481,14 +479,14 @@ class Driver:
 
 
 def not_launched(number: int, error: LaunchError) -> StudyError:
-    """What ends a driver whose machine takes no more runs: a full disk, most often."""
+    """Return the error that ends a driver on a machine that cannot launch runs, most often for a full disk."""
     return StudyError(
         f"trial {number} could not be launched: {error}; it is the first to be run when the study goes on"
     )
 
 
 def was_killed(run: Run) -> bool:
-    """Whether something outside ended the run: a process of it was killed or never started, nothing in it failed."""
+    """Return whether the run was ended from outside: a process was killed or never started, and no rank failed."""
     return run.cause in (Cause.KILLED, Cause.NOT_STARTED)
 
 

@@ -1,4 +1,4 @@
-"""Studies in storages that others can write to: what their trials hold is checked before anything builds on it."""
+"""Checks of studies in storages that others can write to: trials are validated before they are used."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from shardscope.tuning.records import (
 
 
 def check_trials(trials: Iterable[FrozenTrial], space: Space, *, study: str) -> None:
-    """Refuse a study in which a trial holds what no driver of this toolkit writes.
+    """Refuse a study with a trial whose contents no driver of this toolkit could have written.
 
     Args:
-        trials: All that the storage has.
-        space: The study's.
-        study: Its name, for the message.
+        trials: All trials in the storage.
+        space: The study's space.
+        study: Name of the study, for the message.
 
     Raises:
-        StudyError: Names the trial, the attribute and its value.
+        StudyError: A trial is foreign; the message names the trial, the attribute and its value.
     """
     exponents = {
         study_name(name, space): range(parameter.exponents[0], parameter.exponents[1] + 1)

@@ -1,9 +1,9 @@
-"""Which complete trials no other beats, and which of those owe their place to the noise of measured times alone.
+"""The Pareto front of complete trials, without those that are on it only for noise in measured times.
 
-Of two runs alike one is the quicker. Where several objectives are minimised, that would put it on the front beside a
-trial that is better in something else and worse in nothing but a time that the next run would turn round. Such trials
-are left out, and `Front.by_noise` names them. Every front of a study that is printed, drawn or asked for is this one;
-Optuna's `study.best_trials` holds both kinds. A population's front leaves none out.
+Of two identical runs one is always a little faster. With several objectives, that alone would keep it on the front
+next to a trial that is better in another objective and worse in none but this time. A rerun could reverse the order.
+Such trials are left out and listed in `Front.by_noise`. Every front of a study that is printed, drawn or returned is
+this one; Optuna's `study.best_trials` holds both kinds. A population's front leaves none out.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from shardscope.analytic import pareto
 
 Values = Mapping[str, float]
 QUICKER_BY = 0.1
-"""A median step of a run differed by 3 to 10 % from that of a run alike, one after the other on a busy machine."""
+"""Median steps of two identical runs, one after the other on a busy machine, differed by 3 to 10 %."""
 _TIME = "seconds"
 
 
 class Front(NamedTuple):
-    """Numbers of trials."""
+    """Numbers of the trials on the front, in two groups."""
 
     clear: tuple[int, ...]
     by_noise: tuple[int, ...]
-    """Those that no other beats, but for a time that is less than `QUICKER_BY` above that of a trial in `clear`."""
+    """Trials whose only advantage over a trial in `clear` is a time that is lower by less than `QUICKER_BY`."""
 
     @property
     def note(self) -> str | None:
-        """The second kind, as a sentence; None where there is none."""
+        """Sentence about the trials in `by_noise`; None if there are none."""
         return note_of(self.by_noise)
 
 
 def front_of(values: Mapping[int, Values]) -> Front:
-    """The front of trials by their objectives, all of which are the better the lower.
+    """Return the front of trials by their objectives, all of which are minimised.
 
     Example:
         >>> front_of({0: {"loss": 0.5, "seconds": 1.0}, 1: {"loss": 0.6, "seconds": 0.97}}).by_noise
@@ -49,7 +49,7 @@ def front_of(values: Mapping[int, Values]) -> Front:
     time, rest = costs[:, is_time], costs[:, ~is_time]
     best = pareto.front(costs)
     clear: list[int] = []
-    for row in best[pareto.lexical_order(rest[best])]:  # whoever beats it comes before it
+    for row in best[pareto.lexical_order(rest[best])]:  # a trial comes after all that dominate it
         is_no_slower = (time[clear] * (1 - QUICKER_BY) < time[row]).any(axis=-1)
         if not (pareto.dominates(rest[clear], rest[row]) & is_no_slower).any():
             clear.append(row)
@@ -60,7 +60,7 @@ def front_of(values: Mapping[int, Values]) -> Front:
 
 
 def note_of(by_noise: tuple[int, ...]) -> str | None:
-    """Why trials are left out, as a sentence; None where none is."""
+    """Return a sentence on why trials are left out; None if none are."""
     if not by_noise:
         return None
     numbers = ", ".join(map(str, by_noise))

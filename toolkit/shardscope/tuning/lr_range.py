@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     import pandas as pd
 
 EXPLODED = 4.0
-"""Times the lowest smoothed loss at which the test ends (above it by three times its size, should it be negative);
-fastai's ``lr_find`` ends there."""
+"""The test ends when the smoothed loss is this multiple of its minimum, as in fastai's ``lr_find``. A negative minimum
+must be exceeded by three times its absolute value."""
 FEWEST_STEPS = 10
 _NOT_A_NUMBER = ("TrainingError", "NotFinite")
-"""How a rank names the end of a run whose loss or gradients are no longer numbers."""
+"""Types of the error event of a rank whose loss or gradients are not finite."""
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class LrRange:
-    """What a range test found. One entry for each step that was taken with a finite loss.
+    """Result of a range test, with one entry per step up to the first loss that is not finite.
 
     Attributes:
         lr: Learning rates, rising.
-        loss: Of each step, the mean over ranks.
-        smooth: The same, smoothed over neighbouring steps.
-        rates: What to read off.
+        loss: Loss of each step, averaged over ranks.
+        smooth: `loss` smoothed over neighbouring steps.
+        rates: Rates that the curve suggests.
         exploded: Whether the loss exploded, or became NaN, before the highest rate was reached; if not,
             higher rates may do as well.
-        run_id: Of the run.
+        run_id: Id of the run.
     """
 
     lr: tuple[float, ...]
@@ -54,12 +54,12 @@ class LrRange:
 
     @property
     def suggested(self) -> float:
-        """The rate to begin with: where the loss fell fastest (`RateSuggestions.steepest`)."""
+        """Rate to start with: where the loss fell fastest (`RateSuggestions.steepest`)."""
         return self.rates.steepest
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row a step: lr, loss, smooth."""
+        """Frame with one row per step; columns lr, loss, smooth."""
         import pandas as pd
 
         return pd.DataFrame({"lr": self.lr, "loss": self.loss, "smooth": self.smooth})
@@ -76,23 +76,23 @@ def lr_range_test(
 ) -> LrRange:
     """Train `job` while its rate rises exponentially from `low` to `high`, and read off which rates are good.
 
-    The job's own rate and schedule are left out; all else is as in the job. Ends early when the loss explodes.
+    The test ignores the job's own rate and schedule and keeps the rest. It ends early when the loss explodes.
 
     Args:
         job: What to train, with the batch size, optimizer and compression that the rate is for.
         low: Rate of the first step, above 0.
         high: Rate of the last step, above `low`.
-        steps: At least 10.
-        root: Folder of the runs; None takes the usual one.
+        steps: Number of steps, at least 10.
+        root: Folder of the runs; None takes the default folder.
 
     Raises:
         SpecError: Rates or steps out of range, or a loss that never fell.
-        RunFailed: The run failed for another reason than that its loss exploded.
+        RunFailed: The run failed for another reason than an exploding loss.
     """
     run = launch(range_job(job, low=low, high=high, steps=steps), root=root)
     try:
         exploded = _watch(run)
-    except BaseException:  # an interrupt too: no run trains on that nobody reads
+    except BaseException:  # an interrupt, too: nobody would read the run
         run.stop()
         raise
     lr, loss = _losses(run)
@@ -100,7 +100,7 @@ def lr_range_test(
 
 
 def range_job(job: Job, *, low: float, high: float, steps: int) -> Job:
-    """The job that a range test runs.
+    """Return the job of a range test.
 
     Raises:
         SpecError: Rates or steps out of range.
@@ -118,10 +118,10 @@ def range_job(job: Job, *, low: float, high: float, steps: int) -> Job:
 
 
 def _watch(run: Run) -> bool:
-    """Wait for the run's end, and bring it about when the loss explodes; whether it did.
+    """Wait for the run's end, and stop it when the loss explodes; return whether it did.
 
     Raises:
-        RunFailed: Something else ended it.
+        RunFailed: The run failed for another reason.
     """
     while run.is_alive:
         _, loss = _losses(run)
@@ -137,7 +137,7 @@ def _watch(run: Run) -> bool:
 
 
 def _losses(run: Run) -> tuple[list[float], list[float]]:
-    """Rates and losses of the steps so far, up to the first whose loss is not finite."""
+    """Return rates and losses of the steps so far, up to the first whose loss is not finite."""
     rates, losses = [], []
     for rows in steps_of(run.events()).values():
         loss = mean_loss(rows)

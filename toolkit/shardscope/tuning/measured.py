@@ -1,4 +1,4 @@
-"""What a run has come to so far, counted and timed, never modelled, and the objectives of one that has completed."""
+"""Figures of a run so far, counted and timed, never modelled; and the objective values of a completed run."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from shardscope.tuning.definition import Definition
 
 _RARER = 4
-"""Alarms are looked for again once there are this fraction more looks, and when the run has ended."""
+"""Alarms are computed again after the looks have grown by one in this many, and when the run has ended."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A run's figures, its parts apart, so that its time on another link can be told from them.
+    """Figures of a run, in separate parts, so that its time on another link can be derived from them.
 
     Attributes:
-        steps: Taken by all ranks.
-        step_s: Median over steps of the slowest rank, the first ones left out. Of steps that are unlike (local SGD's,
-            and those before and after an uncompressed warm-up) each sort as often as the job has it (`per_step_of`);
-            None before there are steps of both.
-        compute_s: Of such a step, what the rank that computes most computed, if its spans were written.
-        codec_s: Packing and unpacking in a step, of the rank that does most (mean, warm-up left out).
-        bytes: Sent by all ranks so far.
-        messages: Sent by all ranks so far.
-        memory: Most bytes of a rank so far.
-        curve: Held-back quality by step: (step, loss, share of wrong answers).
-        alarms: What is wrong with its layers as last looked for, in sentences (`runtime.alarms`).
-        plain_s: Median over all steps so far, alike or not; None before the first.
-        spent_s: All that the steps so far have taken; None of what an older version has noted.
+        steps: Number of steps that all ranks have taken.
+        step_s: Median seconds per step of the slowest rank, without the first steps. If steps differ (local SGD, or
+            before and after an uncompressed warm-up), each kind is weighted by its share of the job's steps
+            (`per_step_of`); None before there are steps of both kinds.
+        compute_s: Median seconds of computation in a step, of the rank that computes most; None without spans.
+        codec_s: Mean seconds of packing and unpacking in a step, of the rank with most, warm-up left out.
+        bytes: Bytes sent by all ranks so far.
+        messages: Messages sent by all ranks so far.
+        memory: Peak bytes of any rank so far.
+        curve: Quality on held-back data by step: (step, loss, share of wrong answers).
+        alarms: Alarms about its layers when last computed, as sentences (`runtime.alarms`).
+        plain_s: Median seconds over all steps so far, of whatever kind; None before the first.
+        spent_s: Total seconds of the steps so far; None if recorded by an older version.
     """
 
     steps: int
@@ -57,9 +57,9 @@ class Measured:
     spent_s: float | None = None
 
     def objective(self, name: str, steps: int) -> float | None:
-        """The value of a named objective for the whole of `steps`, as far as is known; None where nothing is.
+        """Return the value of a named objective over `steps` steps; None if it is not known yet.
 
-        Time and bytes are known after a few steps; quality only at the end.
+        Time and bytes are known after a few steps, quality only at the end.
         """
         if name == "seconds":
             return None if self.step_s is None else self.step_s * steps
@@ -75,14 +75,14 @@ class Measured:
 
 @dataclass
 class Meter:
-    """Follows one run: `read` takes in the new events, `measured` computes the figures from all of them.
+    """Follows one run: `read` takes in new events, `measured` computes the figures from all events.
 
-    The process that trains a trial shares its machine with the process that watches it. So `read`, which is called many
-    times a second, costs as much as there are new events, however many steps came before; medians are left to
-    `measured`. One thread may read while others ask for the figures.
+    The process that trains a trial shares its machine with the process that watches it. So the cost of `read`, which is
+    called many times a second, depends only on the number of new events; medians are left to `measured`. One thread may
+    read while others get the figures.
 
     Attributes:
-        is_piece: Whether the run takes its job only a part of the way, and its steps stand for nothing but themselves.
+        is_piece: Whether the run trains only a part of its job, so that its steps do not represent the whole job.
     """
 
     run: Run
@@ -103,29 +103,29 @@ class Meter:
     _alarms: tuple[str, ...] = ()
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _measured: Measured | None = None
-    """The figures of all that has been read; None once there is more."""
+    """Cached figures of all events read; None after new events."""
 
     def __post_init__(self) -> None:
         self._tail = self.run.tail()
         self._ranks = self.run.job.world_size
 
     def go_on(self, run: Run) -> None:
-        """Follow the run that goes on from this one's checkpoint; the figures go on adding up."""
+        """Follow the run that resumes from this one's checkpoint; the figures keep accumulating."""
         self.run, self._tail = run, run.tail()
         self._open.clear()
 
     @property
     def num_steps(self) -> int:
-        """Steps that all ranks had taken when it last read."""
+        """Number of steps that all ranks had taken at the last read."""
         return len(self._times)
 
     @property
     def num_evaluations(self) -> int:
-        """Points of the curve when it last read."""
+        """Number of points of the curve at the last read."""
         return len(self._curve)
 
     def read(self) -> None:
-        """Take in the events that are new."""
+        """Take in new events."""
         with self._lock:
             for event in self._tail.poll():
                 self._take(event)
@@ -135,14 +135,14 @@ class Meter:
                 self._measured = None
 
     def measured(self) -> Measured:
-        """The figures of all that has been read, computed once until there is more."""
+        """Return the figures of all events read so far; cached until there are new events."""
         with self._lock:
             if self._measured is None:
                 self._measured = self._compute()
             return self._measured
 
     def poll(self) -> Measured:
-        """The figures by now."""
+        """Take in new events and return the figures."""
         self.read()
         return self.measured()
 
@@ -159,7 +159,7 @@ class Meter:
         )  # fmt: skip
 
     def _step_s(self) -> float | None:
-        """Steps before and after an uncompressed warm-up are weighted as often as the whole job has them."""
+        """Return seconds per step, with steps before and after an uncompressed warm-up weighted as in the whole job."""
         job, times = self.run.job, dict(enumerate(self._times, 1))
         warm = 0 if self.is_piece else job.compression.uncompressed(job.steps)
         if not warm:
@@ -176,7 +176,7 @@ class Meter:
         return self._looks.num_looks >= self._judge_at or not self.run.is_alive
 
     def _judge(self) -> None:
-        """Look for alarms; the more looks there are, the rarer, for each time all of them are gone through."""
+        """Compute alarms from all looks; less often the more looks there are, as the cost grows with them."""
         self._judged, num_looks = self._looks.num_events, self._looks.num_looks
         self._judge_at = num_looks + max(1, num_looks // _RARER)
         self._alarms = tuple(map(str, self._looks.layers(self.run.job.optimizer).alarms))
@@ -196,7 +196,7 @@ class Meter:
             self._count(list(self._open.pop(event["step"]).values()))
 
     def _take_late(self, event: Event) -> None:
-        """What a server has sent for a step that its own rank had finished before."""
+        """Add traffic that a server sent for a step after its own rank had finished it."""
         row, rank = self._open.get(event["step"]), event["rank"]
         if row is None:
             self._count_traffic(event)
@@ -226,7 +226,7 @@ def _compute_seconds(event: Event) -> float:
 
 
 def evaluated(job: Job, times: int = 8) -> Job:
-    """The job, evaluated `times` times on its way where it does not say itself, and looked into often enough."""
+    """Return the job with `times` evaluations, unless it sets `eval_every`, and with enough looks at its layers."""
     job = looked_into(job)
     if job.eval_every is not None:
         return job
@@ -234,7 +234,7 @@ def evaluated(job: Job, times: int = 8) -> Job:
 
 
 def looked_into(job: Job, times: int = 20) -> Job:
-    """The job, with at least `times` looks at its layers where there is something to see and it does not forbid it."""
+    """Return the job with at least `times` looks at its layers, if there is something to see and it permits looks."""
     every = min(job.record.layers_every, max(1, job.steps // times))
     if every == job.record.layers_every or not tells_of_layers(job):
         return job
@@ -242,20 +242,20 @@ def looked_into(job: Job, times: int = 20) -> Job:
 
 
 Objective = Callable[[Run], float]
-"""A user's own: from a run that has ended to a number, the less the better."""
+"""A user-defined objective: maps a run that has ended to a number; lower is better."""
 
 
 def values_of(
     definition: Definition, run: Run, measured: Measured, own: Mapping[str, Objective]
 ) -> tuple[dict[str, float], str | None]:
-    """The objectives of a run that has completed, and what is wrong with them, as a sentence."""
+    """Return the objective values of a completed run, and a sentence on what is wrong with them, or None."""
     return _values(dict.fromkeys(definition.objectives, run.job.steps), run, measured, own)
 
 
 def interval_values(
     names: Sequence[str], run: Run, measured: Measured, own: Mapping[str, Objective]
 ) -> tuple[dict[str, float], str | None]:
-    """The objectives of a run that takes its job a part of the way: quality as it stands there, the others per step."""
+    """Return the objective values of a run over a part of its job: quality at its end, the others per step."""
     return _values(
         {name: run.job.last_step if name in QUALITIES else 1 for name in names}, run, measured, own
     )
@@ -264,7 +264,7 @@ def interval_values(
 def _values(
     steps: Mapping[str, int], run: Run, measured: Measured, own: Mapping[str, Objective]
 ) -> tuple[dict[str, float], str | None]:
-    """By objective, each over its steps."""
+    """Return the value of each objective over its number of steps, and a fault or None."""
     values: dict[str, float] = {}
     for name, count in steps.items():
         value = _own_value(name, own[name], run) if name in own else measured.objective(name, count)
@@ -277,8 +277,8 @@ def _values(
 
 
 def _own_value(name: str, objective: Objective, run: Run) -> float | str:
-    """The value, or what the user's function raised, as a sentence: it may raise anything, and ends one trial."""
+    """Return the value, or a sentence on the exception of the user's function, which then fails this trial only."""
     try:
         return float(objective(run))
-    except Exception as error:  # noqa: BLE001 - as the docstring says
+    except Exception as error:  # noqa: BLE001 - see the docstring
         return f"objective {name!r} raised {type(error).__name__}: {error}"

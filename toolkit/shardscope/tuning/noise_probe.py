@@ -1,7 +1,7 @@
-"""The first run of a study that is told no space: it measures the gradient noise scale, and centres the batches on it.
+"""The first run of a study without a given space: it measures the gradient noise scale, to centre the batch sizes.
 
-The run is the job's own beginning, kept in ``<study>/probe``; it is not a trial. Whoever begins the study again after a
-stop finds it there, and whoever goes on with the study finds the figure in its definition.
+The run takes the job's first steps and is kept in ``<study>/probe``; it is not a trial. If the study is stopped before
+it is created, the next attempt reuses the run. A resumed study has the figure in its definition.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from shardscope.tuning.storage import answering, begun_as
 BatchesAround = Literal["noise", "job"]
 _MOST_STEPS, _LEAST_STEPS = 200, 20
 _SHARE = 0.5
-"""Of the job's steps: the noise scale grows while the loss falls, fastest at first."""
+"""Share of the job's steps that are measured: the noise scale grows while the loss falls, fastest at first."""
 _SMOOTHING = 0.95
-"""Looks back over 20 steps, for the same reason."""
+"""Smoothing factor, which averages over about 20 steps, for the same reason."""
 _LOOK_EVERY_S = 0.05
 _GRACE_S = 1.0
 
 
 class NotMeasured(StudyError):
-    """Whoever began a study asked to stop before its noise scale was measured; nothing has begun."""
+    """A study was stopped before its noise scale was measured; it has not been created."""
 
 
 def ranged(
@@ -50,11 +50,11 @@ def ranged(
     stopping: threading.Event | None = None,
     on_probe: Callable[[Job], None] | None = None,
 ) -> Definition:
-    """A default definition with its batches as the study was begun with, or else centred anew.
+    """Return a default definition with the batch range of the existing study, or with a new centre.
 
     Raises:
         NotMeasured: `stopping` was set before the noise scale was measured.
-        StudyError: Something else began the study of this name; nothing is measured then.
+        StudyError: Another program created the study of this name; nothing is measured then.
     """
     if "batch" not in definition.space.parameters:
         return definition
@@ -65,7 +65,7 @@ def ranged(
     if begun is None and around_what == "noise":
         found = measured(job, folder / "probe", stopping, on_probe)
         with answering(name):
-            begun = begun_as(storage, name)  # by another driver, meanwhile
+            begun = begun_as(storage, name)  # another driver may have created it meanwhile
     if begun is None:
         batches = around(job, found.critical, fits=lambda other: limit.fault(other) is None)
         return definition.centred(batches, found)
@@ -80,12 +80,12 @@ def measured(
     stopping: threading.Event | None = None,
     on_probe: Callable[[Job], None] | None = None,
 ) -> BatchRange:
-    """The critical batch size of a job by the gradient noise scale of its first steps.
+    """Return the critical batch size of a job by the gradient noise scale of its first steps.
 
-    Under an optimizer that preconditions (AdamW, LAMB) the batch from which on larger ones save no steps is another
-    quantity, for the noise of the preconditioned gradient; this is the gradient's own (McCandlish et al. 2018). It
-    says about where to search, and the trials say what is good. `on_probe` is called with the run's job, unless an
-    earlier attempt has left that run.
+    The scale is that of the gradient itself (McCandlish et al. 2018). With an optimizer that preconditions (AdamW,
+    LAMB), the batch beyond which larger ones save no steps depends on the noise of the preconditioned gradient instead.
+    So the figure is only a centre for the search. `on_probe` is called with the run's job, unless an earlier attempt
+    has left that run.
 
     Raises:
         NotMeasured: `stopping` was set before the run had ended.
@@ -106,10 +106,10 @@ def measured(
 
 
 def probe_of(job: Job) -> Job:
-    """The job's first steps, its noise scale measured at each.
+    """Return the job's first steps, with the noise scale measured at each.
 
     Raises:
-        SpecError: It cannot be measured.
+        SpecError: The noise scale cannot be measured for this job.
     """
     steps = min(job.steps, _MOST_STEPS, max(_LEAST_STEPS, round(_SHARE * job.steps)))
     record = job.record.replace(noise_scale=True, noise_every=1)
@@ -119,7 +119,7 @@ def probe_of(job: Job) -> Job:
 
 
 def _finished(probe: Job, root: Path) -> Run | None:
-    """The run of this very job that an earlier attempt has left, if it was completed."""
+    """Return the completed run of this exact job from an earlier attempt; None if there is none."""
     asked = probe.model_dump_json()
     for run in runs(root) if root.is_dir() else ():
         if run.state == "completed" and run.job.model_dump_json() == asked:

@@ -1,4 +1,4 @@
-"""What a study can minimise: the names, what each means, in which unit."""
+"""Objectives that a study can minimise, each with its meaning and unit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ OBJECTIVES: Mapping[str, str] = {
     "bytes": "bytes that all ranks together sent over the whole run",
     "memory": "most bytes that a rank held at a time, of the rank that held most",
 }
-"""What can be minimised, by measurement, all of it: the less the better."""
+"""Objectives by name, with a description. All are measured, and lower is better."""
 QUALITIES = ("loss", "error")
 DEFAULT_OBJECTIVES = ("loss", "seconds", "bytes")

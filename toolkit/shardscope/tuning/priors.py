@@ -1,10 +1,15 @@
-"""What a study knows before its first trial: a space that suits the job, settings worth trying first, fair shares.
+"""Priors of a study: a default space for the job, settings worth trying first, and equal budgets for optimizers.
 
-Seeds are settings that are run before any is drawn: the job as it is, the baselines at usual rates, compressors that
-could pay, from the gentlest to the strongest, so that the front is begun at both ends, and LAMB's line of rate and
-warm-up over the batch (You et al. 2020, section 4: the rate grows with the root of the batch, the share of warm-up in
-proportion to it). That comes last, and its smallest batch, which takes the most steps, last of all: by then a pruner
-has trials to judge by. Whatever they come to is measured; predictions are never told to the study as results.
+Seeds are settings that run before any are drawn:
+
+1. the job as it is,
+2. the baselines at their usual rates,
+3. compressors that could pay, from the gentlest to the strongest, so that the front starts at both ends,
+4. LAMB with rate and warm-up scaled with the batch size (You et al. 2020, section 4: the rate grows with the root of
+   the batch, the share of warm-up in proportion to it). The smallest batch, which takes the most steps, comes last: by
+   then a pruner has finished trials to compare with.
+
+All results are measured; predictions are never reported to the study as results.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from shardscope.tuning.records import IMPOSSIBLE, not_counted, study_name
 
 _MOMENTUM = "nesterov"
 BASELINES = ("adamw", _MOMENTUM)
-"""In every study that chooses optimizers: tuned at equal budget they are what layer-wise methods must be held against
+"""Included in every study that searches optimizers: layer-wise methods must be compared with these at equal budget
 (Nado et al. 2021, "A large batch optimizer reality check")."""
 COMPRESSORS = ("none", "bf16", "int8", "int4", "topk", "powersgd")
 _STRENGTHS: Mapping[str, Any] = {
@@ -36,16 +41,16 @@ _STRENGTHS: Mapping[str, Any] = {
 }  # fmt: skip
 _LONGEST_WARMUP = 0.3
 _WORTH_A_TRIAL = 0.5
-"""A compressor is tried first if its bytes alone take at most this share of the uncompressed exchange on the link."""
+"""A compressor is a seed if its exchange costs at most this share of the uncompressed one."""
 _LEVELS = 3
-"""Compressors that are tried first, spread evenly over how much less they send."""
+"""Number of compressors among the seeds, spread evenly over those that pay, by cost."""
 
 
 ORIGINS = ("default", "baseline", "prior")
 
 
 class Seed(NamedTuple):
-    """Settings to run before any is drawn."""
+    """Settings to run before any are drawn."""
 
     params: Mapping[str, Value]
     origin: str
@@ -53,9 +58,9 @@ class Seed(NamedTuple):
 
 
 def default_space(job: Job) -> Space:
-    """Optimizer and rate, batch, warm-up, and compression as far as the job's strategy carries it.
+    """Return a space of optimizer, rate, batch, warm-up, and the compression methods that the strategy supports.
 
-    The job's own rate and method are in it, whatever they are.
+    It always contains the job's own rate and methods.
     """
     optimizers = list(dict.fromkeys([job.optimizer.name, *BASELINES, "lamb", "lars"]))
     parameters: dict[str, Any] = {
@@ -75,7 +80,7 @@ def default_space(job: Job) -> Space:
 
 
 def with_baselines(space: Space) -> Space:
-    """The space with the baselines among the optimizers, if it chooses optimizers at all."""
+    """Return the space with the baselines added to its optimizers; unchanged if it has no choice of optimizers."""
     chosen = space.parameters.get("optimizer")
     if not isinstance(chosen, Choices):
         return space
@@ -97,7 +102,7 @@ def _rates(optimizers: list[str]) -> dict[str, Any]:
 
 
 def _own_rate(job: Job) -> dict[str, Any]:
-    """The range of the job's own optimizer, widened to its own rate."""
+    """Return the rate range of the job's own optimizer, widened to contain the job's rate."""
     name, rate = job.optimizer.name, job.optimizer.lr
     low, high = _range(name)
     return {f"optimizer[{name}].lr": (min(low, rate), max(high, rate), "log")}
@@ -120,12 +125,12 @@ def _possible(job: Job, params: Mapping[str, Value]) -> bool:
 
 
 def seeds(job: Job, space: Space, objectives: Sequence[str] = ()) -> list[Seed]:
-    """Settings worth trying first, none twice; what a seed leaves open is drawn.
+    """Return settings worth trying first, without duplicates; settings that a seed omits are drawn.
 
     Args:
-        job: The study's.
-        space: What may change.
-        objectives: Of the study; where ``bytes`` is one, compressors pay without a slow link too.
+        job: The study's job.
+        space: The study's search space.
+        objectives: Objectives of the study; with ``bytes`` among them, compressors can pay without a link, too.
     """
     paying = _paying(job, space, objectives)
     found: list[Seed] = []
@@ -141,7 +146,7 @@ def seeds(job: Job, space: Space, objectives: Sequence[str] = ()) -> list[Seed]:
         if inside and not known and _possible(job, inside):
             found.append(
                 Seed(inside, "prior" if lost else seed.origin)
-            )  # what is drawn in part is not a default
+            )  # a seed that is drawn in part is not a default
     return found
 
 
@@ -162,7 +167,7 @@ def _rate_name(space: Space, optimizer: str) -> str:
 
 
 def _own(job: Job, space: Space) -> Iterator[Seed]:
-    """The job as it is, as far as the space holds it."""
+    """Yield the job's own settings; `seeds` drops those outside the space."""
     share = job.lr_schedule.warmup_steps / job.steps
     name = job.optimizer.name
     yield Seed(
@@ -192,10 +197,10 @@ def _baselines(job: Job, space: Space) -> Iterator[Seed]:
 
 
 def _lamb_line(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) -> Iterator[Seed]:
-    """At the largest, the middle and the smallest batch.
+    """Yield LAMB seeds at the largest, the middle and the smallest batch.
 
-    All but the last send what the strongest method of those without a strength to choose sends: quantizers hardly
-    change where a training ends, so that one trial tells of the batch and of the bytes.
+    All except the last use the strongest paying compressor that has no strength setting. Quantizers hardly change the
+    final quality, so one trial shows the effect of the batch and of the bytes.
     """
     batches = space.parameters.get("batch")
     if not isinstance(batches, PowersOfTwo) or not isinstance(space.parameters.get("optimizer"), Choices):
@@ -217,11 +222,11 @@ def _lamb_line(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) ->
 
 
 def _compressors(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) -> Iterator[Seed]:
-    """The gentlest that pays, the strongest and one between, all else as usual.
+    """Yield seeds for the gentlest compressor that pays, the strongest, and one between, with usual other settings.
 
-    All else, because a method drawn together with a rate that fails says nothing about the method. By turns with
-    Nesterov's momentum, for which what error feedback makes up is proven (Karimireddy et al. 2019), and with the job's
-    own optimizer.
+    The other settings are fixed, because a trial whose drawn rate fails shows nothing about the compressor. The
+    optimizer is alternately Nesterov momentum, for which error feedback is proven to compensate (Karimireddy et al.
+    2019), and the job's own.
     """
     optimizers = space.parameters.get("optimizer")
     has_momentum = isinstance(optimizers, Choices) and _MOMENTUM in optimizers.values
@@ -235,27 +240,28 @@ def _compressors(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) 
 
 
 def _spread(paying: Sequence[Mapping[str, Value]], count: int) -> list[Mapping[str, Value]]:
-    """That many of them, from the first to the last."""
+    """Return `count` methods, evenly spaced from the first to the last."""
     if len(paying) <= count:
         return list(paying)
     return [paying[round(index * (len(paying) - 1) / (count - 1))] for index in range(count)]
 
 
 def _paying(job: Job, space: Space, objectives: Sequence[str]) -> list[Mapping[str, Value]]:
-    """Methods of the space, at the ends and the middle of their strengths, by what their exchange costs, dearest first.
+    """Return the space's compressors at the ends and the middle of their strengths, by cost, most expensive first.
 
-    The cost is the time that bytes and messages take on the job's link, or without a link the bytes, where they are an
-    objective; what packing takes is left to measurement. Only what costs at most half of the uncompressed exchange.
+    The cost is the time of bytes and messages on the job's link; without a link it is the bytes, if they are an
+    objective. Packing time is left to measurement. Methods above half the cost of the uncompressed exchange are left
+    out.
     """
     chosen = space.parameters.get("compression")
     by_bytes = job.link is None and "bytes" in objectives
     if not isinstance(chosen, Choices) or not isinstance(job.model, str) or not (job.link or by_bytes):
         return []
     side = math.isqrt(model_config(job.model).num_params)
-    buckets = [[(side, side)]]  # as one matrix; near enough to tell half from whole
+    buckets = [[(side, side)]]  # as one matrix; close enough to separate half from whole
 
     def cost(compression: Compression) -> float:
-        whole = compression.period > 1  # local SGD: everything as it is, once every `period` steps
+        whole = compression.period > 1  # local SGD: an uncompressed exchange every `period` steps
         exchange = exchange_of(Compression("none") if whole else compression, buckets, job.world_size)
         if job.link is None:
             return exchange.sent_bytes / compression.period
@@ -275,7 +281,7 @@ def _paying(job: Job, space: Space, objectives: Sequence[str]) -> list[Mapping[s
 
 
 def _strengths(space: Space, method: str) -> list[dict[str, Value]]:
-    """Of a method whose space has one range of numbers: its ends and its middle; of any other: as it is by default."""
+    """Return low, middle and high of a method's strength if it is its one searched range; else one empty setting."""
     ranges = {
         name: parameter
         for name, parameter in space.parameters.items()
@@ -292,7 +298,7 @@ def _strengths(space: Space, method: str) -> list[dict[str, Value]]:
 
 
 class EqualBudgets:
-    """Gives every optimizer of a space as many trials as any other."""
+    """Gives every optimizer of a space the same number of trials."""
 
     def __init__(self, space: Space) -> None:
         chosen = space.parameters.get("optimizer")
@@ -300,7 +306,7 @@ class EqualBudgets:
         self._held = study_name("optimizer", space) if self._names else ""
 
     def before_asking(self, study: optuna.Study, trials: list[FrozenTrial]) -> None:
-        """Fix the next trial's optimizer to the one that has had the fewest, unless one is waiting."""
+        """Fix the next trial's optimizer to the one with the fewest trials, unless a trial is waiting."""
         if len(self._names) < 2 or any(trial.state == TrialState.WAITING for trial in trials):
             return
         counted = [trial for trial in trials if not_counted(trial) in (None, IMPOSSIBLE)]

@@ -1,4 +1,4 @@
-"""What a study says while it runs: a line for each trial that has ended, one for those that run."""
+"""Progress of a study: a line for each finished trial, and one for the running trials."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 0.5
 _LAST_LOOK_S = 2.0
-"""How long a study that was interrupted waits for the storage: it may be away, or its server out of reach."""
+"""Seconds that an interrupted study waits for its storage, which may be unreachable."""
 _ENDED = ("complete", "pruned", "impossible", "failed")
 
 
 def is_watched() -> bool:
-    """Whether somebody sees what is printed: standard output is a terminal, or a cell of a notebook."""
+    """Return whether standard output is a terminal or a notebook cell."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return is_terminal(sys.stdout) or getattr(shell, "kernel", None) is not None
 
 
 def measuring_text(probe: Job) -> str:
-    """What a study does before its first trial, where its batches are left to it."""
+    """Return the message for the noise-scale run before the first trial."""
     return f"Measuring the gradient noise scale over {probe.last_step} steps, to centre the batches on it."
 
 
 class StudyProgress:
-    """Prints each trial once it has ended; where lines can be rewritten, the last one says what runs now.
+    """Prints each trial after it has ended; on a terminal, the last line shows the running trials.
 
-    As a context it is closed at the end, in haste where the study was interrupted or failed.
+    As a context manager it is closed at the end, in haste if the study was interrupted or failed.
     """
 
     def __init__(self, session: Session, *, quiet: bool = False, stream: TextIO | None = None) -> None:
@@ -44,7 +44,7 @@ class StudyProgress:
         self._stream = stream or sys.stderr
         self._rewrite = is_terminal(self._stream)
         self._looked_at = 0.0
-        self._told: set[int] | None = None  # not known before the storage has answered once
+        self._told: set[int] | None = None  # None until the storage has answered
         self._done = 0
         if quiet:
             return
@@ -59,7 +59,7 @@ class StudyProgress:
         self.close(in_haste=kind is not None)
 
     def draw(self) -> None:
-        """Say what is new; called often, it looks now and then."""
+        """Print what is new; may be called often, and looks twice a second at most."""
         if self._quiet or time.monotonic() - self._looked_at < _LOOK_EVERY_S:
             return
         self._looked_at = time.monotonic()
@@ -69,7 +69,7 @@ class StudyProgress:
         self._stream.flush()
 
     def line(self) -> str:
-        """How far the study is, and its running trials."""
+        """Return the line with the study's progress and its running trials."""
         trials = self._session.driver.trials
         running = [
             f"trial {live.number} step {live.meter.num_steps}/{live.job.steps}"
@@ -78,7 +78,7 @@ class StudyProgress:
         return "  ".join([f"{bar(self._done / trials)} {self._done}/{trials} trials", *running])
 
     def close(self, *, in_haste: bool = False) -> None:
-        """Say what has ended since, and leave the line standing; in haste also while the storage does not answer."""
+        """Print what has ended since, and keep the last line; in haste, do not wait long for the storage."""
         if self._quiet:
             return
         self._say_ended(self._records_soon() if in_haste else self._records())
@@ -87,15 +87,15 @@ class StudyProgress:
         self._stream.flush()
 
     def _records(self) -> list[TrialRecord] | None:
-        """The trials; None while the storage is away, for which this waits as the study does."""
-        from shardscope.tuning.storage import outages  # only here, so that help and mistakes need no Optuna
+        """Return the trials; None if the storage is unreachable."""
+        from shardscope.tuning.storage import outages  # imported late: help and errors need no Optuna
 
         with suppress(*outages()):
             return self._session.records()
         return None
 
     def _records_soon(self) -> list[TrialRecord] | None:
-        """The same; None also where the storage takes its time to say that it is away."""
+        """Return the trials; None also if the storage does not answer within `_LAST_LOOK_S`."""
         from shardscope.tuning.storage import within
 
         found: list[list[TrialRecord] | None] = []
@@ -103,13 +103,13 @@ class StudyProgress:
         return found[0] if is_done else None
 
     def _say_ended(self, records: list[TrialRecord] | None) -> None:
-        """Say which trials have ended since the last look."""
+        """Print the trials that have ended since the last look."""
         start = "\r\x1b[K" if self._rewrite else ""
         for record in self._take(records):
             self._stream.write(f"{start}{trial_line(record)}\n")
 
     def _take(self, records: list[TrialRecord] | None) -> list[TrialRecord]:
-        """Those that have ended since the last look; of the first look, none."""
+        """Return the trials that have ended since the last look; none at the first look."""
         if records is None:
             return []
         ended = [record for record in records if record.state in _ENDED]
@@ -120,7 +120,7 @@ class StudyProgress:
 
 
 def trial_line(record: TrialRecord) -> str:
-    """A trial that has ended, in a line."""
+    """Return the line of a trial that has ended."""
     values = [f"{name} {value_text(name, value)}" for name, value in (record.values or {}).items()]
     why = [record.reason] if record.reason and not values else []
     state = record.state if record.counted or record.state == "impossible" else "to be run again"
@@ -128,7 +128,7 @@ def trial_line(record: TrialRecord) -> str:
 
 
 def settings_text(params: Mapping[str, Any]) -> str:
-    """Settings as ``name=value``, numbers to three digits."""
+    """Return settings as ``name=value``, floats to three digits."""
     return " ".join(
         f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in params.items()
@@ -136,7 +136,7 @@ def settings_text(params: Mapping[str, Any]) -> str:
 
 
 def value_text(objective: str, value: float) -> str:
-    """The value of an objective with its unit."""
+    """Return the value of an objective as text, with its unit."""
     if objective == "seconds":
         return seconds_text(value)
     return bytes_text(value) if objective in ("bytes", "memory") else f"{value:.4g}"

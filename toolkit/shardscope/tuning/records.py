@@ -1,4 +1,4 @@
-"""A study's trials: as everybody reads them, from any machine or years later, and writing into them by number."""
+"""Records of a study's trials, readable from any machine at any time, and a ledger that writes to trials by number."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ORIGIN, DRIVER, RUN, REASON, MEASURED, RETRY_OF, NOT_COUNTED, PINNED, PAUSED, SA
     "origin", "driver", "run", "reason", "measured", "retry_of", "not_counted", "pinned", "paused", "sampler", "seed",
 )  # fmt: skip
 AGAIN = "again"
-"""The origin of trials that somebody asks for by hand: they are taken before what else waits."""
+"""Origin of trials that are requested by hand; they run before other queued trials."""
 _LOG2 = "log2({})"
 
 
 def study_name(name: str, space: Space) -> str:
-    """What a parameter is called in its study: a power of two is drawn by its exponent."""
+    """Return the name of a parameter in its study; a power of two is drawn by its exponent."""
     return _LOG2.format(name) if isinstance(space.parameters[name], PowersOfTwo) else name
 
 
 def to_study(params: Mapping[str, Value], space: Space) -> dict[str, Any]:
-    """Settings as the study holds them."""
+    """Return settings in the form that the study stores."""
     return {
         study_name(name, space): int(str(value)).bit_length() - 1
         if isinstance(space.parameters[name], PowersOfTwo)
@@ -40,7 +40,7 @@ def to_study(params: Mapping[str, Value], space: Space) -> dict[str, Any]:
 
 
 def from_study(params: Mapping[str, Any], space: Space) -> dict[str, Value]:
-    """Settings as the space names them."""
+    """Return settings by the names of the space."""
     names = {study_name(name, space): name for name in space.parameters}
     return {
         names[held]: 2 ** int(value) if isinstance(space.parameters[names[held]], PowersOfTwo) else value
@@ -57,16 +57,16 @@ class TrialRecord:
         state: ``waiting``, ``running``, ``paused`` (at a rung, with its checkpoint), ``complete``, ``pruned``,
             ``impossible`` (it cost no run), ``failed``, or ``unused`` (the study had all its trials before its turn
             came; it is run first if more are asked for).
-        params: Settings by the space's names.
-        values: By objective; None unless complete.
-        reason: Why it was pruned, was impossible or failed; one sentence.
-        origin: ``drawn``, ``default``, ``baseline``, ``prior``, or ``again`` (asked for by hand).
-        run: Path of its run directory on the machine that ran it; the newest, where it was trained in pieces.
-        measured: What the run came to.
-        retry_of: The trial whose place it takes.
-        counted: Whether it is one of the trials that the study was to have.
-        sampler: Which one drew its settings, those of them that were not given; None if all were.
-        pieces: Paths of all its runs, in order; more than one where it paused at rungs.
+        params: Settings by the names of the space.
+        values: Values by objective; None unless complete.
+        reason: Why it was pruned, impossible or failed, as one sentence.
+        origin: ``drawn``, ``default``, ``baseline``, ``prior``, or ``again`` (requested by hand).
+        run: Path of its run directory on the machine that ran it; the newest one if it was trained in pieces.
+        measured: Figures of the run.
+        retry_of: Number of the trial that it replaces.
+        counted: Whether it counts towards the study's number of trials.
+        sampler: Name of the sampler that drew the settings that were not given; None if all were given.
+        pieces: Paths of all its runs, in order; several if it paused at rungs.
     """
 
     number: int
@@ -86,7 +86,7 @@ class TrialRecord:
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """What was wrong with the layers of its run, in sentences."""
+        """Alarms about the layers of its run, as sentences."""
         return () if self.measured is None else self.measured.alarms
 
 
@@ -103,9 +103,10 @@ _ENDED = ("complete", "pruned", "failed")
 
 
 def not_counted(trial: FrozenTrial) -> str | None:
-    """Why a trial does not belong to the study; None if it does.
+    """Return why a trial does not count towards the study; None if it does.
 
-    The mark is written before the trial is ended, and somebody else may end it between: how it ended has the last word.
+    The mark is written before the trial is ended, and another driver may end it in between. So the mark is ignored
+    unless the final state agrees with it.
     """
     mark = trial.user_attrs.get(NOT_COUNTED)
     is_ended_so = trial.state == TrialState.FAIL or (trial.state == TrialState.PRUNED and mark == IMPOSSIBLE)
@@ -115,7 +116,7 @@ def not_counted(trial: FrozenTrial) -> str | None:
 def record_of(
     trial: FrozenTrial, space: Space, objectives: Sequence[str], *, pinned: bool = False
 ) -> TrialRecord:
-    """The record of one trial of a study."""
+    """Return the record of one trial of a study."""
     attrs = trial.user_attrs
     state = "paused" if is_paused(trial) else _STATES[trial.state]
     mark = not_counted(trial)
@@ -136,7 +137,7 @@ def _pieces(attrs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_paused(trial: FrozenTrial) -> bool:
-    """Whether a trial that runs, to its study, has its last piece behind it."""
+    """Return whether a trial that Optuna sees as running is paused: its newest run is its last completed piece."""
     held = trial.user_attrs.get(PAUSED)
     return (
         held is not None
@@ -148,7 +149,10 @@ def is_paused(trial: FrozenTrial) -> bool:
 def records_of(
     study: optuna.Study, space: Space, objectives: Sequence[str], *, wanted: int | None = None
 ) -> list[TrialRecord]:
-    """All trials of a study, by number; `wanted` is how many it is to have, after which none waits any more."""
+    """Return the records of all trials of a study, sorted by number.
+
+    After `wanted` trials have ended, waiting trials are ``unused``, except retries and those requested by hand.
+    """
     marks = study.user_attrs
     found = [
         record_of(trial, space, objectives, pinned=bool(marks.get(f"{PINNED}:{trial.number}")))
@@ -167,12 +171,12 @@ def _unused(record: TrialRecord) -> TrialRecord:
 
 
 def measured_to(measured: Measured) -> dict[str, Any]:
-    """As a study's attribute."""
+    """Return figures as an attribute of a trial."""
     return asdict(measured)
 
 
 def measured_from(value: Mapping[str, Any] | None) -> Measured | None:
-    """What `measured_to` gave."""
+    """Return the figures that `measured_to` stored."""
     if value is None:
         return None
     curve = tuple((int(s), float(a), float(b)) for s, a, b in value["curve"])
@@ -180,7 +184,7 @@ def measured_from(value: Mapping[str, Any] | None) -> Measured | None:
 
 
 def front(records: Sequence[TrialRecord]) -> Front:
-    """The front of a study's complete trials."""
+    """Return the front of a study's complete trials."""
     return front_of({record.number: record.values for record in records if record.values is not None})
 
 
@@ -194,7 +198,7 @@ class Ledger:
     _ids: dict[int, int] = field(default_factory=dict)
 
     def id_of(self, number: int) -> int:
-        """What the storage calls a trial."""
+        """Return the id of a trial in the storage."""
         if number not in self._ids:
             if self._study is None:
                 self._study = self.storage.get_study_id_from_name(self.name)
@@ -202,7 +206,7 @@ class Ledger:
         return self._ids[number]
 
     def take(self, number: int) -> int | None:
-        """Begin a trial that waits, for this process alone: its id in the storage; None if another has begun it."""
+        """Claim a waiting trial for this process and return its storage id; None if another process has claimed it."""
         try:
             is_ours = self.storage.set_trial_state_values(self.id_of(number), TrialState.RUNNING)
         except UpdateFinishedTrialError:
@@ -210,7 +214,7 @@ class Ledger:
         return self.id_of(number) if is_ours else None
 
     def write(self, number: int, attrs: Mapping[str, Any]) -> bool:
-        """Set attributes of a trial that has not ended; False for one that has, of which nothing is changed."""
+        """Set attributes of a trial; return False, with the trial unchanged, if it has ended."""
         try:
             for name, value in attrs.items():
                 self.storage.set_trial_user_attr(self.id_of(number), name, value)
@@ -221,10 +225,10 @@ class Ledger:
     def end(
         self, number: int, state: TrialState, values: Sequence[float] | None, attrs: Mapping[str, Any]
     ) -> bool:
-        """Write a trial's attributes and end it; False if it had ended before, which leaves it as it was.
+        """Write a trial's attributes and end it; return False, with the trial unchanged, if it had ended before.
 
-        So after an outage between writing and hearing so, twice is as good as once, and of several processes that end
-        a trial, one does.
+        The call can therefore be repeated after an outage that lost the answer. If several processes end a trial, one
+        of them succeeds.
         """
         self.write(number, attrs)
         try:

@@ -1,14 +1,15 @@
-"""Trials whose driver is gone: nothing of them is lost, and none is counted twice.
+"""Recovery of trials whose driver is gone: none is lost, and none is counted twice.
 
-Every running trial names its driver (machine, process, which driver in it) and carries a heartbeat. A driver is gone
-if its process is, or if it says that it has left the study, or if its heartbeat stands still: soon where it runs on
-another machine, late where its process is seen to live. Whoever notices takes the trial over in two steps that the
-storage itself makes safe: a trial can be finished only once, so of several that try, one succeeds. If the run had
-ended, its figures are told. If not, the trial fails, and another with the same settings takes its place and says so;
-should the taker die between the two, or two add one each, the next look finds that: the first of a trial's successors
-counts, and no other.
+Every running trial names its driver (machine, process, driver within the process) and carries a heartbeat. A driver is
+gone if its process is gone, if it has left the study, or if its heartbeat stops: after a short silence on another
+machine, after a longer one if its process is known to live.
 
-So a study's trials stand in places. A place is begun by a trial that was drawn, and kept by its line of successors.
+Any driver that notices takes the trial over, in two steps. The storage lets a trial be finished only once, so one of
+several drivers succeeds. If the run had completed, its figures are recorded. If not, the trial fails, and a successor
+with the same settings is queued. If the driver dies between the two steps, or two drivers add a successor each, the
+next look detects it: only the first successor of a trial counts.
+
+A place is one of the study's slots for trials. It is opened by a drawn trial and passes along its line of successors.
 """
 
 from __future__ import annotations
@@ -44,37 +45,37 @@ from shardscope.tuning.records import (
 HEARTBEAT = "heartbeat"
 SILENCE_VARIABLE = "SHARDSCOPE_SILENCE_S"
 SILENCE_S = 75.0
-"""How long the heartbeat of a driver elsewhere may stand still, where the environment does not say otherwise."""
+"""Default for the seconds without a heartbeat after which a driver on another machine counts as gone."""
 _BEATS = 5
-"""Heartbeats within that time. A trial that nobody has put a name to was dropped: one of them is long enough."""
+"""Heartbeats within `SILENCE_S`. A trial without a driver was dropped; it is taken over after one heartbeat."""
 _LIVING = 10
-"""How many times longer, where the process is seen to live: an objective of the user's may take its time."""
+"""Factor on the silence if the driver's process is known to live: a user-defined objective may be slow."""
 _LEFT = "left"
-"""In the name of a trial's driver: it has left the study, and what it had paused is anybody's."""
+"""Key in the name of a trial's driver: it has left the study, and any driver may resume its paused trials."""
 LOST = "lost"
 SURPLUS = "surplus"
 TAKEN = "another trial has taken the same place already"
 KILLED = "killed"
-"""Marks a trial whose run was killed, by which attempts are counted: stopping a study uses none up."""
+"""Marks a trial whose run was killed. Only these count as attempts; stopping a study uses none up."""
 CARRIED = (PAUSED, MEASURED)
-"""What the successor of a trial that is trained in pieces takes over: how far these had come."""
+"""Attributes that the successor of a trial trained in pieces takes over: its progress."""
 
 _here: set[str] = set()
-"""The drivers of this process that have not left their study."""
+"""Names of this process's drivers that have not left their study."""
 
 
 def silence_s() -> float:
-    """How long the heartbeat of a driver elsewhere may stand still."""
+    """Return the seconds without a heartbeat after which a driver on another machine counts as gone."""
     return float(os.environ.get(SILENCE_VARIABLE, SILENCE_S))
 
 
 def beat_s() -> float:
-    """How often a driver shows that it lives."""
+    """Return the seconds between two heartbeats of a driver."""
     return silence_s() / _BEATS
 
 
 def enrol(driver: object) -> dict[str, Any]:
-    """A name for a driver of this process, for all who can see the storage; its own until it resigns or is no more."""
+    """Return a globally unique name for a driver of this process, valid until the driver resigns or is deleted."""
     name = uuid.uuid4().hex
     _here.add(name)
     weakref.finalize(driver, _here.discard, name)
@@ -82,28 +83,28 @@ def enrol(driver: object) -> dict[str, Any]:
 
 
 def resign(name: dict[str, Any]) -> None:
-    """Leave the study: trials that still bear this name are anybody's."""
+    """Leave the study: any driver may take over the trials that still have this name."""
     _here.discard(name["driver"])
 
 
 def leave(ledger: Ledger, numbers: list[int], name: dict[str, Any]) -> None:
-    """Tell everybody that trials paused under this name are anybody's, though its process may live on."""
+    """Release paused trials: any driver may take them over, though this driver's process may live on."""
     for number in numbers:
         ledger.write(number, {DRIVER: {**name, _LEFT: True}})
 
 
 @dataclass
 class Watch:
-    """What one driver has seen of the others' heartbeats, by its own clock."""
+    """Heartbeats of other drivers as seen by one driver, timed by its own clock."""
 
     seen: dict[int, tuple[Any, float]] = field(default_factory=dict)
     looked_at: float = 0.0
 
     def gone(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
-        """The running trials among these whose driver is no more."""
+        """Return the running trials among these whose driver is gone."""
         now = time.monotonic()
         if now - self.looked_at > beat_s() * 2:
-            self.seen.clear()  # nobody could be heard while the storage, or this process, was away
+            self.seen.clear()  # no heartbeat could arrive while the storage or this process stood still
         self.looked_at = now
         return [trial for trial in trials if trial.state == TrialState.RUNNING and self._is_gone(trial, now)]
 
@@ -125,17 +126,17 @@ class Watch:
 
 
 def _lives(driver: dict[str, Any]) -> bool:
-    """Whether a driver of this machine still has its process, and has not left the study."""
+    """Return whether a driver on this machine has a live process and has not left the study."""
     if not is_alive(driver["pid"], driver["process_started"]):
         return False
     return driver["pid"] != os.getpid() or driver["driver"] in _here
 
 
-# Places and who holds them.
+# Places and their trials.
 
 
 def successors(trials: list[FrozenTrial]) -> dict[int, list[int]]:
-    """The trials that were added in another's place, by that other's number, in order."""
+    """Return the successors of each replaced trial, by its number, in order."""
     found: dict[int, list[int]] = {}
     for trial in trials:
         earlier = trial.user_attrs.get(RETRY_OF)
@@ -145,15 +146,15 @@ def successors(trials: list[FrozenTrial]) -> dict[int, list[int]]:
 
 
 def is_surplus(trial: FrozenTrial, trials: list[FrozenTrial]) -> bool:
-    """Whether a trial was added in the place of one that already has a successor."""
+    """Return whether a trial replaces one that already has an earlier successor."""
     earlier = trial.user_attrs.get(RETRY_OF)
     return earlier is not None and successors(trials)[earlier][0] != trial.number
 
 
 def places(trials: list[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """The places of a study: the number of the trial that began each, and the last of its line.
+    """Return the places of a study: the number of the trial that opened each, and the last of its successors.
 
-    What waits in the queue has none yet, and what was impossible or surplus has given its own up.
+    A queued trial has no place yet. An impossible or surplus trial has given its place up.
     """
     following = {number: line[0] for number, line in successors(trials).items()}
     by_number = {trial.number: trial for trial in trials}
@@ -170,22 +171,22 @@ def places(trials: list[FrozenTrial]) -> dict[int, FrozenTrial]:
 
 
 def begun(trials: list[FrozenTrial]) -> int:
-    """Places whose trial runs or has ended."""
+    """Return the number of places whose trial runs or has ended."""
     return sum(_is_begun(last) for last in places(trials).values())
 
 
 def ended(trials: list[FrozenTrial]) -> int:
-    """Places whose trial has ended, and counts."""
+    """Return the number of places whose trial has ended and counts."""
     return sum(_is_begun(last) and last.state.is_finished() for last in places(trials).values())
 
 
 def retries(trials: list[FrozenTrial]) -> list[int]:
-    """Trials that wait to take a lost one's place."""
+    """Return the numbers of the waiting successors of lost trials."""
     return [last.number for last in places(trials).values() if last.state == TrialState.WAITING]
 
 
 def asked_again(trials: list[FrozenTrial]) -> list[int]:
-    """Trials that somebody has asked for by hand, and that wait."""
+    """Return the numbers of the waiting trials that were requested by hand."""
     return [
         trial.number
         for trial in trials
@@ -196,10 +197,11 @@ def asked_again(trials: list[FrozenTrial]) -> list[int]:
 
 
 def surplus(number: int, trials: list[FrozenTrial], wanted: int) -> tuple[str | None, bool]:
-    """Why a trial that has just been begun is to be given up, None to go on, and whether that is sure by now.
+    """Return why a newly started trial is to be given up (None to run it), and whether that is final.
 
-    Two drivers may begin the last trial at the same moment. The one with the higher number gives way. The other may
-    have come from the queue after that one had gone on: where it still stands a moment later, the lower gives way.
+    Two drivers may start the last trial at the same moment; the one with the higher number gives way. But the lower one
+    may have come from the queue after the higher one was launched. If all places are still taken a moment later, the
+    lower one gives way.
     """
     own = next(trial for trial in trials if trial.number == number)
     if is_surplus(own, trials) or _is_seed_again(own, trials):
@@ -214,7 +216,7 @@ def surplus(number: int, trials: list[FrozenTrial], wanted: int) -> tuple[str | 
 
 
 def _is_seed_again(trial: FrozenTrial, trials: list[FrozenTrial]) -> bool:
-    """Whether two drivers have queued the same seed, and the other was first."""
+    """Return whether another driver has queued the same seed earlier."""
     seed = trial.user_attrs.get(SEED)
     return seed is not None and any(
         other.number < trial.number and other.user_attrs.get(SEED) == seed for other in trials
@@ -226,7 +228,7 @@ def _is_begun(last: FrozenTrial) -> bool:
 
 
 def attempts(trials: list[FrozenTrial], number: int) -> int:
-    """How often a trial has been begun that was killed, under this number and those whose place it took."""
+    """Return the number of attempts at a trial: one, and one for each killed predecessor."""
     by_number = {trial.number: trial for trial in trials}
     count, place = 1, by_number[number].user_attrs.get(RETRY_OF)
     while place is not None:
@@ -239,15 +241,15 @@ def attempts(trials: list[FrozenTrial], number: int) -> int:
 
 
 def is_among(run: str, folder: Path) -> bool:
-    """Whether a run that a storage names lies in the folder of a driver's own trials.
+    """Return whether a run path from a storage lies in the folder of the driver's own trials.
 
-    Whoever can write to the storage names what they like: elsewhere nothing is read, gone on from or deleted.
+    Anyone who can write to the storage can put any path there. Nothing outside the folder is read, resumed or deleted.
     """
     return folder.resolve() in Path(run).resolve().parents
 
 
 def set_aside(ledger: Ledger, number: int, reason: str, *, was_killed: bool = False) -> bool:
-    """End a running trial that is to be run again; False if somebody else has ended it."""
+    """Fail a running trial that is to be retried; return False if another driver has ended it."""
     attrs: dict[str, Any] = {REASON: reason, NOT_COUNTED: LOST}
     if was_killed:
         attrs[KILLED] = True
@@ -255,7 +257,7 @@ def set_aside(ledger: Ledger, number: int, reason: str, *, was_killed: bool = Fa
 
 
 def replace_lost(study: optuna.Study, trials: list[FrozenTrial]) -> int:
-    """Add a successor for every trial that was set aside and has none; returns how many."""
+    """Queue a successor for every trial that was set aside and has none; return the number added."""
     known = successors(trials)
     missing = [
         trial

@@ -1,4 +1,4 @@
-"""What a study found, in words: who won at which budget, and what did not work."""
+"""Report of a study in words: which optimizer won at which budget, and what did not work."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from shardscope.tuning.priors import BASELINES
 from shardscope.tuning.records import NOT_BEGUN, TrialRecord, front
 
 _MOST_ALARMS = 5
-"""Printed; all are in the report."""
+"""Number of alarms that are printed; all are in `Report.alarms`."""
 
 
 @dataclass(frozen=True)
 class OptimizerRow:
-    """One optimizer's share of a study."""
+    """One optimizer's results in a study."""
 
     name: str
     trials: int
     best: float | None
-    """The lowest value of the first objective; None if no trial was completed."""
+    """Lowest value of the first objective; None if no trial completed."""
     number: int | None
-    """Of that trial."""
+    """Number of the trial with that value."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,19 @@ class Report:
     name: str
     objective: str
     rows: tuple[OptimizerRow, ...]
-    """By their best, the best first."""
+    """Rows sorted by best value, lowest first."""
     front: tuple[TrialRecord, ...]
-    """The complete trials that no other beats."""
+    """Pareto-optimal complete trials, without those of `by_noise`."""
     states: tuple[tuple[str, int], ...]
     verdict: str
     samplers: tuple[tuple[str, int], ...] = ()
-    """How many trials each sampler drew; those whose settings were all given are none's."""
+    """Number of trials that each sampler drew; trials whose settings were all given are not included."""
     batches: str | None = None
-    """Which batches are searched and why, where that was left to the study."""
+    """Sentence on which batch sizes are searched and why, if the study chose them."""
     alarms: tuple[tuple[int, str], ...] = ()
-    """What was wrong with the layers of which trial, in sentences."""
+    """Alarms about layers, as (trial number, sentence)."""
     by_noise: tuple[int, ...] = ()
-    """Trials that would be on the front as well, for a few per cent of measured time alone (`tuning.front`)."""
+    """Numbers of trials that are on the front only for a few per cent of measured time (`tuning.front`)."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{number} {state}" for state, number in self.states)
@@ -67,7 +67,7 @@ class Report:
         ])  # fmt: skip
 
     def _alarm_lines(self) -> list[str]:
-        """The alarms, those of trials on the front first; at most `_MOST_ALARMS` of them."""
+        """Return a line for each alarm, trials on the front first, at most `_MOST_ALARMS` lines."""
         front = {record.number for record in self.front}
         rows = sorted(self.alarms, key=lambda row: (row[0] not in front, row[0]))
         lines = [f"Alarm in trial {number}: {text}." for number, text in rows[:_MOST_ALARMS]]
@@ -76,7 +76,7 @@ class Report:
 
 
 def report_of(name: str, records: Sequence[TrialRecord], definition: Definition) -> Report:
-    """The report of a study's trials so far."""
+    """Return the report of a study's trials so far."""
     objective = definition.objectives[0]
     own = branches_of(definition.job)["optimizer"]
     rows = _rows(records, objective, own)
@@ -112,7 +112,7 @@ def _is_layerwise(name: str) -> bool:
 
 
 def _verdict(rows: Sequence[OptimizerRow], objective: str) -> str:
-    """Whether a baseline won, against whom, and with how many trials each."""
+    """Return a sentence on whether a baseline won, against which optimizers, and with how many trials each."""
     done = [row for row in rows if row.best is not None]
     if not done:
         return "No trial is complete, so nothing has won."

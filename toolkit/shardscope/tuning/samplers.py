@@ -1,11 +1,11 @@
-"""Drawing a trial's settings: Optuna's samplers by short names, one that goes by what trials cost, and what they draw.
+"""Samplers that draw a trial's settings: Optuna's by short names, and one that chooses by the cost of trials.
 
-Each is set up for a space of branches and trials that are impossible. `ByCost` is TPE while trials are cheap, a
-Gaussian process once they are dear: that needs fewer trials and takes seconds of CPU for each; half a minute of
-training is where it begins to pay. Whoever draws decides anew for every trial, from what the study's storage says of
-the finished ones. So a study that goes on after a restart, or on another machine, decides as if it had never stopped.
-Settings that were put into the study's queue, by whomever, are taken from there; who drew the others is noted with the
-trial.
+Each sampler is set up for a space with branches and for impossible trials. `ByCost` uses TPE while trials are cheap and
+a Gaussian process when they are expensive. The latter needs fewer trials but takes seconds of CPU time for each, which
+pays from about half a minute of training. The choice is made for every trial, from the finished trials in the storage.
+So a study that resumes after a restart, or on another machine, chooses as if it had never stopped.
+
+Queued settings are used as they are; the trial records which sampler drew the others.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from shardscope.tuning.records import (
 )
 
 DEAR_S = 30.0
-"""Seconds of a trial from which on a better draw is worth seconds of CPU."""
+"""Seconds per trial from which a better draw is worth seconds of CPU time."""
 _STARTUP = 10
-"""Complete trials below which a Gaussian process knows nothing: Optuna's own default."""
+"""Complete trials that a Gaussian process needs to start with; Optuna's default."""
 
 
 class GaussianProcess(GPSampler):
-    """Optuna's, on one thread, so that it takes no core from the ranks that train beside it.
+    """Optuna's Gaussian process on one thread, so that it takes no cores from the ranks that are training.
 
-    Optuna holds torch to one thread, and BLAS by a variable that is read before BLAS is loaded, hence too late.
+    Optuna limits torch to one thread. It limits BLAS by an environment variable, which BLAS reads only when it loads,
+    so that is too late.
     """
 
     @classmethod
     def seeded(cls, seed: int) -> Self:
-        """With settings of branches, which a Gaussian process cannot take in, drawn by TPE."""
+        """Return a sampler that draws settings of branches by TPE, as a Gaussian process cannot model them."""
         return cls(
             seed=seed, n_startup_trials=_STARTUP, warn_independent_sampling=False,
             independent_sampler=TPESampler(seed=seed, multivariate=False),
@@ -60,19 +61,19 @@ class GaussianProcess(GPSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The settings that every trial has, drawn together."""
+        """Draw the settings that every trial has, jointly."""
         with threadpool_limits(limits=1, user_api="blas"):
             return super().sample_relative(study, trial, search_space)
 
 
 class ByCost(BaseSampler):
-    """Draws a trial by one sampler or by the other.
+    """Draws each trial by one of two samplers.
 
     Args:
-        cheap: For cheap trials; it also draws whenever nothing is known yet, and after a trial that was impossible,
-            of which a Gaussian process takes no notice: it would ask for the same again.
-        dear: For trials of `dear_s` and more.
-        dear_s: Median seconds of the finished trials.
+        cheap: Sampler for cheap trials. It also draws before `_STARTUP` trials are complete, and after an impossible
+            trial: a Gaussian process ignores those and would draw the same settings again.
+        dear: Sampler for expensive trials.
+        dear_s: Median seconds of the finished trials from which trials count as expensive.
     """
 
     def __init__(self, cheap: BaseSampler, dear: BaseSampler, dear_s: float = DEAR_S) -> None:
@@ -80,11 +81,11 @@ class ByCost(BaseSampler):
         self._used: dict[int, BaseSampler] = {}
 
     def used_for(self, number: int) -> BaseSampler:
-        """The sampler that drew a trial of this process."""
+        """Return the sampler that drew a trial in this process."""
         return self._used.get(number, self.cheap)
 
     def choose(self, trials: Sequence[FrozenTrial]) -> BaseSampler:
-        """The sampler for the next of a study's trials."""
+        """Return the sampler for the next trial of a study."""
         complete = sum(trial.state == TrialState.COMPLETE for trial in trials)
         ended = [trial for trial in trials if trial.state.is_finished()]
         seconds = median_seconds(trials)
@@ -92,40 +93,40 @@ class ByCost(BaseSampler):
             return self.cheap
         return self.dear if seconds >= self.dear_s else self.cheap
 
-    # What Optuna calls.
+    # Optuna's interface.
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Both may have something to do."""
+        """Call the hook of both samplers."""
         self.cheap.before_trial(study, trial)
         self.dear.before_trial(study, trial)
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Called first for every trial that is drawn."""
+        """Choose the sampler; Optuna calls this first for every trial."""
         used = self._used[trial.number] = self.choose(study.get_trials(deepcopy=False))
         return used.infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """By the one that was chosen."""
+        """Draw by the chosen sampler."""
         return self.used_for(trial.number).sample_relative(study, trial, search_space)
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """By the one that was chosen."""
+        """Draw by the chosen sampler."""
         return self.used_for(trial.number).sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
-        """Both."""
+        """Reseed both samplers."""
         self.cheap.reseed_rng()
         self.dear.reseed_rng()
 
 
 def median_seconds(trials: Sequence[FrozenTrial]) -> float | None:
-    """What a trial took, in the middle, pruned ones among them; None before one has ended."""
+    """Return the median seconds of the finished trials, pruned ones included; None before one has ended."""
     seconds = [
         cost
         for trial in trials
@@ -137,7 +138,7 @@ def median_seconds(trials: Sequence[FrozenTrial]) -> float | None:
 
 
 def _seconds(trial: FrozenTrial) -> float | None:
-    """From its beginning to its end; of one that paused between, its steps."""
+    """Return the seconds of a trial from start to end; for one that paused at rungs, of its steps only."""
     attrs: Mapping[str, Any] = trial.user_attrs
     if PAUSED not in attrs:
         return None if trial.duration is None else trial.duration.total_seconds()
@@ -167,7 +168,7 @@ def _random(seed: int) -> BaseSampler:
 
 def _qmc(seed: int) -> BaseSampler:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # said in `SAMPLERS`
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # `SAMPLERS` states it
         return optuna.samplers.QMCSampler(seed=seed, scramble=True, warn_independent_sampling=False)
 
 
@@ -189,19 +190,19 @@ SAMPLERS: Mapping[str, tuple[Callable[[int], BaseSampler], str]] = {
     "cma-es": (_cma_es, "evolution of a covariance matrix; one objective, numbers only"),
     "random": (_random, "the yardstick"),
 }
-"""By name: how to make it, and when to use it."""
+"""Constructor (from a seed) and description of each sampler, by name."""
 _SHORT = {
     "TPESampler": "tpe", "GPSampler": "gp", "QMCSampler": "qmc", "NSGAIISampler": "nsga", "CmaEsSampler": "cma-es",
     "RandomSampler": "random",
 }  # fmt: skip
-"""Names of Optuna's classes here."""
+"""Short names of Optuna's classes."""
 
 
 def sampler_of(sampler: str | BaseSampler, *, seed: int, num_objectives: int) -> BaseSampler:
-    """The sampler of this name, or the one given.
+    """Return the sampler of this name, or the sampler given.
 
     Raises:
-        SpecError: There is none of this name, or it cannot do several objectives.
+        SpecError: The name is unknown, or the sampler does not support several objectives.
     """
     if isinstance(sampler, BaseSampler):
         return sampler
@@ -215,7 +216,7 @@ def sampler_of(sampler: str | BaseSampler, *, seed: int, num_objectives: int) ->
 
 
 def drawn_by(sampler: BaseSampler, number: int) -> str:
-    """Which sampler drew the trial of this number, by its short name; one of the user's own by its class's."""
+    """Return the short name of the sampler that drew a trial; for the user's own sampler, its class name."""
     used = sampler.used_for(number) if isinstance(sampler, ByCost) else sampler
     names = [_SHORT[cls.__name__] for cls in type(used).__mro__ if cls.__name__ in _SHORT]
     return names[0] if names else type(used).__name__
@@ -224,11 +225,11 @@ def drawn_by(sampler: BaseSampler, number: int) -> str:
 def check_storage(sampler: str | BaseSampler, storage: str | BaseStorage | None) -> None:
     """Refuse a sampler that would run code from a storage that others can write to.
 
-    Optuna's CMA-ES keeps its state in the trials as a pickle, and loading one runs whatever is in it. In the study's
-    own journal, which is the user's alone, and in memory it is the user's own.
+    Optuna's CMA-ES keeps its state in the trials as a pickle, and unpickling can run arbitrary code. The study's own
+    journal, which only the user can write to, and memory are safe.
 
     Raises:
-        SpecError: It is CMA-ES, and the storage another.
+        SpecError: The sampler is CMA-ES and the storage is neither of these.
     """
     is_cma_es = sampler == "cma-es" or isinstance(sampler, optuna.samplers.CmaEsSampler)
     if is_cma_es and not (storage is None or isinstance(storage, InMemoryStorage)):
@@ -239,15 +240,15 @@ def check_storage(sampler: str | BaseSampler, storage: str | BaseStorage | None)
 
 
 POSSIBLE = "possible"
-"""The constraint of every trial; samplers learn from it."""
+"""Name of the constraint that every trial sets, for samplers to learn from."""
 
 
 def suggest(trial: optuna.Trial, definition: Definition) -> dict[str, Value]:
-    """The settings of a trial; what was drawn before an answer was lost is not drawn again.
+    """Return the settings of a trial; settings that the storage already has are not drawn again.
 
     Raises:
-        SpecError: Somebody has queued it with a value that is not in the space.
-        StudyError: The study holds a trial, added by something else, whose parameters are of another kind.
+        SpecError: The trial was queued with a value outside the space.
+        StudyError: The study holds a trial, added by another program, whose parameters are of another kind.
     """
     space = definition.space
     chosen: dict[str, Value] = {}
@@ -257,7 +258,7 @@ def suggest(trial: optuna.Trial, definition: Definition) -> dict[str, Value]:
         parameter, held = space.parameters[name], study_name(name, space)
         try:
             chosen[name] = _suggested(trial, held, parameter)
-        except ValueError as error:  # all that Optuna says of a distribution that does not fit an earlier one
+        except ValueError as error:  # Optuna: the distribution is incompatible with an earlier one
             raise StudyError(
                 f"study {trial.study.study_name!r} holds a trial that something else has added, whose {held!r} is of "
                 f"another kind ({error}); give yours another name"
@@ -268,7 +269,7 @@ def suggest(trial: optuna.Trial, definition: Definition) -> dict[str, Value]:
 
 
 def constrain(trial: optuna.Trial, value: float) -> None:
-    """Say whether a trial is possible, unless that was said before an answer was lost."""
+    """Set the constraint of a trial (0 possible, 1 impossible), unless the storage already has it."""
     if POSSIBLE not in trial.constraints:
         trial.set_constraint(POSSIBLE, value)
 
@@ -284,7 +285,7 @@ def _suggested(trial: optuna.Trial, held: str, parameter: Choices | Between | Po
 
 
 def _queued(trial: optuna.Trial) -> Mapping[str, Any]:
-    """What was put into the queue with it."""
+    """Return the settings that the trial was queued with."""
     attrs = trial.study.get_trials(deepcopy=False)[trial.number].system_attrs
     fixed: Mapping[str, Any] = attrs.get("fixed_params", {})
     return fixed
@@ -298,7 +299,7 @@ def _check_queued(queued: Mapping[str, Any], space: Space) -> None:
 
 
 def _holds(parameter: Choices | Between | PowersOfTwo, value: Any) -> bool:
-    """Whether a parameter can have a value, as the study holds it."""
+    """Return whether a value, as stored in the study, is in a parameter's range."""
     if isinstance(parameter, Choices):
         return value in parameter.values
     low, high = parameter.exponents if isinstance(parameter, PowersOfTwo) else (parameter.low, parameter.high)

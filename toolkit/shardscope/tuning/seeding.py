@@ -1,11 +1,12 @@
-"""Putting a study's seeds into its queue, once, however many drivers begin it together and whoever is killed.
+"""Queue a study's seeds exactly once, even if several drivers start the study together or some are killed.
 
-The driver that made the study queues its seeds and says when it is done; the others wait for that before they run
-anything, and who only looks at the study does not wait. If the queue stops
-growing before, that driver is gone, and another goes on with the first seed that is missing. Every seed has its number
-in the study, and the storage numbers trials one after another: of several that carry the same seed the first counts,
-and whoever queued a later one takes it back and waits again. Should it die before that, whoever begins the later one
-finds that it is surplus (`recovery.surplus`), at the cost of no run.
+The driver that creates the study queues its seeds and marks the study as seeded. Other drivers wait for that before
+they run anything; sessions that only read the study do not wait. If the queue stops growing before the mark, the first
+driver is gone, and another continues with the first missing seed.
+
+Every seed has a number, and the storage numbers trials in order. Of several trials with the same seed the first counts;
+the driver that queued a later one fails it and waits again. If it dies before that, the driver that starts the later
+one finds it surplus (`recovery.surplus`) and does not run it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shardscope.tuning.records import NOT_COUNTED, ORIGIN, REASON, SEED, Ledger,
 from shardscope.tuning.recovery import SURPLUS, TAKEN
 
 _SEEDED = "seeded"
-"""The study's attribute that says that its seeds are all in its queue."""
+"""The study's attribute that marks that all its seeds are queued."""
 _BY = "queued_by"
 _LOOK_EVERY_S = 0.05
 
@@ -32,14 +33,14 @@ _LOOK_EVERY_S = 0.05
 def queue_seeds(
     study: optuna.Study, ledger: Ledger, seeds: Sequence[Seed], space: Space, *, is_maker: bool
 ) -> None:
-    """Return once all seeds are in the study's queue, each of them once.
+    """Return after all seeds are in the study's queue, each of them once.
 
     Args:
-        study: New, or begun by another driver.
-        ledger: Of its trials.
-        seeds: The same and in the same order for all its drivers.
-        space: Of the study.
-        is_maker: Whether this driver made the study. Others give it time.
+        study: A new study, or one that another driver created.
+        ledger: Ledger of the study's trials.
+        seeds: Seeds, the same in the same order for all drivers.
+        space: The study's space.
+        is_maker: Whether this driver created the study. Other drivers wait for it first.
     """
     is_mine = is_maker
     while not _is_seeded(study):
@@ -48,7 +49,7 @@ def queue_seeds(
 
 
 def _is_seeded(study: optuna.Study) -> bool:
-    """Whether it says so, or has begun to draw, or was begun when seeds had no numbers."""
+    """Return whether the study is marked as seeded, has started to draw, or is of a version without seed numbers."""
     return _SEEDED in study.user_attrs or any(
         SEED not in trial.user_attrs
         and (trial.state != TrialState.WAITING or trial.user_attrs.get(ORIGIN) in ORIGINS)
@@ -57,7 +58,7 @@ def _is_seeded(study: optuna.Study) -> bool:
 
 
 def _is_waited_for(study: optuna.Study) -> bool:
-    """Whether somebody has finished; False once nothing was queued for longer than a living driver takes."""
+    """Wait until another driver has finished; False if nothing was queued for `STATED_WITHIN_S`."""
     seen, since = -1, time.monotonic()
     while not _is_seeded(study):
         count = len(study.get_trials(deepcopy=False))
@@ -70,7 +71,7 @@ def _is_waited_for(study: optuna.Study) -> bool:
 
 
 def _queue_missing(study: optuna.Study, ledger: Ledger, seeds: Sequence[Seed], space: Space) -> bool:
-    """Queue what is not there yet, and say so; False as soon as another is found to do the same."""
+    """Queue the missing seeds and mark the study; return False if another driver is found to do the same."""
     me = uuid.uuid4().hex
     for number, seed in enumerate(seeds):
         if _of(study, number):
@@ -87,5 +88,5 @@ def _queue_missing(study: optuna.Study, ledger: Ledger, seeds: Sequence[Seed], s
 
 
 def _of(study: optuna.Study, number: int) -> list[FrozenTrial]:
-    """The trials that carry a seed, the first of which counts."""
+    """Return the trials with a seed number, in order; the first counts."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get(SEED) == number]

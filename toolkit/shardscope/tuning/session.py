@@ -1,8 +1,8 @@
-"""A study with all that belongs to it: what a widget holds, and what `tune` runs to the end.
+"""A study and its driver: widgets hold a session, and `tune` runs one to the end.
 
-session = Session.open(job, space, trials=40)      begins the study, or goes on with it
-session.run()                                      to the last trial; or call `session.driver.tick()` yourself
-session.records(), session.front()                 what there is, at any moment, also from another process
+session = Session.open(job, space, trials=40)      creates or resumes the study
+session.run()                                      runs all trials; or call `session.driver.tick()` yourself
+session.records(), session.front()                 results so far, at any time, also from another process
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ from shardscope.tuning.storage import (
 _TICK_S = 0.02
 DEFAULT_TRIALS = 40
 _TRIALS = "trials"
+"""The study's attribute that holds its number of trials."""
 _MOST_TRIALS = 1_000_000
 _MOST_PARALLEL = 1024
-"""The study's attribute that says how many it is to have."""
 _MOST_SEED = 2**32 - 1
 
 
@@ -99,15 +99,15 @@ class Session:
         stopping: threading.Event | None = None,
         on_probe: Callable[[Job], None] | None = None,
     ) -> Self:
-        """Begin a study, or go on with the one of this name; the arguments are those of `tune`.
+        """Create a study, or resume the one of this name; the arguments are those of `tune`.
 
-        Without a space this waits for the run that measures the noise scale, calls `on_probe` with its job when it
-        starts, and gives it up once `stopping` is set.
+        Without a space this blocks until the run that measures the noise scale has ended. `on_probe` is called with
+        the job of that run when it starts. The run is stopped if `stopping` is set.
 
         Raises:
-            NotMeasured: `stopping` was set before the noise scale was measured; no study has begun.
-            SpecError: The space or an objective is impossible.
-            StudyError: The storage does not answer, or holds another study of this name.
+            NotMeasured: `stopping` was set before the noise scale was measured; no study was created.
+            SpecError: The space or an objective is invalid.
+            StudyError: The storage does not answer, or holds a different study of this name.
         """
         trials = None if trials is None else _whole("trials", trials, 1, _MOST_TRIALS)
         parallel, seed = _whole("parallel", parallel, 1, _MOST_PARALLEL), _whole("seed", seed, 0, _MOST_SEED)
@@ -127,10 +127,10 @@ class Session:
                 job.require_code()
             definition = _define(job, space, objectives, own, equal, baselines=baselines)
             name = name or f"{label_of(job.model)}-{job.strategy.name}"
-        place_of(name, root)  # a name that cannot be is refused like the rest, before anything is made
+        place_of(name, root)  # an invalid name is refused before anything is created
         chosen = sampler_of(sampler, seed=seed, num_objectives=len(definition.objectives))
         rungs = None if promote is None else rungs_of(promote, definition)
-        pruner_of(pruner, definition)  # what is wrong with it is said before a study is begun
+        pruner_of(pruner, definition)  # an invalid pruner is refused before a study is created
         if batch_range not in get_args(BatchesAround):
             raise unknown_name("batch_range", batch_range, get_args(BatchesAround))
         opened, limit = open_storage(storage, name, root), MemoryLimit(memory_limit)
@@ -147,10 +147,10 @@ class Session:
                 check_trials(study.get_trials(deepcopy=False), begun.space, study=name)
                 definition = definition.with_batches_of(begun).replace(batch_range=begun.batch_range)
             if not is_new and isinstance(sampler, str):
-                study.sampler.reseed_rng()  # else it would draw again what the driver before it drew
+                study.sampler.reseed_rng()  # else it would repeat the previous driver's draws
             seed_it = partial(_seed, study, Ledger(opened, name), definition, is_maker=is_new)
             if is_new:
-                seed_it()  # whoever did not make it does so when it begins to run trials: looking changes nothing
+                seed_it()  # other drivers seed when they start to run trials: opening a study changes nothing
         missing = [n for n in definition.own if n not in own]
         if missing:
             raise StudyError(
@@ -178,11 +178,11 @@ class Session:
     def run(
         self, *, timeout_s: float | None = None, on_tick: Callable[[Session], None] | None = None
     ) -> None:
-        """Run trials until the study has all it was to have; an interrupt stops it, and loses nothing.
+        """Run trials until the study is complete; an interrupt stops it, and nothing is lost.
 
         Args:
-            timeout_s: Stop after this long; the study can go on later. None for as long as it takes.
-            on_tick: Called many times a second.
+            timeout_s: Stop after this many seconds; the study can be resumed later. None sets no limit.
+            on_tick: Called with the session many times a second.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
@@ -196,30 +196,30 @@ class Session:
         finally:
             self.driver.stop()
 
-    # What there is.
+    # Results.
 
     def records(self) -> list[TrialRecord]:
-        """All trials by number."""
+        """Return the records of all trials, sorted by number."""
         wanted = max(
             self.driver.trials, int(self.study.user_attrs.get(_TRIALS, 0))
         )  # others may have asked for more
         return rows.records_of(self.study, self.definition.space, self.definition.objectives, wanted=wanted)
 
     def front(self) -> list[TrialRecord]:
-        """The complete trials that no other beats in everything, without those that only noise has put there."""
+        """Return the Pareto-optimal complete trials, without those that are there by timing noise alone."""
         records = self.records()
         clear = rows.front(records).clear
         return [record for record in records if record.number in clear]
 
     def report(self) -> Report:
-        """Who won, at which budget, and what did not work."""
+        """Return the report: the best optimizer, the budgets, and what did not work."""
         return report_of(self.study.study_name, self.records(), self.definition)
 
     def record(self, number: int) -> TrialRecord:
-        """One trial.
+        """Return the record of one trial.
 
         Raises:
-            StudyError: There is none of this number.
+            StudyError: The study has no trial of this number.
         """
         found = [record for record in self.records() if record.number == number]
         if not found:
@@ -227,14 +227,14 @@ class Session:
         return found[0]
 
     def job(self, number: int) -> Job:
-        """The job of a trial, to launch again or to change."""
+        """Return the job of a trial, to launch it again or to change it."""
         return apply(self.definition.job, self.record(number).params, equal=self.definition.equal)
 
     def trial_run(self, number: int) -> Run:
-        """The run of a trial.
+        """Return the run of a trial.
 
         Raises:
-            StudyError: It has none on this machine.
+            StudyError: The trial has no run directory on this machine.
         """
         record = self.record(number)
         if record.run is None or not Path(record.run).is_dir():
@@ -242,10 +242,10 @@ class Session:
         return Run.attach(record.run)
 
     def noise_run(self) -> Run:
-        """The run that measured the gradient noise scale, before the first trial.
+        """Return the run that measured the gradient noise scale before the first trial.
 
         Raises:
-            StudyError: There was none, or not on this machine.
+            StudyError: There is no such run on this machine.
         """
         found = self.definition.batch_range
         if found is None or found.run is None or not Path(found.run).is_dir():
@@ -254,42 +254,44 @@ class Session:
 
     @property
     def where(self) -> str:
-        """What holds the study: the path of its journal, or the storage's URL without its password."""
+        """Location of the study: the path of its journal, or the URL of its storage without the password."""
         if self.storage is None:
             return str(journal_of(self.folder))
         return without_password(self.storage) if isinstance(self.storage, str) else repr(self.storage)
 
     def dashboard_command(self) -> str:
-        """What opens the study on Optuna's dashboard, also while it runs (``pip install optuna-dashboard``).
+        """Return the command that opens the study in Optuna's dashboard (``pip install optuna-dashboard``).
+
+        It works while the study runs, too.
 
         Raises:
-            StudyError: The storage is an object of Optuna's, which no shell can name.
+            StudyError: The storage is an Optuna object, which has no name in a shell.
         """
         if isinstance(self.storage, BaseStorage):
             raise StudyError(f"{self.where} has no name in a shell; give the study a URL as its storage")
         return shlex.join(["optuna-dashboard", self.where])
 
     def pin(self, number: int, is_pinned: bool = True) -> None:
-        """Mark a trial, for everybody who looks at the study."""
+        """Pin or unpin a trial in the storage, visible to everybody who opens the study."""
         self.record(number)
-        self.study.set_user_attr(f"{PINNED}:{number}", is_pinned)  # one each, so that nobody's is overwritten
+        self.study.set_user_attr(f"{PINNED}:{number}", is_pinned)  # one each, so that none is overwritten
 
 
 def _go_on(definition: Definition, seed_it: Callable[[], None], *, study: str) -> None:
-    """What whoever did not make a study does when it begins to run trials."""
+    """Check code and queue seeds, for a driver that resumes a study and starts to run trials."""
     definition.require_code(study=study)
     seed_it()
 
 
 def _seed(study: optuna.Study, ledger: Ledger, definition: Definition, *, is_maker: bool) -> None:
-    """Have the settings that a study is to run first in its queue."""
+    """Queue the settings that the study is to run first."""
     if definition.baselines:
         found = seeds(definition.job, definition.space, definition.objectives)
         queue_seeds(study, ledger, found, definition.space, is_maker=is_maker)
 
 
 def _agreed_trials(study: optuna.Study, trials: int | None) -> int:
-    """As asked for now, which whoever goes on then takes up; else as the study has it."""
+    """Return `trials` if given, and store it in the study; else return the stored number of trials."""
     held = study.user_attrs.get(_TRIALS)
     if trials is not None and trials != held:
         study.set_user_attr(_TRIALS, trials)
@@ -297,10 +299,10 @@ def _agreed_trials(study: optuna.Study, trials: int | None) -> int:
 
 
 def _whole(field: str, value: object, least: int, most: int) -> int:
-    """The whole number that is meant, NumPy's among them.
+    """Return `value` as an int; NumPy integers are accepted.
 
     Raises:
-        SpecError: It is not one, or out of its range.
+        SpecError: It is not a whole number, or out of range.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
@@ -321,7 +323,7 @@ def _define(
     baselines: bool | None,
     code: Mapping[str, str] | None = None,
 ) -> Definition:
-    """What is asked; `code` is that of a study that is there already, and None takes it as it is here."""
+    """Return the requested definition; `code` holds the digests of a stored study, None computes them here."""
     if not isinstance(job, Job):
         raise SpecError(f"tune takes a Job, got {type(job).__name__}; write ss.tune(ss.Job(...))")
     if isinstance(objectives, str):
@@ -342,7 +344,7 @@ def _define(
 def _stored(
     name: str | None, storage: str | BaseStorage | None, root: str | Path | None
 ) -> tuple[Definition, str]:
-    """The definition of a study that is there already."""
+    """Return the definition and the name of an existing study."""
     if name is None:
         raise SpecError("tune needs a job, or the name of a study to go on with; write ss.tune(job)")
     if storage is None and not journal_of(place_of(name, root)).is_file():
@@ -360,7 +362,7 @@ def _stored(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without a line a trial on standard error; the study itself says more."""
+    """Silence Optuna's log line per trial on standard error; the study prints more itself."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(logging.WARNING)
     try:

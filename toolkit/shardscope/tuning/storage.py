@@ -1,14 +1,13 @@
-"""Where studies live: a private folder below the runs' root, or any storage that Optuna knows.
+"""Storage of studies: a private folder below the runs' root, or any storage that Optuna supports.
 
-<runs>/studies/<name>/journal.log     the study, where no other storage is named
+<runs>/studies/<name>/journal.log     the study, unless another storage is given
 <runs>/studies/<name>/trials/         the run directories of the trials that this machine ran
 
-The journal is Optuna's, safe against a writer that is killed at any byte. Optuna's own lock is a link that a killed
-holder leaves behind, and its file may end in half a line, which the next writer would continue. Here the kernel holds a
-second lock, which ends with its holder, and whoever writes next cuts a torn line off first. Nothing is lost by that: a
-line that was not written whole was never acknowledged. Readers hold it too, together, so that no line is cut under
-their eyes. A disk that is full is an outage like another. The file stays one that Optuna's dashboard opens and writes
-to.
+The journal is Optuna's, made safe against a writer that is killed at any byte. Optuna's own lock is a link that a
+killed holder leaves behind, and a killed writer may leave half a line, which the next writer would continue. Here a
+second lock is held in the kernel and released when its holder dies, and each writer first cuts off a torn line. Nothing
+is lost: a line that was not written in full was never acknowledged. Readers share the lock, so no line is cut while
+they read. A full disk is treated as an outage. Optuna's dashboard can still open the file and write to it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from shardscope.tuning.definition import Definition
 
 _BLOCK = 1 << 16
 _LEFT_BEHIND_S = 5
-"""How old Optuna's link is when it counts as left by a killed holder: writing takes milliseconds."""
+"""Age in seconds from which Optuna's link counts as left by a killed holder; a write takes milliseconds."""
 
 
 class SafeJournal(JournalFileBackend):
@@ -47,7 +46,7 @@ class SafeJournal(JournalFileBackend):
         super().__init__(str(path), lock_obj=JournalFileSymlinkLock(str(path), grace_period=_LEFT_BEHIND_S))
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Write whole lines behind the last whole line."""
+        """Append whole lines after the last whole line."""
         try:
             with self._locked(fcntl.LOCK_EX):
                 _cut_torn_line(self._journal)
@@ -56,7 +55,7 @@ class SafeJournal(JournalFileBackend):
             raise StorageInternalError(f"{self._journal} cannot be written: {error.strerror}") from error
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        """What was written behind a line of this number, all of it before the first is given."""
+        """Yield the logs after a line number; all are read before the first is yielded."""
         with self._locked(fcntl.LOCK_SH):
             logs = list(super().read_logs(log_number_from))
         yield from logs
@@ -67,7 +66,7 @@ class SafeJournal(JournalFileBackend):
             file = os.open(
                 self._journal.with_name(f".{self._journal.name}.alone"), os.O_RDWR | os.O_CREAT, 0o600
             )
-        except FileNotFoundError:  # waiting, as for a disk that is full, would bring nothing back
+        except FileNotFoundError:  # unlike a full disk, this cannot be waited out
             raise StudyError(
                 f"the folder {self._journal.parent} is gone, and with it its study; put it back or begin the study anew"
             ) from None
@@ -99,7 +98,7 @@ def _end_of_last_line(file: BinaryIO, end: int) -> int:
 
 Result = TypeVar("Result")
 DEFINITION = "shardscope"
-"""The study's attribute that holds its `Definition`: one of the system's, which dashboards do not show."""
+"""The study's attribute that holds its `Definition`: a system attribute, which dashboards do not show."""
 _JOURNAL = "journal.log"
 _AGAIN_S = 0.5
 STATED_WITHIN_S = 5.0
@@ -109,10 +108,10 @@ _SECRET = re.compile(r"(?i)([?&][^=&\s]*(?:pass|pwd|secret|token|key)[^=&\s]*=)[
 
 
 def checked_name(name: str) -> str:
-    """The name, if a study can have it: it is also that of a folder.
+    """Return the name if it is valid for a study, whose folder has the same name.
 
     Raises:
-        SpecError: It cannot.
+        SpecError: The name is invalid.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", name):
         raise SpecError(
@@ -122,19 +121,19 @@ def checked_name(name: str) -> str:
 
 
 def place_of(name: str, root: str | Path | None = None) -> Path:
-    """Where the folder of a study on this machine is, or would be.
+    """Return the path of a study's folder on this machine, whether it exists or not.
 
     Raises:
-        SpecError: No study can have this name.
+        SpecError: The name is invalid.
     """
     return runs_root(root) / "studies" / checked_name(name)
 
 
 def folder_of(name: str, root: str | Path | None = None) -> Path:
-    """The folder of a study on this machine; made if need be, for this user alone.
+    """Return the folder of a study on this machine; created if missing, readable by this user only.
 
     Raises:
-        StudyError: It cannot be made.
+        StudyError: The folder cannot be created.
     """
     folder = place_of(name, root)
     try:
@@ -149,20 +148,20 @@ def folder_of(name: str, root: str | Path | None = None) -> Path:
 
 
 def journal_of(folder: Path) -> Path:
-    """The journal of the study that lives in a folder."""
+    """Return the path of the journal in a study's folder."""
     return folder / _JOURNAL
 
 
 def journals_of(root: str | Path | None = None) -> list[str]:
-    """The studies that have a journal below a root."""
+    """Return the names of the studies that have a journal below a root, sorted."""
     return sorted(path.parent.name for path in (runs_root(root) / "studies").glob(f"*/{_JOURNAL}"))
 
 
 def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path | None = None) -> BaseStorage:
-    """The storage at a URL, the one given, or the journal of the study of this name.
+    """Return the storage at a URL, the storage given, or the journal of the study of this name.
 
     Raises:
-        StudyError: It does not answer, or needs a driver that is not installed.
+        StudyError: The storage does not answer, is not a URL, or needs a driver that is not installed.
     """
     if isinstance(storage, BaseStorage):
         return storage
@@ -181,7 +180,7 @@ def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path 
 
 
 def without_password(text: str) -> str:
-    """A URL, or a text that quotes one, as it may be shown: messages end up in notebooks that others read.
+    """Return a URL, or a text that quotes one, with its passwords masked: notebooks with messages get shared.
 
     Example:
         >>> without_password("postgresql://me:p@ss@host/db?password=hunter2&sslmode=require")
@@ -191,7 +190,7 @@ def without_password(text: str) -> str:
 
 
 def _without(url: str, text: str) -> str:
-    """A message about a URL without its password, nor a part of it that was taken for the host."""
+    """Return a message about a URL without the password, or any part of it that was parsed as the host."""
     found = re.search(r"://[^:/@\s]*:(\S*)@", url)
     for part in [] if found is None else found[1].split("@"):
         text = text.replace(part, "***") if part else text
@@ -199,7 +198,7 @@ def _without(url: str, text: str) -> str:
 
 
 def _connected(url: str) -> str | RDBStorage:
-    """Connections that notice when the server at their other end has been started anew, or cannot be reached."""
+    """Return the storage for a URL; PostgreSQL connections detect a restarted or unreachable server."""
     if not url.startswith("postgresql"):
         return url
     options = {"connect_timeout": _CONNECT_WITHIN_S, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
@@ -208,7 +207,7 @@ def _connected(url: str) -> str | RDBStorage:
 
 @contextmanager
 def answering(name: str) -> Iterator[None]:
-    """Opening a study, which does not wait for a storage that is away.
+    """Raise at once if the storage is unreachable while a study is opened.
 
     Raises:
         StudyError: The storage does not answer.
@@ -222,12 +221,12 @@ def answering(name: str) -> Iterator[None]:
 def create_or_load(
     storage: BaseStorage, name: str, definition: Definition, sampler: optuna.samplers.BaseSampler | None
 ) -> tuple[optuna.Study, bool]:
-    """The study of this name, and whether it is new.
+    """Return the study of this name, and whether it is new.
 
-    Of drivers that begin a study together one is first, and the batches that it left to the study are those of all.
+    If several drivers create a study at the same time, one is first, and its automatic batch range applies to all.
 
     Raises:
-        StudyError: It is about something else.
+        StudyError: A study of this name has a different definition.
     """
     directions = [optuna.study.StudyDirection.MINIMIZE] * len(definition.objectives)
     try:
@@ -247,12 +246,12 @@ def create_or_load(
     )
     for about, text in definition.in_words().items():
         study.set_user_attr(about, text)
-    _compare(storage, name, definition)  # another driver may have found it blank too
+    _compare(storage, name, definition)  # another driver may have found it blank, too
     return study, True
 
 
 def _was_left_blank(storage: BaseStorage, study: optuna.Study, definition: Definition) -> bool:
-    """Whether whoever made a study was killed before saying what it is about: then it may be said now."""
+    """Return whether the study's creator was killed before it stored a definition, which may then be stored now."""
     deadline = time.monotonic() + STATED_WITHIN_S
     while _stated(storage, study.study_name) is None and not (
         study.user_attrs or study.get_trials(deepcopy=False)
@@ -261,16 +260,16 @@ def _was_left_blank(storage: BaseStorage, study: optuna.Study, definition: Defin
             return False
         if time.monotonic() > deadline:
             return True
-        time.sleep(_AGAIN_S)  # whoever has just made it is about to say so
+        time.sleep(_AGAIN_S)  # its creator is about to store the definition
     return False
 
 
 def definition_of(storage: BaseStorage, name: str) -> Definition:
-    """What the study of this name is about.
+    """Return the definition of the study of this name.
 
     Raises:
         KeyError: There is no such study.
-        StudyError: Something else began it, or what it says is damaged.
+        StudyError: Another program created the study, or its definition is damaged.
     """
     text = _stated(storage, name)
     if text is None:
@@ -287,10 +286,10 @@ def definition_of(storage: BaseStorage, name: str) -> Definition:
 
 
 def begun_as(storage: BaseStorage, name: str) -> Definition | None:
-    """What the study of this name is about; None where there is none, or one with nothing in it yet.
+    """Return the definition of the study of this name; None if there is no such study or it is still blank.
 
     Raises:
-        StudyError: Something else began it.
+        StudyError: Another program created the study, or its definition is damaged.
     """
     try:
         study = storage.get_study_id_from_name(name)
@@ -303,7 +302,7 @@ def begun_as(storage: BaseStorage, name: str) -> Definition | None:
 def _stated(storage: BaseStorage, name: str) -> str | None:
     study = storage.get_study_id_from_name(name)
     held = storage.get_study_system_attrs(study).get(DEFINITION)
-    return held or storage.get_study_user_attrs(study).get(DEFINITION)  # where studies used to have it
+    return held or storage.get_study_user_attrs(study).get(DEFINITION)  # older studies keep it there
 
 
 def _compare(storage: BaseStorage, name: str, definition: Definition) -> None:
@@ -317,10 +316,10 @@ def _compare(storage: BaseStorage, name: str, definition: Definition) -> None:
 
 
 class Patience:
-    """Calls a storage again while it is away.
+    """Retries calls of a storage while it is unreachable.
 
     Attributes:
-        waiting: What the storage's absence looks like; None while it answers.
+        waiting: Error message of the current outage; None while the storage answers.
     """
 
     def __init__(self, seconds: float = 600.0) -> None:
@@ -329,10 +328,10 @@ class Patience:
         self.given_up = threading.Event()
 
     def __call__(self, call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-        """`call`'s result, once the storage has answered.
+        """Return the result of `call` after the storage has answered.
 
         Raises:
-            StudyError: It has not within the time, or waiting was given up.
+            StudyError: The storage did not answer in time, refused the call, or `given_up` was set.
         """
         deadline = time.monotonic() + self.seconds
         while True:
@@ -355,7 +354,7 @@ class Patience:
 
 
 def within(seconds: float, call: Callable[..., object], *args: Any) -> bool:
-    """Whether a call of the storage was done in time; one that hangs is left to itself, one that fails is not done."""
+    """Return whether a storage call succeeded in time; a call that hangs is left behind in its thread."""
     done = threading.Event()
 
     def run() -> None:
@@ -370,14 +369,14 @@ def within(seconds: float, call: Callable[..., object], *args: Any) -> bool:
 
 
 def outages() -> tuple[type[Exception], ...]:
-    """What is raised while a storage is away."""
+    """Return the exceptions that are raised while a storage is unreachable."""
     errors = _sql_errors()
     lost = (errors.OperationalError, errors.InterfaceError, errors.PendingRollbackError, errors.TimeoutError)
     return (StorageInternalError, *lost, ConnectionError)
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether the storage is there, and would say the same again: Optuna wraps all that a database raises alike."""
+    """Return whether a reachable storage refused the call; Optuna wraps every database error in the same class."""
     cause = error.__cause__
     is_wrapped = isinstance(error, StorageInternalError) and isinstance(cause, _sql_errors().SQLAlchemyError)
     return (
@@ -394,7 +393,7 @@ def _sql_errors() -> Any:
 
 
 def _cause(error: BaseException) -> str:
-    """What the database said, where Optuna's own error only says that something was."""
+    """Return the database's message if Optuna's error only wraps it."""
     origin = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
     return _first_line(error if isinstance(origin, OSError) else origin)
 

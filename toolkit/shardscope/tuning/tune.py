@@ -50,46 +50,47 @@ def tune(
 ) -> optuna.Study:
     """Search the settings of a job; every trial is a real run on this machine's ranks.
 
-    Waits until the study has its trials. An interrupt stops it; called again with the same name it goes on, and trials
-    that were running then are run first. Several drivers, on one machine or many, can call it at once on one storage.
+    Blocks until the study has its trials. An interrupt stops the study. A later call with the same name resumes it and
+    first reruns the trials that were interrupted. Several drivers, on one machine or many, can share one storage.
 
     Args:
-        job: What to train; None goes on with the study called `name` as it was begun.
-        space: What may change, and between what; None takes what suits the job.
-        trials: That the study is to have in all; None is what it was begun with, for a new one 40.
-        objectives: What to minimise: ``loss``, ``error``, ``seconds``, ``bytes``, ``memory`` (what each is and in which
-            unit, says `tuning.objectives`), or functions of yours, as ``{"loss": None, "mine": f}`` with ``f(run)`` a
-            number. By default loss, seconds and bytes.
-        name: Of the study; by default model and strategy.
-        storage: An Optuna storage or its URL, for many machines; None keeps a journal beside the runs.
-        sampler: ``auto`` draws by TPE, and by a Gaussian process once a trial takes half a minute and more, which each
-            trial's attribute ``sampler`` and the report say; or ``tpe``, ``gp``, ``qmc``, ``nsga``, ``cma-es`` (not in
-            a storage that is shared), ``random``, or one of Optuna's.
+        job: What to train; None resumes the study called `name` with its original job.
+        space: Search space: the settings that may change, with their ranges; None takes a default space for the job.
+        trials: Total number of trials of the study; None keeps the study's number, or takes 40 for a new study.
+        objectives: What to minimise: ``loss``, ``error``, ``seconds``, ``bytes``, ``memory`` (`tuning.objectives` has
+            meanings and units), or your own functions, as ``{"loss": None, "mine": f}`` where ``f(run)`` returns a
+            number. Loss, seconds and bytes by default.
+        name: Name of the study; model and strategy by default.
+        storage: An Optuna storage or its URL, for several machines; None keeps a journal file next to the runs.
+        sampler: ``auto`` uses TPE, and a Gaussian process after trials take half a minute or more; each trial's
+            attribute ``sampler`` and the report name the one used. Or ``tpe``, ``gp``, ``qmc``, ``nsga``, ``cma-es``
+            (not in a shared storage), ``random``, or an Optuna sampler.
         pruner: ``dominance``, ``none``, or for one objective Optuna's ``median``, ``percentile``, ``hyperband``,
-            ``successive-halving``, ``patient``, or an object of Optuna's; by default dominance for several objectives,
+            ``successive-halving``, ``patient``, or an Optuna pruner; by default dominance for several objectives and
             median for one.
-        promote: Train every trial for a ninth of its samples, and the best fraction for that many times more, from
-            its checkpoint, until the best of all have ended (asynchronous successive halving). `Rungs` has the shares.
-        parallel: Trials at once in this process.
-        equal: Trials of another batch size keep the job's ``samples`` (so its epochs) or its ``steps``.
-        baselines: Where the space chooses optimizers, have AdamW and Nesterov's SGD among them, give each the same
-            number of trials, and run the job as it is and settings from the literature first.
-        memory_limit: Bytes that a rank may hold; trials that would hold more, by formula, cost no run. None is a rank's
+        promote: Reduction factor of asynchronous successive halving. Every trial trains for a ninth of its samples.
+            One in `promote` resumes from its checkpoint and trains for `promote` times as many, up to the full run.
+            `Rungs` sets other shares.
+        parallel: Number of trials that this process runs at the same time.
+        equal: What trials with another batch size keep equal: the job's ``samples`` (so its epochs) or its ``steps``.
+        baselines: If the space contains optimizers, add AdamW and SGD with Nesterov momentum and give every optimizer
+            the same number of trials. The unchanged job and settings from the literature are run first.
+        memory_limit: Bytes that a rank may hold; trials that are predicted to need more are not run. None is a rank's
             share of the machine's free memory.
-        timeout_s: Stop after this many seconds; the study can go on later.
-        seed: Of the sampler.
-        root: Folder of the runs and studies; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        batch_range: Where `space` is left out, what the batches lie around: the ``noise`` scale, which the job's first
-            steps measure in a run before the first trial, or the ``job``'s own batch, which always lies within them.
-            A study keeps its range when it goes on; its report says what it is, and why.
-        on_tick: Called many times a second with the session.
-        progress: Print a line for every trial that has ended, as ``shardscope tune`` does; False is silent. None
-            prints where somebody sees it: in a terminal and in a notebook.
+        timeout_s: Stop after this many seconds; the study can be resumed later.
+        seed: Seed of the sampler.
+        root: Folder for runs and studies; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        batch_range: Centre of the batch sizes when `space` is omitted: the gradient ``noise`` scale, measured over the
+            job's first steps in a run before the first trial, or the ``job``'s own batch. The range always includes
+            the job's own batch. A resumed study keeps its range; its report states the range and the reason.
+        on_tick: Called with the session many times a second.
+        progress: Print a line for every finished trial, as ``shardscope tune`` does; False prints nothing. None prints
+            in a terminal and in a notebook only.
 
     Raises:
-        SpecError: The space or an objective is impossible.
-        StudyError: The storage does not answer, or holds another study of this name; or the time was over before the
-            noise scale was measured, and no study has begun.
+        SpecError: The space or an objective is invalid.
+        StudyError: The storage does not answer, or holds a different study of this name; or the time ran out before
+            the noise scale was measured, and no study was created.
 
     Example:
         >>> import shardscope as ss
@@ -121,10 +122,10 @@ def tune(
 
 @contextmanager
 def set_after(seconds: float | None) -> Iterator[threading.Event]:
-    """An event that is set after so long, if this has not been left by then; None never sets it.
+    """Yield an event that is set after `seconds`, unless the context has ended by then; None never sets it.
 
     Raises:
-        SpecError: It is not a time limit.
+        SpecError: `seconds` is not a time limit.
     """
     if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
         raise SpecError(

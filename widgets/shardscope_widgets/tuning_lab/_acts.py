@@ -1,4 +1,4 @@
-"""What can be done with a trial: by a button, and by code."""
+"""Actions on a trial, by button and by code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TrialActs:
-    """The part of the Tuning Lab that acts on one trial; None is always the chosen one."""
+    """The part of the Tuning Lab that acts on one trial; a number of None is the chosen trial."""
 
     if TYPE_CHECKING:
         name: str
@@ -53,19 +53,19 @@ class TrialActs:
         self._engine.ask(act)
 
     def pin(self, number: int | None = None) -> None:
-        """Mark a trial, or take the mark away."""
+        """Pin a trial, or unpin it."""
         which = self._number(number)
         self._study().pin(which, not self._trial(which).is_pinned)
         self.refresh()
 
     def apply(self, number: int | None = None) -> Job:
-        """The job of a trial, also in `applied`, with the code for it shown."""
+        """Return the job of a trial, store it in `applied`, and show its code."""
         self.applied = self._study().job(self._number(number))
         self.screen.chosen.show_code(self.applied)
         return self.applied
 
     def again(self, number: int | None = None) -> None:
-        """Run the settings of a trial once more, as one more trial."""
+        """Run the settings of a trial again, as an additional trial."""
         session, which = self._study(), self._number(number)
         params = to_study(session.record(which).params, session.definition.space)
         session.study.enqueue_trial(params, user_attrs={ORIGIN: AGAIN})

@@ -1,4 +1,4 @@
-"""The trial that is looked at: settings, loss curve, bytes by collective, and what can be done with it."""
+"""Panel of the chosen trial: settings, loss curve, bytes by collective, and actions."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ BUTTONS = {
 
 @dataclass
 class Watched:
-    """The run of a trial, read on as it grows; `run` is the newest of its pieces, where it is trained in several.
+    """The run of a trial, followed as it grows; `run` is the newest of its pieces if there are several.
 
     Args:
-        pieces: Paths of its runs, in order.
+        pieces: Paths of the trial's runs, in order.
     """
 
     pieces: tuple[str, ...]
@@ -49,7 +49,7 @@ class Watched:
         self._tails = [run.tail() for run in runs]
 
     def go_on(self, pieces: tuple[str, ...]) -> bool:
-        """Follow the trial to its newer pieces; False if these are not its own, and another is to be made."""
+        """Follow the trial to its newer pieces; return False if these belong to another trial."""
         known = len(self.pieces)
         if pieces[:known] != self.pieces:
             return False
@@ -60,7 +60,7 @@ class Watched:
         return True
 
     def poll(self) -> bool:
-        """Read what is new; True if there was anything that can be seen."""
+        """Read new events; return True if any of them is visible."""
         events = [event for tail in self._tails for event in tail.poll()]
         for event in events:
             is_of_step = event["event"] in ("step", "traffic")
@@ -69,7 +69,7 @@ class Watched:
         return self.trace.feed(events)
 
     def formula(self) -> float | None:
-        """Bytes a step uncompressed, all ranks, by formula; None where there is none for the strategy."""
+        """Return bytes per step of all ranks, uncompressed, by formula; None if the strategy has no formula."""
         if not self.trace.num_params:
             return None
         job = self.run.job
@@ -80,7 +80,7 @@ class Watched:
 
 
 class ChosenPanel:
-    """The widgets. It draws what it is told and decides nothing."""
+    """Widgets of the chosen trial. The panel only draws; the lab decides what."""
 
     def __init__(self) -> None:
         self.head, self.figures, self.words, self.code = (widgets.HTML() for _ in range(4))
@@ -107,14 +107,14 @@ class ChosenPanel:
         return box
 
     def say_what_can_be_done(self, *, run: bool, prune: bool, finished: bool, pinned: bool) -> None:
-        """Switch the buttons."""
+        """Enable or disable the buttons."""
         self.buttons["open"].disabled = not run
         self.buttons["prune"].disabled = not prune
         self.buttons["again"].disabled = not finished
         self.buttons["pin"].description = "Unpin" if pinned else "Pin"
 
     def draw_run(self, watched: Watched | None) -> None:
-        """Its loss and what it sent."""
+        """Draw the loss of the run and the bytes that it sent."""
         has_steps = watched is not None and bool(watched.trace.steps)
         self._plots.layout.display = None if has_steps else "none"
         if watched is None or not has_steps:
@@ -129,7 +129,7 @@ class ChosenPanel:
         self.words.value = f'<div class="ss-words">{safe(_collectives.collectives_text(info))}</div>'
 
     def show_code(self, job: Job | None) -> None:
-        """The job as Python, to be copied; None takes it away."""
+        """Show the job as Python code to copy; None removes it."""
         if job is None:
             self.code.value = ""
             return
@@ -140,7 +140,7 @@ class ChosenPanel:
 
 
 def _loss_spec(trace: Trace) -> dict[str, Any]:
-    """Training loss, faint as measured and bold as a moving average, as Plotly's JSON."""
+    """Return a Plotly figure of the training loss, faint as measured and bold as a moving average, as JSON."""
     curve = loss_info([trace]).curves[0]
     colour = theme.strategy_colour(trace.strategy)
     looks = ((curve.values, 1, 0.4, "as measured"), (curve.smooth, 2.2, 1.0, "moving average"))

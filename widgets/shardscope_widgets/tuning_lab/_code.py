@@ -1,4 +1,4 @@
-"""A job as the Python that makes it: what differs from the defaults, and nothing else."""
+"""A job as Python code with the fields that differ from the defaults."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from shardscope.spec.units import Kind, bit_rate_text, parse, seconds_text
 from shardscope.spec.user_code import UserCode, label_of
 
 _SHORT = {"Batch": "global_batch"}
-"""Parts that a job also takes by this field alone."""
+"""Parts of a job that can be given as the value of this field alone."""
 _UNITS: Mapping[str, tuple[Kind, Callable[[float], str], tuple[str, ...]]] = {
     "bandwidth": ("bytes/s", bit_rate_text, ("Mbit/s", "Gbit/s", "MB/s", "GB/s")),
     "latency_s": ("s", seconds_text, ("ms", "us", "s")),
 }
-"""Of a link: what a figure measures, how it is written, and in which units besides, should that be another number."""
+"""Fields of a link: dimension, formatter, and units to try if the formatted text does not give the same number."""
 _ASKED = {"latency_s": "latency"}
-"""What users give a figure as, with or without its unit."""
+"""Argument names that differ from the names of the fields."""
 
 
 def job_code(job: Job) -> str:
-    """``ss.Job(...)``, one field a line; a model or data of the user's own stands by its name.
+    """Return ``ss.Job(...)`` with one field per line; a user-defined model or data set appears by its name.
 
     Example:
         >>> print(job_code(Job(model="mlp", data="digits", steps=5)))
@@ -62,7 +62,7 @@ def _code(value: Any) -> str:
 
 
 def _is_short(strategy: Strategy) -> bool:
-    """Whether its label is a short string that makes it."""
+    """Return whether the strategy's label alone recreates it."""
     try:
         return Strategy.resolve(strategy.label) == strategy and strategy.user_code is None
     except SpecError:
@@ -70,7 +70,7 @@ def _is_short(strategy: Strategy) -> bool:
 
 
 def _method(value: Method) -> str:
-    """By name; a method of the user's own by its class, which the code of a job does not define."""
+    """Return a method by its name; a user-defined one by its class, which the code of a job does not define."""
     given = [f"{field}={_code(each)}" for field, each in value.changed.items()]
     if value.user_code is not None and value.is_here:
         return f"{type(value).__name__}({', '.join(given)})"
@@ -88,7 +88,7 @@ def _part(value: Spec) -> str:
 
 
 def _field(owner: Spec, name: str, value: Any) -> str:
-    """A link's figures as users write them, where that is the very same number."""
+    """Return a field's code; fields of a link with units, if the text gives exactly the same number."""
     if not isinstance(owner, Link) or name not in _UNITS:
         return _code(value)
     kind, write, units = _UNITS[name]

@@ -1,4 +1,4 @@
-"""The controls of the Tuning Lab: the job, what to search, what for; each bound to the trait of its name."""
+"""Controls of the Tuning Lab for job, search and objectives, each bound to the trait of its name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardscope_widgets.training_lab._controls import make_controls
 from shardscope_widgets.tuning_lab._parts import SpacePicker
 
 JOB = ("model", "data", "strategy", "world_size", "global_batch", "steps", "bandwidth", "latency")
-"""Of the Training Lab's controls, those that a study does not search itself."""
+"""Controls of the Training Lab that also set the job here."""
 BANDWIDTHS = tuple(
     f"{value} {unit}"
     for unit, values in (("Mbit/s", (10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700)),
@@ -31,18 +31,18 @@ LATENCIES = ("0 s", "5 us", "10 us", "20 us", "50 us", "0.1 ms", "0.2 ms", "0.5 
 DEFAULT_ACROSS = "seconds"
 
 LINKS = tuple(Link(bandwidth=rate, latency_s=late) for rate in BANDWIDTHS for late in LATENCIES)
-"""All that the sliders can name."""
+"""All links that the sliders can select."""
 
 
 def job_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
-    """The job's, as in the Training Lab."""
+    """Return the controls of the job, as in the Training Lab."""
     made = make_controls(choices, JOB)
     made["latency"].layout.display = "none" if choices.bandwidth == "as it is" else None
     return made
 
 
 def study_controls(lab: t.HasTraits) -> dict[str, widgets.DOMWidget]:
-    """The study's: name, trials, sampler, how many at once."""
+    """Return the controls of the study: name, trials, parallel trials, sampler."""
     controls: dict[str, widgets.DOMWidget] = {
         "name": widgets.Text(description="Study", continuous_update=False),
         "trials": widgets.BoundedIntText(description="Trials", min=1, max=100_000),
@@ -60,7 +60,7 @@ def _samplers(lab: t.HasTraits) -> list[tuple[str, Any]]:
 
 
 def objectives_picker(own: Sequence[str]) -> SpacePicker:
-    """What to minimise, as buttons."""
+    """Return the picker of the objectives, as buttons."""
     picker = SpacePicker(
         rows=objective_rows(own), fixed=True, state={"objectives": {"on": True, "picked": []}}
     )
@@ -69,13 +69,13 @@ def objectives_picker(own: Sequence[str]) -> SpacePicker:
 
 
 def objective_rows(own: Sequence[str]) -> list[Mapping[str, Any]]:
-    """All that can be minimised, those by functions of the user's last."""
+    """Return the row of all objectives, user-defined ones last."""
     names = [*OBJECTIVES, *own]
     return [{"name": "objectives", "label": "Minimise", "options": names, "kind": "choices", "inner": False}]
 
 
 def usual_axes(objectives: Sequence[str], own: Sequence[str], now: tuple[str, str]) -> tuple[str, str]:
-    """Across and up: as they are, unless a study of these objectives has nothing there."""
+    """Return the x and y axes; one that the study does not minimise gives way, x only if it is a default."""
     x, y = now
     quality = next((name for name in objectives if name in (*QUALITIES, *own)), None)
     if quality is not None and y not in objectives:
@@ -87,7 +87,7 @@ def usual_axes(objectives: Sequence[str], own: Sequence[str], now: tuple[str, st
 
 
 def link_controls() -> dict[str, widgets.DOMWidget]:
-    """The link that finished trials are re-projected onto."""
+    """Return the controls of the link that finished trials are re-projected onto."""
     controls: dict[str, widgets.DOMWidget] = {
         "is_relinked": widgets.Checkbox(description="Another link", indent=False),
         "on_bandwidth": widgets.SelectionSlider(description="Bandwidth", options=BANDWIDTHS),
@@ -97,7 +97,7 @@ def link_controls() -> dict[str, widgets.DOMWidget]:
 
 
 def axis_controls() -> dict[str, widgets.Dropdown]:
-    """What the front shows where."""
+    """Return the controls of the axes and the colour of the front."""
     return {
         name: widgets.Dropdown(description=label, options=list(OBJECTIVES))
         for name, label in (("y", "Up"), ("x", "Across"), ("colour", "Colour"))

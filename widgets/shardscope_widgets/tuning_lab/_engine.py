@@ -1,4 +1,4 @@
-"""The thread that runs a study's trials, so that the kernel stays free; one a study and kernel, whoever looks at it."""
+"""The thread that runs a study's trials, so that the kernel stays free; one per study and kernel."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _KNOWN: dict[tuple[str, str, str], Engine] = {}
 
 
 def engine_of(root: object, storage: object, name: str) -> Engine:
-    """The engine of a study: the same for every lab of this kernel, so that a cell that runs anew finds it at work."""
+    """Return the engine of a study; labs of the same kernel share it, so a cell that is rerun finds it running."""
     return _KNOWN.setdefault((str(root), str(storage), name), Engine())
 
 
 class Engine:
-    """Calls the driver again and again until all trials are done, or somebody stops it.
+    """Calls the driver repeatedly until all trials are done or it is stopped.
 
     Attributes:
-        session: That it runs, or ran last; None before.
-        error: What ended it, if it did not end by itself.
+        session: Session that runs or ran last; None before the first.
+        error: Exception that ended it; None if it ended normally.
     """
 
     def __init__(self) -> None:
@@ -40,28 +40,28 @@ class Engine:
 
     @property
     def is_running(self) -> bool:
-        """Whether trials are being run."""
+        """Whether trials are running."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether somebody has asked it to stop and it has not yet."""
+        """Whether a stop was requested and has not finished."""
         return self.is_running and self._stopping.is_set()
 
     def live(self) -> dict[int, Measured]:
-        """What the trials that run here have come to by now."""
+        """Return the current figures of the trials that run here, by number."""
         if self.session is None or not self.is_running:
             return {}
         return {number: live.measured for number, live in list(self.session.driver.live.items())}
 
     def can_prune(self, number: int) -> bool:
-        """Whether a trial is this kernel's to stop: it runs here, or waits at a rung."""
+        """Return whether this kernel can stop a trial: it runs here, or waits at a rung."""
         return self.session is not None and self.is_running and self.session.driver.can_prune(number)
 
     def start(self, opened: Callable[[threading.Event], Session]) -> None:
-        """Run the session that `opened` gives, in the thread; returns at once.
+        """Run the session that `opened` returns, in the thread; returns at once.
 
-        What it is called with is set once somebody asks to stop.
+        `opened` is called with an event that is set when a stop is requested.
         """
         if self.is_running:
             return
@@ -75,20 +75,20 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the runs; returns at once, `wait` waits. What was running is run again, first, by `start`."""
+        """Stop the runs; returns at once (see `wait`). `start` reruns the interrupted trials first."""
         self._stopping.set()
         if self.session is not None and self.is_running:
             self.session.driver.patience.given_up.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether it has ended within a number of seconds."""
+        """Wait up to `timeout` seconds; return whether the thread has ended."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout)
         return not self.is_running
 
     def ask(self, act: Callable[[Session], None]) -> None:
-        """Have something done between two looks at the runs."""
+        """Queue an action that runs in the thread between two ticks."""
         self._asked.put(act)
 
     def _work(self, opened: Callable[[threading.Event], Session]) -> None:
@@ -99,9 +99,9 @@ class Engine:
                     self._stopping.wait(TICK_S)
             finally:
                 session.driver.stop()
-        except NotMeasured:  # asked to stop before there was a study
+        except NotMeasured:  # stopped before the study was created
             return
-        except Exception as error:  # noqa: BLE001 - whatever it is, the lab shows it: a thread has nobody else to tell
+        except Exception as error:  # noqa: BLE001 - the lab shows any error of the thread
             self.error = error
 
     def _tick(self, session: Session) -> bool:
@@ -113,7 +113,7 @@ class Engine:
 
 
 def _stop_all() -> None:
-    """The kernel ends: no run stays behind, and their trials are set aside to be run again."""
+    """Stop all runs when the kernel exits; their trials are set aside for a retry."""
     running = [engine for engine in _STARTED if engine.is_running]
     for engine in running:
         engine.stop()

@@ -1,4 +1,4 @@
-"""Importances, fitted beside everything else: the first fit loads much, and none is waited for."""
+"""Parameter importances, fitted in a background thread: the first fit imports much, and nothing waits for a fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardscope_widgets.figures._trials import TrialInfo
 
 
 class Fit:
-    """The newest fit in `info`; `want` begins another where something has changed."""
+    """Holds the newest fit in `info`; `want` starts another if something has changed."""
 
     def __init__(self) -> None:
         self.info: ImportancesInfo | None = None
@@ -23,7 +23,7 @@ class Fit:
         self._thread: threading.Thread | None = None
 
     def want(self, session: Session, trials: Sequence[TrialInfo], objective: str) -> None:
-        """Have importances for this objective, on the trials that are complete; returns at once."""
+        """Request importances for this objective from the complete trials; returns at once."""
         values = {
             t.number: t.values[objective] for t in trials if t.state == "complete" and objective in t.values
         }
@@ -38,7 +38,7 @@ class Fit:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the fit that is going on."""
+        """Wait for the running fit."""
         if self._thread is not None:
             self._thread.join()
 
@@ -47,14 +47,14 @@ class Fit:
 
 
 def fitted(session: Session, values: Mapping[int, float]) -> dict[str, float]:
-    """Optuna's importances by the space's names, on the trials whose values are given."""
+    """Return Optuna's importances by the names of the space, from the trials with given values."""
     space = session.definition.space
     known = [trial for trial in session.study.get_trials(deepcopy=False) if trial.number in values]
     storage = optuna.storages.InMemoryStorage()
     storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], "fit")
     study = optuna.load_study(study_name="fit", storage=storage)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that low values are what is wanted
+        warnings.simplefilter("ignore")  # a warning that low values are the target
         study.add_trials(
             [
                 optuna.trial.create_trial(

@@ -1,4 +1,4 @@
-"""The job of the controls: the one that was given, with what has been changed since put in."""
+"""The job of the controls: the given job with the changes made since."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ FIELDS: dict[str, tuple[str, ...]] = {
     **{kind: (kind, f"{kind}_options") for kind in KINDS},
     "optimizer": ("optimizer", "lr"), "batch": ("global_batch", "micro_batch"), "link": ("bandwidth", "latency"),
 }  # fmt: skip
-"""The fields of a job that controls change, and the traits that say how."""
+"""Fields of a job that controls can change, with the traits that determine them."""
 PLAIN = tuple(name for name, traits in FIELDS.items() if traits == (name,) and name not in {"model", "data"})
-"""Those whose trait has the field's own value."""
+"""Fields whose trait has the value of the field itself."""
 FIRST = {"model": "mlp", "data": "digits", "global_batch": 64, "steps": 60}
-"""To begin with where nobody says: a trial of it takes a second or two."""
+"""Defaults if no job is given; a trial takes a second or two."""
 
 
 class JobOfChoices:
-    """What is not among the controls (a link's exact figures, a model of one's own) stays as it was given.
+    """The job of the controls. Fields without a control (a link's exact figures, a user-defined model) stay as given.
 
     Args:
-        choices: Whose traits the controls are bound to.
+        choices: Object whose traits the controls are bound to.
     """
 
     def __init__(self, choices: Choices) -> None:
@@ -37,13 +37,13 @@ class JobOfChoices:
         self._before: dict[str, Any] = {}
 
     def take_defaults(self) -> None:
-        """A small job, as far as nothing else has been chosen."""
+        """Set the traits that still have their defaults to those of a small job."""
         for field, value in FIRST.items():
             if getattr(self._choices, field) == Choices.class_traits()[field].default_value:
                 setattr(self._choices, field, value)
 
     def take(self, job: Job) -> None:
-        """Let the controls show this job."""
+        """Set the controls to this job."""
         choices = self._choices
         self.base = job
         for field in ("model", "data"):
@@ -69,10 +69,10 @@ class JobOfChoices:
         return {trait: getattr(self._choices, trait) for traits in FIELDS.values() for trait in traits}
 
     def job(self) -> Job:
-        """The job.
+        """Return the job of the controls.
 
         Raises:
-            SpecError: What was changed does not go together.
+            SpecError: The changes are incompatible.
         """
         if self.base is None:
             return self._from_choices()

@@ -1,4 +1,4 @@
-"""The Tuning Lab itself: what to search on the left, what the trials tell on the right, and the wiring between."""
+"""The Tuning Lab itself: search controls on the left, results of trials on the right, and the wiring between them."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ DRAW_RUN_EVERY_S = 0.8
 
 
 class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
-    """Choose a job and what to search in it, run trials, watch the front grow, and take what is on it.
+    """Choose a job and a search space, run trials, watch the front grow, and apply a trial from it.
 
-    Constructing it starts nothing. The study lives in its storage and its trials in run directories: a new lab of the
-    same name, after a reload of the page or a restart of the kernel, shows it whole, as it was begun, and can go on
-    with it. Below it stands a summary that stays readable in a notebook that nothing runs any more.
+    Constructing it starts nothing. The study is in its storage and its trials are in run directories. After a reload of
+    the page or a restart of the kernel, a new lab of the same name shows the whole study with its original settings and
+    can resume it. A summary below the lab stays readable in a notebook without a kernel.
 
     Args:
-        job: What to train; None takes all that the study called `name` is about, or else a small one to begin with.
-        space: What may change; None takes what suits the job, and what the controls say.
-        name: Of the study; by default model and strategy.
-        root: Folder of the runs and studies; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        storage: An Optuna storage or its URL, for many machines; None keeps a journal beside the runs.
-        objectives: What to minimise, as for `tune`; functions of yours as ``{"loss": None, "mine": f}``.
-        choices: Any trait to start from, and whatever else `tune` takes.
+        job: What to train; None takes the definition of the study called `name`, or else a small job to start with.
+        space: Search space; None takes the default space for the job, as changed by the controls.
+        name: Name of the study; model and strategy by default.
+        root: Folder for runs and studies; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        storage: An Optuna storage or its URL, for several machines; None keeps a journal file next to the runs.
+        objectives: What to minimise, as for `tune`; your own functions as ``{"loss": None, "mine": f}``.
+        choices: Initial values of any traits, and other arguments of `tune`.
 
     Example:
         >>> lab = TuningLab(ss.Job(model="mlp", data="digits"), trials=20)  # doctest: +SKIP
@@ -108,7 +108,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
     # Setting up.
 
     def _begin(self, name: str | None, *, asks_trials: bool) -> None:
-        """Take the job that was given, or the study of this name as it was begun, or a small job."""
+        """Take the given job, else the existing study of this name, else a small job."""
         if self._given is not None:
             self._jobs.take(self._given)
         self.set_trait("name", name or ("" if self._given is None else self._usual_name()))
@@ -127,7 +127,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         return f"{label_of(job.model)}-{job.strategy.name}"
 
     def _find(self, *, is_shown_as_begun: bool, takes_trials: bool) -> None:
-        """Show the study of this name if there is one; the controls may show what it was begun with."""
+        """Show the study of this name if there is one; optionally set the controls to its definition."""
         self._shown, self._trials = None, []
         self._engine: Engine = engine_of(self._root, self._storage, self.name)
         if hasattr(self, "pictures"):
@@ -141,7 +141,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         if is_shown_as_begun:
             self._show_definition(session.definition)
         elif self._space is None and session.definition.batch_range is not None:
-            self._offer(session.definition.space)  # its batches were chosen when it was begun
+            self._offer(session.definition.space)  # its batch sizes were chosen when it was created
 
     def _show_definition(self, definition: Definition) -> None:
         self._given = None
@@ -151,7 +151,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self._offer(definition.space)
 
     def _offer(self, space: Space | None) -> None:
-        """Make rows for what can be searched, on what `space` searches."""
+        """Make rows for the settings that can be searched, switched on where `space` searches them."""
         self._rows = _search.rows_of(self.job(), space)
         self.set_trait("search", _search.first_state(self._rows))
 
@@ -208,32 +208,32 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self._switch_link()
         self._replan()
 
-    # What code can do.
+    # Interface for code.
 
     @property
     def session(self) -> Session | None:
-        """The study, once there is one."""
+        """Session of the study; None before there is one."""
         return self._shown.session if self._shown else None
 
     @property
     def is_running(self) -> bool:
-        """Whether trials are being run by this kernel."""
+        """Whether this kernel is running trials."""
         return self._engine.is_running
 
     def job(self) -> Job:
-        """The job as the controls have it.
+        """Return the job of the controls.
 
         Raises:
-            SpecError: They do not go together.
+            SpecError: The choices are incompatible.
         """
         return self._jobs.job()
 
     def definition(self) -> Definition:
-        """The study as the controls have it.
+        """Return the definition of the study from the controls.
 
         Raises:
-            SpecError: It is impossible; the sentence says why.
-            StudyError: The study of this name is about something else, or needs functions of yours again.
+            SpecError: The definition is invalid; the message says why.
+            StudyError: The study of this name has a different definition, or needs your functions again.
         """
         checked_name(self.name)
         job, begun = self.job(), self.session.definition if self.session else None
@@ -258,19 +258,19 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         return found
 
     def _own_names(self) -> tuple[str, ...]:
-        """Objectives by functions of the user's, also those of a study that has not been given them again."""
+        """Return the names of the user-defined objectives, also those whose functions were not given again."""
         begun = self.session.definition.own if self.session else ()
         return tuple(dict.fromkeys([*begun, *self._own]))
 
     def start(self) -> None:
-        """Run trials until the study has all, as the Start button does; returns at once, `wait` waits.
+        """Run trials until the study is complete, as the Start button does; returns at once (see `wait`).
 
         Raises:
-            ShardscopeError: The study is impossible.
+            ShardscopeError: The definition of the study is invalid.
         """
         definition = self.definition()
         self.problem = ""
-        is_known = self.session is not None and self._given is None  # its storage then says what it is about
+        is_known = self.session is not None and self._given is None  # its definition is then in its storage
         space = None if definition.space == default_space(definition.job) else definition.space
         about = (None, None) if is_known else (definition.job, space)
         functions = {name: self._own.get(name) for name in definition.objectives}
@@ -283,25 +283,25 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self._say_state()
 
     def stop(self) -> None:
-        """Stop, as the button does; returns at once. What was running is run again, first, when the study goes on."""
+        """Stop, as the button does; returns at once. Interrupted trials are rerun first when the study is resumed."""
         self._engine.stop()
         self._say_state()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until trials run no more; False if they still do after `timeout` seconds."""
+        """Wait until no trials run; return False if they still do after `timeout` seconds."""
         ended = self._engine.wait(timeout)
         self.refresh()
         return ended
 
     def refresh(self) -> None:
-        """Look at the study and draw everything now, instead of at the next beat."""
+        """Read the study and draw everything now, instead of at the next beat."""
         with self._guard.run():
             self._looked_at = self._drew_run_at = 0.0
             self._update()
             self._draw()
 
     def close(self) -> None:
-        """Take the lab down and stop its trials; the study stays and can go on."""
+        """Close the lab and stop its trials; the study stays and can be resumed."""
         if hasattr(self, "_clock"):
             self._clock.stop()
             self._engine.stop()
@@ -313,7 +313,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
     # What the controls do.
 
     def _replan(self) -> None:
-        """Say what Start would do, or why it cannot."""
+        """Show what Start would do, or why it is disabled."""
         if self._is_setting_up and not hasattr(self, "screen"):
             return
         try:
@@ -354,7 +354,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             self._engine.session.driver.parallel = self.parallel
 
     def _offer_axes(self) -> None:
-        """Every objective can be an axis; quality is up at first, and a cost across where there is one."""
+        """Offer every objective as an axis; by default quality is vertical, and a cost, if there is one, horizontal."""
         axes = self.controls["axes"]
         self.x, self.y = _controls.usual_axes(self.objectives, self._own_names(), (self.x, self.y))
         for name, control in axes.items():
@@ -366,7 +366,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
                 control.value = kept if kept in options else options[0]
 
     def _switch_link(self) -> None:
-        """The sliders move nothing before they are switched on, and look so."""
+        """Disable the link sliders unless re-projection is switched on."""
         for name in ("on_bandwidth", "on_latency"):
             self.controls["link"][name].disabled = not self.is_relinked
 
@@ -384,14 +384,14 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self._draw()
         self._draw_run()
 
-    # What the trials tell.
+    # Results of trials.
 
     def _beat(self) -> None:
         with self._guard.run():
             self._update()
 
     def _update(self) -> None:
-        """Read what is new and draw what it changes."""
+        """Read new results and draw what they change."""
         session = self._engine.session
         if session is not None and (self._shown is None or self._shown.session is not session):
             self._shown = Shown(session)
@@ -404,7 +404,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
                 raise error
         now = time.monotonic()
         running, before = self.is_running, self._was_running
-        self._was_running = running  # the look after the end is the one that sees what the end changed
+        self._was_running = running  # one more look after the end, to see its changes
         due = running or before or now - self._looked_at > LOOK_AT_OTHERS_EVERY_S
         if self._shown is not None and due:
             self._looked_at = now
@@ -439,13 +439,13 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self.screen.space.locked = self.minimise.locked = running
 
     def _draw(self) -> None:
-        """Everything that shows all trials, as far as it is on the page."""
+        """Draw everything that shows all trials, as far as it is visible."""
         if not self._is_setting_up:
             look = Look(self.x, self.y, self.colour, self.chosen, self.other_link(), tuple(self.objectives))
             self.pictures.draw(self.session, self._trials, look)
 
     def _draw_run(self) -> None:
-        """The chosen trial, and its run if that is open."""
+        """Draw the chosen trial, and its run if that is open."""
         if not self._is_setting_up:
             ours = self._engine.session is self.session and self.chosen is not None
             can_prune = ours and self._engine.can_prune(self.chosen)
@@ -454,6 +454,6 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
     # A result that stays.
 
     def _ipython_display_(self) -> None:
-        """Show the lab, and below it a place for what stays readable when nothing runs any more."""
+        """Show the lab, and below it the summary, which stays readable without a kernel."""
         display(self._repr_mimebundle_(), raw=True)
         self._summary.show()

@@ -1,4 +1,4 @@
-"""The widgets that ipywidgets lacks: rows of settings to search, and a table of trials."""
+"""Widgets that ipywidgets lacks: rows of settings to search, and a table of trials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HERE = files(__package__)
 
 
 class SpacePicker(anywidget.AnyWidget):
-    """Rows of settings; `state` says which are on and what of each is picked."""
+    """Rows of settings; `state` holds which are on and the picked options of each."""
 
     _esm = _HERE.joinpath("space.js").read_text(encoding="utf-8")
     _css = _HERE.joinpath("tuning.css").read_text(encoding="utf-8")
@@ -27,7 +27,7 @@ class SpacePicker(anywidget.AnyWidget):
 
 
 class TrialTable(anywidget.AnyWidget):
-    """Rows of trials, one of which is chosen, sorted and filtered in the page; redrawn cell by cell."""
+    """Rows of trials, sorted and filtered in the browser, one of which can be chosen; redrawn cell by cell."""
 
     _esm = _HERE.joinpath("trials.js").read_text(encoding="utf-8")
     _css = PlanTable._css  # noqa: SLF001

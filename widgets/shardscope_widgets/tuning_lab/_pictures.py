@@ -1,4 +1,4 @@
-"""What the lab draws of the trials and of the chosen one's run: from records to the screen, nothing twice."""
+"""Drawing of trials and of the chosen trial's run: from records to the screen, without repeated work."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from shardscope_widgets.tuning_lab._screen import TABS, Screen
 from shardscope_widgets.tuning_lab._study import Shown
 
 READ_WITHIN_S = 0.06
-"""How long reading finished runs for the link slider may take at a time; the rest comes with the next beats."""
+"""Seconds per beat for reading finished runs for the link sliders; the rest is read at the next beats."""
 
 
 class Look(NamedTuple):
-    """What a person wants to see."""
+    """Choices of what to display."""
 
     x: str
     y: str
@@ -39,7 +39,7 @@ class Look(NamedTuple):
 
 
 class Pictures:
-    """Keeps what is costly: runs read for projection, the newest fit, the run that is watched."""
+    """Draws, and caches what is costly: runs read for projection, the newest fit, and the watched run."""
 
     def __init__(self, screen: Screen, guard: Guard) -> None:
         self._screen, self._guard = screen, guard
@@ -50,7 +50,7 @@ class Pictures:
         self.forget()
 
     def forget(self) -> None:
-        """Another study is shown."""
+        """Clear all caches when another study is shown."""
         self.relinker, self._fit = Relinker(_controls.LINKS), Fit()
         self._on_link: list[TrialInfo] = []
         self._link: Link | None = None
@@ -60,7 +60,7 @@ class Pictures:
     # All trials.
 
     def draw(self, session: Session | None, trials: Sequence[TrialInfo], look: Look) -> None:
-        """Front, curves, table, and whichever other page is looked at."""
+        """Draw front, curves, table, and the selected page."""
         screen = self._screen
         chosen = look.chosen if look.chosen >= 0 else None
         self._link, self._on_link = look.link, self._relinked(trials, look)
@@ -92,11 +92,11 @@ class Pictures:
             self._screen.draw_importances(self._fit.info)
 
     def read_ahead(self, trials: Sequence[TrialInfo]) -> None:
-        """Read finished runs for the link slider, so that its first move finds them known."""
+        """Read finished runs for the link sliders, so that the first move of a slider is fast."""
         self.relinker.read_ahead(trials, budget_s=READ_WITHIN_S)
 
     def has_more(self) -> bool:
-        """Whether something that is looked at was not yet known when it was drawn."""
+        """Return whether something visible was incomplete when it was drawn."""
         pending = any(trial.note == PENDING for trial in self._on_link)
         return pending or self._screen.tabs.selected_index == TABS.index("Importances")
 
@@ -110,7 +110,7 @@ class Pictures:
             panel.head.value = _words.chosen_html(trial, look.objectives)
 
     def draw_run(self, shown: Shown | None, number: int, *, can_prune: bool) -> None:
-        """The run of the chosen trial, as far as it is."""
+        """Draw the run of the chosen trial so far."""
         record = shown.records.get(number) if shown is not None else None
         if shown is None or record is None:
             return
@@ -134,7 +134,7 @@ class Pictures:
                 self._view.draw(self._watched.trace)
 
     def _watch(self, pieces: tuple[str, ...]) -> None:
-        """Read these runs, from where the last look ended; promoted, a trial goes on in another."""
+        """Read these runs from where the last look ended; a promoted trial continues in another run."""
         if self._watched is None or not self._watched.go_on(pieces):
             self._watched, self._is_unseen = Watched(pieces), True
 
@@ -148,14 +148,14 @@ class Pictures:
         self._screen.chosen.figures.value = figures + alarms_html(record.measured)
 
     def open_run(self) -> None:
-        """Show the run of the chosen trial as the Training Lab does, from its next drawing on."""
+        """Show the run of the chosen trial as the Training Lab does, from the next drawing on."""
         if self._view is None:
             self._view = RunView(self._guard)
         self._screen.run_box.children = (self._view.box,)
         self._is_opened = True
 
     def leave_run(self) -> None:
-        """Another trial is chosen."""
+        """Clear the run when another trial is chosen."""
         self._watched, self._told, self._is_unseen = None, None, True
         self._is_opened = False
         self._screen.run_box.children = ()

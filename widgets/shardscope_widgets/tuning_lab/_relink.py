@@ -1,4 +1,4 @@
-"""Finished trials on another link, without a new run: the pure part, and what is kept of each run."""
+"""Projection of finished trials onto another link, without new runs, and the cache of runs for it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _FINISHED = ("complete", "pruned")
 def relinked(
     trials: Sequence[TrialInfo], objectives: Collection[str], step_on_link: Callable[[TrialInfo], float | str]
 ) -> list[TrialInfo]:
-    """The trials with the time that each would have taken on another link, and the front that comes of it.
+    """Return the trials with their projected times on another link, and the resulting front.
 
     Args:
-        trials: As measured.
-        objectives: Of the study, for the front.
-        step_on_link: Seconds of a trial's step on the link, or why it cannot be told.
+        trials: Trials as measured.
+        objectives: Objectives of the study, for the front.
+        step_on_link: Returns the seconds of a trial's step on the link, or why they are unknown.
     """
     return with_front([_moved(trial, step_on_link) for trial in trials], objectives)
 
@@ -46,11 +46,13 @@ def _moved(trial: TrialInfo, step_on_link: Callable[[TrialInfo], float | str]) -
 
 
 class Relinker:
-    """Projects the runs of a study. Each is read once, and played once on all links of the grid, so that any of these
-    is then a look-up; another link costs about as much as the whole grid.
+    """Projects the runs of a study onto links.
+
+    Each run is read once and simulated once on all links of the grid. A link of the grid is then a look-up; any other
+    link costs about as much as the whole grid.
 
     Args:
-        links: The grid: every bandwidth with every latency of these.
+        links: Links whose bandwidths and latencies, in all combinations, form the grid.
     """
 
     def __init__(self, links: Sequence[Link]) -> None:
@@ -59,7 +61,7 @@ class Relinker:
         self._read: dict[int, Known | str] = {}
 
     def read_ahead(self, trials: Sequence[TrialInfo], *, budget_s: float) -> bool:
-        """Read finished trials for as long as the time allows; True if all have been."""
+        """Read finished trials for up to `budget_s` seconds; return True if all have been read."""
         deadline = time.monotonic() + budget_s
         for trial in trials:
             if trial.state in _FINISHED and trial.number not in self._read:
@@ -71,7 +73,7 @@ class Relinker:
     def onto(
         self, trials: Sequence[TrialInfo], objectives: Collection[str], link: Link, *, budget_s: float = 60.0
     ) -> list[TrialInfo]:
-        """The trials on this link; those for which the time does not suffice are `PENDING`, and known later."""
+        """Return the trials on this link; those that could not be read within `budget_s` are `PENDING` until later."""
         self.read_ahead(trials, budget_s=budget_s)
 
         def step(trial: TrialInfo) -> float | str:
@@ -98,14 +100,14 @@ class Relinker:
 
 
 class Known(NamedTuple):
-    """One run, and its step on every link of the grid."""
+    """One run, and its seconds per step on every link of the grid."""
 
     projector: Projector
     table: NDArray[np.float64]
 
 
 def notes_of(trials: Sequence[TrialInfo]) -> dict[str, list[int]]:
-    """Numbers of the trials by why they have no place on the link."""
+    """Return the numbers of the trials that have no time on the link, by reason."""
     found: dict[str, list[int]] = {}
     for trial in trials:
         if trial.note:

@@ -1,4 +1,4 @@
-"""A trial's run as the Training Lab shows one: its curves, its timeline, and the panels that its strategy has."""
+"""View of a trial's run as in the Training Lab: curves, timeline, and the panels of its strategy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardscope_widgets.training_lab._panels import Panels
 
 
 class RunView:
-    """Made when a run is first opened: its figures are the largest of all."""
+    """View of one run; created when a run is first opened, as its figures are the largest of all."""
 
     def __init__(self, guard: Guard) -> None:
         self.live, self.panels = LiveView(), Panels()
@@ -23,7 +23,7 @@ class RunView:
             control.observe(guard.callback(self._redraw), "value")
 
     def draw(self, trace: Trace) -> None:
-        """Show this run."""
+        """Draw this run."""
         self._trace = trace
         self.live.draw_overview([trace], run_looks([trace.strategy]))
         self._redraw()

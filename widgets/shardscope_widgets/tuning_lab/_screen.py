@@ -1,4 +1,4 @@
-"""Everything the Tuning Lab shows and where it stands. It draws what it is told and decides nothing."""
+"""Display and layout of the Tuning Lab. It only draws; the lab decides what."""
 
 from __future__ import annotations
 
@@ -103,27 +103,27 @@ class Screen:
         return Frame(title="Tuning Lab", about=ABOUT), main
 
     def say_plan(self, text: str, *, is_possible: bool) -> None:
-        """What Start would do, or why it cannot."""
+        """Show what Start would do, or why it is disabled."""
         self.plan.value = f'<div class="ss-note{"" if is_possible else " bad"}">{safe(text)}</div>'
 
     def say_status(self, text: str, state: str) -> None:
-        """The line above everything."""
+        """Show the status line at the top."""
         self.status.value = f'<div class="ss-status {state}" role="status"><span>{safe(text)}</span></div>'
 
     def draw_front(self, info: _front.FrontInfo, link: str, notes: Mapping[str, Sequence[int]]) -> None:
-        """The front, and what the link slider did to it."""
+        """Draw the front, and the text on the effect of the link sliders."""
         self.link_words.value = _note(_words.link_text(link, notes))
         if self._is_new("front", info):
             self.front.figure = _front.front_spec(info)
             self.front_words.value = _note(_front.front_text(info))
 
     def draw_curves(self, info: _trial_curves.TrialCurvesInfo) -> None:
-        """How trials learn."""
+        """Draw the learning curves of the trials."""
         if self._is_new("curves", info):
             self.curves.figure = _trial_curves.trial_curves_spec(info)
 
     def draw_table(self, trials: Sequence[TrialInfo], objectives: Sequence[str], chosen: int) -> None:
-        """Every trial, and why some cost no run."""
+        """Draw the table of trials, and the text on impossible ones."""
         info = table_info(trials, objectives)
         if self._is_new("table", (info, chosen)):
             with self.table.hold_sync():
@@ -132,21 +132,21 @@ class Screen:
             self.impossible.value = _note(_words.impossible_text(trials))
 
     def draw_slices(self, trials: Sequence[TrialInfo], space: Space, objective: str, chosen: int) -> None:
-        """The objective over every setting."""
+        """Draw the objective over each setting."""
         info = _slices.slices_info(trials, space, objective=objective, chosen=chosen)
         if self._is_new("slices", info):
             self.slices.figure = _slices.slices_spec(info)
             self.slice_words.value = _note(_slices.slices_text(info))
 
     def draw_parallel(self, trials: Sequence[TrialInfo], space: Space, objective: str, chosen: int) -> None:
-        """All settings side by side."""
+        """Draw all settings as parallel coordinates."""
         info = _parallel.parallel_info(trials, space, objective=objective, chosen=chosen)
         if self._is_new("parallel", info):
             self.parallel.figure = _parallel.parallel_spec(info)
             self.parallel_words.value = _note(_parallel.parallel_text(info))
 
     def draw_importances(self, info: _importances.ImportancesInfo | None) -> None:
-        """Which settings matter; None while that is being fitted for the first time."""
+        """Draw the importances of settings; None during the first fit."""
         if info is None:
             self.fit_words.value = _note("Fitting …")
         elif self._is_new("importances", info):
@@ -155,7 +155,7 @@ class Screen:
             self.importances.layout.display = None if info.names else "none"
 
     def forget(self) -> None:
-        """Draw everything anew at the next call."""
+        """Redraw everything at the next call."""
         self._drawn = {}
 
     def _is_new(self, name: str, info: Any) -> bool:

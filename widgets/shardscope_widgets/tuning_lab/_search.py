@@ -1,7 +1,7 @@
-"""What can be searched, as rows that a person switches on and narrows; and the space of them. No widget here.
+"""Settings that can be searched, as rows to switch on and narrow, and the space that they make. No widgets here.
 
-A row offers values in steps: a range picks two of them, choices pick any. What the study's default searches is on at
-first; everything else that suits the job is there, switched off.
+A row offers discrete values: a range picks two of them, choices pick any. The settings of the study's default space are
+on at first; all others that suit the job are offered, switched off.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Row(NamedTuple):
     log: bool
     is_on: bool
     picked: tuple[int, ...]
-    """Places in `options`: any of choices, both ends of a range."""
+    """Indices in `options`: any number for choices, both ends for a range."""
 
 
 def rows_of(job: Job, space: Space | None = None) -> list[Row]:
-    """All rows for a job; on is what `space` searches, or else what a study of this job does by default."""
+    """Return all rows for a job; those on are in `space`, or in the default space of a study of this job."""
     given = space if space is not None else default_space(job)
     offered = dict(_offers(job))
     names = sorted({**given.parameters, **offered}, key=_order)
@@ -73,7 +73,7 @@ def _order(name: str) -> tuple[int, str, bool, str]:
 
 
 def _offers(job: Job) -> Iterator[tuple[str, Parameter]]:
-    """What makes sense to search besides."""
+    """Yield the parameters that can be searched in addition."""
     optimizers = registry.names(Optimizer)
     yield "optimizer", Choices(values=optimizers)
     for name in optimizers:
@@ -123,7 +123,7 @@ def _powers(ends: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _steps(parameter: Between) -> tuple[float | int, ...]:
-    """Round numbers around an interval, and both of its ends as they are."""
+    """Return round numbers in and around an interval, and both of its exact ends."""
     low, high = parameter.low, parameter.high
     found: list[float | int] = [low, high]
     if parameter.is_whole:
@@ -138,12 +138,12 @@ def _steps(parameter: Between) -> tuple[float | int, ...]:
 
 
 def first_state(rows: Sequence[Row]) -> State:
-    """What is on and picked at first."""
+    """Return the initial state: what is on and picked in each row."""
     return {row.name: {"on": row.is_on, "picked": list(row.picked)} for row in rows}
 
 
 def hidden(rows: Sequence[Row], state: State, job: Job) -> list[str]:
-    """Rows that mean nothing now: settings of a choice that is not among those picked."""
+    """Return the rows without effect: settings of a choice that is not picked."""
     by_name = {row.name: row for row in rows}
     found = []
     for row in rows:
@@ -159,10 +159,10 @@ def hidden(rows: Sequence[Row], state: State, job: Job) -> list[str]:
 
 
 def space_of(rows: Sequence[Row], state: State, job: Job) -> Space:
-    """The space that is switched on.
+    """Return the space of the rows that are switched on.
 
     Raises:
-        SpecError: Nothing is, or something that is has no value or no interval.
+        SpecError: No row is on, or one has no value or an empty range.
     """
     away = set(hidden(rows, state, job))
     parameters = {
@@ -192,14 +192,14 @@ def _parameter(row: Row, picked: Sequence[int]) -> Parameter:
 
 
 def text_of(value: Value) -> str:
-    """An option in words."""
+    """Return an option as text."""
     if isinstance(value, float):
         return three_digits(value) if value >= 1e-3 or value == 0 else f"{value:g}"
     return "none" if value is None else str(value)
 
 
 def as_shown(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
-    """The rows as the widget's JSON."""
+    """Return the rows as JSON for the widget."""
     return [
         {
             "name": row.name, "label": row.label, "options": [text_of(value) for value in row.options],

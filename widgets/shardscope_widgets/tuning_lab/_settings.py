@@ -1,4 +1,4 @@
-"""What a person chooses in the Tuning Lab besides the job, as traits. No widget here."""
+"""Choices of the Tuning Lab in addition to the job, as traits. No widgets here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardscope_widgets.training_lab._choices import Choices
 
 
 class StudyChoices(Choices):
-    """One trait a control; setting one moves the control, and moving the control sets the trait."""
+    """One trait per control: setting the trait moves the control, and moving the control sets the trait."""
 
     name = t.Unicode(
         "", help="Of the study: the same name finds it again, on this machine or in its storage."
@@ -40,10 +40,10 @@ class StudyChoices(Choices):
     applied = t.Instance(Job, allow_none=True, help="The job of the trial that was last applied.")
 
     def choose(self, choices: Mapping[str, Any]) -> dict[str, Any]:
-        """Set the traits that are named, as ``{"lr": 0.01}``; returns the rest, which is for `Session.open`.
+        """Set the named traits, as in ``{"lr": 0.01}``; return the rest, which are arguments of `Session.open`.
 
         Raises:
-            TypeError: Neither has one of these.
+            TypeError: A name is neither a trait nor such an argument.
         """
         if not isinstance(choices, Mapping):
             raise TypeError(
@@ -61,5 +61,5 @@ class StudyChoices(Choices):
         return {field: value for field, value in choices.items() if field not in traits}
 
     def other_link(self) -> Link | None:
-        """The link that times are re-projected onto; None for as measured."""
+        """Return the link that times are re-projected onto; None for times as measured."""
         return Link(bandwidth=self.on_bandwidth, latency_s=self.on_latency) if self.is_relinked else None

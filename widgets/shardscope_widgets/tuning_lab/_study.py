@@ -1,4 +1,4 @@
-"""The study that a lab shows: found again by its name, its trials, and what each is to take."""
+"""The study that a lab shows: lookup by name, its trials, and the steps of each."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from shardscope_widgets.figures._trials import TrialInfo, trials_info
 
 
 def reopened(name: str, storage: Any, root: Path | None, own: Mapping[str, Any]) -> Session | None:
-    """The study of this name as it was begun; None where there is none, and looking leaves nothing behind.
+    """Open the existing study of this name; return None, without creating anything, if there is none.
 
-    Functions of the user's that `own` lacks are stood in for: it can be looked at, and `missing` tells of them.
+    Placeholders replace user-defined functions that `own` lacks: the study can be viewed, and `missing` lists them.
 
     Raises:
-        ShardscopeError: The storage does not answer, or something else began the study.
+        ShardscopeError: The storage does not answer, or another program created the study.
     """
     place = place_of(name, root)
     if storage is None and not journal_of(place).is_file():
@@ -43,7 +43,7 @@ def _stand_in(run: Run) -> float:
 
 
 def missing(session: Session | None, own: Mapping[str, Any]) -> str | None:
-    """What to give again before the study can go on, as a sentence; None where nothing is missing."""
+    """Return a sentence on the functions to give again before the study can resume; None if none is missing."""
     lacking = [name for name in session.definition.own if name not in own] if session is not None else []
     if session is None or not lacking:
         return None
@@ -57,7 +57,7 @@ def missing(session: Session | None, own: Mapping[str, Any]) -> str | None:
 
 
 class Shown:
-    """A session, read again and again."""
+    """A session whose trials are read repeatedly."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -65,7 +65,7 @@ class Shown:
         self.records: dict[int, TrialRecord] = {}
 
     def trials(self, live: Mapping[int, Measured]) -> list[TrialInfo]:
-        """All trials by now."""
+        """Return all trials so far."""
         found = self.session.records()
         self.records = {record.number: record for record in found}
         objectives = self.session.definition.objectives
@@ -81,4 +81,4 @@ class Shown:
         try:
             return apply(definition.job, record.params, equal=definition.equal).steps
         except SpecError:
-            return definition.job.steps  # it was impossible, and takes none
+            return definition.job.steps  # the trial was impossible, and takes no steps

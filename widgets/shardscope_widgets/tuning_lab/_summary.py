@@ -1,4 +1,4 @@
-"""What stays of a study in a saved or exported notebook: its outcome as a table and words, below the lab."""
+"""Summary of a study below the lab, as a table and text; it stays in a saved or exported notebook."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENDED = ("complete", "pruned", "failed", "impossible")
 
 
 class Summary:
-    """Keeps a place in the notebook up to date, a few seconds behind a study that runs."""
+    """Keeps the summary in the notebook up to date, a few seconds behind a running study."""
 
     def __init__(self) -> None:
         self.html = ""
@@ -30,12 +30,12 @@ class Summary:
         self._told_at = 0.0
 
     def show(self) -> None:
-        """Make the place, below what the cell has shown so far."""
+        """Create the display, below the cell's output so far."""
         self._display_id = self._display_id or uuid4().hex
         display(HTML(self.html), display_id=self._display_id)
 
     def tell(self, shown: Shown, trials: Sequence[TrialInfo], wanted: int, *, is_running: bool) -> None:
-        """What the study has come to by now; what it says is drawn when a trial has ended since."""
+        """Update the summary if a trial has ended or the state has changed, at most every few seconds."""
         name, definition = shown.session.study.study_name, shown.session.definition
         ended = tuple((t.number, t.state, t.is_pinned) for t in trials if t.state in _ENDED)
         asked = (name, wanted, is_running, ended)
@@ -53,7 +53,7 @@ class Summary:
 
 
 def summary_html(trials: Sequence[TrialInfo], objectives: Sequence[str], report: Report, status: str) -> str:
-    """The status, the trials on the front with their settings, and who won; empty where no trial has begun."""
+    """Return the status, the trials on the front with their settings, and the verdict; empty without trials."""
     if not trials:
         return ""
     front = sorted(

@@ -1,4 +1,4 @@
-"""What the table of trials shows: a column a setting and an objective, with keys to sort by. No widget here."""
+"""Contents of the table of trials: a column per setting and objective, with sort keys. No widgets here."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class TableInfo(NamedTuple):
 
     header: tuple[str, ...]
     texts: tuple[int, ...]
-    """Places of the columns that hold words, not numbers."""
+    """Indices of the columns that hold text, not numbers."""
     rows: tuple[Mapping[str, Any], ...]
-    """Of each trial number, state, cells, and keys: numbers are in seconds and bytes, whatever their cells say."""
+    """Number, state, cells and sort keys of each trial; keys are in seconds and bytes, whatever unit a cell shows."""
 
 
 def table_info(trials: Sequence[TrialInfo], objectives: Sequence[str]) -> TableInfo:
-    """All trials; settings of several branches that have the same short name share a column."""
+    """Return the table of all trials; settings of different branches with the same short name share a column."""
     names = list(dict.fromkeys(name for trial in trials for name in settings_of(trial)))
     keys = [_settings(trial) for trial in trials]
     words = [name for name in names if any(isinstance(key.get(name), str) for key in keys)]
@@ -48,7 +48,7 @@ def _row(
 
 
 def _settings(trial: TrialInfo) -> dict[str, Any]:
-    """By short name; words where two settings share one, or where one is not a number."""
+    """Return values by short name; as text if two settings share the name or the value is not a number."""
     found: dict[str, Any] = {}
     for name, value in trial.params:
         short = short_name(name)

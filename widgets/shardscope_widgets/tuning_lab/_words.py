@@ -1,4 +1,4 @@
-"""What the Tuning Lab says: what Start would do, how far the study is, what a trial came to."""
+"""Texts of the Tuning Lab: what Start would do, the progress of the study, the results of a trial."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 6
 
 
 def plan_text(definition: Definition, trials: int, known: int, *, is_running: bool = False) -> str:
-    """What pressing Start would do."""
+    """Return the sentence on what Start would do."""
     job = definition.job
     what = f"{plural(len(definition.space.parameters), 'setting')} of {label_of(job.model)} on {label_of(job.data)}"
     each = f"Each is a real run: {plural(job.steps, 'step')} on {plural(job.world_size, 'rank')} as the job stands."
@@ -30,7 +30,7 @@ def plan_text(definition: Definition, trials: int, known: int, *, is_running: bo
 
 
 def counts(trials: Sequence[TrialInfo]) -> dict[str, int]:
-    """How many trials are in each state, successors of lost ones left out."""
+    """Return the number of trials in each state; of trials that do not count, only impossible ones are included."""
     found: dict[str, int] = {}
     for trial in trials:
         if trial.is_counted or trial.state == "impossible":
@@ -39,17 +39,17 @@ def counts(trials: Sequence[TrialInfo]) -> dict[str, int]:
 
 
 def status_text(name: str, trials: Sequence[TrialInfo], wanted: int, doing: str) -> str:
-    """The status line.
+    """Return the status line.
 
     Args:
-        name: Of the study.
-        trials: Its trials.
-        wanted: Trials that it is to have.
+        name: Name of the study.
+        trials: Trials of the study.
+        wanted: Number of trials that the study is to have.
         doing: ``running``, ``stopping`` or ``idle``.
     """
     found = counts(trials)
     done = sum(found.get(state, 0) for state in ("complete", "pruned", "failed"))
-    wanted = max(wanted, done)  # another driver may have asked for more
+    wanted = max(wanted, done)  # another driver may have requested more
     if not trials:
         return (
             f"Study {name}: starting."
@@ -65,7 +65,7 @@ def status_text(name: str, trials: Sequence[TrialInfo], wanted: int, doing: str)
 
 
 def state_of(trial: TrialInfo) -> str:
-    """A trial's state in a word or two."""
+    """Return a trial's state in a few words."""
     if trial.state == "running":
         return f"step {trial.done} of {trial.steps}"
     if trial.state == "failed" and not trial.is_counted:
@@ -76,7 +76,7 @@ def state_of(trial: TrialInfo) -> str:
 
 
 def chosen_html(trial: TrialInfo, objectives: Sequence[str]) -> str:
-    """Heading, values and settings of the trial that is looked at."""
+    """Return heading, values and settings of the chosen trial as HTML."""
     values = [(title_of(n), objective_text(n, trial.values[n])) for n in objectives if n in trial.values]
     chips = [
         f"<span>{safe(short)} <b>{safe(text)}</b></span>" for short, text in [*_settings(trial), *values]
@@ -95,7 +95,7 @@ def _settings(trial: TrialInfo) -> list[tuple[str, str]]:
 
 
 def figures_html(job: Job, measured: Measured | None, formula: float | None, projected: str) -> str:
-    """What was measured of a trial beside what is predicted, as a small table."""
+    """Return measured and predicted figures of a trial as a small HTML table."""
     if measured is None or measured.step_s is None:
         return ""
     parts = [("a step took", seconds_text(measured.step_s))]
@@ -114,7 +114,7 @@ def figures_html(job: Job, measured: Measured | None, formula: float | None, pro
 
 
 def link_text(label: str, notes: Mapping[str, Sequence[int]]) -> str:
-    """What the link slider did."""
+    """Return the sentences on the effect of the link sliders."""
     if not label:
         return "Times are as measured. Switch on to see the front as it would be on another link; nothing runs anew."
     told = [
@@ -136,7 +136,7 @@ def _trials(numbers: Sequence[int]) -> str:
 
 
 def impossible_text(trials: Sequence[TrialInfo]) -> str:
-    """Trials that cost no run, by why; empty where there are none."""
+    """Return a sentence on impossible trials, grouped by reason; empty if there are none."""
     found: dict[str, list[int]] = {}
     for trial in trials:
         if trial.state == "impossible":

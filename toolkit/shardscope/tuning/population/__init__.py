@@ -1,21 +1,21 @@
 """Population based training (Jaderberg et al. 2017, arXiv 1711.09846) over real runs.
 
-Some members train side by side, each an ordinary run that goes on from a checkpoint. After every interval the worst
-take over weights and settings of better ones (exploit) and change the settings a little (explore). So settings are
-found as a schedule over the training, not as one value for all of it.
+Members train side by side, each as ordinary runs that resume from checkpoints. After every interval the worst members
+copy the weights and settings of better ones (exploit) and change the settings a little (explore). The result is a
+schedule of settings over the training, not one value for all of it.
 
-    explore.py      the space: what may change, and how each kind of setting moves
-    settings.py     settings by dotted path, put into a job
-    objectives.py   what members are scored by
-    exploit.py      who takes over from whom
-    record.py       what is written down, and how far a population has come by it
-    journal.py      the file it is written to, safe against a kill at any byte
-    driver.py       trains, scores, decides: `train_population`
-    view.py         `Population`: everything that can be told from the folder
+    explore.py      the space: which settings may change, and how each kind moves
+    settings.py     settings by dotted path, applied to a job
+    objectives.py   the objectives that score members
+    exploit.py      selection of parents
+    record.py       the records of a population, and its progress as read from them
+    journal.py      the file of the records, safe against a kill at any byte
+    driver.py       trains, scores and decides: `train_population`
+    view.py         `Population`: everything that the folder holds
 
-A clone takes over its parent's checkpoint: weights, moments, position in the data, random state, and what compression
-remembers as long as the method stays the same. What an explored setting leaves no place for starts afresh; the run's
-`resume` event and the lineage say what.
+A clone takes over its parent's checkpoint: weights, moments, position in the data, random state, and the state of the
+compressor if the method stays the same. State that does not fit an explored setting starts afresh; the run's `resume`
+event and the lineage report it.
 """
 
 from shardscope.tuning.population.driver import train_population

@@ -1,7 +1,7 @@
-"""A study's `Space`, with its branches, as a space that a population can move in.
+"""A study's `Space`, with its branches, as a space that a population can explore.
 
-A setting that belongs to a branch is there only while the branch is chosen: a clone that changes the branch draws the
-new branch's settings, and what it keeps moves as in `Ranges`.
+A setting of a branch exists only while the branch is chosen. A clone that changes the branch draws the new branch's
+settings; its other settings move as in `Ranges`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from shardscope.tuning.population.explore import Axis, Choice, Number, PowerOfTw
 from shardscope.tuning.population.settings import MAY_CHANGE, Settings
 
 _FIELDS = {"warmup": "lr_schedule", "lr_rule": "optimizer"}
-"""Settings of a space by another name than the field of the job that they change."""
+"""Fields of the job that settings change, where the names differ."""
 
 
 class Conditional(Ranges):
-    """Draws and moves within a `Space`; settings are by the names of its parameters.
+    """Draws and moves within a `Space`; settings are keyed by the names of its parameters.
 
     Args:
-        space: As a study's.
-        job: What the settings are those of.
+        space: Space as of a study.
+        job: Job that the settings belong to.
 
     Raises:
-        SpecError: A setting cannot change while a member trains, or no job can have a value of it.
+        SpecError: A setting cannot change during training, or has a value that is invalid for every job.
 
     Example:
         >>> space = Space({"optimizer": ["adamw", "lars"], "optimizer[lars].momentum": (0.5, 0.95)})
@@ -52,11 +52,11 @@ class Conditional(Ranges):
         return chosen
 
     def apply(self, job: Job, settings: Settings) -> Job:
-        """`job` with these settings, over as many steps."""
+        """Return `job` with these settings and the same number of steps."""
         return apply(job, settings, equal="steps")
 
     def describe(self) -> dict[str, Any]:
-        """By parameter, as JSON."""
+        """Return the space by parameter, as JSON."""
         described: dict[str, Any] = json.loads(self.space.to_json())["parameters"]
         return described
 

@@ -1,7 +1,7 @@
-"""The driver of a population: trains all members of an interval, scores them, decides, goes on.
+"""The driver of a population: it trains all members of an interval, scores them and decides on the next interval.
 
-It keeps nothing in memory that is not in the journal, and draws every decision from the seed, the interval and the
-member alone. So whoever trains the same population in the same folder again goes on where it ended, however it ended.
+It keeps no state outside the journal, and every random decision depends only on the seed, the interval and the member.
+So training the same population in the same folder again resumes it, however it ended.
 """
 
 from __future__ import annotations
@@ -59,27 +59,28 @@ def train_population(
     timeout_s: float | None = None,
     folder: str | Path | None = None,
 ) -> Population:
-    """Train a population to the end, or until it is stopped. The same call with the same `folder` goes on.
+    """Train a population to the end, or until it is stopped. The same call with the same `folder` resumes it.
 
     Args:
-        job: What every member trains; its settings hold where the space has none.
-        space: As `tune` takes it, but for what cannot change while a member trains (precision, world size, seed). Where
-            whole parts of a job are choices, or other fields of it move, by dotted path as in `Ranges`; or any other
-            `Explorable`.
-        members: At least 2.
-        intervals: Each ends in an evaluation and, but for the last, in exploiting and exploring. At least 1.
-        interval_steps: Steps of an interval; None divides the job's steps. The schedule runs over all intervals.
-        objectives: As `tune` takes them: ``loss`` and ``error`` at the end of an interval, ``seconds``, ``bytes`` and
-            ``memory`` of a step in it, or functions of yours of the interval's run.
-        quantile: Share of the members that take over from others after an interval, 0 < value <= 0.5.
-        resample: Probability with which a clone's setting is drawn anew instead of moved a step.
-        seed: Of all draws. Weights and data order are the job's own.
-        at_once: Members that train at the same time.
-        timeout_s: Seconds after which a member's interval counts as failed; None waits.
-        folder: Where journal and runs go; None makes one in the runs' root.
+        job: What every member trains; it supplies all settings that are not in the space.
+        space: Search space as for `tune`, without settings that cannot change during training (precision, world size,
+            seed). Use dotted paths as in `Ranges` for choices among whole parts of a job or for its other fields. Any
+            other `Explorable` works, too.
+        members: Number of members, at least 2.
+        intervals: Number of intervals, at least 1. Each ends in an evaluation and, except the last, in exploit and
+            explore.
+        interval_steps: Steps per interval; None divides the job's steps. The LR schedule runs over all intervals.
+        objectives: Objectives as for `tune`: ``loss`` and ``error`` at the end of an interval, ``seconds``, ``bytes``
+            and ``memory`` per step in it, or your own functions of the interval's run.
+        quantile: Share of the members that copy others after an interval, 0 < value <= 0.5.
+        resample: Probability that a clone's setting is drawn anew instead of moved by a step.
+        seed: Seed of all draws. Weights and data order use the job's own seed.
+        at_once: Number of members that train at the same time.
+        timeout_s: Seconds after which a member's interval counts as failed; None sets no limit.
+        folder: Folder of journal and runs; None creates one in the runs' root.
 
     Raises:
-        SpecError: The population cannot exist as described.
+        SpecError: An argument or the space is invalid.
         PopulationError: The folder holds another population, another process trains it, or all members have failed.
 
     Example:
@@ -99,7 +100,7 @@ def train_population(
     )  # fmt: skip
     known.apply(
         job, known.draw(job, Random(seed))
-    )  # a space without any job is refused before a folder is made
+    )  # a space without a valid job is refused before a folder is created
     path = _folder(asked, folder)
     with Journal(path / NAME) as journal:
         _Driver(job, known, plan, journal, at_once, timeout_s, own).go_on()
@@ -108,7 +109,7 @@ def train_population(
 
 @dataclass
 class _Driver:
-    """Goes on with one population from wherever its journal ends."""
+    """Continues one population from the end of its journal."""
 
     job: Job
     space: Explorable
@@ -146,12 +147,12 @@ class _Driver:
             self._write({"event": "state", "state": "completed"})
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        """On disk first, then taken for true."""
+        """Write a line to disk, then take it into the progress."""
         self.journal.append(line)
         self.course.take(json.loads(json.dumps(line)))
 
     def _train(self, interval: int) -> None:
-        """All members that have not ended this interval."""
+        """Train all members that have not ended this interval."""
         if self.course.is_over(interval):
             self._conclude(interval)
             return
@@ -179,7 +180,7 @@ class _Driver:
         )  # fmt: skip
 
     def _drop_losers(self, interval: int) -> None:
-        """Delete the checkpoints of the interval before that no member goes on from: it is written down who does."""
+        """Delete the checkpoints of the previous interval that no member resumes from, as recorded in the moves."""
         parents = {move.parent for move in self.course.moves[interval]}
         runs = {outcome.run for outcome in self.course.outcomes.values()
                 if outcome.interval == interval - 1 and outcome.member in parents}  # fmt: skip
@@ -201,7 +202,7 @@ class _Driver:
     def _outcomes(self, interval: int) -> list[Outcome]:
         return [self.course.outcomes[interval, move.member] for move in self.course.moves[interval]]
 
-    # What members go into an interval with.
+    # Settings and parents for an interval.
 
     def _moves(self, interval: int) -> list[Move]:
         if interval == 1:
@@ -239,7 +240,7 @@ def _of_study(space: Mapping[str, Any], job: Job) -> Conditional:
 
 
 def _is_of_ranges(path: str, value: Any) -> bool:
-    """Whether a study's space has no word for this: a whole part of a job, or a field that it does not name."""
+    """Return whether only `Ranges` can hold this: choices of whole parts of a job, or a field unknown to `Space`."""
     head, _, leaf = path.partition(".")
     is_part = isinstance(value, list) and any(isinstance(choice, Spec | Mapping) for choice in value)
     return is_part or leaf == "name" or bool(leaf and head in MAY_CHANGE and head not in spec.BRANCHES)
@@ -281,7 +282,7 @@ def _folder(job: Job, folder: str | Path | None) -> Path:
 
 
 def _difference(folder: Path, old: Plan, new: Plan) -> str:
-    """Says what of an earlier population is another, in one sentence."""
+    """Return a sentence on how an earlier population differs."""
     field = next(name for name in vars(old) if getattr(old, name) != getattr(new, name))
     had, has = getattr(old, field), getattr(new, field)
     if isinstance(had, Mapping):

@@ -1,4 +1,4 @@
-"""The space of a population: what may change from interval to interval, and how each kind of setting moves.
+"""Explore: the space of a population, with the settings that may change between intervals and how each kind moves.
 
 | given as | a draw | a step |
 |---|---|---|
@@ -6,10 +6,10 @@
 | ``(1e-4, 1e-1, "log")`` | uniform in the logarithm | times 1.2 or 0.8, within the bounds |
 | ``(0, 20)``, whole numbers | uniform | a fifth up or down, at least to the next whole number |
 | ``(16, 256, "log2")`` | a power of two | doubled or halved |
-| ``["none", "topk", ...]`` | one of them, all alike | none: one is as near as another, so it is only ever drawn anew |
+| ``["none", "topk", ...]`` | one of them, equally likely | none: choices have no order, so they are only drawn anew |
 
-A clone draws each setting anew with some probability, and otherwise takes a step. Only the order that numbers have is
-used: a category is never taken for a number, and a whole number never rounded back to where it was.
+A clone draws each setting anew with some probability, and otherwise takes a step. A category is never treated as a
+number, and a step of a whole number is never rounded to zero.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ from shardscope.tuning.population.settings import Settings, as_json, check_path,
 STEP = 0.2
 """A step up or down, as a share of the value (Jaderberg et al. 2017, appendix A: 0.8 and 1.2)."""
 LEAST_STEP = 0.05
-"""Share of a linear range that a step is a share of at least: from zero, a share of the value leads nowhere."""
+"""A step in a linear range is `STEP` of at least this share of the range, as a share of a zero value is no step."""
 ATTEMPTS = 50
-"""Draws of settings before a space is taken to hold no job, or a member keeps its own."""
+"""Number of draws after which a space counts as without a valid job, or a member keeps its settings."""
 
 
 class Explorable(Protocol):
-    """A space that a population can move in. Draws come from the generator given and from nothing else."""
+    """A space that a population can explore. All draws use the given generator."""
 
     def draw(self, job: Job, random: Random) -> Settings:
-        """Settings for a member at the start, that `job` can have."""
+        """Return initial settings of a member, valid for `job`."""
         ...
 
     def explore(self, job: Job, settings: Settings, random: Random, *, resample: float) -> Settings:
-        """Settings near those given, that `job` can have; each drawn anew with probability `resample`."""
+        """Return settings near those given, valid for `job`; each is drawn anew with probability `resample`."""
         ...
 
     def apply(self, job: Job, settings: Settings) -> Job:
-        """`job` with these settings.
+        """Return `job` with these settings.
 
         Raises:
-            SpecError: No such job can exist.
+            SpecError: The settings are invalid for the job.
         """
         ...
 
     def describe(self) -> dict[str, Any]:
-        """The space as JSON, by which a population that goes on knows whether it is still the same."""
+        """Return the space as JSON, which must match when a population is resumed."""
         ...
 
 
 class Axis(ABC):
-    """One setting: how it is drawn, and how it takes a step."""
+    """One setting: how it is drawn and how it takes a step."""
 
     @abstractmethod
     def draw(self, random: Random) -> Any:
-        """Any of its values."""
+        """Return a random value."""
 
     @abstractmethod
     def step(self, value: Any, random: Random) -> Any:
-        """One near `value`."""
+        """Return a value near `value`."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,14 @@ class PowerOfTwo(Axis):
 
 @dataclass(frozen=True)
 class Choice(Axis):
-    """One of several, none nearer to one than to another."""
+    """One of several values without an order."""
 
     choices: tuple[Any, ...]
 
     def draw(self, random: Random) -> Any:
         return random.choice(self.choices)
 
-    def step(self, value: Any, random: Random) -> Any:  # noqa: ARG002 - nothing is near
+    def step(self, value: Any, random: Random) -> Any:  # noqa: ARG002 - no value is nearer
         return value
 
 
@@ -138,10 +138,10 @@ class Ranges:
 
     Args:
         given: See the table at the top of this module.
-        job: What the settings are those of.
+        job: Job that the settings belong to.
 
     Raises:
-        SpecError: A path names no setting that may change, or a range is not one.
+        SpecError: A path does not name a setting that may change, or a range is invalid.
 
     Example:
         >>> job = Job(model="mlp", data="digits")
@@ -161,10 +161,10 @@ class Ranges:
             self.axes[path] = _axis(path, value)
 
     def draw(self, job: Job, random: Random) -> dict[str, Any]:
-        """Settings that `job` can have.
+        """Return random settings that are valid for `job`.
 
         Raises:
-            SpecError: None of many draws makes a job; says why the last did not.
+            SpecError: None of `ATTEMPTS` draws is valid; the message has the fault of the last.
         """
         for attempt in range(ATTEMPTS):
             settings = self._choose(job, lambda path: self.axes[path].draw(random))
@@ -178,7 +178,7 @@ class Ranges:
         return settings
 
     def explore(self, job: Job, settings: Settings, random: Random, *, resample: float) -> dict[str, Any]:
-        """Settings near those given; the same, if no job comes of many tries."""
+        """Return settings near those given; the same settings if `ATTEMPTS` tries give no valid job."""
 
         def move(path: str) -> Any:
             is_new = path not in settings or random.random() < resample
@@ -195,20 +195,20 @@ class Ranges:
         return dict(settings)
 
     def _choose(self, job: Job, value_of: Callable[[str], Any]) -> dict[str, Any]:  # noqa: ARG002 - branches need it
-        """A value for each setting that there is to choose."""
+        """Return a value for each active setting."""
         return {path: value_of(path) for path in self.axes}
 
     def apply(self, job: Job, settings: Settings) -> Job:
-        """`job` with these settings."""
+        """Return `job` with these settings."""
         return with_settings(job, settings)
 
     def describe(self) -> dict[str, Any]:
-        """By path, as JSON."""
+        """Return the ranges by path, as JSON."""
         return {path: [type(axis).__name__, *vars(axis).values()] for path, axis in self.axes.items()}
 
 
 def _axis(path: str, value: Any) -> Axis:
-    """What a range or a list of choices stands for."""
+    """Return the axis of a range or a list of choices."""
     if isinstance(value, list):
         if not value:
             raise SpecError(f"{path}=[] has nothing to choose from; give some values")

@@ -1,8 +1,8 @@
-"""The journal of a population: one JSON object a line, whole lines only, by one writer at a time.
+"""The journal of a population: one JSON object per line, whole lines only, one writer at a time.
 
-A line is one `write` to a file opened for appending, and on disk before anything is done because of it. A kill leaves
-at most one torn line at the end: readers skip it, and the next writer begins a line of its own. The writer holds a lock
-that the system takes off it when it dies, however it dies.
+A line is appended and synced to disk before anything depends on it. A kill leaves at most one torn line at the end:
+readers skip it, and the next writer starts a new line. The writer holds a lock that the operating system releases when
+the process dies, however it dies.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ NAME = "journal.jsonl"
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a journal, in order; none if it is not there."""
+    """Yield the whole lines of a journal, in order; none if the file does not exist."""
     text = path.read_bytes() if path.is_file() else b""
     for line in text[: text.rfind(b"\n") + 1].splitlines():
-        with contextlib.suppress(ValueError):  # torn by a kill, and ended by the next writer
+        with contextlib.suppress(ValueError):  # torn by a kill and ended by the next writer
             found = json.loads(line)
             if isinstance(found, dict) and "event" in found:
                 yield found
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody writes this journal now."""
+    """Return whether a process holds this journal for writing."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -43,10 +43,10 @@ def is_held(path: Path) -> bool:
 
 
 class Journal:
-    """Appends lines, as the only one who does.
+    """The only writer of a journal.
 
     Raises:
-        PopulationError: Somebody else writes it.
+        PopulationError: Another process writes it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +76,7 @@ class Journal:
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Let another write it."""
+        """Close the file, which releases the lock."""
         os.close(self._file)
 
     def __enter__(self) -> Self:

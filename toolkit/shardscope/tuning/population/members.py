@@ -1,8 +1,9 @@
-"""A member's interval: an ordinary run in a folder of its own, found again whoever started it.
+"""A member's interval: an ordinary run in a separate folder, which any later driver can find.
 
     runs/interval-003/member-05/<time>-member-05/
 
-What has completed there counts, also if the driver was killed before it could say so; anything else is trained again.
+A run that completed there counts, even if the driver was killed before it recorded the outcome. Any other run is
+repeated.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ POLL_S = 0.02
 
 
 class Stopped(Exception):
-    """Somebody has asked the population to stop."""
+    """The population was asked to stop."""
 
 
 def home_of(folder: Path, interval: int, member: int) -> Path:
-    """Where the runs of a member's interval lie; more than one only after a kill."""
+    """Return the folder of the runs of a member's interval; there are several only after a kill."""
     return folder / "runs" / f"interval-{interval:03d}" / f"member-{member:02d}"
 
 
 def job_of(job: Job, plan: Plan, interval: int, member: int) -> Job:
-    """The job of one interval of a member that has the settings of `job`."""
+    """Return the job of one interval of a member with the settings of `job`."""
     return job.replace(
         steps=plan.steps,
         until=interval * plan.interval_steps,
@@ -42,14 +43,14 @@ def job_of(job: Job, plan: Plan, interval: int, member: int) -> Job:
 
 @dataclass
 class Trainee:
-    """One member in one interval, under way or to be started."""
+    """One member in one interval, running or waiting to start."""
 
     folder: Path
     interval: int
     move: Move
     job: Job
     parent: Run | None
-    """Whose checkpoint to go on from."""
+    """Run whose checkpoint to resume from."""
     objectives: Sequence[str]
     timeout_s: float | None
     own: Mapping[str, Objective] = field(default_factory=dict)
@@ -57,19 +58,19 @@ class Trainee:
     started: float = 0.0
 
     def start(self) -> None:
-        """Launch it, unless it has completed already in an earlier attempt."""
+        """Launch the run, unless it completed in an earlier attempt."""
         home = home_of(self.folder, self.interval, self.move.member)
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         for run in runs(home):
-            if (run.path / "status.json").is_file():  # else it was never asked for
-                run.stop()  # of a driver that was killed; it is about to end anyway
+            if (run.path / "status.json").is_file():  # else it was never launched
+                run.stop()  # a killed driver's run, which is about to end anyway
                 self.run = run if run.state == "completed" else self.run
         self.started = time.monotonic()
         if self.run is None:
             self.run = launch(self.job, root=home, resume=self.parent)
 
     def outcome(self) -> Outcome | None:
-        """How it ended; None while it goes on."""
+        """Return how the interval ended; None while it runs."""
         assert self.run is not None
         late = self.timeout_s is not None and time.monotonic() - self.started > self.timeout_s
         if late:
@@ -112,10 +113,10 @@ def train_all(
     asked_to_stop: Callable[[], bool],
     tell: Callable[[Outcome], None],
 ) -> None:
-    """Train all, a few at once; tells each outcome as it comes.
+    """Train all members, `at_once` at a time, and pass each outcome to `tell` as it comes.
 
     Raises:
-        Stopped: Somebody asked for it; whatever was under way has been stopped, and is not told.
+        Stopped: A stop was requested; running members have been stopped, without an outcome.
     """
     waiting, under_way = list(trainees), list[Trainee]()
     try:
@@ -130,7 +131,7 @@ def train_all(
                     under_way.remove(trainee)
                     tell(outcome)
             time.sleep(POLL_S if under_way else 0)
-    except BaseException:  # an interrupt too: nothing goes on that nobody watches
+    except BaseException:  # an interrupt, too: no run continues unwatched
         for trainee in under_way:
             if trainee.run is not None:
                 trainee.run.stop()
@@ -143,7 +144,7 @@ def _heed(asked_to_stop: Callable[[], bool]) -> None:
 
 
 def drop_checkpoints(folder: Path, interval: int, *, but_of: Collection[str] = ()) -> None:
-    """Delete an interval's checkpoints but those of some runs, by their paths from the folder."""
+    """Delete an interval's checkpoints, except those of the runs in `but_of` (paths relative to the folder)."""
     for path in (folder / "runs" / f"interval-{interval:03d}").glob("*/*/checkpoints"):
         if str(path.parent.relative_to(folder)) not in but_of:
             shutil.rmtree(path, ignore_errors=True)

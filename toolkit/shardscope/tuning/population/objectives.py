@@ -1,6 +1,6 @@
-"""What members are scored by: the objectives of studies, the less the better.
+"""Scores of members: the objectives of studies, all minimised.
 
-Quality is that at the end of the interval; time, bytes and memory are those of a step in it.
+Quality is measured at the end of the interval; time, bytes and memory are per step in it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from shardscope.tuning.definition import check_objectives
 from shardscope.tuning.measured import Objective
 
 Scores = Mapping[str, float]
-"""By the objectives' names."""
+"""Scores by objective."""
 
 
 def objectives_of(
     objectives: str | Sequence[str] | Mapping[str, Objective | None],
 ) -> tuple[tuple[str, ...], dict[str, Objective]]:
-    """The names, checked, and those that are functions of the user's.
+    """Return the checked names of the objectives, and the user-defined functions by name.
 
     Raises:
-        SpecError: One is unknown or given twice, there is none, or none says anything of quality.
+        SpecError: An objective is unknown or given twice, there are none, or none measures quality.
     """
     names = (objectives,) if isinstance(objectives, str) else tuple(objectives)
     own = {n: f for n, f in objectives.items() if f is not None} if isinstance(objectives, Mapping) else {}
@@ -32,5 +32,5 @@ def objectives_of(
 
 
 def costs_of(scores: Scores, objectives: Sequence[str]) -> tuple[float, ...]:
-    """The scores in the order of the objectives."""
+    """Return the scores in the order of the objectives."""
     return tuple(scores[name] for name in objectives)

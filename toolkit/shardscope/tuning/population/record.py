@@ -1,10 +1,10 @@
-"""What is written down of a population, and how far it has come by it.
+"""Records of a population in its journal, and its progress as read from them.
 
-    Plan       what was asked; the first line
-    Move       where a member stands at the start of an interval, and by whose checkpoint; all members' on one line
-    Outcome    how a member's interval ended; a line each, and the only thing that counts as its end
+    Plan       the request; the first line
+    Move       a member's settings and parent checkpoint for an interval; those of all members are on one line
+    Outcome    how a member's interval ended; one line each, and the interval counts as ended only with it
 
-A population that goes on is read from these lines alone.
+A population is resumed from these lines alone.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Origin = Literal["drawn", "kept", "cloned"]
 
 
 class PopulationError(ShardscopeError):
-    """A population cannot go on: its folder holds another one, somebody else trains it, or all members failed."""
+    """A population cannot continue: its folder holds another one, another process trains it, or all members failed."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked: `job` and `space` as JSON; the rest as `train_population` takes it.
+    """The request: `job` and `space` as JSON, and the other arguments of `train_population`.
 
-    `own` are the objectives that are functions of the user's; None in a journal that does not say.
+    `own` names the user-defined objectives; None in a journal that does not record them.
     """
 
     job: Mapping[str, Any]
@@ -43,20 +43,19 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Of a member, over all intervals."""
+        """Number of steps of a member, over all intervals."""
         return self.intervals * self.interval_steps
 
 
 @dataclass(frozen=True)
 class Move:
-    """A member's start into an interval.
+    """The start of a member's interval.
 
     Attributes:
-        parent: The member whose checkpoint of the interval before it goes on from; None in the first.
-        before: Its own settings in the interval before; None in the first.
-        settings: Those that it trains with now.
-        origin: Whether they were ``drawn``, ``kept``, or come with the parent's checkpoint (``cloned``) and were then
-            explored.
+        parent: Member whose checkpoint of the previous interval it resumes from; None in the first interval.
+        before: Its own settings in the previous interval; None in the first interval.
+        settings: Settings that it trains with in this interval.
+        origin: Whether the settings were ``drawn``, ``kept``, or copied from the parent and explored (``cloned``).
     """
 
     member: int
@@ -71,11 +70,11 @@ class Outcome:
     """How a member's interval ended.
 
     Attributes:
-        run: The run directory, from the population's folder.
-        scores: By objective; None where it failed.
-        failure: Why it failed, in one sentence; None where it did not.
-        samples: Training samples behind its weights, over the whole of its ancestry; None where it failed.
-        notes: What did not go on as it was when it went on from its checkpoint.
+        run: Run directory, relative to the population's folder.
+        scores: Scores by objective; None if it failed.
+        failure: Why it failed, as one sentence; None if it did not.
+        samples: Training samples behind its weights, over its whole ancestry; None if it failed.
+        notes: State that was not carried over when it resumed from its checkpoint.
     """
 
     interval: int
@@ -89,7 +88,7 @@ class Outcome:
 
 @dataclass
 class Course:
-    """How far a population has come. `moves` are by interval, from 1; `outcomes` by interval and member."""
+    """Progress of a population. `moves` are keyed by interval, from 1; `outcomes` by interval and member."""
 
     plan: Plan | None = None
     moves: dict[int, list[Move]] = field(default_factory=dict)
@@ -98,17 +97,17 @@ class Course:
 
     @classmethod
     def of(cls, lines: Iterable[Mapping[str, Any]]) -> Course:
-        """What these lines of a journal come to."""
+        """Return the progress recorded in the lines of a journal."""
         course = cls()
         for line in lines:
             course.take(line)
         return course
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """One more line. Of two that say the same of a member's interval, the first counts.
+        """Take in one more line. Of two lines about the same interval or member's interval, the first counts.
 
         Raises:
-            PopulationError: It was begun when ``accuracy`` was an objective, the more the better.
+            PopulationError: The population is from a version that maximised the objective ``accuracy``.
         """
         kind, fields = line["event"], {key: value for key, value in line.items() if key not in ("event", "t")}
         if kind == "plan":
@@ -123,13 +122,13 @@ class Course:
             self.state = fields["state"]
 
     def is_over(self, interval: int) -> bool:
-        """Whether all members have ended this interval."""
+        """Return whether all members have ended this interval."""
         moves = self.moves.get(interval, ())
         return bool(moves) and all((interval, move.member) in self.outcomes for move in moves)
 
     @property
     def last_interval(self) -> int:
-        """The last that all members have ended; 0 for none."""
+        """Last interval that all members have ended; 0 if there is none."""
         return max((interval for interval in self.moves if self.is_over(interval)), default=0)
 
 
@@ -145,15 +144,15 @@ def _plan_of(fields: Mapping[str, Any]) -> Plan:
 
 
 def plan_line(plan: Plan) -> dict[str, Any]:
-    """A plan as a line."""
+    """Return a plan as a line."""
     return {"event": "plan", **asdict(plan)}
 
 
 def moves_line(interval: int, moves: Iterable[Move]) -> dict[str, Any]:
-    """All members' moves into an interval as one line: there as a whole or not at all."""
+    """Return all members' moves for an interval as one line, so that they are written atomically."""
     return {"event": "moves", "interval": interval, "moves": [asdict(move) for move in moves]}
 
 
 def outcome_line(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as a line."""
+    """Return an outcome as a line."""
     return {"event": "outcome", **asdict(outcome)}

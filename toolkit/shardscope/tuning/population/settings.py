@@ -1,4 +1,4 @@
-"""Settings by dotted path, such as ``optimizer.lr``, and the job that they make of another."""
+"""Settings by dotted path, such as ``optimizer.lr``, and their application to a job."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from shardscope.spec import Job, Method
 from shardscope.spec._base import Spec
 
 Settings = Mapping[str, Any]
-"""By dotted path; values as JSON has them: a number, a word, or the fields of a part of the job."""
+"""Settings by dotted path. Values are JSON: a number, a string, or the fields of a part of the job."""
 
 MAY_CHANGE = ("optimizer", "lr_schedule", "batch", "compression", "clip_norm", "strategy", "recompute")
-"""Fields of a job under whose changes a checkpoint still fits."""
+"""Fields of a job that may change without making a checkpoint unusable."""
 
 
 def check_path(job: Job, path: str) -> None:
-    """Refuse a path that names nothing of `job` that may change while it trains.
+    """Refuse a path that does not name a setting of `job` that may change during training.
 
     Raises:
-        SpecError: Naming the nearest that does.
+        SpecError: The path is unknown; the message suggests the nearest valid one.
     """
     head, _, leaf = path.partition(".")
     if head not in MAY_CHANGE:
@@ -34,10 +34,10 @@ def check_path(job: Job, path: str) -> None:
 
 
 def with_settings(job: Job, settings: Settings) -> Job:
-    """`job` with these settings.
+    """Return `job` with these settings.
 
     Raises:
-        SpecError: No such job can exist.
+        SpecError: The settings are invalid for the job.
 
     Example:
         >>> job = Job(model="mlp", data="digits")
@@ -55,7 +55,7 @@ def with_settings(job: Job, settings: Settings) -> Job:
 
 
 def _with_fields(part: Spec, fields: Mapping[str, Any]) -> Spec:
-    """Another name takes over what was set for the one before."""
+    """Return the part with these fields; a method of another name keeps the fields that were set."""
     if isinstance(part, Method) and "name" in fields:
         other: Spec = part.base_class().by_name(**{**part.changed, **fields})
         return other
@@ -63,7 +63,7 @@ def _with_fields(part: Spec, fields: Mapping[str, Any]) -> Spec:
 
 
 def as_json(value: Any) -> Any:
-    """A setting as JSON has it: a part of a job by the fields that were given."""
+    """Return a setting as JSON; a part of a job becomes its fields."""
     if isinstance(value, Spec):
         return value.model_dump(mode="json", exclude_none=True, exclude_defaults=isinstance(value, Method))
     return value

@@ -1,4 +1,4 @@
-"""A population as its folder tells it: while it trains, after it was killed, or years later, from any process."""
+"""A population as read from its folder, by any process: during training, after a kill, or at any later time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One interval of one member: how it began and, once it is over, how it ended."""
+    """One interval of one member: its start and, after it has ended, its outcome."""
 
     interval: int
     move: Move
@@ -27,12 +27,12 @@ class Entry:
 
     @property
     def member(self) -> int:
-        """Its number, from 0."""
+        """Number of the member, from 0."""
         return self.move.member
 
 
 class Population:
-    """A population in a folder. Made by `train_population`, or of the folder alone.
+    """A population in a folder. Returned by `train_population`, or constructed from the folder.
 
     Example:
         >>> population = Population("runs/20261121-190000-population-ring-mlp")  # doctest: +SKIP
@@ -49,12 +49,12 @@ class Population:
 
     @property
     def course(self) -> Course:
-        """How far it has come, as records."""
+        """Progress of the population, as records."""
         return Course.of(read_lines(self.folder / NAME))
 
     @property
     def plan(self) -> Plan:
-        """What was asked."""
+        """Plan that the population was created with."""
         plan = self.course.plan
         if plan is None:
             raise RunNotFound(f"the population in {self.folder} was killed before it began; train it again")
@@ -62,7 +62,7 @@ class Population:
 
     @property
     def state(self) -> str:
-        """``running``, ``completed``, ``stopped``, ``failed``, or ``interrupted`` where its process has just gone."""
+        """State: ``running``, ``completed``, ``stopped``, ``failed``, or ``interrupted`` if its process has died."""
         if is_held(self.folder / NAME):
             return "running"
         state = self.course.state
@@ -70,18 +70,18 @@ class Population:
 
     @property
     def stop_request(self) -> Path:
-        """There once somebody has asked it to stop."""
+        """Path of a file that exists after a stop was requested."""
         return self.folder / "stop"
 
     def stop(self) -> None:
-        """Ask whoever trains it to stop, from any process; returns at once. What is not over is trained again."""
+        """Ask the training process to stop, from any process; returns at once. Unfinished intervals are repeated."""
         if self.state == "running":
             self.stop_request.touch(mode=0o600)
 
-    # What it has come to.
+    # Results.
 
     def entries(self) -> list[Entry]:
-        """Every interval of every member, in order."""
+        """Return every interval of every member, in order."""
         course = self.course
         return [
             Entry(interval, move, course.outcomes.get((interval, move.member)))
@@ -91,17 +91,17 @@ class Population:
 
     @property
     def best(self) -> Entry:
-        """The best member at the end of the last interval that is over; by several objectives, one of the front.
+        """Best member at the end of the last finished interval; with several objectives, a member of the front.
 
         Raises:
-            RunNotFound: No interval is over.
+            RunNotFound: No interval has finished.
         """
         costs = self._costs()
         return self._last()[ranked(costs)[0]]
 
     @property
     def front(self) -> list[Entry]:
-        """The members that nobody dominates at the end of the last interval that is over."""
+        """Members that no other dominates at the end of the last finished interval."""
         last = self._last()
         return [last[member] for member in first_front(self._costs())]
 
@@ -120,12 +120,12 @@ class Population:
         }
 
     def run(self, entry: Entry) -> Run:
-        """The run of one interval of a member."""
+        """Return the run of one interval of a member."""
         assert entry.outcome is not None
         return Run.attach(self.folder / entry.outcome.run)
 
     def ancestry(self, entry: Entry | None = None) -> list[Entry]:
-        """The entries whose training is in a member's weights, first to last; of the best member if none is given."""
+        """Return the entries that trained a member's weights, first to last; None takes the best member."""
         entry = self.best if entry is None else entry
         by_place = {(other.interval, other.member): other for other in self.entries()}
         line = [entry]
@@ -134,7 +134,7 @@ class Population:
         return line
 
     def schedule(self, entry: Entry | None = None) -> pd.DataFrame:
-        """The settings behind a member's weights, one row an interval; of the best member if none is given.
+        """Return the schedule of settings behind a member's weights, a row per interval; None takes the best member.
 
         Columns: interval, from_step, to_step, member, then one for each setting and each objective.
         """
@@ -150,10 +150,10 @@ class Population:
         )  # fmt: skip
 
     def lineage(self) -> pd.DataFrame:
-        """Every interval of every member as a row.
+        """Return a frame with a row for every interval of every member.
 
-        Columns: interval, member, parent, origin, run, failure, samples, notes (what did not go on as it was), one for
-        each objective and each setting, and ``before:`` and the setting for what the member had in the interval before.
+        Columns: interval, member, parent, origin, run, failure, samples, notes (state that was not carried over), one
+        for each objective and each setting, and ``before:<setting>`` for the member's previous value.
         """
         import pandas as pd
 

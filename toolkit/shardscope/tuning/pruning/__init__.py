@@ -1,1 +1,1 @@
-"""What stops trials that are not worth their remaining steps, and what lets the best go on from a checkpoint."""
+"""Pruners that stop poor trials, and successive halving that resumes the best trials from checkpoints."""

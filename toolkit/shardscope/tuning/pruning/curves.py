@@ -1,7 +1,7 @@
-"""How good a trial may still become, told from the curves of those that have finished. Pure functions.
+"""Bounds on the final quality of a trial, from the curves of finished trials. Pure functions.
 
-A curve is a sequence of points (share of the samples seen, quality), the quality the lower the better, the last point
-at share 1. Trials of other batches have other steps but, as samples are kept equal, the same shares.
+A curve is a sequence of points (share of the samples seen, quality); lower quality values are better, and the last
+point is at share 1. Trials with other batch sizes have other steps, but the same shares, as samples are kept equal.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ _COLUMNS = {"loss": 1, "error": 2}
 
 
 class Improvement(NamedTuple):
-    """The most that any of some finished trials gained after a share of their samples, and over how many that goes."""
+    """Largest improvement of any finished trial after a share of its samples."""
 
     gain: float
-    """Quality there less quality at the end, at least 0."""
+    """Quality at the share minus quality at the end, at least 0."""
     factor: float
-    """Quality at the end over quality there, at most 1."""
+    """Quality at the end divided by quality at the share, at most 1."""
     num_trials: int
+    """Number of trials that were compared."""
 
     def best_end(self, quality: float, *, caution: float = 1.0) -> float:
-        """The end of a trial that stands at `quality` and improves `caution` times as much as the best of them did.
+        """Return the final quality of a trial at `quality` that improves `caution` times as much as the best did.
 
-        In difference and in proportion, and the higher of the two: from a high loss differences bound more, from a low
-        one proportions.
+        The result is the higher of the values by difference and by ratio: from a high loss the difference bounds more,
+        from a low one the ratio.
 
         Example:
             >>> Improvement(gain=1.0, factor=0.5, num_trials=4).best_end(0.6)
@@ -43,13 +44,13 @@ class Improvement(NamedTuple):
 
 
 def curve_of(measured: Measured, objective: str, steps: int) -> list[Point]:
-    """The curve of a run of `steps` for ``loss`` or ``error``; points that are not finite are left out."""
+    """Return the curve of a run of `steps` steps for ``loss`` or ``error``, without points that are not finite."""
     points = [(row[0] / steps, row[_COLUMNS[objective]]) for row in measured.curve]
     return [(share, quality) for share, quality in points if math.isfinite(quality)]
 
 
 def at(curve: Sequence[Point], share: float) -> float | None:
-    """The quality when the curve was last evaluated by `share`; None where it had not been yet.
+    """Return the quality at the last evaluation up to `share`; None if there was none.
 
     Example:
         >>> at([(0.25, 2.0), (0.5, 1.5), (1.0, 1.0)], 0.6)
@@ -60,9 +61,9 @@ def at(curve: Sequence[Point], share: float) -> float | None:
 
 
 def improvement(finished: Iterable[Sequence[Point]], share: float) -> Improvement:
-    """What the best improver gained from `share` to the end.
+    """Return the largest improvement from `share` to the end.
 
-    A curve that was not evaluated by then says nothing about it and is left out; so is one that has no end.
+    Curves without an evaluation up to `share`, and curves without an end, are left out.
 
     Example:
         >>> improvement([[(0.5, 2.0), (1.0, 1.0)], [(0.5, 0.4), (1.0, 0.1)]], 0.5)

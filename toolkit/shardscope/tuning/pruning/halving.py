@@ -1,11 +1,11 @@
-"""Successive halving on checkpoints: which trials go on at each rung, as pure functions of what a study holds.
+"""Successive halving on checkpoints: which trials to promote at each rung, as pure functions of a study's trials.
 
-Every trial is trained to the first rung, a small share of its samples, and paused there. The best of those that came
-to a rung go on to the next from their checkpoint, so no step is taken twice; the others are pruned when the study
-ends. As in asynchronous halving (Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning", Algorithm
-2) nobody waits until a rung is full: a trial is promoted as soon as it is among the best `1/eta` of those there.
+Every trial is trained to the first rung, a small share of its samples, and paused there. The best trials at a rung
+resume from their checkpoint and train to the next rung, so no step is taken twice. The others are pruned when the study
+ends. As in asynchronous halving (Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning", Algorithm 2)
+no trial waits until a rung is full: it is promoted as soon as it is among the best `1/eta` of the trials there.
 
-What a trial's state is, is in its attributes: ``paused`` names the rung it came to and the runs of its pieces.
+The state is in the trial's attributes: ``paused`` holds the rung that it reached and the runs of its pieces.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from shardscope.tuning.pruning.outlook import expected
 from shardscope.tuning.records import MEASURED, PAUSED, measured_from, not_counted
 
 _RUNGS = "rungs"
-"""The study's attribute."""
+"""The study's attribute that holds its rungs."""
 
 
 @dataclass(frozen=True)
 class Rungs:
-    """Where trials pause: at a share of `least` of their samples, then at `eta` times as many each.
+    """Rungs at which trials pause: a share of `least` of their samples, then `eta` times as many at each next rung.
 
     Args:
-        eta: One in `eta` trials goes on at every rung; a whole number of at least 2.
-        least: Share of the samples that every trial is given, 0 < value < 1.
+        eta: Reduction factor: one in `eta` trials is promoted at every rung; a whole number of at least 2.
+        least: Share of the samples that every trial gets, 0 < value < 1.
 
     Raises:
-        SpecError: One is out of its range.
+        SpecError: A value is out of range.
 
     Example:
         >>> Rungs(eta=3).untils(90)
@@ -63,22 +63,22 @@ class Rungs:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of the samples, by rung; the last is 1."""
+        """Share of the samples at each rung; the last is 1."""
         count = math.ceil(math.log(1 / self.least) / math.log(self.eta) - 1e-9)
         return (*(self.least * self.eta**rung for rung in range(count)), 1.0)
 
     def untils(self, steps: int) -> tuple[int, ...]:
-        """The step at which a trial of `steps` steps pauses, by rung; at the last it has ended."""
+        """Return the step at which a trial of `steps` steps pauses, by rung; it ends at the last."""
         return tuple(
             min(steps, max(rung + 1, round(share * steps))) for rung, share in enumerate(self.shares)
         )
 
 
 def rungs_of(promote: int | Rungs, definition: Definition) -> Rungs:
-    """What was asked for; a number is `Rungs.eta`.
+    """Return the requested rungs; a number is `Rungs.eta`.
 
     Raises:
-        SpecError: An objective is a function of the user's, which is known only when a run has ended.
+        SpecError: An objective is user-defined, and so known only when a run has ended.
     """
     if definition.own:
         raise SpecError(
@@ -89,10 +89,10 @@ def rungs_of(promote: int | Rungs, definition: Definition) -> Rungs:
 
 
 def agreed(study: optuna.Study, rungs: Rungs | None) -> Rungs | None:
-    """The rungs of a study: those that it was begun with, else those asked for now, which it then keeps.
+    """Return the rungs stored in a study; if there are none, store and return those requested.
 
     Raises:
-        StudyError: It was begun with others.
+        StudyError: The stored rungs differ from those requested.
     """
     held = study.user_attrs.get(_RUNGS)
     if held is None:
@@ -109,13 +109,13 @@ def agreed(study: optuna.Study, rungs: Rungs | None) -> Rungs | None:
 
 @dataclass(frozen=True)
 class Paused:
-    """How far a trial has come in whole pieces, as its attribute says.
+    """Progress of a trial in whole pieces, as stored in its attribute.
 
     Attributes:
-        rung: That it came to, from 0.
-        steps: Of the whole trial.
-        runs: Paths of the runs of its pieces; the last has the checkpoint to go on from.
-        host: The machine that has them.
+        rung: Rung that it reached, from 0.
+        steps: Number of steps of the whole trial.
+        runs: Paths of the runs of its pieces; the last has the checkpoint to resume from.
+        host: Machine that has these runs.
     """
 
     rung: int
@@ -125,27 +125,27 @@ class Paused:
 
     @classmethod
     def of(cls, attrs: Mapping[str, Any]) -> Paused | None:
-        """From a trial's attributes; None where it has not come to the first rung."""
+        """Return the progress from a trial's attributes; None if it has not reached the first rung."""
         held = attrs.get(PAUSED)
         return None if held is None else cls(held["rung"], held["steps"], tuple(held["runs"]), held["host"])
 
     def to_attrs(self) -> dict[str, Any]:
-        """As a trial's attribute."""
+        """Return the progress as an attribute of a trial."""
         return {PAUSED: {"rung": self.rung, "steps": self.steps, "runs": list(self.runs), "host": self.host}}
 
 
 JobOf = Callable[[FrozenTrial], Job]
-"""The job of a trial."""
+"""Function that returns the job of a trial."""
 
 
 def best(
     trials: Sequence[FrozenTrial], rung: int, rungs: Rungs, objectives: Sequence[str], job_of: JobOf
 ) -> list[int]:
-    """The numbers of the trials that came to a rung, the best first.
+    """Return the numbers of the trials that reached a rung, best first.
 
-    By what they had come to there: their quality at that share of the samples, and time, bytes and memory that the
-    whole trial is expected to come to (`outlook`). With several objectives in the order of non-dominated fronts, those
-    in sparse places first.
+    Trials are compared by their quality at that share of the samples, and by the expected time, bytes and memory of the
+    whole trial (`outlook`). Several objectives are sorted by non-dominated fronts, and within a front by crowding
+    distance.
     """
     costs: dict[int, tuple[float, ...]] = {}
     for trial in trials:
@@ -167,9 +167,9 @@ def promotable(
     objectives: Sequence[str],
     job_of: JobOf,
 ) -> int | None:
-    """The trial to go on with next, of those `held` at a rung (by number); None where none is good enough.
+    """Return the next trial to promote among those `held` (rung by number); None if none is good enough.
 
-    From the highest rung down.
+    Higher rungs come first.
     """
     for rung in sorted(set(held.values()), reverse=True):
         order = best(trials, rung, rungs, objectives, job_of)
@@ -186,14 +186,14 @@ def furthest(
     objectives: Sequence[str],
     job_of: JobOf,
 ) -> int | None:
-    """The best of those held at the highest rung; None where none of them counts."""
+    """Return the best trial held at the highest rung; None if none of them counts."""
     rung = max(held.values())
     order = best(trials, rung, rungs, objectives, job_of)
     return next((number for number in order if held.get(number) == rung), None)
 
 
 def _steps(trial: FrozenTrial, measured: Measured, rung: int) -> int | None:
-    """Steps of the whole trial, if it came to the rung."""
+    """Return the steps of the whole trial; None if it has not reached the rung."""
     paused = Paused.of(trial.user_attrs)
     if trial.state == TrialState.COMPLETE and measured.curve:
         return measured.curve[-1][0]

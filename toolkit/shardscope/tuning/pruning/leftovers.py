@@ -1,9 +1,8 @@
-"""Checkpoints of pieces that no trial goes on from any more.
+"""Deletion of checkpoints that no trial resumes from any more.
 
-A trial in pieces leaves a checkpoint at each rung it came to. It goes on from the last, so the earlier ones are
-needed no longer; nor is the last once the trial was pruned or has failed and nobody takes its place. Which those are
-is told from the study alone, so any driver can delete them, at any time, and be killed while it does: the next one
-finds the rest.
+A trial in pieces leaves a checkpoint at each rung that it reaches. It resumes from the last, so the earlier ones are
+unneeded. The last is unneeded after the trial was pruned, or has failed without a successor. The study alone determines
+which these are, so any driver can delete them at any time; if it is killed, the next one deletes the rest.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from shardscope.tuning.recovery import LOST, is_among, successors
 
 
 def unneeded(trials: Sequence[FrozenTrial]) -> set[str]:
-    """Paths of the pieces on this machine whose checkpoints no trial of a study can still need."""
+    """Return the paths of the pieces on this machine whose checkpoints no trial of a study can still need."""
     heirs = successors(list(trials))
     found: set[str] = set()
     needed: set[str] = set()
     for trial in trials:
         found.update(_pieces(trial))
         if trial.state == TrialState.COMPLETE:
-            needed.add(trial.user_attrs.get(RUN, ""))  # what the study was for
+            needed.add(trial.user_attrs.get(RUN, ""))  # a result of the study
         elif not _has_ended(trial, heirs):
             needed.update(_goes_on_from(trial))
     return found - needed
 
 
 def delete(run: str, folder: Path) -> None:
-    """Delete the checkpoints of a run in the folder of a driver's trials; its figures stay, and so does all else."""
+    """Delete the checkpoints of a run if it lies in the driver's folder of trials; all other files stay."""
     if is_among(run, folder):
         shutil.rmtree(Path(run) / "checkpoints", ignore_errors=True)
 
 
 def _pieces(trial: FrozenTrial) -> Iterator[str]:
-    """Runs of a trial that this machine has."""
+    """Yield the paths of a trial's runs on this machine."""
     paused = Paused.of(trial.user_attrs)
     if paused is not None and paused.host == this_host():
         yield from paused.runs
@@ -50,7 +49,7 @@ def _pieces(trial: FrozenTrial) -> Iterator[str]:
 
 
 def _has_ended(trial: FrozenTrial, heirs: Mapping[int, list[int]]) -> bool:
-    """Whether it will never go on, under its own number or another's."""
+    """Return whether the trial will never resume, under its own number or a successor's."""
     if not trial.state.is_finished():
         return False
     earlier = trial.user_attrs.get(RETRY_OF)
@@ -59,7 +58,7 @@ def _has_ended(trial: FrozenTrial, heirs: Mapping[int, list[int]]) -> bool:
 
 
 def _goes_on_from(trial: FrozenTrial) -> Iterator[str]:
-    """Its last whole piece, and the one that runs, which will be its last."""
+    """Yield the trial's last whole piece, and its newest run, which may become the last piece."""
     paused = Paused.of(trial.user_attrs)
     if paused is not None:
         yield paused.runs[-1]

@@ -1,9 +1,9 @@
-"""What a trial comes to over all its steps in time, bytes and memory, told from the steps that it has taken.
+"""Time, bytes and memory of a trial over all its steps, estimated from the steps that it has taken.
 
-Where every step sends alike and takes alike (`is_steady`), the present pace tells. Other methods warm up, average now
-and then, or move what they send, and their first steps say little of the later ones. Then dominance, which must wrong
-no trial, counts what has been spent (`at_least`); and halving, which must rank all trials, scales what was measured by
-what the formulas say of each step's bytes (`expected`).
+If every step sends the same and takes the same time (`is_steady`), the present pace is extrapolated. Other methods warm
+up, average periodically, or change what they send, so their first steps do not represent the later ones. For these,
+dominance, which must not prune a trial wrongly, counts the cost so far (`at_least`). Halving, which must rank all
+trials, scales the measured cost by the formulas for each step's bytes (`expected`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from shardscope.spec.models import model_config
 from shardscope.tuning.measured import Measured
 
 _ANY_SIZE = 1_000_000
-"""Elements of a module of the user's, where only the proportion of one step's bytes to another's is asked for."""
+"""Assumed number of elements of a user-defined module; only ratios between the bytes of steps are used."""
 
 
 def is_steady(compression: Compression) -> bool:
-    """Whether every step sends alike and takes alike, so that some steps tell of all.
+    """Return whether every step sends the same and takes the same time, so that some steps represent all.
 
     Example:
         >>> is_steady(Compression("topk")), is_steady(Compression("onebit-adam"))
@@ -36,7 +36,7 @@ def is_steady(compression: Compression) -> bool:
 
 
 def at_least(name: str, measured: Measured, job: Job) -> float | None:
-    """The least that ``seconds``, ``bytes`` or ``memory`` may come to; None where nothing can be said yet."""
+    """Return a lower bound of ``seconds``, ``bytes`` or ``memory`` of the trial; None if it is not known yet."""
     if is_steady(job.compression):
         return measured.objective(name, job.steps)
     if name == "seconds" and measured.spent_s is not None:
@@ -45,7 +45,7 @@ def at_least(name: str, measured: Measured, job: Job) -> float | None:
 
 
 def expected(name: str, measured: Measured, job: Job) -> float | None:
-    """What ``seconds``, ``bytes`` or ``memory`` will most likely come to; None where nothing was measured yet."""
+    """Return the expected ``seconds``, ``bytes`` or ``memory`` of the trial; None if nothing was measured yet."""
     is_told = name != "memory" and 0 < measured.steps < job.steps
     is_formula = not job.compression.steps_are_alike
     if not is_formula or not is_told:
@@ -59,13 +59,13 @@ def expected(name: str, measured: Measured, job: Job) -> float | None:
 
 
 def _seconds(measured: Measured, job: Job, sent: npt.NDArray[np.float64]) -> float | None:
-    """The pace of the steps so far, and on a link what the others take more or less for what they send.
+    """Return the expected seconds: the pace so far, corrected on a link for the bytes of the remaining steps.
 
-    Without a link nothing is known of what a byte costs, and the pace stands.
+    Without a link the time per byte is unknown, and the pace is used as it is.
     """
     first = job.compression.at_step(1)
     is_gradual = first.is_on and first != job.compression
-    if not is_gradual and measured.step_s is not None:  # each sort of steps as often as it comes
+    if not is_gradual and measured.step_s is not None:  # each kind of step is weighted by how often it comes
         return measured.step_s * job.steps
     pace = measured.plain_s if measured.step_s is None else measured.step_s
     if pace is None or job.link is None:
@@ -82,12 +82,12 @@ def _size(job: Job) -> int:
 
 @lru_cache(maxsize=256)
 def _sent(compression: Compression, size: int, world_size: int, steps: int) -> npt.NDArray[np.float64]:
-    """Bytes of all ranks in each step, for a model with that many elements in one bucket; shape `(steps,)`."""
+    """Return the bytes of all ranks in each step, for a model of `size` elements in one bucket; shape `(steps,)`."""
     shape: tuple[int, ...] = (size,)
     if compression.carriage == "layers":
-        shape = (isqrt(size), isqrt(size))  # as one matrix, for there are no factors of anything else
+        shape = (isqrt(size), isqrt(size))  # as one matrix, since only matrices have factors
     rank = compression.settings.get("rank")
-    plan = None if rank is None else [int(rank)]  # the largest, as between two looks
+    plan = None if rank is None else [int(rank)]  # the largest rank, as between two looks
     found = [
         int(stepwise_bytes(compression, [[shape]], world_size, step=step, steps=steps, plan=plan).sum())
         for step in range(1, steps + 1)

@@ -1,30 +1,30 @@
 """Pruners by short names: dominance, and Optuna's own for studies of one objective.
 
-Dominance stops a trial once some finished trial beats in everything what it may still come to. Of several objectives
-only quality needs the whole run: time, bytes and memory of all steps are known after a few. So at every evaluation a
-trial gets an optimistic point. Its quality is what it would come to if it improved as much as the best improver among
-the study's finished trials did from the same share of its samples (`curves`), and half as much again beside a finished
-trial that costs no less. Its time and bytes are those of all its steps at the present pace. Where a finished trial is
-at least as good as that point in everything and better in something, the rest of the run is unlikely to bring it onto
-the front. While its rate still warms up a trial is not judged, as it looks bad then, nor close to its end, where
-nothing is saved.
+Dominance stops a trial after a finished trial dominates the best that it can still reach. Of several objectives only
+quality needs the whole run: time, bytes and memory of all steps are known after a few steps. So every evaluation gives
+a trial an optimistic point. Its quality assumes that the trial improves as much as the best improver among the study's
+finished trials did from the same share of its samples (`curves`). Against a finished trial that is not cheaper, the
+assumed improvement is 1.5 times as much. Its time and bytes are those of all its steps at the present pace. If a
+finished trial is at least as good as that point in every objective and better in one, the trial is unlikely to end on
+the front. A trial is not pruned while its rate warms up, as it looks bad then, nor close to its end, where nothing is
+saved.
 
-It is a guess: of trials that were run to their ends all the same three in ten ended better than that, which cost the
-front next to nothing, for they seldom ended on it. Shown the trials of whole studies of 40, whose seeds no rule was
-made on, it spares 47 % of the steps on digits (35 to 56, three studies) and 46 % on text (38 to 55, six), at 1.000 and
-0.999 of the hypervolume. Studies that it prunes as they go draw other trials: of theirs it spares 44 and 49 %, at
-+0.003 +- 0.007 and -0.015 +- 0.025 of hypervolume beside unpruned ones (`tests/benchmarks/tuning_search.py`).
+The point is an estimate. Of trials that were run to the end anyway, three in ten ended better than their point. That
+costs the front next to nothing, as they seldom ended on it. Replayed on whole studies of 40 trials, with seeds that no
+rule was tuned on, the pruner saves 47 % of the steps on digits (35 to 56, three studies) and 46 % on text (38 to 55,
+six), at 1.000 and 0.999 of the hypervolume. Studies that are pruned live draw different trials. There it saves 44 and
+49 %, at +0.003 +- 0.007 and -0.015 +- 0.025 of hypervolume against unpruned ones
+(`tests/benchmarks/tuning_search.py`).
 
-Times are noisy: of two runs alike one is the quicker, and would be on the front for that alone. So a trial counts as
-quicker than a finished one only if it is so by more than a tenth. Bytes are exact but for a few that only the first
+Times are noisy: of two identical runs one is a little faster, and would be on the front for that alone. So a trial
+counts as faster than a finished one only by more than a tenth. Bytes are exact except for a few that only the first
 step of a run sends.
 
-What it rests on: that no curve improves much more than every finished one did, and that all steps send alike. Where
-they do not (methods that warm up, that average now and then, or whose bits move), only what has been spent already
-counts.
+Assumptions: no curve improves much more than every finished one did, and all steps send the same. If steps differ
+(methods that warm up, that average periodically, or whose bit widths change), only the cost so far counts.
 
-Optuna's judge a trial against others at the same step. Trials of other batches have other steps, so what they are told
-as the step is the number of evaluations so far; every trial of a study has about as many.
+Optuna's pruners compare a trial with others at the same step. Trials with other batch sizes have other steps, so the
+step reported to them is the number of evaluations so far, which is about equal across the trials of a study.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from shardscope.tuning.records import MEASURED, measured_from
 
 LEAST_FINISHED = 6
 CAUTION = 1.5
-"""How many times as much as the best improver a trial is given where nothing but quality tells it from a finished one.
-Beside one that also sends less or takes less time it is given as much: on the front it would be a near thing anyway."""
+"""Assumed improvement, as a multiple of the best improver's, against a finished trial that is better in quality only.
+Against one that also sends less or takes less time the multiple is 1: the trial would be near the front at best."""
 _LATEST = 0.85
-"""Share of the samples after which a trial is left to end: it then has values, and hardly costs more."""
+"""Share of the samples after which a trial is not pruned: it hardly costs more, and then has values."""
 _SAME = 1e-3
-"""Relative difference up to which bytes are the same, and memory: of those in a run's first step a share is counted to
-every step. Of quality there is none."""
+"""Relative difference up to which bytes or memory count as equal: the first step's extra bytes are spread over all
+steps. Quality has no such tolerance."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A trial that has its values."""
+    """A complete trial with its objective values."""
 
     number: int
     values: Mapping[str, float]
@@ -71,16 +71,16 @@ class Finished:
 
 @dataclass(frozen=True)
 class Dominance:
-    """The pruner (a `driver.Pruner`).
+    """The dominance pruner (a `driver.Pruner`).
 
     Args:
-        definition: Of the study; its objectives must all be measured while a run goes on.
-        least_finished: Trials that must have finished, with evaluations by the same share, before any is pruned.
-        quicker_by: Share of a finished trial's time that a trial must save to count as quicker at all. Negative gives
-            it the benefit of the doubt: it counts as quicker while it is slower by less.
+        definition: Definition of the study; all its objectives must be measurable during a run.
+        least_finished: Number of finished trials with an evaluation by the same share of samples, before any is pruned.
+        quicker_by: Share of a finished trial's time that a trial must save to count as faster. A negative share gives
+            it the benefit of the doubt: it also counts as faster if it is slower by less than that.
 
     Raises:
-        SpecError: An objective is a function of the user's, or a number is out of its range.
+        SpecError: An objective is user-defined, or a number is out of range.
     """
 
     definition: Definition
@@ -101,12 +101,12 @@ class Dominance:
             )
 
     def reason(self, live: Live, trials: list[FrozenTrial]) -> str | None:
-        """Which trial beats what the running one may come to, and in what figures; None if none does."""
+        """Return which trial dominates the optimistic point of the running one, with figures; None if none does."""
         finished = finished_of(trials, self.definition.objectives)
         return self.judge(live.measured, live.job, finished)
 
     def judge(self, measured: Measured, job: Job, finished: Sequence[Finished]) -> str | None:
-        """The same from figures alone."""
+        """Return the reason from a trial's figures and the finished trials; None to continue."""
         share = measured.curve[-1][0] / job.steps if measured.curve else 0.0
         if not 0 < share <= _LATEST or len(finished) < self.least_finished:
             return None
@@ -129,7 +129,7 @@ class Dominance:
     def _point(
         self, measured: Measured, job: Job, share: float, finished: Sequence[Finished], caution: float
     ) -> dict[str, float] | None:
-        """What a trial may come to in each objective; None where nothing can be said of one yet."""
+        """Return the optimistic value of each objective; None if one cannot be estimated yet."""
         point: dict[str, float] = {}
         for name in self.definition.objectives:
             value = self._best(name, measured, job, share, finished, caution=caution)
@@ -139,11 +139,11 @@ class Dominance:
         return point
 
     def _is_cheaper(self, values: Mapping[str, float], point: Mapping[str, float]) -> bool:
-        """Whether a finished trial is better, beyond noise, in something that is not quality."""
+        """Return whether a finished trial is better, beyond noise, in an objective other than quality."""
         return any(values[n] * (1 + abs(self._leeway(n))) < point[n] for n in point if n not in QUALITIES)
 
     def _beats(self, values: Mapping[str, float], point: Mapping[str, float]) -> bool:
-        """Whether a finished trial is at least as good in everything and better in something."""
+        """Return whether a finished trial dominates the point: as good in every objective and better in one."""
         low = {name: value * (1 - self._leeway(name)) for name, value in values.items()}
         high = {name: value * (1 + abs(self._leeway(name))) for name, value in values.items()}
         return all(low[n] <= point[n] for n in point) and any(high[n] < point[n] for n in point)
@@ -163,7 +163,7 @@ class Dominance:
         *,
         caution: float,
     ) -> float | None:
-        """The least that an objective may come to; None where nothing can be said yet."""
+        """Return the lowest value that an objective may reach; None if it cannot be estimated yet."""
         if name not in QUALITIES:
             return at_least(name, measured, job)
         own = curve_of(measured, name, job.steps)
@@ -174,13 +174,13 @@ class Dominance:
 
 
 def improvement_of(finished: Sequence[Finished], objective: str, share: float) -> Improvement:
-    """What the best improver of some finished trials gained after a share of its samples."""
+    """Return the largest improvement of the finished trials after a share of their samples."""
     curves = [curve_of(each.measured, objective, each.measured.curve[-1][0]) for each in finished]
     return improvement(curves, share)
 
 
 def finished_of(trials: Sequence[FrozenTrial], objectives: Sequence[str]) -> list[Finished]:
-    """The complete trials of a study that have a curve."""
+    """Return the complete trials of a study that have a curve."""
     found = []
     for trial in trials:
         measured = measured_from(trial.user_attrs.get(MEASURED))
@@ -210,9 +210,9 @@ def _text(name: str, value: float) -> str:
 
 
 _STARTUP = 4
-"""Trials that finish before any is pruned."""
+"""Number of trials that must finish before any is pruned."""
 _LEARNS_AT_FIRST = 3
-"""Of a trial's evaluations, the part before it is compared: a rate that still warms up looks bad early."""
+"""A trial is first compared after one in this many of its evaluations: it looks bad while its rate warms up."""
 _KEPT = 25.0
 _PATIENCE = 2
 
@@ -241,7 +241,7 @@ def _halving(_: int) -> BasePruner:
 
 def _patient(evaluations: int) -> BasePruner:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # said in `PRUNERS`
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # `PRUNERS` states it
         return optuna.pruners.PatientPruner(_median(evaluations), patience=_PATIENCE)
 
 
@@ -254,16 +254,18 @@ PRUNERS: Mapping[str, tuple[Callable[[int], BasePruner] | None, str]] = {
     "patient": (_patient, "the median's, once a trial has not improved for two evaluations; experimental in Optuna"),
     "none": (None, "every trial runs to its end"),
 }  # fmt: skip
-"""By name: how to make one of Optuna's for a number of evaluations a trial, and when to use it."""
+"""Pruners by name: constructor of Optuna's pruner from the evaluations per trial (or None), and description."""
 
 
 def pruner_of(
     pruner: str | BasePruner | Pruner | None, definition: Definition, *, promotes: bool = False
 ) -> Pruner | None:
-    """The pruner of this name, or the one given; None for what suits the study.
+    """Return the pruner of this name, or the pruner given; a `pruner` of None takes the study's default.
+
+    The result is None if nothing is pruned.
 
     Raises:
-        SpecError: There is none of this name, or it cannot judge these objectives.
+        SpecError: The name is unknown, or the pruner does not support these objectives.
     """
     name = _default(definition, promotes=promotes) if pruner is None else pruner
     if not isinstance(name, str):
@@ -293,9 +295,9 @@ def _evaluations(job: Job) -> int:
 
 @dataclass
 class ByOptuna:
-    """One of Optuna's pruners, told the loss or error of a trial at each of its evaluations.
+    """An Optuna pruner that receives the loss or error of a trial at each evaluation.
 
-    `study.pruner` must be `pruner`: samplers and trials look for it there.
+    `study.pruner` must be `pruner`: samplers and trials use that attribute.
     """
 
     pruner: BasePruner
@@ -305,10 +307,10 @@ class ByOptuna:
 
     @classmethod
     def judging(cls, pruner: BasePruner, name: str, definition: Definition) -> ByOptuna | None:
-        """The pruner for a study's one objective; None for the one that never prunes.
+        """Return the pruner for a study's single objective; None for Optuna's `NopPruner`.
 
         Raises:
-            SpecError: The objectives are several, or one that is known only at the end.
+            SpecError: There are several objectives, or the one is known only at the end.
         """
         if isinstance(pruner, optuna.pruners.NopPruner):
             return None
@@ -329,14 +331,14 @@ class ByOptuna:
         return 1 + QUALITIES.index(self.objective)
 
     def report(self, live: Live) -> None:
-        """Tell the study of evaluations that it does not know of yet."""
+        """Report new evaluations to the study."""
         curve = live.measured.curve
         for index in range(self.reported.get(live.number, 0), len(curve)):
             live.trial.report(curve[index][self._column], index + 1)
             self.reported[live.number] = index + 1
 
     def reason(self, live: Live, _: list[FrozenTrial]) -> str | None:
-        """Why Optuna would stop the trial, None if it would not."""
+        """Return why Optuna prunes the trial; None if it does not."""
         self.report(live)
         curve = live.measured.curve
         if not curve or curve[-1][0] >= live.job.steps or not live.trial.should_prune():

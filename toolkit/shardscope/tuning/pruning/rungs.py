@@ -1,9 +1,9 @@
-"""The driver of a study whose trials pause at rungs and go on from their checkpoints.
+"""The driver of a study whose trials pause at rungs and resume from their checkpoints.
 
-A paused trial is one that runs, to Optuna, so that samplers know of it; its last piece has ended, and its attributes
-say which rung it came to. Only the driver that began it promotes it. When that driver stops or is killed, a successor
-takes the trial's place, as for any that runs (see `recovery`), and takes its pieces over: it goes on from the last
-checkpoint. Where the checkpoints are on another machine, it is trained from the start.
+A paused trial is still running to Optuna, so that samplers take it into account. Its last piece has ended, and its
+attributes hold the rung that it reached. Only the driver that started it promotes it. When that driver stops or is
+killed, a successor takes the trial's place, as for any running trial (see `recovery`). The successor takes over the
+pieces and resumes from the last checkpoint; if the checkpoints are on another machine, it is trained from the start.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Held:
 
 @dataclass
 class HalvingDriver(Driver):
-    """Runs trials in pieces, the best to their end."""
+    """Runs trials in pieces, and the best ones to their end."""
 
     rungs: Rungs = field(default_factory=Rungs)
     held: dict[int, Held] = field(default_factory=dict)
@@ -65,14 +65,14 @@ class HalvingDriver(Driver):
             self._beat = time.monotonic()
             for number in list(self.held):
                 if not self.patience(self.ledger.write, number, {recovery.HEARTBEAT: time.time()}):
-                    del self.held[number]  # somebody has taken it over
+                    del self.held[number]  # another driver has taken it over
         has_more = super().tick()
         if not self._is_swept:
             self._sweep()
         return has_more
 
     def _sweep(self) -> None:
-        """Delete checkpoints that nobody goes on from any more, but for those that the user has asked for."""
+        """Delete checkpoints that no trial resumes from any more, unless the user asked for checkpoints."""
         self._is_swept = True
         asked = self.definition.job.checkpoint
         if asked.every is None and not asked.at_end:
@@ -93,7 +93,7 @@ class HalvingDriver(Driver):
         trials = self.patience(self.study.get_trials, deepcopy=False)
         for trial in trials:
             if trial.state.is_finished():
-                self.held.pop(trial.number, None)  # somebody has taken it over
+                self.held.pop(trial.number, None)  # another driver has taken it over
         at_rung = {number: held.paused.rung for number, held in self.held.items()}
         return trials, at_rung, self.rungs, self.definition.objectives, self._job_of
 
@@ -102,12 +102,12 @@ class HalvingDriver(Driver):
         return apply(self.definition.job, settings, equal=self.definition.equal)
 
     def _end(self) -> bool:
-        """Nothing is left to begin: have the best finished if none has, then give the others up."""
+        """Promote the best held trial if none is complete, else prune all held; called if nothing is left to start."""
         state = self._rung_state()
         if not self.held:
             return False
         if any(trial.state == TrialState.RUNNING and not is_paused(trial) for trial in state[0]):
-            return False  # another driver's may still come to a rung, and more than now be promoted for it
+            return False  # another driver's may still reach a rung, and more trials be promoted then
         if not any(trial.state == TrialState.COMPLETE for trial in state[0]):
             number = halving.furthest(*state)
             if number is not None:
@@ -142,7 +142,7 @@ class HalvingDriver(Driver):
                 job, root=self.folder, resume=resume, judged=self.pruner is not None, preflight=False
             )
         except BrokenPipeError:
-            return  # its launch server was killed this moment; the next look starts another
+            return  # its launch server was just killed; the next look starts another
         except LaunchError as error:
             raise not_launched(number, error) from error
         except RunNotFound as error:
@@ -164,7 +164,7 @@ class HalvingDriver(Driver):
         earlier = self._paused(live.number)
         paused = self._after(earlier, live.run)
         attrs = {MEASURED: measured_to(live.measured), **paused.to_attrs()}
-        if self.patience(self.ledger.write, live.number, attrs):  # else somebody has taken it over
+        if self.patience(self.ledger.write, live.number, attrs):  # else another driver has taken it over
             self.held[live.number] = Held(live.trial, live.params, live.job, live.meter, paused)
         self._is_swept = False
         self._drop(live)
@@ -203,11 +203,11 @@ class HalvingDriver(Driver):
     def stop(self) -> None:
         super().stop()
         paused = list(self.held)
-        self.held.clear()  # paused they stay, and whoever goes on with the study takes them over
+        self.held.clear()  # they stay paused; the driver that resumes the study takes them over
         if paused:
             within(TOLD_WITHIN_S, self.patience, recovery.leave, self.ledger, paused, self._me)
 
-    # What drivers that are gone have left behind.
+    # Trials of drivers that are gone.
 
     def _adopt(self, trial: FrozenTrial, trials: list[FrozenTrial]) -> None:
         self._is_swept = False
@@ -231,7 +231,7 @@ class HalvingDriver(Driver):
 
 
 def meter_of(runs: tuple[str, ...]) -> Meter:
-    """A meter that has read all pieces of a trial."""
+    """Return a meter that has read all pieces of a trial."""
     first, *others = (Run.attach(path) for path in runs)
     meter = Meter(first)
     meter.poll()
