@@ -40,7 +40,7 @@ def test_nothing_that_fits_ends_with_one_and_says_what_would(capsys):
     ("options", "told"),
     [
         (["--model", "gpt9000"], "gpt9000"),
-        (["--model", "gpt2-xl", "--devices", "12"], "are not whole nodes of 8"),
+        (["--model", "gpt2-xl", "--devices", "12"], "do not fill whole nodes of 8"),
         (["--model", "gpt2-xl", "--devices", "0"], "is not a cluster"),
         (["--model", "gpt2-xl", "--fix", "tensor"], "--fix tensor=8"),
         (["--model", "gpt2-xl", "--fix", "tensor=-2"], "tensor"),

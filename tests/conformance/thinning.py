@@ -1,9 +1,9 @@
 """Which tests run: three tiers, each a part of the next.
 
 ``make test`` is quick: it leaves out what is marked ``slow`` (notebooks, browsers, studies with kills) and runs a test
-on real ranks at one of 2, 3 and 4 ranks, drawn by its name. ``pytest --full``, which every change must pass, runs what
-is slow, too; a test that skips some numbers of ranks by itself at all of them; and a sixth of the matrix that holds
-every strategy against one process, with every optimizer. ``pytest --every-case`` runs the whole matrix, everything at
+on real ranks at one of 2, 3 and 4 ranks, drawn by its name, or at all of them if it skips some by itself. ``pytest
+--full``, which every change must pass, adds what is slow and more of the matrix that holds every strategy against one
+process, a sixth of it, with every optimizer. ``pytest --every-case`` runs the whole matrix, everything at
 2, 3 and 4 ranks, and what is marked ``weekly``.
 
 In the full tier an optimizer meets a sixth of a strategy's cases (precision, accumulation, recomputation, clip) at 2
@@ -46,7 +46,7 @@ def _is_long(item: pytest.Item) -> bool:
     if ranks is None:
         return False
     if not _is_of_the_matrix(item):
-        return not _is_drawn(item, ranks)
+        return False
     return zlib.crc32(item.nodeid.encode()) % (SIZES if ranks == FEWEST else SHARE * SIZES) != 0
 
 
@@ -76,15 +76,12 @@ def _ranks_of(item: pytest.Item) -> int | None:
 def _meets_ranks(item: pytest.Item) -> bool:
     """Whether a test runs at its number of ranks: at the one drawn for it, or at all if it skips some by itself."""
     ranks = _ranks_of(item)
-    if ranks is None or _is_drawn(item, ranks):
+    if ranks is None:
         return True
     assert isinstance(item, pytest.Function)
-    return "pytest.skip(" in inspect.getsource(item.function)
-
-
-def _is_drawn(item: pytest.Item, ranks: int) -> bool:
     name = item.nodeid.replace(f"{ranks} ranks", "")
-    return zlib.crc32(name.encode()) % SIZES == ranks - FEWEST
+    is_drawn = zlib.crc32(name.encode()) % SIZES == ranks - FEWEST
+    return is_drawn or "pytest.skip(" in inspect.getsource(item.function)
 
 
 def _meets_method(item: pytest.Function, given: dict[str, Any]) -> bool:

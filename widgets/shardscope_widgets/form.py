@@ -17,7 +17,9 @@ from shardscope.spec._base import Spec, takes
 from shardscope.spec.fields import bounds_of, members_of, summary_of
 
 UNSET = "default"
-"""How forms show None."""
+"""How forms show None where that is the default."""
+OFF = "none"
+"""How forms show None where another value is the default."""
 MOST = 2**53 - 1
 """Of what can be typed: the largest whole number that a page holds exactly."""
 _KINDS: dict[Any, str] = {bool: "switch", int: "count", float: "number", str: "text"}
@@ -52,8 +54,8 @@ def setting_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) 
     least, most = bounds_of(info)
     if kind == "method" and "values" not in otherwise:
         otherwise["values"] = tuple((each.heading(), each.name) for each in registry.all_of(members[0]))
-    help_ = f"{summary_of(info, nothing=f'“{UNSET}”') or label}."
     default = option_of(info.get_default(call_default_factory=True))
+    help_ = f"{summary_of(info, nothing=f'“{UNSET if default is None else OFF}”') or label}."
     values = named(members) if kind == "choice" else ()
     made = Setting(spec, field, label, help_, kind, default, values, optional, least, most)
     return made._replace(**otherwise)
@@ -122,14 +124,15 @@ class Open(widgets.Text):  # type: ignore[misc]
     """A box that may be left empty, which stands for None."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(placeholder=UNSET, continuous_update=False, **settings)
+        super().__init__(continuous_update=False, **{"placeholder": UNSET, **settings})
 
 
 def control_of(setting: Setting) -> widgets.DOMWidget:
     """The control of a setting, at its default."""
     about: dict[str, Any] = {"description": setting.label, "tooltip": setting.help}
     if setting.optional:
-        return Open(value="" if setting.default is None else str(setting.default), **about)
+        shown = {} if setting.default is None else {"value": str(setting.default), "placeholder": OFF}
+        return Open(**shown, **about)
     about["value"] = setting.default
     if setting.values:
         return widgets.Dropdown(options=setting.values, **about)

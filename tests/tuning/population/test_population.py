@@ -381,7 +381,7 @@ def test_any_space_that_can_be_explored_will_do(tmp_path: Path, monkeypatch: pyt
         ({"objectives": ("loss", "loss")}, "name one twice"),
         ({"space": {"seed": [1, 2]}}, "cannot change while a member trains"),
         ({"space": {"optimizer[lion].lr": (0.1, 1.0)}}, "'lion' is not known"),
-        ({"quantile": 0.9}, "quantile=0.9 is not a share"),
+        ({"quantile": 0.9}, "quantile=0.9 is not a valid share"),
         ({"resample": 2.0}, "resample=2.0 is not a probability"),
         ({"intervals": 50}, "leaves no step to an interval"),
     ],

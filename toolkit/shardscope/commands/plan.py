@@ -74,7 +74,7 @@ def _search(arguments: argparse.Namespace) -> Plans:
     per_node = min(arguments.per_node, arguments.devices)
     if arguments.devices % per_node:
         raise SpecError(
-            f"--devices {arguments.devices} are not whole nodes of {per_node}; "
+            f"--devices {arguments.devices} do not fill whole nodes of {per_node}; "
             f"use a multiple of {per_node}, or another --per-node"
         )
     return plan(

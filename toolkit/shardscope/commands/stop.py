@@ -22,7 +22,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     """Stop the run; also fine when it has ended already."""
     if not arguments.grace_s >= 0:
         raise SpecError(
-            f"--grace-s {arguments.grace_s:g} is not a time to wait; give seconds from 0, which kills at once"
+            f"--grace-s {arguments.grace_s:g} is not a valid grace period; give seconds, 0 to kill at once"
         )
 
     from shardscope.runtime import Run

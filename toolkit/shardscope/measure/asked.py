@@ -75,7 +75,7 @@ def bandwidth_of(bandwidth: float | str) -> float:
     """In bytes a second; above 0.
 
     Raises:
-        SpecError: It is not such a rate.
+        SpecError: It is not a positive bandwidth.
     """
     return positive(quantity(bandwidth, "bytes/s", field="bandwidth"), field="bandwidth", given=bandwidth)
 

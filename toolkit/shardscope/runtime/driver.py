@@ -59,7 +59,7 @@ def launch(
             that are not in step (asynchronous parameter servers, gossip) never wait.
         preflight: Whether a job is refused whose ranks would not fit in this machine's memory, by formula. A step of
             each new model is traced for that, in some tenths of a second once torch is loaded here or by an earlier
-            launch; False starts the job at once.
+            launch. A job with a model, data or loss function of your own is not checked. False starts the job at once.
 
     Raises:
         LaunchError: The job does not fit in memory, the run directory cannot be written, or the user's code cannot be

@@ -126,7 +126,7 @@ def end_run(agent: Identity, ranks: Iterable[Identity], patience_s: float) -> No
     """Wait until an agent and its ranks are gone, and kill those that outlive it.
 
     A process is known by its pid and its start, so one that has been given the same pid since is left alone, as is
-    every process that is not an agent or a rank. Programs that the user's code has started are not waited for.
+    every process that is not an agent or a rank. Programs that the user's code has started are left alone.
 
     Args:
         agent: The run's agent.

@@ -240,7 +240,9 @@ def check(cls: Any) -> None:
     except SpecError:
         raise
     except Exception as error:  # noqa: BLE001 - a user's class may raise anything
-        raise SpecError(f"{title}() cannot be made ({error}); let it do with its defaults") from None
+        raise SpecError(
+            f"{title}() cannot be made ({error}); it must be constructible without arguments"
+        ) from None
 
 
 def _check_names(cls: type[Method]) -> None:

@@ -166,9 +166,10 @@ class Driver:
 
         More follows until the study has all its trials, also while other drivers run the last of them.
 
-        A tick may block on two things, so user interfaces call it on a separate thread. On an unreachable storage it
-        waits up to `patience.seconds` (ten minutes unless set) per call, or until `patience.given_up` is set. On a
-        pruned run it waits for the stop, which takes a step or a second, ten seconds more if its agent is stuck.
+        A tick may block, so user interfaces call it on a separate thread. On an unreachable storage it waits up to
+        `patience.seconds` (ten minutes unless set) per call, or until `patience.given_up` is set. On a pruned run it
+        waits for the stop: a step or a second, up to 16 seconds if its agent is stuck. Before a trial of a new model it
+        may trace that model, and it calls the user's own objectives.
 
         Raises:
             StudyError: The storage does not answer, or hardly any settings in the space can be run.

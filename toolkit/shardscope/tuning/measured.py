@@ -111,8 +111,9 @@ class Meter:
 
     def go_on(self, run: Run) -> None:
         """Follow the run that resumes from this one's checkpoint; the figures keep accumulating."""
-        self.run, self._tail = run, run.tail()
-        self._open.clear()
+        with self._lock:
+            self.run, self._tail, self._measured = run, run.tail(), None
+            self._open.clear()
 
     @property
     def num_steps(self) -> int:

@@ -37,7 +37,7 @@ def known_objective(objective: Objective, *, has_price: bool) -> dict[str, float
             raise unknown_name("objective", name, OBJECTIVES)
         if not (weight >= 0 and np.isfinite(weight)):
             raise SpecError(
-                f"objective: the weight {name}={weight} is not a weight; weights are numbers from 0 up"
+                f"objective: the weight {name}={weight} is not valid; weights are finite and at least 0"
             )
     if sum(weights.values()) <= 0:
         raise SpecError(f"objective={dict(weights)!r} weighs nothing; give at least one weight above 0")

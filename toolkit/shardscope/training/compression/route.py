@@ -75,7 +75,7 @@ def share_out(loop: Callable[..., None], arguments: Sequence[Any], *, count: int
         loop: Must release the interpreter's lock.
         arguments: For it.
         count: Of what is worked through.
-        at_least: Elements a part below which another thread is not worth its start.
+        at_least: Fewest elements per part for which starting another thread pays.
     """
     parts = max(1, min(torch.get_num_threads(), count // at_least))
     bounds = [count * i // parts for i in range(parts + 1)]

@@ -252,7 +252,7 @@ def _check(*, members: int, intervals: int, quantile: float, resample: float, at
             raise SpecError(f"{name}={value} is too few; use at least {least}")
     if not 0 < quantile <= 0.5:
         raise SpecError(
-            f"quantile={quantile} is not a share of the members to replace; use 0 < quantile <= 0.5"
+            f"quantile={quantile} is not a valid share of the members to replace; use more than 0, at most 0.5"
         )
     if not 0 <= resample <= 1:
         raise SpecError(f"resample={resample} is not a probability; use 0 to 1")

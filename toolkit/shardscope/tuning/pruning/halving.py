@@ -58,7 +58,7 @@ class Rungs:
             )
         if not 0 < self.least < 1:
             raise SpecError(
-                f"promote: least={self.least!r} is not a share of the samples; use more than 0, less than 1"
+                f"promote: least={self.least!r} is not a valid share of the samples; use more than 0 and less than 1"
             )
 
     @property

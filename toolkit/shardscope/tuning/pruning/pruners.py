@@ -97,7 +97,7 @@ class Dominance:
             raise SpecError(f"least_finished={self.least_finished} is not a number of trials; use at least 1")
         if not -1 < self.quicker_by < 1:
             raise SpecError(
-                f"quicker_by={self.quicker_by} is not a share of a time; use -1 to 1, both left out"
+                f"quicker_by={self.quicker_by} is not a valid fraction; use more than -1 and less than 1"
             )
 
     def reason(self, live: Live, trials: list[FrozenTrial]) -> str | None:

@@ -82,6 +82,10 @@ class HalvingDriver(Driver):
                 self._swept.add(run)
 
     def _start(self) -> bool:
+        if (
+            self._unsettled is not None
+        ):  # else a promotion could take the place of a trial that has no run yet
+            return super()._start()
         state = self._rung_state() if self.held else None
         number = None if state is None else halving.promotable(*state)
         if number is not None:
