@@ -196,7 +196,7 @@ class Job(Spec):
     """Recomputed in the backward pass: nothing, large but cheap tensors (attention, activations), or whole blocks."""
     loss: Named = "cross-entropy"
     """``cross-entropy``, ``mse``, or a callable ``loss(output, target)`` that returns the mean over its samples. The
-    named losses read an output's ``logits``. If the output has a ``loss``, as that of a Hugging Face model given labels,
+    named losses read an output's ``logits``. If the output has a ``loss``, as from a Hugging Face model given labels,
     it is used instead."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Largest global gradient norm; above it all gradients are scaled down. None does not clip."""

@@ -29,7 +29,7 @@ class HeldTerms(NamedTuple):
     is_rounded: bool = False
     """Whether the sum is rounded down, as in V-shaped schedules of building blocks, which hold whole micro-batches."""
     in_thirds: bool = False
-    """Whether every third rank holds one less where a third of the ranks leaves two thirds over."""
+    """Whether every third rank holds one micro-batch less if the number of ranks is 2 modulo 3."""
 
 
 class PipelineSchedule(Method):
