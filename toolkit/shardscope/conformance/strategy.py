@@ -30,7 +30,7 @@ class StrategyConformance(MethodConformance):
     exchange_within: ClassVar[float] = 0.1
 
     def test_it_trains_what_one_process_trains(self) -> None:
-        """Results match one process in fp64, where rounding is no cause of differences, unless `differs_because`."""
+        """Results match one process in fp64, so that rounding is excluded; skipped if `differs_because` is set."""
         for world_size in (2, 3):
             job = self._job(world_size=world_size, precision="fp64")
             if job.strategy.differs_because is None:

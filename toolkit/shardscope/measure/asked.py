@@ -34,7 +34,7 @@ def workers_of(workers: Iterable[int] | int) -> tuple[int, ...]:
     """One number of workers or several, each 2 or more.
 
     Raises:
-        SpecError: The list is empty, or an item is not such a number.
+        SpecError: The list is empty, or an item is not an integer of 2 or more.
     """
     given = [workers] if isinstance(workers, Integral) else _several("workers", workers, "4")
     return tuple(whole("workers", count, 2) for count in given)
@@ -44,7 +44,7 @@ def whole(field: str, value: object, least: int) -> int:
     """An integer of at least `least`.
 
     Raises:
-        SpecError: The value is not such an integer.
+        SpecError: The value is not an integer, or it is too small.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise SpecError(f"{field}={value!r} is not valid: it should be a whole number of {least} or more")
@@ -75,7 +75,7 @@ def bandwidth_of(bandwidth: float | str) -> float:
     """A bandwidth in bytes per second; above 0.
 
     Raises:
-        SpecError: The value is not such a rate.
+        SpecError: The value is not a bandwidth, or it is 0.
     """
     return positive(quantity(bandwidth, "bytes/s", field="bandwidth"), field="bandwidth", given=bandwidth)
 

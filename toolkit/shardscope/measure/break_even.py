@@ -169,7 +169,7 @@ def refuse_unsteady(compression: Compression) -> None:
     """Refuse a method whose exchange changes between steps, since no single step represents all.
 
     Raises:
-        SpecError: The method is such a method.
+        SpecError: Its exchange changes between steps.
     """
     if not compression.is_fixed:
         raise SpecError(

@@ -57,7 +57,7 @@ class Spec(BaseModel):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote.
+        """Read a value from the JSON that `to_json` wrote.
 
         Raises:
             SpecError: The text is not JSON, is not an object, or describes something that cannot exist.

@@ -99,7 +99,7 @@ class Record(Spec):
     spans_first: CountOrZero = 100
     """Steps from the start whose compute and communication spans are all recorded."""
     spans_every: Count = 10
-    """After those, spans are recorded every this many steps. Bytes, loss and times are recorded at every step."""
+    """Steps between two recordings of spans after those. Bytes, loss and times are recorded at every step."""
     parameters: bool = False
     """Write all parameters to ``parameters.npz`` after the last step, so that runs can be compared tensor by tensor."""
     memory_first: CountOrZero = 3
@@ -108,7 +108,7 @@ class Record(Spec):
     its final buckets. A shorter run measures its last step; 0 leaves the first measurement to `memory_every`. A
     measured step is slower; the others are not."""
     memory_every: Count | None = 50
-    """After it, memory is measured by kind every this many steps; None measures only the first time."""
+    """Steps between two later measurements of memory by kind. None measures only the first time."""
     noise_scale: bool = False
     """Measure the gradient noise scale: each rank records the squared norms of its own gradients and of their mean,
     before compression and clipping. If gradients are compressed, this additionally sends a sketch of them."""

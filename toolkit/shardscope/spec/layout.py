@@ -96,7 +96,7 @@ class Layout(Spec):
     and an fp32 master copy, as Megatron and DeepSpeed do. ``bf16-autocast`` and ``fp16-autocast`` keep them in fp32, as
     the mixed precisions of a `Job` do."""
     optimizer: AnyLayoutOptimizer = Field(default_factory=lambda: Optimizer("adamw"))
-    """The update rule: an optimizer, or a name of a job's optimizers or of those in `spec.layout_optimizer`."""
+    """The update rule. An optimizer, or a name of a job's optimizers or of those in `spec.layout_optimizer`."""
     offload: Offload = "none"
     """Tensors offloaded to host memory: none, the optimizer state, all model states, saved activations, or all of
     them."""

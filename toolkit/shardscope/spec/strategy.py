@@ -53,8 +53,8 @@ class Strategy(Method):
     carries: ClassVar[frozenset[Carriage]] = frozenset()
     """Kinds of gradient compression that this strategy supports."""
     has_exchanges: ClassVar[bool] = False
-    """Whether it supports several exchanges of packets (`Compression.meets`); else packets go straight to the rank that
-    unpacks them."""
+    """Whether packets can be exchanged in more than one way, by the compression's setting `exchange`. Otherwise packets
+    go straight to the rank that unpacks them."""
     zero_stage: ClassVar[int | None] = None
     """The ZeRO stage whose memory formulas describe a rank, 0 for whole replicas; None if no stage does."""
 

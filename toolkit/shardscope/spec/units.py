@@ -87,7 +87,7 @@ def quantity(value: object, kind: Kind, *, field: str) -> float:
     """The value of an argument, given in the base unit or as a text with its unit: finite, and not below zero.
 
     Raises:
-        SpecError: It is not such a quantity.
+        SpecError: The value is not a quantity, or it is negative or infinite.
 
     Example:
         >>> quantity("1.5 ms", "s", field="latency_s"), quantity(0, "s", field="latency_s")
