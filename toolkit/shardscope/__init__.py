@@ -1,4 +1,4 @@
-"""Describe a distributed training job once; get it predicted, simulated and run, side by side.
+"""Describe a distributed training job once; then predict it, simulate it and run it, side by side.
 
     import shardscope as ss
 
@@ -7,7 +7,7 @@
     run.wait().metrics()     # one row a step
 
 Names are imported when first used (PEP 562), so `import shardscope` costs milliseconds and loads neither
-torch nor plotly: a notebook kernel that only starts and watches runs never needs torch at all.
+torch nor plotly. A notebook kernel that only starts and watches runs never needs torch at all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Private surfaces of the standard library, in one place; those of torch are in `training/_compat.py`."""
+"""Uses of private APIs of the standard library, in one place; those of torch are in `training/_compat.py`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 
 def started_processes() -> set[BaseProcess]:
-    """The `multiprocessing` children of this process that nobody has joined yet, without joining any.
+    """The `multiprocessing` children of this process that have not been joined yet, without joining any.
 
-    The public `active_children` joins those that have ended, which would take their exit codes from whoever waits.
+    The public `active_children` joins children that have ended, so that a later `wait` would miss their exit codes.
     """
     return set(getattr(process, "_children", ()))
 
 
 def ended_forkserver() -> tuple[int, int] | None:
-    """Process and exit code (minus the signal) of this process's forkserver if it has ended; None while it lives."""
+    """Pid and exit code (minus the signal number if killed) of this process's forkserver; None while it is running."""
     pid = getattr(forkserver._forkserver, "_forkserver_pid", None)  # noqa: SLF001
     if pid is None:
         return None
@@ -28,26 +28,28 @@ def ended_forkserver() -> tuple[int, int] | None:
 
 
 def fork_forkserver(folder: Path) -> int | None:
-    """Give this process a forkserver that is forked from it, with everything it has imported, in a millisecond.
+    """Fork a forkserver from this process, with everything it has imported, in a millisecond.
 
-    The standard library starts the forkserver as a fresh interpreter that imports everything anew. Call this before
+    The standard library starts the forkserver as a fresh interpreter that imports everything again. Call this before
     any thread is started.
 
     Args:
-        folder: Where its socket goes; must be private to the user, for whoever reaches the socket can run code.
+        folder: Folder for its socket. It must be private to the user, because any process that can open the socket
+            can run code.
 
     Returns:
-        The forkserver's pid, or None where this Python's forkserver has another shape; the standard one then starts
-        on first use, a second or two slower.
+        The forkserver's pid, or None where this Python's forkserver has other internals. The standard forkserver then
+        starts on first use, which takes a second or two longer.
     """
     server = forkserver._forkserver  # noqa: SLF001
     fields = {"_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid"}
     if sys.version_info >= (3, 14) or sys.platform != "linux" or not fields <= set(vars(server)):
         return None
     resource_tracker.ensure_running()
-    # a socket's path is limited to about 100 characters, a run directory's is not
+    # the path of a socket is limited to about 100 characters; the path of a run directory is not
     short = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}"
-    # where the socket of another would go, should this one be killed; by default a folder that a kill leaves behind
+    # folder for the socket of a replacement if this forkserver is killed; the default is a folder that a kill leaves
+    # behind
     process.current_process()._config["tempdir"] = short  # type: ignore[attr-defined]  # noqa: SLF001
     address = f"{short}/forkserver"
     listener = socket.socket(socket.AF_UNIX)

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         sys.stderr.close()
         return 0
     return status

@@ -1,4 +1,4 @@
-"""Names that users know from elsewhere, and what they mean here."""
+"""Names that other libraries use for methods, and their equivalents here."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ MEANT: Mapping[str, Mapping[str, str]] = {
         "'bytes'": "traffic communication network bandwidth", "'memory'": "ram vram", "": "energy power joules",
     },
 }  # fmt: skip
-"""By field: what to say to names that users know from elsewhere; nothing where no valid one is near."""
+"""By field: the hint for each group of names from other libraries; empty where there is no equivalent."""
 
 
 def meant(field: str, value: str, valid: Collection[str]) -> str | None:
-    """What to suggest for a name of another's; None where it is not known, or the field has other names here."""
+    """The hint for a name from another library; None where it is unknown or none of the suggested names is valid."""
     asked = value.lower().replace("_", "-").replace(" ", "-")
     hint = next((hint for hint, names in MEANT.get(field, {}).items() if asked in names.split()), None)
     if hint is None or not hint.startswith("'"):

@@ -1,7 +1,7 @@
-"""Every error a user can cause, under one base.
+"""All errors that a user can cause, under one base class.
 
-Each message is one sentence that names the field, quotes the value that was given and says what to do instead.
-Broken invariants of Shardscope itself are `assert`s, never one of these.
+Each message is one sentence that names the field, quotes the given value and states what to do instead.
+Broken invariants of Shardscope itself are `assert`s, never one of these errors.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from shardscope.elsewhere import meant
 
 _QUOTED = 80
-"""Characters of a value that a message quotes."""
+"""Most characters of a value that a message quotes."""
 _QUOTED_BITS = 256
-"""Bits of an integer that a message writes out."""
+"""Most bits of an integer that a message writes out."""
 _ITEMS = 8
-"""Items of a collection that a message quotes."""
+"""Most items of a collection that a message quotes."""
 _BRACKETS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     tuple: ("(", ")"),
@@ -29,7 +29,7 @@ _BRACKETS: dict[type, tuple[str, str]] = {
 
 
 class ShardscopeError(ValueError):
-    """Base of all errors that the user can mend."""
+    """Base class of all errors that the user can fix."""
 
 
 class SpecError(ShardscopeError):
@@ -45,7 +45,7 @@ class LaunchError(ShardscopeError):
 
 
 class UntrustedCode(LaunchError):
-    """A job carries code from a file, and nobody has said that it is to be trusted."""
+    """A job carries code from a file, and the caller has not declared it trusted."""
 
 
 class RunNotFound(ShardscopeError):
@@ -53,7 +53,7 @@ class RunNotFound(ShardscopeError):
 
 
 class RunUnreadable(RunNotFound):
-    """A run directory is there, but is damaged, incomplete or private to another user."""
+    """A run directory exists, but it is damaged, incomplete or private to another user."""
 
 
 class CheckpointError(ShardscopeError):
@@ -65,11 +65,11 @@ class StudyError(ShardscopeError):
 
 
 class RunFailed(ShardscopeError):
-    """A rank failed: says which, at which step, under which strategy, and carries its traceback.
+    """A rank failed: reports the rank, its step, the strategy and the rank's traceback.
 
     Attributes:
-        rank: The rank that failed first, or None when the failure was outside the ranks (the agent).
-        step: The step it was on, 1-based; 0 before the first; None if unknown.
+        rank: The rank that failed first; None when the failure was outside the ranks (in the agent).
+        step: Its step at the failure, 1-based; 0 before the first step; None if unknown.
         strategy: Name of the strategy, for example ``"ring"``.
         traceback: The rank's own traceback, as text; empty if it left none.
     """
@@ -89,14 +89,14 @@ class RunFailed(ShardscopeError):
 
 
 def unknown_name(field: str, value: object, valid: Iterable[str]) -> SpecError:
-    """The error for a name that is not in a catalogue; names the one that is meant, or nearest, and lists the rest."""
+    """The error for a name that is not in a catalogue. It suggests an equivalent or the nearest name and lists all."""
     names = sorted(valid)
     text = value if isinstance(value, str) else quoted(value)
     text = text[:_QUOTED]
     hint = meant(field.rpartition(" ")[2], text, names)
     if hint is None:
         near = [name for name in names if name.lower() == text.lower()]
-        for spelt in (text, text.lower()):  # Gb is near Gbit/s, and not GB/s
+        for spelt in (text, text.lower()):  # Gb must suggest Gbit/s and not GB/s
             near = near or get_close_matches(spelt, names, n=1, cutoff=0.4)
         hint = repr(near[0]) if near else ""
     told = f"did you mean {hint}? " if hint.startswith(("'", "compression=")) else f"{hint}; " * bool(hint)
@@ -104,25 +104,25 @@ def unknown_name(field: str, value: object, valid: Iterable[str]) -> SpecError:
 
 
 def require(value: object, kind: type, *, by: str, write: str) -> None:
-    """Refuse an argument of another type.
+    """Check the type of an argument.
 
     Args:
-        value: What was given.
-        kind: What it must be.
-        by: The function that takes it.
-        write: What to write instead.
+        value: The given argument.
+        kind: The required type.
+        by: Name of the function that takes the argument.
+        write: The text to write instead, for the message.
 
     Raises:
-        SpecError: It is not of that type.
+        SpecError: The argument is not of that type.
     """
     if not isinstance(value, kind):
         raise SpecError(f"{by} takes a {kind.__name__}, got {quoted(value)}; write {write}")
 
 
 def quoted(value: object) -> str:
-    """A value as a message quotes it: its repr, at most 80 characters long, whatever it is.
+    """The repr of any value as messages quote it, at most 80 characters long.
 
-    Collections are cut before they are written out, and an object whose ``__repr__`` fails is named by its type.
+    Collections are cut before their items are formatted. An object whose ``__repr__`` fails is named by its type.
 
     Example:
         >>> quoted("ring"), quoted([1, 2]), quoted(10**400)

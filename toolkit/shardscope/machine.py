@@ -1,7 +1,7 @@
-"""What this process may use of the machine: cores, memory, disk, devices. Pure reads; imports no torch.
+"""Resources that this process may use on the machine: cores, memory, disk, devices. Pure reads; imports no torch.
 
-`os.cpu_count()` and total memory are what the hardware has. In a container or on Binder the scheduler grants
-less, and a run planned for more is slow or killed, so every number here is the smaller of the two.
+`os.cpu_count()` and total memory describe the hardware. In a container or on Binder the process is granted less, and
+a run planned for more is slow or gets killed. So every number here is the smaller of the two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrom
 
 
 def usable_cores() -> float:
-    """Cores this process may use: its affinity mask, or the control group's quota where that is smaller."""
+    """Cores that this process may use: the smaller of its affinity mask and its control group's quota."""
     return min(float(_affinity()), cgroup_cores())
 
 
@@ -37,18 +37,18 @@ def _affinity() -> int:
 
 
 def usable_memory_bytes() -> int:
-    """Memory this process may use: the machine's, or the control group's limit where that is smaller."""
+    """Bytes of memory that this process may use: the smaller of the machine's total and its control group's limit."""
     return int(min(float(psutil.virtual_memory().total), cgroup_memory_bytes()))
 
 
 def cgroup_cores(root: Path = CGROUP_ROOT) -> float:
-    """The control group's quota in cores (versions 1 and 2); infinite where there is none."""
+    """CPU quota of the control group (cgroup v1 or v2), in cores; infinite without a quota."""
     quotas = [_quota_v2(_words(folder / "cpu.max")) for folder in _cgroup_folders(root)]
     return min([*quotas, _quota_v1(root)])
 
 
 def cgroup_memory_bytes(root: Path = CGROUP_ROOT) -> float:
-    """The control group's memory limit (versions 1 and 2); infinite where there is none."""
+    """Memory limit of the control group (cgroup v1 or v2), in bytes; infinite without a limit."""
     limits = [_words(folder / "memory.max") for folder in _cgroup_folders(root)]
     limits.append(_words(root / "memory" / "memory.limit_in_bytes"))
     numbers = [float(limit[0]) for limit in limits if limit and limit[0].isdigit()]
@@ -56,18 +56,18 @@ def cgroup_memory_bytes(root: Path = CGROUP_ROOT) -> float:
 
 
 def shared_memory_bytes(path: Path = SHARED_MEMORY) -> int | None:
-    """Size of the shared-memory file system; None where there is none, as on macOS."""
+    """Size of the shared-memory file system, in bytes; None where there is none, as on macOS."""
     return shutil.disk_usage(path).total if path.is_dir() else None
 
 
 def free_disk_bytes(path: Path) -> int:
-    """Free space on the file system that holds `path`, or would hold it once created."""
+    """Free bytes on the file system that holds `path`, or would hold it after its creation."""
     existing = next(folder for folder in [path.absolute(), *path.absolute().parents] if folder.is_dir())
     return shutil.disk_usage(existing).free
 
 
 def loopback_works() -> bool:
-    """Whether a connection from this machine to itself goes through."""
+    """Whether this machine can open a TCP connection to itself over the loopback interface."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -79,12 +79,12 @@ def loopback_works() -> bool:
 
 
 def namespaces_work() -> bool:
-    """Whether an unprivileged process may open namespaces of its own, for a network or disks (Linux only)."""
+    """Whether an unprivileged process may create its own network and mount namespaces (Linux only)."""
     return sys.platform == "linux" and _succeeds(["unshare", "-Urnm", "true"])
 
 
 def nvml_works() -> bool:
-    """Whether NVIDIA's management library answers: tells without torch that this machine may have GPUs to train on."""
+    """Whether NVIDIA's management library initialises: a hint, without torch, that there may be GPUs to train on."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -96,19 +96,19 @@ def nvml_works() -> bool:
 
 
 def chromium_path() -> str | None:
-    """The system's Chromium, by the names distributions give it."""
+    """Path of the system's Chromium, under any of the names that distributions use; None if there is none."""
     return next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
 
 
 def probe_torch(timeout_s: float = 120.0) -> dict[str, Any]:
-    """What torch can do here: version, gloo, NCCL version, GPUs. Asked of a process of its own.
+    """Probe what torch supports on this machine, in a separate process: version, gloo, NCCL version, GPUs.
 
-    So the caller never loads torch (200 MB), never opens a CUDA context, and outlives a torch that crashes.
+    The caller therefore never loads torch (200 MB), never opens a CUDA context, and survives a crash of torch.
 
     Returns:
-        ``version``, ``gloo`` (whether a group could be formed), ``nccl`` (version or None), ``gpus`` (each with name
-        and memory_bytes) and ``codecs`` (``numba``, ``torch``, or what is wrong with what was asked for), or only
-        ``error``: the last line of what went wrong.
+        ``version``, ``gloo`` (whether a process group could be created), ``nccl`` (version or None), ``gpus`` (name and
+        memory_bytes of each) and ``codecs`` (``numba``, ``torch``, or the error of the requested route). If the probe
+        fails, only ``error``: the last line of its error output.
     """
     try:
         done = subprocess.run(
@@ -166,7 +166,7 @@ print(json.dumps(found))
 
 
 def _cgroup_folders(root: Path) -> Iterator[Path]:
-    """The version 2 group of this process and the groups above it: each of them may set a limit."""
+    """Folders of this process's cgroup v2 and of all its ancestors, each of which may set a limit."""
     lines = _lines(Path("/proc/self/cgroup"))
     relative = next((line.removeprefix("0::").lstrip("/") for line in lines if line.startswith("0::")), "")
     folder = root / relative

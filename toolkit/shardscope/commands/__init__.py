@@ -1,1 +1,1 @@
-"""What `shardscope <command>` does, a module a command. Each adds its arguments and carries itself out."""
+"""The `shardscope` commands, one module per command. Each module adds its arguments and carries out its command."""

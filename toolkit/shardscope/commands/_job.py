@@ -1,4 +1,4 @@
-"""The options that describe a job, and the job that comes of them."""
+"""The options that describe a job, and the job built from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLAGS = {
     "batch.global_batch": ("--batch", "--global-batch"),
     "batch.micro_batch": ("--micro-batch",),
 }
-"""Options that are not called as their fields are."""
+"""Options whose names differ from those of their fields."""
 _ABOUT = {
     "model": "model by name",
     "data": "data by name, or a path",
@@ -29,17 +29,17 @@ _ABOUT = {
     "compression": "how gradients are compressed",
     "loss": "cross-entropy or mse",
 }
-"""Help where the docstring of a field speaks of what Python can give it."""
+"""Help of fields whose docstrings describe values that only Python can give."""
 _DEFAULTS = {"model": "gpt-nano", "data": "what the model reads"}
-"""Of options, where they are not those of the fields."""
+"""Defaults of options, if they differ from those of the fields."""
 _EXAMPLES = {"optimizer": "weight_decay=0.1", "lr_schedule": "warmup_steps=10", "compression": "ratio=0.01"}
-"""A setting of each kind of method."""
+"""An example setting for each kind of method."""
 _BY_HAND = ("link", "name")
-"""Fields whose options are written out: a link's two figures, and the name of a run or a study."""
+"""Fields whose options are not generated: the two figures of a link, and the name of a run or a study."""
 
 
 def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> None:
-    """Add the options that `build_job` reads, one for each field; `steps` is the default that the help names."""
+    """Add the options that `build_job` reads, one per field; `steps` is the default that the help states."""
     parser.add_argument(
         "--job", type=Path, help="a job.json, such as a run directory holds; options change it"
     )
@@ -83,7 +83,7 @@ def job_flag(place: str) -> str:
 
 
 def build_job(arguments: argparse.Namespace) -> Job:
-    """The job that the options describe, alone or as changes to a file.
+    """Build the job from the options alone, or from a job file that the options change.
 
     Raises:
         SpecError: The file cannot be read, or the job is not valid.
@@ -110,12 +110,12 @@ def build_job(arguments: argparse.Namespace) -> Job:
 
 
 def _settable() -> tuple[str, ...]:
-    """The kinds of methods whose settings have an option; a strategy's stand in its short string."""
+    """The kinds of methods whose settings have an option; those of a strategy are in its short string."""
     return tuple(name for name, _ in methods_of(Job) if name != "strategy")
 
 
 def _link(base: Link | None, arguments: argparse.Namespace) -> Link | None:
-    """The link that the options describe, or None."""
+    """The link from the options, on top of the job file's link; None if no option of the link is given."""
     bandwidth, latency = arguments.link_bandwidth, arguments.link_latency
     given = {}
     if bandwidth is not None:
@@ -129,7 +129,7 @@ def _link(base: Link | None, arguments: argparse.Namespace) -> Link | None:
 
 
 def _method(kind: str, arguments: argparse.Namespace, base: Job | None) -> Method | None:
-    """The file's, changed, where the method stays the same; else a new one. None where no option asks for any."""
+    """The job file's method with changed settings if the name is the same, else a new one; None without options."""
     name, given = getattr(arguments, kind), getattr(arguments, f"{kind}_set") or []
     settings = dict(_setting(kind, text) for text in given)
     if kind == "optimizer" and arguments.lr is not None:
@@ -144,10 +144,10 @@ def _method(kind: str, arguments: argparse.Namespace, base: Job | None) -> Metho
 
 
 def _setting(kind: str, text: str) -> tuple[str, Any]:
-    """``ratio=0.01`` as a name and a number, a truth value or a word.
+    """Parse ``ratio=0.01`` to a name and a JSON value, or a string if the value is not JSON.
 
     Raises:
-        SpecError: It has another form.
+        SpecError: The text is not NAME=VALUE, or sets the name of the method.
     """
     name, equals, value = text.partition("=")
     option = flag_of(kind)
@@ -165,11 +165,13 @@ def _setting(kind: str, text: str) -> tuple[str, Any]:
 
 def _read_job(path: Path, *, trust_code: bool) -> Job:
     try:
-        if path.is_fifo() and not path.is_symlink():  # one that a shell has made for us is a link to it
+        if (
+            path.is_fifo() and not path.is_symlink()
+        ):  # a pipe from the shell's process substitution is a symlink
             raise SpecError(
                 f"job={str(path)!r} is a pipe that might never be written to; name a job.json, or /dev/stdin"
             )
-        with path.open("rb") as file:  # of a sparse file of a terabyte no more than this is read
+        with path.open("rb") as file:  # reads at most this much, even of a sparse file of a terabyte
             job = Job.from_json(file.read(_MOST_BYTES).decode())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
@@ -178,7 +180,7 @@ def _read_job(path: Path, *, trust_code: bool) -> Job:
 
 
 def _with_code(job: Job, path: Path, *, trust_code: bool) -> Job:
-    """The job with the functions beside its file; somebody at a terminal is asked whether to trust them."""
+    """Add the functions saved next to the job's file; at a terminal, prompt whether to trust them."""
     from shardscope.runtime.load_job import add_code
 
     try:

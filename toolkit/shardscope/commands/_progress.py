@@ -1,4 +1,4 @@
-"""One line of progress while a run goes on, and a table at its end. Knows events and figures, but no run."""
+"""One line of progress during a run, and a table at its end. Depends on events and figures, but not on runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """The latest step that every rank has finished: rewritten in place, or a line every tenth of the way."""
+    """Progress line of the latest step that every rank has finished.
+
+    It is rewritten in place on a terminal, and printed every tenth of the run elsewhere.
+    """
 
     def __init__(
         self, steps: int, world_size: int, *, quiet: bool = False, stream: TextIO | None = None
@@ -33,7 +36,7 @@ class Progress:
         self._printed_tenth = -1
 
     def feed(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Take new events; draw if a step was completed by them."""
+        """Process new events, and draw if they complete a step."""
         before = self.step
         for event in events:
             if event["event"] == "step":
@@ -42,14 +45,14 @@ class Progress:
             self._draw()
 
     def line(self) -> str:
-        """The line as it stands."""
+        """The current progress line."""
         figures = (
             f"loss {self.loss:.4f}  {self.step_time_s * 1e3:.1f} ms/step  {self.samples_per_s:,.0f} samples/s"
         )
         return f"{bar(self.step / self._steps)} {self.step}/{self._steps}  {figures}"
 
     def close(self) -> None:
-        """Leave the line standing."""
+        """Keep the last line on the terminal."""
         if self._rewrite and not self._quiet and self.step:
             self._stream.write("\n")
 
@@ -77,7 +80,7 @@ class Progress:
 
 
 def table(summary: Summary) -> str:
-    """What a run came to: a header and one row."""
+    """The summary of a run as a table: a header and one row."""
     tokens = summary.tokens_per_s is not None
     rate = summary.tokens_per_s if tokens else summary.samples_per_s
     columns = {
@@ -99,7 +102,7 @@ def table(summary: Summary) -> str:
 
 
 def _compression(summary: Summary) -> dict[str, str]:
-    """Of a compressed run: what it would have sent, how many times more that is, and what packing took."""
+    """Cells of a compressed run: uncompressed bytes per step, compression ratio, and codec time per step."""
     if summary.compression is None:
         return {}
     ratio = summary.bytes_ratio

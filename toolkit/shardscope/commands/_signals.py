@@ -1,4 +1,4 @@
-"""SIGTERM as Ctrl-C, so that a command which is told to end takes its ranks along."""
+"""SIGTERM handled as Ctrl-C, so that a terminated command also stops its ranks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import NoReturn
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which stops a run the way Ctrl-C does."""
+    """Raised on SIGTERM, which stops a run as Ctrl-C does."""
 
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Inside, SIGTERM raises `Terminated` in the main thread."""
+    """Context manager in which SIGTERM raises `Terminated` in the main thread."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
         raise Terminated

@@ -1,4 +1,4 @@
-"""Search spaces as a shell writes them."""
+"""Search spaces in the syntax of the command line."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from shardscope.errors import SpecError
 
 
 def read_space(options: Sequence[str]) -> dict[str, Any] | None:
-    """What ``--space NAME=RANGE`` describes, as `Space` takes it; None where there is none.
+    """Parse the options ``--space NAME=RANGE`` to parameters of a `Space`; None if there are no options.
 
     Raises:
-        SpecError: One has another form, or a name is given twice.
+        SpecError: An option has another form, or a name is given twice.
 
     Example:
         >>> read_space(["optimizer=adamw,lamb", "optimizer.lr=1e-4:1e-1:log"])
@@ -34,7 +34,7 @@ def read_space(options: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _parameter(name: str, text: str, option: str) -> Any:
-    """An interval where there is a colon, but for names of strategies, which have colons of their own."""
+    """Parse a range: an interval if it has a colon, else choices. Strategies, whose names have colons, are choices."""
     if ":" not in text or name == "strategy":
         values = [_value(part) for part in text.split(",")]
         if len(values) < 2:
@@ -57,7 +57,7 @@ def _parameter(name: str, text: str, option: str) -> Any:
 
 
 def _value(text: str) -> Any:
-    """A number, a truth value or a word."""
+    """Parse a JSON value, or return the text itself."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`shardscope check`: a job sharded and on one process, and whether they learn the same."""
+"""`shardscope check`: train a job sharded and on one process, and compare the results."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Check, print the verdict and the parameters that differ most; 1 if they do not agree."""
-    steps, arguments.steps = arguments.steps, None  # a job file may be for more steps than are checked
+    """Run the check, print the verdict and the parameters that differ most; 1 if they do not agree."""
+    steps, arguments.steps = arguments.steps, None  # a job file may have more steps than the check
     job = build_job(arguments)
 
     from shardscope.runtime.check import check
@@ -63,7 +63,7 @@ def text(report: CheckReport) -> str:
 
 
 class _Announcer:
-    """Says once on stderr which run is going on."""
+    """Prints the current run on stderr, once per run."""
 
     def __init__(self) -> None:
         self._run = ""

@@ -1,4 +1,4 @@
-"""`shardscope demo`: the main job by every strategy, a table and a report."""
+"""`shardscope demo`: train the main job with every strategy; print a table, write a report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def add_to(commands: Any) -> None:
-    """Add this command to the parser's commands; the demo itself parses what follows its name."""
+    """Add this command to the parser's commands; the demo itself parses its arguments."""
     parser = commands.add_parser(
         "demo",
         help="train on 1 and on 4 ranks by every strategy; print a table, write a report",
@@ -20,6 +20,6 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Hand over to the demo, which draws and therefore lives among the widgets."""
+    """Run the demo, which is in the widgets package since it draws figures."""
     demo = importlib.import_module("shardscope_widgets.demo")
     return demo.main(arguments.rest) or 0

@@ -1,4 +1,4 @@
-"""`shardscope doctor`: what this machine can do, and what each missing thing costs."""
+"""`shardscope doctor`: report the features of this machine, and the consequences of each missing one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print the report; 1 if no run is possible here."""
+    """Print the report; 1 if this machine cannot run jobs."""
     from shardscope.runtime.doctor import diagnose
 
     report = diagnose()

@@ -1,4 +1,4 @@
-"""`shardscope lab`: JupyterLab on the tour, from a checkout or from an installed package."""
+"""`shardscope lab`: open JupyterLab on the tour notebook, from a checkout or an installed package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Become JupyterLab, so that signals reach it and nothing stays behind when it ends."""
+    """Replace this process by JupyterLab, so that signals reach it and no process is left when it ends."""
     if arguments.port is not None and not 0 <= arguments.port < 2**16:
         raise SpecError(
             f"--port {arguments.port} is not a port; give one from 1 to 65535, or 0 for any that is free"
@@ -44,7 +44,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def prepare(folder: Path | None) -> Path:
-    """The folder to open: a checkout's own, or one that the packaged notebooks were copied to.
+    """The folder to open: that of the checkout, or one to which the packaged notebooks are copied.
 
     Raises:
         LaunchError: The notebooks are not installed, or the folder cannot be written.
@@ -69,7 +69,7 @@ def lab_command(folder: Path, *, port: int | None, browser: bool) -> list[str]:
     """The command that serves `folder` on this machine only, opened on the tour."""
     command = [
         sys.executable,
-        "-P",  # not the current folder's modules
+        "-P",  # does not import modules from the current folder
         "-m",
         "jupyterlab",
         "--ServerApp.ip=127.0.0.1",

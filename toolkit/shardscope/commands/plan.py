@@ -1,4 +1,4 @@
-"""`shardscope plan`: every layout of a model on a cluster, ranked."""
+"""`shardscope plan`: rank all layouts of a model on a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 _OF_A_LAYOUT = ("precision", "optimizer")
-"""Fields of a layout that are not searched over; `--fix` holds those that are."""
+"""Fields of a layout that are not searched; `--fix` fixes the searched ones."""
 
 
 def add_to(commands: Any) -> None:
@@ -51,7 +51,7 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print the table, and why the second lost; 1 if nothing fits."""
+    """Print the table, and why the first plan beats the second; 1 if no layout fits."""
     plans = _search(arguments)
     if arguments.json:
         print(json.dumps(plans.to_dict(), indent=2))

@@ -64,7 +64,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def for_tokens(found: Budgeted, tokens: float | None) -> dict[str, float]:
-    """Hours to train on a number of tokens, and dollars where the cluster has a price."""
+    """Hours to train on a number of tokens, and dollars if the cluster has a price."""
     if tokens is None:
         return {}
     figures = {"hours": found.time_to_train(tokens) / 3600}

@@ -1,4 +1,4 @@
-"""`shardscope run`: a job from options or a file, real ranks, one line of progress, a table at the end."""
+"""`shardscope run`: train a job from options or a file on real ranks; one line of progress, a table at the end."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Launch, watch to the end, print the table."""
-    job = build_job(arguments)  # refused before anything slow is imported
+    """Launch the job, show its progress to the end, print the table."""
+    job = build_job(arguments)  # reports errors before the slow imports
     if arguments.predict:
         return _predict(job, arguments)
     _refuse_options_of_predict(arguments)
@@ -129,10 +129,10 @@ def _refuse_options_of_predict(arguments: argparse.Namespace) -> None:
 
 
 def watch(run: Run, progress: Progress) -> None:
-    """Show the run's steps as they are written, until it ends."""
+    """Show the run's steps as they are recorded, until it ends."""
     tail = run.tail()
     while True:
-        alive = run.is_alive  # asked before the poll, so that what came last is still read
+        alive = run.is_alive  # read before the poll, so that the last events are not missed
         progress.feed(tail.poll())
         if not alive:
             break
@@ -141,7 +141,7 @@ def watch(run: Run, progress: Progress) -> None:
 
 
 def stop(run: Run) -> None:
-    """Stop at the next step; a second Ctrl-C kills."""
+    """Stop the run at its next step; a second Ctrl-C kills it."""
     print("\nstopping at the next step; Ctrl-C again to kill", file=sys.stderr)
     try:
         run.stop()

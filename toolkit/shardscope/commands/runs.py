@@ -1,4 +1,4 @@
-"""`shardscope runs`: the runs on disk, newest first."""
+"""`shardscope runs`: list the runs on disk, newest first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print one row a run."""
+    """Print one row per run."""
     from shardscope.runtime import runs
 
     found = runs(arguments.root)
@@ -44,7 +44,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """A run in a few plain values."""
+    """A few plain values that describe a run."""
     job = run.job
     return {
         "id": run.id, "path": str(run.path), "state": run.state, "strategy": job.strategy.label,

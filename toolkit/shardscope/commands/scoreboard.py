@@ -1,4 +1,4 @@
-"""`shardscope scoreboard`: predictions against published measurements, with trivial formulas beside."""
+"""`shardscope scoreboard`: compare predictions and two trivial formulas with published measurements."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print a line for each data set."""
+    """Print one line per data set."""
     from shardscope.measure.scoreboard.board import board
     from shardscope.measure.scoreboard.datasets import load
     from shardscope.measure.scoreboard.tables import published
@@ -46,7 +46,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def text(lines: list[Line]) -> str:
-    """The scores as a table: MAPE, worst error and rank correlation; beside them both trivial formulas."""
+    """The scores as a table: MAPE, worst error and rank correlation, and the scores of both trivial formulas."""
     header = [
         "data set",
         "rows",

@@ -19,7 +19,7 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Stop the run; also fine when it has ended already."""
+    """Stop the run; no error if it has already ended."""
     if not arguments.grace_s >= 0:
         raise SpecError(
             f"--grace-s {arguments.grace_s:g} is not a valid grace period; give seconds, 0 to kill at once"

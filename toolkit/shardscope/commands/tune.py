@@ -1,4 +1,4 @@
-"""`shardscope tune`: search the settings of a job by real runs, a line a trial, the front at the end."""
+"""`shardscope tune`: search the settings of a job by real runs; one line per trial, the front at the end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_to(commands: Any) -> None:
 
 
 def _objectives_text() -> str:
-    """What each objective is, in lines."""
+    """Descriptions of all objectives, one per line."""
     rows = [f"    {name:9} {about}" for name, about in OBJECTIVES.items()]
     return "\n".join(["objectives, all measured, the less the better:", *rows])
 
@@ -88,7 +88,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     name = arguments.resume or arguments.report
     if name is not None:
         _check_nothing_new(arguments)
-    job = build_job(arguments) if name is None else None  # refused before anything slow is imported
+    job = build_job(arguments) if name is None else None  # reports errors before the slow imports
     space = read_space(arguments.space or ())
     given = {
         "trials": arguments.trials, "objectives": arguments.objective, "name": name or arguments.name,
@@ -125,7 +125,7 @@ def _run(session: Session, arguments: argparse.Namespace, began: float) -> None:
 
 
 def _tell(session: Session, arguments: argparse.Namespace) -> int:
-    """Print the outcome; 1 if a study that has all its trials completed none."""
+    """Print the outcome; 1 if trials have ended but none was completed."""
     from shardscope.tuning.records import NOT_BEGUN
 
     records = session.records()
@@ -143,7 +143,7 @@ def _tell(session: Session, arguments: argparse.Namespace) -> int:
 
 
 def _again(session: Session | None, arguments: argparse.Namespace) -> str:
-    """The command that goes on, with what says where the study is."""
+    """The command that resumes the study, with its storage and root."""
     if session is None:
         return "the same command; no trial had begun"
     parts = ["shardscope", "tune", "--resume", session.study.study_name]
@@ -155,10 +155,10 @@ def _again(session: Session | None, arguments: argparse.Namespace) -> str:
 
 
 def _check_nothing_new(arguments: argparse.Namespace) -> None:
-    """Refuse what a study that was begun cannot take up.
+    """Refuse options that cannot change an existing study.
 
     Raises:
-        SpecError: An option would describe another study.
+        SpecError: An option that describes a new study was given.
     """
     scratch = argparse.ArgumentParser()
     add_job_options(scratch)

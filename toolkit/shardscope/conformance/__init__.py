@@ -1,9 +1,9 @@
-"""What every method must satisfy, built-in or of one's own: classes of tests for pytest, and `check_method`.
+"""Conformance tests for all methods, built-in or user-defined: test classes for pytest, and `check_method`.
 
     class TestSawtooth(LRScheduleConformance):
         method = Sawtooth
 
-Each test trains real ranks where it says so. `check_method(Sawtooth)` runs the same without pytest.
+Some of the tests train on real ranks. `check_method(Sawtooth)` runs the same tests without pytest.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ _CLASSES: tuple[type[MethodConformance], ...] = (
 
 
 def check_method(method: type[Method]) -> None:
-    """Run all tests of a method's kind on it; returns if it passes them.
+    """Run all conformance tests of its kind on a method; returns if it passes them.
 
     Args:
-        method: The class, such as one defined in a notebook cell.
+        method: The class of the method, such as one defined in a notebook cell.
 
     Raises:
-        SpecError: It lacks a member, or its name is taken.
-        AssertionError: It fails a test, which the message names.
+        TypeError: `method` is not a method class.
+        SpecError: The class lacks a member, or its name is taken.
+        AssertionError: The method fails a test; the message names the test.
 
     Example:
         >>> check_method(Sawtooth)  # doctest: +SKIP

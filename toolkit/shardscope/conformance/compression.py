@@ -1,4 +1,4 @@
-"""What a method of compression must satisfy."""
+"""Conformance tests of compression methods."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def _packed(codec: Any, values: torch.Tensor) -> torch.Tensor:
 
 
 def _back(codec: Any, values: torch.Tensor) -> torch.Tensor:
-    back = torch.full_like(values, torch.nan)  # what is not written stays seen
+    back = torch.full_like(values, torch.nan)  # makes elements that are not written visible
     codec.decode(_packed(codec, values), back, _SEED)
     return back
 
 
 class CompressionConformance(MethodConformance):
-    """Ranks train with it as it comes, and send as many bytes as it says; its codec keeps what `Codec` promises."""
+    """Ranks train with it at its defaults and send the bytes that it states; its codec satisfies `Codec`."""
 
     kind = Compression
     strategies: ClassVar[tuple[str, ...]] = ("ring",)
 
     def test_packets_are_as_long_as_it_says(self) -> None:
-        """However many values are packed."""
+        """The codec's packets have the stated length for any number of values."""
         method = self.method()
         if not isinstance(method, PackedCompression):
             return
@@ -44,7 +44,7 @@ class CompressionConformance(MethodConformance):
             assert told == packed, f"packet_bytes({count}) is {told}, and its codec makes {packed} bytes"
 
     def test_a_codec_does_what_its_docstrings_say(self) -> None:
-        """Of many sizes, none included: it repeats itself, leaves what it packs alone, adds, subtracts, keeps zeros."""
+        """For many sizes, 0 included: it is deterministic, leaves its input unchanged, adds, subtracts, keeps zeros."""
         method = self.method()
         if not isinstance(method, PackedCompression):
             return
@@ -71,7 +71,7 @@ class CompressionConformance(MethodConformance):
         )
 
     def _look_at(self, run: Run) -> None:
-        """The bytes of the last step, on each rank, against `bucket_bytes` of the job's one bucket."""
+        """Compare each rank's bytes in the last step with `bucket_bytes` of the job's one bucket."""
         if not isinstance(run.job.compression, PackedCompression) or run.job.world_size == 1:
             return
         shapes = [(run.events("start", rank=0)[0]["num_params"],)]

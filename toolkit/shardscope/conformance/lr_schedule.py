@@ -1,4 +1,4 @@
-"""What a learning-rate schedule must satisfy."""
+"""Conformance tests of learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _STEPS = 50
 
 
 class LRScheduleConformance(MethodConformance):
-    """Rates are finite, at least 0 and the same whenever they are asked for; ranks train with them."""
+    """Learning rates are finite, at least 0 and independent of the order of calls; ranks train with them."""
 
     kind = LRSchedule
 
     def test_factors_are_finite_and_not_negative(self) -> None:
-        """With and without a warm-up, in every step and beyond the last."""
+        """Factors are valid with and without a warm-up, at every step and beyond the last."""
         for warmup in (0, 5, _STEPS):
             schedule = self.method().replace(warmup_steps=warmup)
             assert isinstance(schedule, LRSchedule)
@@ -27,7 +27,7 @@ class LRScheduleConformance(MethodConformance):
                 assert factor >= 0, f"the factor in step {step} of {_STEPS} is {factor}"
 
     def test_nothing_is_kept_between_steps(self) -> None:
-        """A resumed run asks for later steps first."""
+        """Factors do not depend on earlier calls, since a resumed run starts with a later step."""
         schedule = self.method()
         assert isinstance(schedule, LRSchedule)
         forwards = [schedule.factor(step, _STEPS) for step in range(1, _STEPS + 1)]

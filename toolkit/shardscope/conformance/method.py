@@ -1,4 +1,4 @@
-"""What a method of any kind must satisfy."""
+"""Conformance tests of methods of any kind."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _TIMEOUT_S = 120
 
 
 class MethodConformance:
-    """A subclass for a kind sets `kind`; one for a method sets `method`.
+    """Base class of conformance tests. A subclass for a kind sets `kind`; a subclass for a method sets `method`.
 
     Class attributes:
         method: The class under test.
         kind: The base class of its kind.
-        job: Fields of the job that it is tried in.
+        job: Fields of the job that it is tested in.
     """
 
     method: ClassVar[type[Method]]
@@ -37,7 +37,7 @@ class MethodConformance:
         return Job(**{**self.job, "steps": _STEPS, self.method.kind: register(self.method)(), **changes})
 
     def _train(self, **changes: Any) -> Run:
-        """A run of the job that has completed."""
+        """Run the job to completion."""
         with tempfile.TemporaryDirectory(prefix="shardscope-conformance-") as root:
             run = launch(self._job(**changes), root=root).wait(_TIMEOUT_S)
             assert run.state == "completed", f"it ended as {run.state}: {run.error or run.reason}"
@@ -45,7 +45,7 @@ class MethodConformance:
         return run
 
     def _resumes(self, job: Job, *, tolerance: float = 0.0) -> None:
-        """A run in two pieces ends with the weights of one in one piece, to the bit unless a tolerance is given."""
+        """Check that a resumed run ends with the weights of an uninterrupted one, to the bit or within `tolerance`."""
         with tempfile.TemporaryDirectory(prefix="shardscope-conformance-") as root:
             whole = launch(job, root=root).wait(_TIMEOUT_S)
             first = launch(job.replace(until=2), root=root).wait(_TIMEOUT_S)
@@ -62,10 +62,10 @@ class MethodConformance:
                     )
 
     def _look_at(self, run: Run) -> None:
-        """Check what a finished run has written; for kinds to override."""
+        """Check the records of a finished run; kinds override this."""
 
     def test_it_is_known_by_its_name(self) -> None:
-        """Jobs, studies and labs find it."""
+        """Jobs, studies and labs find it by its name."""
         register(self.method)
         name = self.method.name
         assert name in names(self.kind), f"{name!r} is not among {', '.join(names(self.kind))}"
@@ -73,12 +73,12 @@ class MethodConformance:
         assert found is self.method, f"{name!r} makes a {found.__name__}"
 
     def test_it_survives_json(self) -> None:
-        """A job that has it is read back as it was written."""
+        """A job with it survives a round trip through JSON."""
         job = self._job()
         assert Job.from_json(job.to_json()) == job
 
     def test_it_can_be_sent_to_ranks(self) -> None:
-        """Its class can be pickled, and makes an equal method elsewhere."""
+        """Its class can be pickled, and the unpickled class makes an equal method."""
         method = register(self.method)()
         code = cloudpickle.loads(cloudpickle.dumps(self.method))
         assert code(**method.settings).settings == method.settings

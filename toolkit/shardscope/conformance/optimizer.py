@@ -1,4 +1,4 @@
-"""What an optimizer must satisfy."""
+"""Conformance tests of optimizers."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from shardscope.spec.optimizer import Optimizer
 
 
 class OptimizerConformance(MethodConformance):
-    """It trains the same weights however the ranks share the work, and goes on from a checkpoint to the bit."""
+    """It trains the same weights under every strategy, and resumes bit-identically from a checkpoint."""
 
     kind = Optimizer
     strategies: ClassVar[tuple[str, ...]] = ("ring", "zero-1", "zero-2", "zero-3", "pipeline")
 
     def test_every_strategy_trains_what_one_process_trains(self) -> None:
-        """In fp64, so that a difference is not rounding."""
+        """Results match one process in fp64, so that a difference is not rounding."""
         for strategy in self.strategies:
             report = check(self._job(strategy=strategy, world_size=2, precision="fp64"), steps=4)
             assert report.passed, f"under {strategy}: {report}"
 
     def test_a_resumed_run_ends_where_one_in_one_piece_does(self) -> None:
-        """Whole and sharded state are saved and read again."""
+        """Whole and sharded states are saved and restored bit-identically."""
         for strategy in ("ring", "zero-1", "zero-3"):
             self._resumes(self._job(strategy=strategy, world_size=2, record=Record(parameters=True)))
 
     def _look_at(self, run: Run) -> None:
-        """Learning rates are the job's, and on whole parameters it keeps the bytes that `Optimizer.states` says."""
+        """Learning rates are the job's; for whole parameters, the state has the bytes that `Optimizer.states` gives."""
         for event in run.events("step"):
             assert event["lr"] == run.job.optimizer.lr, f"step {event['step']} trained with lr={event['lr']}"
         if run.job.strategy.zero_stage != 0:

@@ -1,4 +1,4 @@
-"""What a schedule of a pipeline must satisfy."""
+"""Conformance tests of pipeline schedules."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LAYERS = 12
 
 
 def deep_model() -> nn.Module:
-    """Enough layers for several stages on each of four ranks."""
+    """A model with enough layers for several stages on each of four ranks."""
     hidden = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(_LAYERS - 2)]
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 16)), *hidden, nn.Linear(16, 10))
 
 
 class PipelineScheduleConformance(MethodConformance):
-    """Its tables are whole and can be carried out, real ranks carry them out, and one process trains the same."""
+    """Its tables are complete and executable, real ranks execute them, and the result matches one process."""
 
     kind = PipelineSchedule
 
@@ -46,12 +46,12 @@ class PipelineScheduleConformance(MethodConformance):
         assert type(chosen.schedule) is self.method
 
     def test_it_survives_json(self) -> None:
-        """A strategy that has it is read back as it was written."""
+        """A strategy with it survives a round trip through JSON."""
         strategy = self._job().strategy
         assert Strategy.from_json(strategy.to_json()) == strategy
 
     def test_every_table_is_whole_and_can_be_carried_out(self) -> None:
-        """Up to 8 ranks and 3 micro-batches a rank: each pass is there once, and no rank waits for ever."""
+        """Up to 8 ranks and 3 micro-batches per rank: each pass occurs exactly once, and no rank deadlocks."""
         schedule: Any = self.method()
         for ranks in range(1, 9):
             for count in range(1, 3 * ranks + 1):
@@ -59,13 +59,13 @@ class PipelineScheduleConformance(MethodConformance):
                     assert build(schedule, ranks, count).order
 
     def test_it_trains_what_one_process_trains(self) -> None:
-        """In fp64, so that a difference is not rounding."""
+        """Results match one process in fp64, so that a difference is not rounding."""
         for world_size in (2, 3, 4):
             report = check(self._job(world_size=world_size, precision="fp64"), steps=3)
             assert report.passed, f"on {world_size} ranks: {report}"
 
     def _look_at(self, run: Run) -> None:
-        """The passes that ranks recorded are those of the table, in its order."""
+        """The passes that ranks recorded match the table, in order."""
         strategy: Any = run.job.strategy
         table = build(strategy.schedule, run.job.world_size, 8, strategy.stages_per_rank)
         told = run.events("schedule")

@@ -1,4 +1,4 @@
-"""What a strategy must satisfy."""
+"""Conformance tests of strategies."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from shardscope.spec import Record
 from shardscope.spec.strategy import Strategy
 
 _EXAMPLES = {"sums": "fp16", "packets": "int8", "layers": "powersgd", "steps": "local-sgd"}
-"""By the kind of compression that a strategy may carry."""
+"""An example method for each kind of compression that a strategy may support."""
 
 
 class StrategyConformance(MethodConformance):
-    """It trains what one process trains, sends what it says, carries what it says, and goes on from a checkpoint.
+    """Its results match one process, its traffic and compression match its statements, and it resumes from checkpoints.
 
     Class attributes:
-        exchange_within: The part by which counted bytes may exceed the textbook's, for headers, norms and padding.
+        exchange_within: Fraction by which counted bytes may exceed the textbook total, for headers, norms and padding.
     """
 
     kind = Strategy
     exchange_within: ClassVar[float] = 0.1
 
     def test_it_trains_what_one_process_trains(self) -> None:
-        """In fp64, so that a difference is not rounding; unless it says why it need not."""
+        """Results match one process in fp64, so that rounding is excluded; skipped if `differs_because` is set."""
         for world_size in (2, 3):
             job = self._job(world_size=world_size, precision="fp64")
             if job.strategy.differs_because is None:
@@ -38,19 +38,19 @@ class StrategyConformance(MethodConformance):
                 assert report.passed, f"on {world_size} ranks: {report}"
 
     def test_accumulated_micro_batches_are_one_batch(self) -> None:
-        """Several forward and backward passes a step come to the same."""
+        """Several forward and backward passes per step give the same result as one."""
         job = self._job(world_size=2, precision="fp64", batch={"global_batch": 24, "micro_batch": 4})
         if job.strategy.differs_because is None:
             report = check(job, steps=4)
             assert report.passed, str(report)
 
     def test_it_carries_the_compression_that_it_says(self) -> None:
-        """One method of each kind trains under it."""
+        """One method of each supported kind of compression trains under it."""
         for carriage in sorted(self.method.carries):  # type: ignore[attr-defined]
             self._train(world_size=2, compression=_EXAMPLES[carriage])
 
     def _look_at(self, run: Run) -> None:
-        """Losses are numbers; bytes of a step are those of `exchanged_bytes` and `traffic`, where it has them."""
+        """Losses are finite; bytes per step match `exchanged_bytes` and `traffic`, if these are not None."""
         job, losses = run.job, [event["loss"] for event in run.events("step") if event["loss"] is not None]
         assert losses, "no rank recorded a loss"
         assert all(map(isfinite, losses)), f"losses are {losses}"
@@ -64,7 +64,7 @@ class StrategyConformance(MethodConformance):
         self._sends_what_it_predicts(run)
 
     def _sends_what_it_predicts(self, run: Run) -> None:
-        """In its last step; asynchronous ranks book late what they send."""
+        """Compare the last step's traffic with `traffic`; skipped for asynchronous ranks, which record theirs late."""
         predicted = predict_job(run.job)
         said = run.job.strategy.traffic(replace(predicted.step, number=run.job.steps))
         if said is None or run.job.strategy.drift(run.job.world_size) is None:
@@ -74,7 +74,7 @@ class StrategyConformance(MethodConformance):
                 _compare(event["rank"], event["traffic"], said)
 
     def test_a_resumed_run_ends_where_one_in_one_piece_does(self) -> None:
-        """Within rounding; unless its steps depend on the clock."""
+        """A resumed run matches an uninterrupted one within rounding; skipped if its steps depend on timing."""
         job = self._job(world_size=2, precision="fp64", record=Record(parameters=True))
         if job.strategy.drift(2) is not None:
             self._resumes(job, tolerance=1e-12)

@@ -1,1 +1,1 @@
-"""Where predictions meet measurements: published ones, and those of this machine."""
+"""Comparison of predictions with measurements: published ones, and those of this machine."""

@@ -1,4 +1,4 @@
-"""What `break_even` and `worth` are asked, as users write it: one or several, numbers or texts with their units."""
+"""Parsing of the arguments of `break_even` and `worth`: one value or several, numbers or texts with units."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shardscope.spec.units import positive, quantity
 
 
 def methods_of(methods: Iterable[Compression | str] | Compression | str) -> tuple[Compression, ...]:
-    """One method or several, by their names or with their settings.
+    """One compression method or several, by their names or with their settings.
 
     Raises:
-        SpecError: There is none, or one is no method.
+        SpecError: The list is empty, or an item is not a compression method.
     """
     given = [methods] if isinstance(methods, str | Compression) else _several("methods", methods, "'int8'")
     return tuple(map(_method, given))
@@ -34,17 +34,17 @@ def workers_of(workers: Iterable[int] | int) -> tuple[int, ...]:
     """One number of workers or several, each 2 or more.
 
     Raises:
-        SpecError: There is none, or one is no such number.
+        SpecError: The list is empty, or an item is not an integer of 2 or more.
     """
     given = [workers] if isinstance(workers, Integral) else _several("workers", workers, "4")
     return tuple(whole("workers", count, 2) for count in given)
 
 
 def whole(field: str, value: object, least: int) -> int:
-    """A whole number of at least `least`.
+    """An integer of at least `least`.
 
     Raises:
-        SpecError: It is not one.
+        SpecError: The value is not an integer, or it is too small.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise SpecError(f"{field}={value!r} is not valid: it should be a whole number of {least} or more")
@@ -52,10 +52,10 @@ def whole(field: str, value: object, least: int) -> int:
 
 
 def link_of(link: Link | str | None) -> Link | None:
-    """A link, or one of the catalogue by its name.
+    """A link, or a link from the catalogue by its name.
 
     Raises:
-        SpecError: There is none of that name, or it is a rate, which needs a latency.
+        SpecError: There is no link of that name, or the text is a rate, which needs a latency.
     """
     if link is None or isinstance(link, Link):
         return link
@@ -67,15 +67,15 @@ def link_of(link: Link | str | None) -> Link | None:
 
 
 def latency_of(latency: float | str) -> float:
-    """In seconds; 0 or more."""
+    """A latency in seconds; 0 or more."""
     return quantity(latency, "s", field="latency_s")
 
 
 def bandwidth_of(bandwidth: float | str) -> float:
-    """In bytes a second; above 0.
+    """A bandwidth in bytes per second; above 0.
 
     Raises:
-        SpecError: It is not a positive bandwidth.
+        SpecError: The value is not a bandwidth, or it is 0.
     """
     return positive(quantity(bandwidth, "bytes/s", field="bandwidth"), field="bandwidth", given=bandwidth)
 

@@ -1,8 +1,8 @@
-"""Below which bandwidth each method of compression pays for a job's own model, by number of workers.
+"""Break-even bandwidth: the link speed below which each compression method pays, for a job's model and n workers.
 
-Gradients are cut into the job's buckets. Bytes come from the formulas, packing and unpacking from this machine: each
-method's code is run on gradients of the model's shapes. Every worker is taken to have a machine of its own, as fast as
-this one.
+Gradients are divided into the job's buckets. Bytes come from formulas. Packing and unpacking times are measured on this
+machine: each method's code is run on gradients of the model's shapes. Each worker is assumed to have its own machine,
+as fast as this one.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 USUAL = tuple(
     Compression(name) for name in ("bf16", "int8", "int4", "qsgd", "sign", "topk", "randomblock", "powersgd")
 )
-"""Methods that are looked at unless others are named: one of each kind."""
+"""Default methods: one of each kind."""
 WORKERS = (2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class MethodWorth:
-    """One method, by number of workers.
+    """Break-even bandwidths of one method, by number of workers.
 
     Attributes:
         compression: The method.
-        exchanges: A step's exchange for each number of workers.
-        bandwidths: In bytes a second, for each: the link below which the method is quicker than sending gradients as
-            they are; 0 where none is slow enough, infinite where any is.
+        exchanges: The exchange of one step for each number of workers.
+        bandwidths: Break-even bandwidth in bytes per second for each number of workers: on slower links the method is
+            faster than sending uncompressed gradients. 0 if it never is, infinite if it always is.
     """
 
     compression: Compression
@@ -50,15 +50,15 @@ class MethodWorth:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """What each method is worth for one model.
+    """Break-even bandwidths of all methods for one model.
 
     Attributes:
-        label: Of the model.
+        label: Name of the model.
         num_params: Elements of its gradient.
         workers: Numbers of workers.
-        latency_s: Of a message, as asked.
+        latency_s: Latency of a message in seconds, as given.
         plain: The uncompressed exchange for each number of workers.
-        methods: One row a method.
+        methods: One entry per method.
     """
 
     label: str
@@ -69,14 +69,14 @@ class BreakEven:
     methods: tuple[MethodWorth, ...]
 
     def best(self, workers: int, bandwidth: float | str) -> tuple[Compression, float]:
-        """The quickest way on a link, and by how many times it beats sending as it is.
+        """The fastest method on a link (or no compression), and its speed-up over uncompressed gradients.
 
         Args:
-            workers: One of the numbers that were looked at.
-            bandwidth: Of the link, in bytes a second or as a text with its unit: ``"1 Gbit/s"``.
+            workers: One of the numbers in `workers`.
+            bandwidth: Bandwidth of the link, in bytes per second or as a text with its unit: ``"1 Gbit/s"``.
 
         Raises:
-            SpecError: This number of workers was not looked at, or it is not a bandwidth.
+            SpecError: The number is not in `workers`, or the bandwidth is not valid.
         """
         rate = bandwidth_of(bandwidth)
         if workers not in self.workers:
@@ -93,7 +93,7 @@ class BreakEven:
         return quickest, plain / seconds
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a method and number of workers: bytes sent, codec seconds, break-even in bit/s."""
+        """A data frame, one row per method and number of workers: bytes sent, codec seconds, break-even in bit/s."""
         import pandas as pd
 
         return pd.DataFrame(
@@ -116,18 +116,18 @@ def break_even(
     latency_s: float | str = 0.0,
     repeats: int = 3,
 ) -> BreakEven:
-    """Look at each method for the model of `job`. Takes some seconds, most of them packing.
+    """Compute the break-even bandwidth of each method for the model of `job`. Takes a few seconds, mostly packing.
 
     Args:
-        job: Its model, precision, optimizer, seed, threads and size of buckets are used: of a strategy that has no
-            buckets of `DistributedDataParallel`, those of ``ring``.
+        job: Its model, precision, optimizer, seed, threads and bucket size are used. If its strategy has no bucket
+            size, that of ``ring`` is used.
         methods: Names, or methods with their settings; one or several.
         workers: Numbers of workers, each 2 or more; one or several.
-        latency_s: What a message takes on the link, in seconds or as a text with its unit: ``"1 ms"``.
-        repeats: Steps that are timed for each, at least 1.
+        latency_s: Latency of a message on the link, in seconds or as a text with its unit: ``"1 ms"``.
+        repeats: Steps that are timed for each method and number of workers, at least 1.
 
     Raises:
-        SpecError: A number is below its least, or a method is not known or does not go with the job.
+        SpecError: A number is too small, or a method is unknown or incompatible with the job.
     """
     compressions, counts, latency = methods_of(methods), workers_of(workers), latency_of(latency_s)
     whole("repeats", repeats, 1)
@@ -148,7 +148,7 @@ def break_even(
 
 
 def exchange(job: Job, buckets: Sequence[Shapes], workers: int, *, codec_s: float = 0.0) -> Exchange:
-    """One step's of a job, its bytes counted as it sends them: gradients of its precision, its ring's directions."""
+    """The exchange of one step of a job, with the job's gradient precision and ring directions."""
     return exchange_of(
         job.compression, buckets, workers, codec_s=codec_s, element_bytes=job.element_bytes,
         directions=getattr(job.strategy, "ring_directions", None) or 1,
@@ -156,18 +156,20 @@ def exchange(job: Job, buckets: Sequence[Shapes], workers: int, *, codec_s: floa
 
 
 def _packed(job: Job, buckets: Sequence[Shapes], workers: int, repeats: int) -> Exchange:
-    """One step's, with the packing measured."""
-    from shardscope.measure.codecs import codec_seconds  # needs torch, which a page of figures does not
+    """The exchange of one step, with the packing time measured."""
+    from shardscope.measure.codecs import (
+        codec_seconds,
+    )  # imported here, since figures alone do not need torch
 
     codec_s = codec_seconds(job, buckets, world_size=workers, repeats=repeats)
     return exchange(job, buckets, workers, codec_s=codec_s)
 
 
 def refuse_unsteady(compression: Compression) -> None:
-    """Refuse methods whose exchange changes from step to step: no step of theirs stands for all.
+    """Refuse a method whose exchange changes between steps, since no single step represents all.
 
     Raises:
-        SpecError: It is one of them.
+        SpecError: Its exchange changes between steps.
     """
     if not compression.is_fixed:
         raise SpecError(
@@ -182,7 +184,7 @@ def refuse_unsteady(compression: Compression) -> None:
 
 
 def gradient_shapes(job: Job) -> list[tuple[int, ...]]:
-    """Shapes of the trained parameters of a job's model, in their order."""
+    """Shapes of the trained parameters of a job's model, in order."""
     import torch
 
     from shardscope.training.models import build_model
@@ -195,7 +197,7 @@ def gradient_shapes(job: Job) -> list[tuple[int, ...]]:
 
 
 def gradient_buckets(job: Job) -> Sequence[Shapes]:
-    """The shapes, as a job on the strategy ``ring`` or ``all-reduce`` sends them: bucket by bucket."""
+    """Shapes of the trained parameters by bucket, as the strategies ``ring`` and ``all-reduce`` send them."""
     assert isinstance(job.strategy, BucketedStrategy)
     return replica_buckets(
         gradient_shapes(job)[::-1], job.strategy.bucket_mb, element_bytes=job.element_bytes

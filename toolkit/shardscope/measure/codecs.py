@@ -1,10 +1,10 @@
-"""What packing and unpacking takes on this machine: each method's own code, run without a network.
+"""Packing and unpacking times on this machine: each method's own code, run without a network.
 
-A compressor runs as it does in a job, among ranks that are not there: what it sends comes straight back, as often as
-there would be ranks, after a moment that is not counted: a thread that has waited finds its core asleep and its caches
-cold, which makes packing a small bucket two to three times as slow as packing one after another. It takes the gradients
-bucket by bucket, since each costs something of its own. So the seconds are those of its real code, error feedback
-included, for any number of ranks.
+A compressor runs as in a job, but with simulated peers: its own packets are returned, once per rank, after a short
+sleep that is not counted. The sleep matters, because a thread that has waited finds its core idle and its caches cold:
+packing a small bucket is then two to three times slower than packing consecutive ones. Gradients are packed bucket by
+bucket, since each bucket has a fixed cost. So the seconds are those of the real code, error feedback included, for any
+number of ranks.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from shardscope.training.meter import Meter
 from shardscope.training.precision import Precision
 
 LARGEST_SAMPLE = 16_000_000
-"""Elements that are really packed; what a larger model takes is scaled up from as many."""
+"""Most elements that are actually packed; the time for a larger model is extrapolated."""
 MOST_BUCKETS = 32
-"""That are really packed, each with its moments of waiting."""
+"""Most buckets that are actually packed, each with its waits."""
 _WARM_UP = 2
 _MOMENT_S = 1e-3
-"""That an exchange takes, in which the thread that packs sleeps."""
+"""Seconds of one simulated exchange, in which the packing thread sleeps."""
 
 
 class _Alone(Packets):
-    """Packets to ranks that are not there: each answers with what it was sent.
+    """Exchange of packets with simulated ranks, each of which returns the packet that it was sent.
 
     Attributes:
-        waited_s: For the answers so far.
+        waited_s: Seconds spent waiting so far.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -55,7 +55,7 @@ class _Alone(Packets):
         return rows.expand(self.world_size, -1)
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Of one rank."""
+        """Return the tensor itself, as the sum over one rank."""
         self._wait()
         return tensor
 
@@ -68,13 +68,13 @@ class _Alone(Packets):
 def codec_seconds(
     job: Job, buckets: Sequence[Shapes], *, world_size: int | None = None, repeats: int = 5
 ) -> float:
-    """Seconds a step that one rank packs and unpacks, on a core of its own.
+    """Seconds per step that one rank packs and unpacks, on its own core.
 
     Args:
-        job: Its compression, precision, optimizer and threads count.
+        job: Its compression, precision, optimizer and threads are used.
         buckets: Shapes of the tensors of each bucket.
-        world_size: Ranks; None for the job's.
-        repeats: Steps timed, after two to warm up; their median counts.
+        world_size: Number of ranks; None for the job's.
+        repeats: Steps timed after two warm-up steps; the result is their median.
     """
     if not job.compression.is_on:
         return 0.0
@@ -89,7 +89,7 @@ def codec_seconds(
 
 
 def _timed(job: Job, buckets: Sequence[Shapes], others: _Alone, steps: int) -> list[float]:
-    """Seconds of each step."""
+    """Seconds of packing and unpacking of each step."""
     compressor, carrier = build_compressor(job), Carrier(others.sum_, others, Meter(), job.seed)
     assert compressor is not None
     dtype = Precision(job.precision, torch.device("cpu")).weight_dtype
@@ -118,7 +118,7 @@ def _elements(buckets: Sequence[Shapes]) -> int:
 
 
 def _sample(buckets: Sequence[Shapes]) -> list[list[tuple[int, ...]]]:
-    """The first tensors, at least one, up to a number of elements and of buckets, in their buckets."""
+    """The first tensors, at least one, by bucket, up to `LARGEST_SAMPLE` elements and `MOST_BUCKETS` buckets."""
     taken: list[list[tuple[int, ...]]] = []
     filled = 0
     for shapes in buckets[:MOST_BUCKETS]:

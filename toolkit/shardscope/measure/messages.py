@@ -1,8 +1,8 @@
-"""What a message costs in software on this machine: a short run of real ranks that have next to nothing to send.
+"""Software overhead per message on this machine, measured by a short run of real ranks that send very small messages.
 
-Handing over to the thread that sends, to the pacer of a link, to the backend, and waking up whoever waits on the other
-side: some hundred microseconds a message, and more where there are more ranks than cores. Beside large messages on slow
-links that is nothing; of many small ones it is a good part of the step.
+The overhead is the hand-over to the sending thread, to the pacer of a link and to the backend, and waking up the
+receiver. It is some hundred microseconds per message, and more with more ranks than cores. For large messages on slow
+links it is negligible; for many small messages it is a large part of the step.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from shardscope.runtime.tail import Event
 from shardscope.spec import Job, Link, Strategy
 
 _LATENCY_S = 5e-3
-"""A link's latency while it is measured, at most: what comes on top of it is the same."""
+"""Largest latency of the link in the measurement, in seconds; the overhead does not depend on it."""
 _BANDWIDTH = 1e12
-"""On which the bytes of the messages take no time, bytes a second."""
+"""Bandwidth of the link in the measurement, in bytes per second: so high that the bytes take no time."""
 _BUCKET_MB = 0.02
-"""The model's buckets: three of some ten kilobytes."""
+"""Bucket size, which gives the model three buckets of some ten kilobytes."""
 _STEPS = 24
-"""As many as a disturbance of half a second does not outweigh."""
+"""Enough steps that a disturbance of half a second does not change the median."""
 
 
 def message_seconds(job: Job, link: Link | None) -> float:
-    """Seconds that a round of messages takes beyond its latency, among as many ranks and threads as the job has.
+    """Seconds that a round of messages takes beyond its latency, with the job's numbers of ranks and threads.
 
     Args:
-        job: Its numbers of ranks and threads count.
-        link: Whether they are held to one makes a difference, and whether it has a latency; None for the machine's own.
+        job: Its numbers of ranks and threads are used.
+        link: The emulated link; pacing and its latency affect the overhead. None for the machine's own link.
 
     Raises:
-        SpecError: The run wrote no step down in full.
+        SpecError: The run has no step with the spans of all ranks.
     """
     latency = 0.0 if link is None else min(link.latency_s, _LATENCY_S)
     paced = None if link is None else Link(bandwidth=_BANDWIDTH, latency_s=latency)
@@ -48,7 +48,7 @@ def message_seconds(job: Job, link: Link | None) -> float:
 
 
 def _took(row: list[Event]) -> Iterator[float]:
-    """Each bucket of one step, from when the last rank came to when the last was done."""
+    """Seconds of each bucket of one step, from the start of the last rank to the end of the last rank."""
     for together in zip(*map(_buckets, row), strict=True):
         yield max(end for _, end in together) - max(start for start, _ in together)
 

@@ -14,20 +14,20 @@ from shardscope.spec.job import Record
 
 PROBE_STEPS = 8
 WARM_UP = 2
-"""Steps at the start that are not looked at."""
+"""Steps at the start that are ignored."""
 _OPEN = frozenset({"compression", "link", "steps", "name", "lr_schedule", "record"})
-"""Fields in which a probe's job may differ: they change what is sent, or nothing that a step takes its time for."""
+"""Fields in which a probe's job may differ: they affect only the traffic, or do not affect the step time."""
 
 _PLAIN = "give an uncompressed run without a link, or none"
 
 
 def probe_of(job: Job) -> Run:
-    """Run the probe of a job, and wait for it."""
+    """Run the probe of a job and wait until it ends."""
     return launch(plain_job(job)).wait()
 
 
 def plain_job(job: Job) -> Job:
-    """The few steps that are run."""
+    """The job of the probe: a few uncompressed steps without a link."""
     return job.replace(
         compression=Compression("none"), link=None, steps=PROBE_STEPS, name="probe", lr_schedule=LRSchedule("constant"),
         record=Record(),
@@ -35,21 +35,22 @@ def plain_job(job: Job) -> Job:
 
 
 class Probed(NamedTuple):
-    """What a probe tells of a step; medians over its steps."""
+    """Measurements of one step from a probe; medians over its steps."""
 
     compute_s: float
-    """On the rank that computes longest: all of the step but what it waits for communication alone."""
+    """Seconds of the step without exposed communication, on the rank that computes longest."""
     sent_bytes: float
-    """By the rank that sends most."""
+    """Bytes sent by the rank that sends most."""
     talking_s: float
-    """Communicating, on the rank that does so least: it waits for no other."""
+    """Seconds of communication on the rank that communicates least, since that rank does not wait for others."""
 
 
 def probed(job: Job, run: Run) -> Probed:
-    """Look at a probe.
+    """Evaluate a finished probe of a job.
 
     Raises:
-        SpecError: The run is not one of this job without compression or pacing, or has no steps to look at.
+        SpecError: The run is not an uncompressed, unpaced run of this job, or it has no step after the warm-up with the
+            spans of all ranks.
     """
     _refuse_another(job, run)
     steps = steps_with_spans(run)
@@ -77,7 +78,7 @@ def _refuse_another(job: Job, run: Run) -> None:
 
 
 def steps_with_spans(run: Run) -> list[list[Event]]:
-    """Each step past the warm-up that every rank has written down with its spans."""
+    """The step events of each step after the warm-up for which every rank has recorded its spans."""
     steps: dict[int, list[Event]] = {}
     for event in run.events("step"):
         if event["step"] > WARM_UP and event.get("spans"):
@@ -99,13 +100,13 @@ def _seconds(spans: list[tuple[float, float]]) -> float:
 
 
 def _alone(event: Event) -> float:
-    """Seconds of a step without those in which this rank communicates and does not compute."""
+    """Seconds of a step without exposed communication: time in which this rank communicates and does not compute."""
     both = _covered(_lane(event, "compute") + _lane(event, "communication"))
     return float(event["step_time_s"]) - both + _covered(_lane(event, "compute"))
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
-    """Seconds in which at least one of them goes on."""
+    """Seconds that are covered by at least one of the spans."""
     seconds, until = 0.0, -math.inf
     for start, end in sorted(spans):
         seconds += max(0.0, end - max(start, until))

@@ -1,4 +1,4 @@
-"""A finished run's step time on another link: its computing and packing as measured, its messages by formula.
+"""Projection of a finished run to another link: computing and packing as measured, messages by formula.
 
 project(run, ss.Link(bandwidth="100 Mbit/s", latency="1 ms")).step_s
 """
@@ -25,15 +25,15 @@ from shardscope.training.meter import Span
 
 @dataclass(frozen=True)
 class Projection:
-    """One step on a link, in seconds; medians over the steps of the run whose spans were written.
+    """Times of one step on a link, in seconds; medians over the run's steps with recorded spans.
 
     Attributes:
-        step_s: Of the slowest rank.
-        compute_s: Computed by the rank that computes most, as measured.
-        codec_s: Packed and unpacked by the rank that does most of it, as measured.
+        step_s: Step time of the slowest rank.
+        compute_s: Compute time of the rank that computes most, as measured.
+        codec_s: Packing and unpacking time of the rank with the most of it, as measured.
         wire_s: All communications, by the formulas for their patterns.
-        software_s: What they took on the run's own link beyond its formulas: handing over, copying, adding.
-        exposed_s: What of the step no computing hides.
+        software_s: Measured time of the communications beyond the formulas: handing over, copying, adding.
+        exposed_s: Part of the step that is not hidden by computing.
     """
 
     step_s: float
@@ -45,25 +45,26 @@ class Projection:
 
 
 def project(run: Run, link: Link | None) -> Projection:
-    """What a step of this run would take on another link.
+    """Project the step time of a run to another link.
 
     Args:
-        run: With at least one step whose spans were written; its own link may be any, or the machine's.
-        link: That each rank would have; None for the machine's own, if the run was on it.
+        run: A run with at least one step with recorded spans, on any link or on the machine's own.
+        link: The link of each rank; None for the machine's own, which the run must then have used.
 
     Raises:
-        SpecError: Ranks of this strategy wait for each other's computing, or its steps are not alike (local-sgd), or
-            the run has no spans, or was on a link and the machine's own is asked for.
+        SpecError: Ranks of this strategy wait for each other's computing, its steps are not equal (local-sgd), or the
+            run has no spans. Also if `link` is None but the run was on an emulated link.
     """
     _refuse_link(run, link)
     return Projector(run).on(link)
 
 
 class Projector:
-    """One run, read once, to be projected onto many links; `project` says what is asked and refused.
+    """One run, read once, for projections to many links; see `project` for its requirements.
 
     Raises:
-        SpecError: Ranks of this strategy wait for each other's computing, or the run has no spans.
+        SpecError: Ranks of this strategy wait for each other's computing, its steps are not equal, or the run has no
+            spans.
     """
 
     def __init__(self, run: Run) -> None:
@@ -71,7 +72,7 @@ class Projector:
         self.run = run
         events = run.events()
         backend = next((event["backend"] for event in events if event["event"] == "start"), "")
-        self._wire = Wire(run.job, backend)  # without a start there are no steps either
+        self._wire = Wire(run.job, backend)  # without a start event there are no steps either
         self._steps = list(_measured(events))
         if not self._steps:
             raise SpecError(
@@ -80,10 +81,10 @@ class Projector:
         self._handling = _handling(self._steps, self._wire, run.job.link)
 
     def on(self, link: Link | None) -> Projection:
-        """One step on this link.
+        """Project one step to this link.
 
         Raises:
-            SpecError: The run was on a link, and the machine's own is asked for.
+            SpecError: `link` is None, but the run was on an emulated link.
         """
         _refuse_link(self.run, link)
         found = [
@@ -94,11 +95,11 @@ class Projector:
         return Projection(step, compute, codec, moving, sum(self._handling), exposed_s=step - compute)
 
     def step_on(self, bandwidth: ArrayLike, latency_s: ArrayLike) -> NDArray[np.float64]:
-        """Seconds of a step on many links at once, each as `on` gives it.
+        """Seconds of a step on many links at once, each equal to `step_s` of `on`.
 
         Args:
-            bandwidth: Bytes a second, of any shape.
-            latency_s: Of a message; broadcasts with `bandwidth`.
+            bandwidth: Bytes per second, of any shape.
+            latency_s: Seconds per message; broadcasts with `bandwidth`.
         """
         pairs = np.broadcast_arrays(np.asarray(bandwidth, float), np.asarray(latency_s, float))
         links = Links(*(np.ascontiguousarray(each) for each in pairs))
@@ -133,7 +134,7 @@ def _refuse_link(run: Run, link: Link | None) -> None:
 
 
 def _measured(events: list[Event]) -> Iterator[tuple[list[Rank], list[Event]]]:
-    """Steps whose spans all ranks have written, warm-up left out where there are others."""
+    """Steps with the recorded spans of all ranks; warm-up steps are left out if there are others."""
     rows = [row for row in steps_of(events).values() if all("spans" in event for event in row)]
     own = {rank: _by_step([e for row in rows for e in row if e["rank"] == rank]) for rank in _ranks(rows)}
     for row in rows[WARM_UP_STEPS:] or rows:
@@ -145,7 +146,7 @@ def _measured(events: list[Event]) -> Iterator[tuple[list[Rank], list[Event]]]:
         ]
         if (
             len({len(rank.communications) for rank in ranks} - {0}) <= 1
-        ):  # the last step's may have come too late
+        ):  # spans of the last step may be missing on some ranks
             yield ranks, row
 
 
@@ -154,7 +155,7 @@ def _ranks(rows: list[list[Event]]) -> set[int]:
 
 
 def _by_step(events: list[Event]) -> dict[int, list[Span]]:
-    """A rank's spans by the step in which they began: one that ends just as its step does is told with the next."""
+    """A rank's spans by the step in which they began; a span that ends with its step is recorded with the next one."""
     spans = sorted(
         (Span(*row) for event in events for row in event["spans"]), key=lambda span: (span.start, span.end)
     )
@@ -168,9 +169,10 @@ def _by_step(events: list[Event]) -> dict[int, list[Span]]:
 
 
 def _handling(steps: Sequence[tuple[list[Rank], list[Event]]], wire: Wire, link: Link | None) -> list[float]:
-    """Seconds that each communication of a step took beyond its formula, where it was least disturbed.
+    """Least seconds over all steps that each communication of a step took beyond its formula.
 
-    What a busy machine adds to one in the midst of computing does not count on a slower link, on which ranks wait.
+    The minimum leaves out the delay of communications that overlap computing on a busy machine. That delay does not
+    occur on a slower link, on which ranks wait.
     """
     found = []
     for ranks, rows in steps:

@@ -1,11 +1,12 @@
-"""One measured step played again with other times for its communications.
+"""Replay of one measured step with other durations of its communications.
 
-Every rank has two lanes. On one it computes; on the other it packs and communicates, one thing after the other. A
-communication begins when every rank has come to it: as long after what its rank did before it as was measured. It then
-takes as long as it did beyond the formula for its own link (which is what the software costs), and as the formula for
-the other link says. What was computed after a communication had ended, with nothing computed in between, waited for it,
-and does again. A communication inside a computation holds it up, except for those that a backward pass leaves behind:
-those that reduce gradients.
+Every rank has two lanes. On one it computes; on the other it packs and communicates sequentially. A communication
+starts when every rank has reached it; the measured gap to each rank's previous operation is kept. Its new duration is
+the measured time beyond the formula for its own link (the software overhead) plus the formula for the other link.
+
+A computation that directly follows a communication, without another computation in between, waited for it and waits
+again. A communication inside a computation delays it. The exception is the reduction of gradients, for which a backward
+pass does not wait.
 """
 
 from __future__ import annotations
@@ -21,17 +22,21 @@ import numpy as np
 from shardscope.training.meter import Span
 
 FIRST_SPAN = "data"
-"""Of every step on every rank."""
-_AT_ONCE_S = 1e-3  # what starts so soon after another on its lane was waiting for it
-_LEFT_BEHIND = ("reduce", "packet", "gossip")  # in the names of what a backward pass does not wait for
-_ON_THREADS_OF_THEIR_OWN = ("server_update",)  # part of the exchange that they answer
+"""Name of the first span of every step on every rank."""
+_AT_ONCE_S = 1e-3  # a span that starts within this gap after another on its lane was waiting for it
+_LEFT_BEHIND = (
+    "reduce",
+    "packet",
+    "gossip",
+)  # parts of the names of spans that a backward pass does not wait for
+_ON_THREADS_OF_THEIR_OWN = ("server_update",)  # part of the exchange that these spans respond to
 
 Time = Any
-"""A new time: a float, or an array with one for each of several links that the step is played on at once."""
+"""A new time in seconds: a float, or an array with one value per link if the step is replayed on several at once."""
 
 
 def latest(times: Sequence[Time]) -> Time:
-    """The latest, link by link."""
+    """The latest time, element-wise over links."""
     if any(isinstance(time, np.ndarray) for time in times):
         return reduce(np.maximum, times)
     return max(times)
@@ -39,33 +44,33 @@ def latest(times: Sequence[Time]) -> Time:
 
 @dataclass
 class Rank:
-    """One rank's step.
+    """The step of one rank.
 
     Attributes:
-        computed: Spans on the first lane, in order, none inside another; the last one stands for the step's end.
+        computed: Spans on the first lane, in order, none inside another; the last one marks the end of the step.
         sent: Communication and codec spans, in order.
     """
 
     computed: list[Span]
     sent: list[Span]
     starts: list[Time] = field(default_factory=list)
-    """New starts of `computed`, as far as known."""
+    """New starts of `computed`, as far as computed yet."""
     ends: list[Time] = field(default_factory=list)
     moved: dict[int, Time] = field(default_factory=dict)
-    """New ends of `sent`, as far as known."""
+    """New ends of `sent` by index, as far as computed yet."""
 
     def fresh(self) -> Rank:
-        """The same step, not yet played again."""
+        """Return the same step before its replay."""
         return Rank(self.computed, self.sent)
 
     @property
     def communications(self) -> list[int]:
-        """Which of `sent` all ranks take part in."""
+        """Indices in `sent` of the communications, in which all ranks take part."""
         return [i for i, span in enumerate(self.sent) if span.lane == "communication"]
 
     @property
     def compute_s(self) -> float:
-        """Time computed, without what a computation waited for inside."""
+        """Seconds of computing, without the communications that delayed a computation from inside."""
         waited = sum(
             span.seconds
             for inside in self.computed
@@ -75,7 +80,7 @@ class Rank:
         return sum(span.seconds for span in self.computed) - waited
 
     def began(self, index: int) -> Time:
-        """The new start of `sent[index]`, if no other rank is waited for; all before it are known."""
+        """The new start of `sent[index]` without waiting for other ranks; all earlier ends must be computed."""
         span = self.sent[index]
         if index and span.start - self.sent[index - 1].end < _AT_ONCE_S:
             return self.moved[index - 1] + max(0.0, span.start - self.sent[index - 1].end)
@@ -96,7 +101,7 @@ class Rank:
         return latest([ready, self.moved.get(index - 1, 0.0)])
 
     def finish(self) -> Time:
-        """The new end of the step, once all of `sent` is known."""
+        """The new end of the step, after all ends of `sent` are computed."""
         self._compute_up_to(len(self.computed) - 1)
         return self.starts[-1]
 
@@ -104,7 +109,7 @@ class Rank:
         return [(i, span) for i, span in enumerate(self.sent) if _holds_up(span, self.computed[place])]
 
     def _end(self, place: int, known: int) -> None:
-        """Set the new end of a computation whose communications inside are known."""
+        """Set the new end of a computation after the ends of the communications inside it are computed."""
         if len(self.ends) > place:
             return
         span = self.computed[place]
@@ -127,13 +132,13 @@ class Rank:
 
 
 def _holds_up(span: Span, inside: Span) -> bool:
-    """Whether a communication is one that this computation waited for in its middle."""
+    """Whether a communication lies inside this computation and delayed it."""
     within = inside.start <= span.start and span.end <= inside.end
     return within and not (inside.name == "backward" and any(part in span.name for part in _LEFT_BEHIND))
 
 
 def step_of(spans: Sequence[Span], seconds: float) -> Rank:
-    """A rank's step out of its spans, with its seconds from the first span on."""
+    """Build the step of a rank from its spans; `seconds` is its duration from the first span."""
     computed: list[Span] = []
     for span in sorted((s for s in spans if s.lane == "compute"), key=lambda s: (s.start, -s.end)):
         nested = computed and span.end <= computed[-1].end
@@ -145,12 +150,12 @@ def step_of(spans: Sequence[Span], seconds: float) -> Rank:
 
 
 def replay(ranks: Sequence[Rank], takes: Callable[[Span, float], Time]) -> Time:
-    """Play a step again; returns how long it took the rank that it took longest.
+    """Replay a step; returns the seconds that it takes on the slowest rank.
 
     Args:
-        ranks: Of which those that communicate at all have their communications in common, in order.
-        takes: The new duration of a communication, from its span on the rank that came last to it, and the time that it
-            took from then on. For several links at once: an array of them.
+        ranks: The steps of all ranks. Those that communicate must share the same sequence of communications.
+        takes: Function that returns the new duration of a communication (an array for several links). Its arguments
+            are the span on the rank that reached it last, and the measured duration from that moment.
     """
     takers = [rank for rank in ranks if rank.communications]
     for together in zip_longest(*(rank.communications for rank in takers)):
@@ -161,12 +166,14 @@ def replay(ranks: Sequence[Rank], takes: Callable[[Span, float], Time]) -> Time:
         ended = max(span.end for span in spans)
         end = start + takes(last, ended - last.start)
         for rank, i, span in zip(takers, together, spans, strict=True):
-            rank.moved[i] = latest([start, end - (ended - span.end)])  # whoever was done earlier is so again
+            rank.moved[i] = latest(
+                [start, end - (ended - span.end)]
+            )  # a rank that finished earlier does so again
     return latest([_to_the_end(rank) - rank.starts[0] for rank in ranks])
 
 
 def _up_to(rank: Rank, index: int) -> Time:
-    """Pack what is packed before a communication; returns when this rank comes to it."""
+    """Replay the packing before a communication; returns the time at which this rank reaches it."""
     for i in range(len(rank.moved), index):
         rank.moved[i] = rank.began(i) + rank.sent[i].seconds
     return rank.began(index)

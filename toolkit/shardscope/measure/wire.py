@@ -1,4 +1,4 @@
-"""What each communication of a run takes on a link, by the formulas for its pattern and the bytes that it counted."""
+"""Seconds of each communication of a run on a link, by the formulas for its pattern and its counted bytes."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _AT_ONCE = ("packet_all_to_all", "packet_all_gather", "agreement")
 
 @dataclass(frozen=True)
 class Counted:
-    """What went by one name in a step, on the rank where it was most."""
+    """Traffic under one name in a step: the maximum over ranks."""
 
     num_bytes: int = 0
-    """One way."""
+    """Bytes in one direction, the larger of sent and received."""
     messages: int = 0
     calls: int = 1
 
 
 def busiest(events: Iterable[Event]) -> dict[str, Counted]:
-    """By name, from the events of one step, one a rank."""
+    """Largest counted traffic over ranks, by name, from the events of one step (one event per rank)."""
     found: dict[str, Counted] = {}
     for event in events:
         for name, row in event["traffic"].items():
@@ -56,7 +56,7 @@ class Links(NamedTuple):
     """Several links at once."""
 
     bandwidth: NDArray[np.float64]
-    """Bytes a second, one a link."""
+    """Bytes per second, one value per link."""
     latency_s: NDArray[np.float64]
 
 
@@ -64,8 +64,8 @@ class Wire:
     """Seconds that the communications of one job take on any link.
 
     Args:
-        job: That ran.
-        backend: What carried it, as its start event says.
+        job: The job of the run.
+        backend: Its communication backend, from its start event.
     """
 
     def __init__(self, job: Job, backend: str) -> None:
@@ -75,13 +75,13 @@ class Wire:
     def seconds(
         self, name: str, payload: int, link: Link | Links | None, counted: Mapping[str, Counted]
     ) -> Any:
-        """One communication on a link; on the machine's own link (None), nothing beyond what it took.
+        """Seconds of one communication on a link; 0 on the machine's own link (None), whose time is the measured one.
 
         Args:
-            name: Of its span.
+            name: Name of its span.
             payload: Bytes of its span.
-            link: Which; for several at once the result is an array.
-            counted: What `busiest` found in its step.
+            link: The link; for several links at once the result is an array.
+            counted: The result of `busiest` for its step.
         """
         if link is None or self.world_size == 1:
             return 0.0
@@ -125,7 +125,7 @@ class Wire:
 
 
 def _served(counted: Mapping[str, Counted], link: Link | Links) -> Any:
-    """A push and then a pull, each with its headers, through the link of the rank that they are most at."""
+    """Seconds of a push and a pull, with their headers, on the link of the rank with the most traffic."""
     parts = [
         counted.get(name, Counted()).num_bytes for name in ("server_push", "server_pull", "server_control")
     ]
@@ -133,5 +133,5 @@ def _served(counted: Mapping[str, Counted], link: Link | Links) -> Any:
 
 
 def _by_counts(counted: Counted, link: Link | Links) -> Any:
-    """An even share, for each call, of all that went by one name: every byte, and every message after the last."""
+    """Seconds of one call: an equal share of all traffic under this name, with all messages sent consecutively."""
     return (counted.num_bytes / link.bandwidth + counted.messages * link.latency_s) / max(1, counted.calls)

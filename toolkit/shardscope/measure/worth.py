@@ -1,14 +1,14 @@
-"""Is compressing worth it, for this job on this link: said beforehand, from a short probe and the formulas.
+"""Prediction of whether compression pays for a job on a link, from a short probe and formulas.
 
-The probe is a few uncompressed steps of the job on its real ranks. It tells how long a step computes here, and what a
-byte takes to be copied and added up. What a message costs in software is measured beside it (`messages`), packing for
-each method (`codecs`); everything on the wire is counted. A step is
+The probe is a few uncompressed steps of the job on its real ranks. It measures the compute time of a step, and the time
+to copy and add one byte. The software overhead of a message is measured by `messages`, and packing for each method by
+`codecs`. Rounds and bytes on the wire come from formulas. A step is
 
     T = compute + codec c + rounds (a + s) + bytes (1 / B + b)
 
-with c the crowding: how many times more threads the ranks compute with than the machine has cores; s of software a
-message, and b a byte. Packing, rounds and bytes are those of the job's own buckets, which one thread a rank exchanges
-one after the other. Nothing is taken to
+with c the crowding, which is compute threads of all ranks over cores of the machine, at least 1; a the latency and B
+the bandwidth of the link; s the software overhead of a message and b that of a byte. Packing, rounds and bytes are
+those of the job's own buckets, which one thread per rank exchanges one after the other. No communication is assumed to
 be hidden behind the backward pass: the last bucket, which is most of a model that fits a laptop, never is.
 """
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MARGIN = 1.15
-"""How much quicker a step must be said to be before compressing is said to pay: predictions are good for 15 %."""
+"""Predicted speed-up from which compression is said to pay: predictions are accurate to 15 %."""
 
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """One method's step, in seconds: computing, packing and unpacking, the wire, and what software adds to that.
+    """Predicted seconds of one method's step: computing, packing and unpacking, the wire, and the software overhead.
 
-    The last is of every message handed over and every byte copied and added up, but for the bytes on the machine's own
-    link, whose wire is the copying.
+    The software overhead covers handing over every message, and copying and adding every byte. On the machine's own
+    link the copying counts as wire time instead.
     """
 
     compression: Compression
@@ -55,17 +55,17 @@ class PredictedStep:
 
     @property
     def step_s(self) -> float:
-        """Of the whole."""
+        """Seconds of the whole step."""
         return self.compute_s + self.codec_s + self.wire_s + self.software_s
 
 
 @dataclass(frozen=True)
 class Worth:
-    """What each method's step takes on one link; the uncompressed one first.
+    """Predicted steps of all methods on one link.
 
     Attributes:
-        link: In words.
-        steps: One row a method.
+        link: Description of the link in words.
+        steps: One entry per method, the uncompressed step first.
     """
 
     link: str
@@ -78,12 +78,12 @@ class Worth:
 
     @property
     def best(self) -> PredictedStep:
-        """The quickest step."""
+        """The fastest step."""
         return min(self.steps, key=lambda step: step.step_s)
 
     @property
     def pays(self) -> bool:
-        """Whether the best step is quicker than the uncompressed one by more than predictions err by."""
+        """Whether the best step is faster than the uncompressed one by more than the prediction error."""
         return self.plain.step_s >= MARGIN * self.best.step_s
 
     @property
@@ -103,7 +103,7 @@ class Worth:
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a method, quickest first."""
+        """A data frame with one row per method, fastest first."""
         import pandas as pd
 
         rows = [
@@ -131,21 +131,20 @@ def worth(
     link: Link | str | None = None,
     probe: Run | None = None,
 ) -> Worth:
-    """Predict a job's step under each method of compression, before any of them runs.
+    """Predict a job's step under each compression method, before any of them runs.
 
-    Runs a probe of the job, unless it is given one, and beside it a second of small messages.
+    Runs a probe of the job, unless one is given, and a second short run of small messages.
 
     Args:
-        job: On the strategy ``ring`` or ``all-reduce``. Its own compression is not looked at.
+        job: A job with the strategy ``ring`` or ``all-reduce``. Its own compression is ignored.
         methods: Names, or methods with their settings; one or several.
-        link: What each rank is held to, or its name in the catalogue; None takes the job's, and if it has none the
-            machine's own.
-        probe: A finished uncompressed, unpaced run of the same job, of any number of steps above 2; None makes one, of
-            8 steps.
+        link: The emulated link of each rank, or its name in the catalogue; None takes the job's link, or the machine's
+            own if the job has none.
+        probe: A finished uncompressed, unpaced run of the same job with more than 2 steps; None runs one of 8 steps.
 
     Raises:
-        SpecError: The job has another strategy, one rank, or a method does not go with it; or the probe is of another
-            job, or tells nothing.
+        SpecError: The job has another strategy or only one rank, or a method is incompatible with it. Also if the probe
+            is a run of another job or has no usable steps.
     """
     if not _in_a_ring(job.strategy) or job.world_size == 1:
         rings = strategies_where(_in_a_ring)
@@ -183,5 +182,5 @@ def worth(
 
 
 def _byte_seconds(probe: Probed, handed_s: float) -> float:
-    """Of copying and adding up one byte: what communicating takes beyond handing its messages over."""
+    """Seconds to copy and add one byte: the communication time beyond handing over its messages, per byte."""
     return max(0.0, probe.talking_s - handed_s) / probe.sent_bytes

@@ -1,6 +1,6 @@
-"""What is asked: jobs, and models, clusters and layouts too large to run, as immutable values that go to JSON and back.
+"""Immutable, JSON-serialisable descriptions of jobs, and of models, clusters and layouts too large to run.
 
-Imports no torch. Names are imported when first used (PEP 562): to look up a model costs no description of jobs.
+Imports no torch. Names are imported when first used (PEP 562), so looking up a model does not import the code for jobs.
 """
 
 from __future__ import annotations

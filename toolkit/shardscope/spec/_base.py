@@ -1,4 +1,4 @@
-"""The base of every part of a job: an immutable, validated value that goes to JSON and back."""
+"""The base class of every part of a job: an immutable, validated value that can be saved as JSON and read back."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pydantic_core import from_json
 from shardscope.errors import SpecError, quoted, unknown_name
 
 _PLAIN = (str, int, float, type(None))
-"""Types whose values pydantic looks at closely enough."""
+"""Types whose values need no check in addition to pydantic's."""
 
 
 class Spec(BaseModel):
     """Frozen pydantic model whose errors are one readable sentence each.
 
     A subclass may name one field in `_positional`, which can then be given without its name:
-    ``Optimizer("lamb", lr=2e-3)``. Fields that were renamed stand in `_former_names`, by which JSON of earlier versions
-    is read; in Python, the error for an unknown field names the new one.
+    ``Optimizer("lamb", lr=2e-3)``. `_former_names` maps the old names of renamed fields to the new ones. JSON may use
+    the old names; in Python, the error for an old name states the new one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
@@ -48,7 +48,7 @@ class Spec(BaseModel):
         return {name: args[0], **fields}
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, validated anew."""
+        """Return a copy with some fields changed; the copy is validated again."""
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
     def to_json(self) -> str:
@@ -57,7 +57,7 @@ class Spec(BaseModel):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote.
+        """Read a value from the JSON that `to_json` wrote.
 
         Raises:
             SpecError: The text is not JSON, is not an object, or describes something that cannot exist.
@@ -70,10 +70,10 @@ class Spec(BaseModel):
 
     @classmethod
     def from_fields(cls, fields: Any) -> Self:
-        """The value with these fields, by name, such as JSON holds; names of earlier versions are read as well.
+        """Build the value from a mapping of field names, as in JSON; field names of earlier versions are accepted too.
 
         Raises:
-            SpecError: They are not a mapping with texts for keys, or describe something that cannot exist.
+            SpecError: `fields` is not a mapping with string keys, or describes something that cannot exist.
         """
         if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
             raise SpecError(
@@ -83,7 +83,7 @@ class Spec(BaseModel):
 
     @classmethod
     def _present_name(cls, name: str, fields: Mapping[str, Any]) -> str:
-        """Of a field of JSON; a former name beside the present one stays, to be refused."""
+        """The present name of a field in JSON. A former name next to the present one is kept, so that it is refused."""
         present = cls._former_names.get(name, name)
         return name if present in fields else present
 
@@ -98,7 +98,7 @@ class Spec(BaseModel):
 
     @classmethod
     def _check_form(cls, name: str, value: Any) -> None:
-        """Refuse what Python takes for a number and is a truth value, and a mapping whose keys are not texts."""
+        """Refuse a bool for a field that does not take one, and a mapping whose keys are not strings."""
         if isinstance(value, bool) and not takes(cls.model_fields[name].annotation, bool):
             raise SpecError(
                 f"{cls._prefix()}{name}={value} is a truth value, which this setting does not take; "
@@ -112,12 +112,12 @@ class Spec(BaseModel):
 
     @classmethod
     def _prefix(cls) -> str:
-        """What errors write before the name of a field."""
+        """Prefix of field names in error messages."""
         return ""
 
 
 def _readable(cls: type[Spec], error: ValidationError) -> SpecError:
-    """The first problem of a pydantic error as one sentence: what, got, do."""
+    """The first problem of a pydantic error as one sentence: the field, the given value, the remedy."""
     problem = error.errors()[0]
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, SpecError):
@@ -139,5 +139,5 @@ def _readable(cls: type[Spec], error: ValidationError) -> SpecError:
 
 
 def takes(annotation: Any, kind: type) -> bool:
-    """Whether a type is, or has among its members, `kind` or anything at all."""
+    """Whether an annotation is `kind` or `Any`, or contains one of them."""
     return annotation in (kind, Any) or any(takes(member, kind) for member in get_args(annotation))

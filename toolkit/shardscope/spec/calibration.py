@@ -1,4 +1,4 @@
-"""What was measured of one kind of machine: the few constants that turn counts into seconds."""
+"""Calibrations: the few constants, measured on one kind of machine, that turn counts into seconds."""
 
 from __future__ import annotations
 
@@ -18,74 +18,78 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Calibration(Spec):
-    """Constants of a machine and its software. Each has a meaning; none belongs to one measured row."""
+    """Constants of a machine and its software. Each has a physical meaning; none is specific to one measured row."""
 
     name: str
     device: str = ""
-    """The catalogue's device it was measured on."""
+    """Catalogue name of the device that was measured."""
 
     matmul_efficiency: Share = 0.75
-    """Of the peak, that matrix products reach when they are huge."""
+    """Fraction of the peak FLOP/s that very large matrix products reach."""
     fp8_efficiency: Share = 0.6
-    """The same for products in 8 bits, of their own peak."""
+    """Fraction of the fp8 peak FLOP/s that very large fp8 matrix products reach."""
     half_size: NonNegativeFloat = 200.0
     """w in elements: a product's time grows by w (1/m + 1/n + 1/k)."""
     attention_efficiency: Share = 0.4
-    """Of the peak, that a fused attention kernel reaches on the half of the scores that causal attention needs."""
+    """Fraction of the peak FLOP/s that fused attention kernels reach, counting only the causal half of the scores."""
     attention_half_seq: NonNegativeFloat = 0.0
-    """Tokens: fused attention's time grows by this over the length of the sequence."""
+    """Tokens: the time of fused attention grows by this number over the sequence length."""
     unfused_efficiency: Share = 0.4
-    """Of the peak, that the products of attention in separate kernels reach, on all scores."""
+    """Fraction of the peak FLOP/s that unfused attention reaches in its matrix products, counting all scores."""
     memory_efficiency: Share = 0.8
-    """Of the memory's bandwidth, that element-wise operators reach."""
+    """Fraction of the memory bandwidth that element-wise operators reach."""
     head_efficiency: Share = 1.0
-    """Of `matmul_efficiency`, that the output projection reaches where the vocabulary is not cut (no padding)."""
+    """Fraction of `matmul_efficiency` that the output projection reaches where the vocabulary is not split (no
+    padding)."""
     launch_s: NonNegativeFloat = 5e-6
-    """Of the host, for each kernel: a block takes no less than its kernels take to be launched."""
+    """Host seconds to launch one kernel; a block takes at least the launch time of its kernels."""
     launch_jitter: NonNegativeFloat = 0.0
-    """Growth of the launch time for each further tensor rank, as every collective waits for the slowest host."""
+    """Relative growth of the launch time per additional tensor rank, as every collective waits for the slowest host."""
     intra_efficiency: Share = 0.8
-    """Of the bandwidth inside a node, that collectives reach."""
+    """Fraction of the bandwidth inside a node that collectives reach."""
     inter_efficiency: Share = 0.8
-    """Of the bandwidth between nodes."""
+    """Fraction of the bandwidth between nodes that collectives reach."""
     collective_s: NonNegativeFloat = 10e-6
-    """Of starting one collective."""
+    """Seconds to start one collective."""
     pipeline_efficiency: Share = 0.8
-    """Of the bandwidth that messages between stages reach, waits included."""
+    """Fraction of the bandwidth that messages between stages reach, waits included."""
     gradient_overlap: Fraction = 0.0
-    """Of the reduction of gradients, hidden behind the last backward pass (ZeRO 0 to 2)."""
+    """Fraction of the gradient reduction that is hidden behind the last backward pass (ZeRO 0 to 2)."""
     shard_overlap: Fraction = 0.8
-    """Of ZeRO-3's gathering and reduction, hidden behind computation."""
+    """Fraction of ZeRO-3's all-gathers and reduce-scatters that is hidden behind computation."""
     optimizer_efficiency: Share = 0.7
-    """Of the memory's bandwidth, that the optimizer's update reaches."""
+    """Fraction of the memory bandwidth that the optimizer update reaches."""
     step_s: NonNegativeFloat = 1e-3
-    """Once a step, whatever its size: data, loss scale, clipping, logging."""
+    """Fixed seconds per step: data, loss scale, clipping, logging."""
 
     quantiles: dict[str, PositiveFloat] = Field(default_factory=lambda: {"5": 0.7, "50": 1.0, "95": 1.45})
-    """Of measured / predicted on rows that were not fitted, by per cent: the interval of a prediction."""
+    """Quantiles of measured / predicted time on rows that were not fitted, by level in per cent. They give the interval
+    of a prediction."""
     ridge: PositiveFloat | None = None
-    """FLOP a byte of the device measured, peak over bandwidth: what `half_size` scales with on another."""
+    """Peak FLOP/s over memory bandwidth of the measured device, in FLOP per byte. `half_size` scales with it on another
+    device."""
     constant_mfu: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """The median MFU of the rows fitted, by data set and precision: the baseline to beat."""
+    """Median MFU of the fitted rows, by data set and precision: the baseline to beat."""
     constant_rate: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """The same for FLOPs with recomputation, and the bubble counted as (p - 1) / m: the plain formula's constant."""
+    """As `constant_mfu`, with recomputed FLOPs counted and the bubble taken as (p - 1) / m: the constant of the plain
+    formula."""
     scores: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """By data set, on rows that were not fitted: ``mape`` and ``max`` in per cent, ``rank`` correlation, ``rows``;
-    ``cross-validated`` over all rows known, in five parts, each predicted by constants fitted to the other four."""
+    """Scores by data set, on rows that were not fitted: ``mape`` and ``max`` in per cent, ``rank`` correlation, number
+    of ``rows``. ``cross-validated`` is five-fold over all known rows."""
     measured_on: str = ""
     """The machine and software behind the constants."""
     source: str = ""
     note: str = ""
-    """What does not hold: constants that the rows could not tell, or a device that was never measured."""
+    """Caveats: constants that the rows could not determine, or a device that was never measured."""
     fitted: tuple[str, ...] = ()
-    """Hashes of the inputs of the rows fitted, so that none of them is scored unawares."""
+    """Hashes of the inputs of the fitted rows, so that none of them is scored by mistake."""
 
     @classmethod
     def of(cls, device: Device | str) -> Calibration:
-        """The calibration of that name, or of a device; of the nearest device measured where there is none.
+        """The calibration with this name or for this device, or one transferred from the nearest measured device.
 
-        A transfer keeps the shares of peak and bandwidth, scales `half_size` by the FLOPs a byte of the two devices,
-        doubles the interval (in logarithms) and says in `note` where it comes from.
+        A transfer keeps the fractions of peak and bandwidth and scales `half_size` by the ratio of the devices' FLOP
+        per byte. It doubles the width of the interval (in logarithms) and names its origin in `note`.
 
         Raises:
             SpecError: No calibration and no measured device has this name.
@@ -106,7 +110,7 @@ class Calibration(Spec):
 
 @cache
 def catalogue() -> tuple[Calibration, ...]:
-    """Every calibration that ships with Shardscope; of two for one device, the one to take first comes first."""
+    """Every calibration that ships with Shardscope; of several for one device, the preferred one comes first."""
     folder = files("shardscope.spec") / "catalogue" / "calibrations"
     texts = {
         entry.name: entry.read_text("utf-8") for entry in folder.iterdir() if entry.name.endswith(".json")

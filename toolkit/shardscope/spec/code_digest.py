@@ -1,4 +1,4 @@
-"""A digest of the code of a class of the user's, by which a saved job finds it again."""
+"""A digest of the code of a user-defined class, by which a saved job identifies that class."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def digest_of(cls: type[Any]) -> str:
-    """The same for the same source, in every process.
+    """SHA-256 digest of a class's code, equal for equal source in every process.
 
-    It covers the class and those of the user's that it is derived from: settings with their bounds, functions, and
-    other attributes. What its functions call is not part of it. A class keeps its digest when it is pickled, since its
-    source stays behind.
+    It covers the class and its user-defined base classes: settings with their bounds, functions, and other attributes.
+    Code that its functions call is not covered. A class keeps its digest when it is pickled, since its source is not
+    pickled with it.
     """
     kept = vars(cls).get(_MINE)
     if isinstance(kept, str):
@@ -52,7 +52,7 @@ def _default(info: Any) -> str:
 
 
 def _text_of(member: Any) -> str:
-    """The source of a function, or what it was compiled to where that is gone; of other members what they print."""
+    """The source of a function, or its compiled code where the source is gone; the repr of any other member."""
     function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
     if not isinstance(function, FunctionType):
         return _plain(member)
@@ -65,13 +65,13 @@ def _text_of(member: Any) -> str:
 
 
 def _compiled(code: CodeType) -> tuple[Any, ...]:
-    """What a function does, without where it was written."""
+    """The compiled code of a function, without its file name and line numbers."""
     constants = [_compiled(each) if isinstance(each, CodeType) else _plain(each) for each in code.co_consts]
     return code.co_code, code.co_names, code.co_varnames, constants
 
 
 def _plain(value: Any) -> str:
-    """What a value prints, sets in order and without addresses."""
+    """The repr of a value, with sets sorted and without memory addresses."""
     if isinstance(value, set | frozenset):
         return repr(sorted(map(_plain, value)))
     return _ADDRESS.sub("", repr(value))

@@ -1,4 +1,4 @@
-"""Gradient compression: which method, how hard, and how compressed gradients meet."""
+"""Gradient compression: the method, its settings, and the collectives that average compressed gradients."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from shardscope.spec.optimizer import OptimizerStates
 
 Carriage = Literal["none", "sums", "packets", "layers", "steps"]
-"""How a method works on a gradient, which decides what strategies can carry it.
+"""How a method processes a gradient, which decides which strategies support it.
 
-``sums``: each number by itself, into something that may be added up on the way. ``packets``: each number by itself, or
-in small blocks, into bytes that must be unpacked before they are added. ``layers``: a tensor at a time. ``steps``: over
-the course of several steps, together with the optimizer.
+``sums``: element by element, into numbers that an all-reduce can add. ``packets``: element by element or in small
+blocks, into bytes that must be unpacked before they are added. ``layers``: one tensor at a time. ``steps``: over
+several steps, together with the optimizer.
 """
 
 Meeting = Literal["sum", "two-phase", "gather"]
-"""Packed gradients are added up on the way; or each rank unpacks, adds and packs again its share; or every rank
-receives all of them."""
+"""How packed gradients are averaged: added on the way; or each rank unpacks, adds and repacks its own shard; or every
+rank gathers all packets."""
 
 Shapes = Sequence[tuple[int, ...]]
-"""Of the tensors of one bucket."""
+"""Shapes of the tensors in one bucket."""
 
 
 class Collective(NamedTuple):
-    """One of the collectives by which ranks come to the mean of a bucket.
+    """One of the collectives that compute the mean of a bucket over the ranks.
 
-    ``sum``: a tensor is added up over all ranks, as the strategy does it. ``all_to_all`` and ``all_gather``: each rank
-    sends one packet to each other one, different ones or the same.
+    ``sum``: an all-reduce of a tensor, as the strategy carries it out. ``all_to_all`` and ``all_gather``: each rank
+    sends one packet to every other rank, a different packet to each or the same to all.
     """
 
     op: Literal["sum", "all_to_all", "all_gather"]
     num_elements: int
-    """Of the tensor that is summed, or of one packet."""
+    """Elements of the tensor that is summed, or of one packet."""
     element_bytes: int = 1
 
 
 class Compression(Method):
     """A way to compress gradients, with its settings.
 
-    Derive a method of your own from `PackedCompression` where it packs single numbers, or blocks of them, into bytes:
-    it then needs `packet_bytes` and a codec. From this class, where it works otherwise.
+    Derive your own method from `PackedCompression` if it packs single numbers, or blocks of them, into bytes; it then
+    needs `packet_bytes` and a codec. Derive any other method from this class.
 
     Example:
         >>> Compression("topk", ratio=0.05).settings["selection"]
@@ -61,35 +61,35 @@ class Compression(Method):
     folder = "compressors"
 
     carriage: ClassVar[Carriage] = "packets"
-    """How it works on a gradient."""
+    """How it processes a gradient."""
     family: ClassVar[str] = "Your own"
-    """The heading that it stands under in lists: for example ``Shorter floats``, ``Integers in blocks``, ``Random
-    rounding``, ``Signs``, ``Some of the elements`` or ``Low rank``; another one is added to them."""
+    """Its heading in lists: for example ``Shorter floats``, ``Integers in blocks``, ``Random rounding``, ``Signs``,
+    ``Some of the elements`` or ``Low rank``. A new heading is added to them."""
     look: ClassVar[Look] = YOUR_OWN
-    """How figures draw it."""
+    """Colour, dash and marker in figures."""
     is_on: ClassVar[bool] = True
     """Whether anything is compressed at all."""
     survives_overflow: ClassVar[bool] = False
-    """Whether infinities come through, by which loss scaling finds its scale."""
+    """Whether infinities pass through it, which dynamic loss scaling needs to adjust its scale."""
     is_fixed: ClassVar[bool] = True
-    """Whether what it sends depends neither on the gradients nor on which step it is, a warm-up aside."""
+    """Whether the bytes it sends depend neither on the gradients nor on the step, warm-up excepted."""
     is_a_vote: ClassVar[bool] = False
-    """Whether results are votes, which may not be added up or averaged."""
+    """Whether results are votes, which must not be added or averaged."""
     codec_passes: ClassVar[float | None] = None
-    """Reads and writes of the whole gradient that packing takes, besides the packet and error feedback; None where
-    a class does not say, and layouts, whose step time needs it, refuse the method."""
+    """Reads and writes of the whole gradient that packing takes, in addition to the packet and error feedback. None if
+    the class does not state it; layouts then refuse the method, since their step time needs it."""
     least_warmup: ClassVar[int] = 0
-    """Fewest steps that a given warm-up may shrink to."""
+    """Fewest steps to which a given warm-up may shrink."""
 
     if TYPE_CHECKING:
 
         def __init__(self, name: str, **settings: Any) -> None: ...
 
-    # Over the steps of a job.
+    # Behaviour over the steps of a job.
 
     @property
     def period(self) -> int:
-        """Steps after which what crosses the wire repeats itself."""
+        """Period of its traffic, in steps."""
         return 1
 
     def uncompressed(self, steps: int) -> int:  # noqa: ARG002 - most have no warm-up
@@ -97,7 +97,7 @@ class Compression(Method):
         return 0
 
     def at_step(self, step: int) -> Compression:  # noqa: ARG002 - most are the same at each
-        """The method as it is set at a step, from 1, where its warm-up goes by the step alone.
+        """The method with its settings at a step, from 1, where its warm-up depends on the step alone.
 
         Example:
             >>> Compression("dgc", ratio=0.01, warmup_steps=2).at_step(2).settings["ratio"]
@@ -109,11 +109,13 @@ class Compression(Method):
 
     @property
     def steps_are_alike(self) -> bool:
-        """Whether each step exchanges as much as any other, as far as the settings say."""
+        """Whether all steps exchange equally many bytes, as far as the settings determine it."""
         return self.period == 1 and self.at_step(1) == self
 
     def stretched(self, steps: int, to: int) -> Self:
-        """For a job of `to` steps instead of `steps`: a given warm-up keeps its share, down to `least_warmup`.
+        """Return the method for a job of `to` steps instead of `steps`, with the same share of warm-up steps.
+
+        The warm-up does not shrink below `least_warmup`.
 
         Example:
             >>> Compression("onebit-adam", warmup_steps=20).stretched(100, to=10).settings["warmup_steps"]
@@ -127,53 +129,53 @@ class Compression(Method):
         least = min(warmup, self.least_warmup)
         return self.replace(warmup_steps=min(to, max(least, round(warmup * to / steps))))
 
-    # What it does to a training.
+    # Its effect on training.
 
     @property
     def remembers(self) -> bool:
-        """Whether it keeps what it has not sent, and sends it later."""
+        """Whether it keeps a residual of what it has not sent and sends it later (error feedback)."""
         return bool(getattr(self, "feedback", False))
 
     def optimizer_states(self, states: OptimizerStates) -> OptimizerStates:
-        """What the job's optimizer keeps once it works with this method, given what it keeps alone."""
+        """States that the job's optimizer keeps under this method, given the `states` that it keeps without it."""
         return states
 
     @property
     def differs_because(self) -> str | None:
-        """Why a compressed run need not end where an uncompressed one does, as a clause; None where it must."""
+        """Why a compressed run may end at other parameters than an uncompressed one, as a clause; None if it cannot."""
         return f"{self.name} changes the gradients that are exchanged"
 
     @property
     def consensus_step(self) -> float:
-        """Under gossip: how far ranks may move towards the mean of what they have told each other, 0 < value <= 1."""
+        """Under gossip: step size of the ranks towards the mean of the values they exchanged; 0 < value <= 1."""
         return 1.0
 
     @property
     def diverges_because(self) -> str | None:
-        """Under gossip: why its noise outweighs what ranks differ by, with the way out; None where it does not."""
+        """Under gossip: why its noise exceeds the differences between ranks, with a remedy; None where it does not."""
         return None
 
-    # What it goes with.
+    # Compatibility checks.
 
     def check_follows(self, before: str) -> None:
-        """Refuse to go on from a checkpoint that another method has saved, where this one must have begun the run.
+        """Refuse to resume from another method's checkpoint, if this method must have been used from the first step.
 
         Raises:
-            SpecError: It freezes what it has learned in its warm-up.
+            SpecError: It freezes state that it computes during its warm-up.
         """
 
     def check_optimizer(self, job: Job) -> None:
-        """Refuse optimizers and clipping that it does not go with.
+        """Refuse optimizers and clipping that are incompatible with it.
 
         Raises:
-            SpecError: With the field, the value and the way out.
+            SpecError: States the field, the value and a remedy.
         """
 
     def check(self, job: Job) -> None:
-        """Refuse what the job's strategy, precision or optimizer cannot go with.
+        """Refuse a job whose strategy, precision or optimizer is incompatible with this method.
 
         Raises:
-            SpecError: With the field, the value and the way out.
+            SpecError: States the field, the value and a remedy.
         """
         if not self.is_on:
             return
@@ -200,8 +202,8 @@ class Compression(Method):
             )
 
     def _way_out(self, job: Job) -> str:
-        """What goes with the job's strategy, and which strategies take this method."""
-        from shardscope.spec.strategy import strategies  # they name the carriages above
+        """The methods that the job's strategy supports, and the strategies that support this method."""
+        from shardscope.spec.strategy import strategies  # that module imports `Carriage` from this one
 
         methods = (registry.require_known(Compression, name) for name in registry.names(Compression))
         carried = [method.name for method in methods if method.carriage in type(job.strategy).carries]
@@ -217,18 +219,18 @@ class Compression(Method):
             )
         return f"it exchanges no gradients; use compression='none', or one of {takers}"
 
-    # What it sends and what does it.
+    # Its traffic, and the object that compresses.
 
     @required
     def collectives(
         self, shapes: Shapes, world_size: int, *, plan: Sequence[int] | None = None
     ) -> Sequence[Collective]:
-        """The collectives, one after another, by which all ranks come to the mean of one bucket.
+        """The collectives, one after another, that compute the mean of one bucket on all ranks.
 
         Args:
-            shapes: Of the tensors in the bucket, in their order.
-            world_size: W, the ranks.
-            plan: Of a method that adapts: each tensor's bits or rank in force. None before any have moved.
+            shapes: Shapes of the tensors in the bucket, in order.
+            world_size: W, the number of ranks.
+            plan: For an adaptive method: the current bits or rank of each tensor. None before the first change.
         """
         raise NotImplementedError
 
@@ -238,30 +240,30 @@ class Compression(Method):
         world_size: int,  # noqa: ARG002
         step: int,  # noqa: ARG002
     ) -> tuple[Sequence[Collective], Sequence[Collective]] | None:
-        """Of a method that adapts: `collectives` of the cheapest and of the most expensive plan of a step.
+        """For an adaptive method: `collectives` of the cheapest and of the most expensive plan at a step.
 
         Args:
             shapes: As for `collectives`.
-            world_size: W, the ranks.
-            step: From 1.
+            world_size: W, the number of ranks.
+            step: Step number, from 1.
 
         Returns:
-            None where `collectives` without a plan is what is sent.
+            None if the method always sends `collectives` without a plan.
         """
         return None
 
     def bucket_bytes(
         self, shapes: Shapes, world_size: int, *, directions: int = 1, plan: Sequence[int] | None = None
     ) -> Any:
-        """Bytes that each rank sends so that all end with the mean of one bucket; an int64 array `(W,)`, by rank.
+        """Bytes that each rank sends to compute the mean of one bucket on all ranks; an int64 array `(W,)`, by rank.
 
         Args:
-            shapes: Of the tensors in the bucket, in their order.
-            world_size: W, the ranks.
-            directions: Of the ring that adds up what can be added up.
+            shapes: Shapes of the tensors in the bucket, in order.
+            world_size: W, the number of ranks.
+            directions: Directions (1 or 2) of the ring that carries out the sums.
             plan: As for `collectives`.
         """
-        # by name: what methods are asked stands below the formulas
+        # imported by name, because the formulas themselves import `spec`
         formulas = import_module("shardscope.analytic.communication.compressed")
         return sum(
             formulas.collective_bytes(each, world_size, directions=directions)
@@ -275,33 +277,33 @@ class Compression(Method):
         *,
         scatters: bool = False,  # noqa: ARG002
     ) -> int | None:
-        """Bytes that each rank keeps from step to step beside one bucket, once it has been compressed.
+        """Bytes that each rank keeps between steps for one bucket after its first compression, such as residuals.
 
         Args:
-            shapes: Of what lies in the bucket.
-            world_size: W, the ranks that it meets on.
-            scatters: Whether each rank comes to its own share of the mean only, or sends packets that others unpack.
+            shapes: Shapes of the tensors in the bucket.
+            world_size: W, the number of ranks that average the bucket.
+            scatters: Whether each rank obtains only its own shard of the mean, or sends packets that others unpack.
 
         Returns:
-            None where a class does not say, or it moves.
+            None if the class does not state it, or if it varies.
         """
         return None
 
     @property
     def meets(self) -> Meeting:
-        """How packed gradients of all ranks become their mean."""
+        """How the packed gradients of all ranks are averaged."""
         return "sum"
 
     def rounds(self, shapes: Shapes, world_size: int) -> int:
-        """Messages of one bucket's exchange that wait for one another."""
+        """Consecutive messages of one bucket's exchange, each of which waits for the previous one."""
         found = [each for each in self.collectives(shapes, world_size) if each.num_elements]
         return sum(2 * (world_size - 1) if each.op == "sum" else 1 for each in found)
 
     @required
     def build(self, job: Job) -> Any:
-        """The `shardscope.training.compression.Compressor` of one rank of `job`; None where nothing is compressed."""
+        """Build the `shardscope.training.compression.Compressor` for one rank of `job`; None without compression."""
         raise NotImplementedError
 
 
 AnyCompression = Annotated[SerializeAsAny[Compression], BeforeValidator(Compression.resolve)]
-"""A field that takes a method of compression, its name, its class or its JSON."""
+"""A field that accepts a compression method, its name, its class or its JSON."""

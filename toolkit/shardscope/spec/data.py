@@ -1,4 +1,4 @@
-"""The data that can be named in a job, and which models can read it; no torch here, and no file is opened."""
+"""The data sets that a job can name, and the models that can read them. Imports no torch and opens no file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from shardscope.spec.numbers import Count
 
 
 class DataInfo(Spec):
-    """What an embedded data set holds."""
+    """Contents of a built-in data set."""
 
     gives: Modality
     summary: str
     num_classes: Count
     """Distinct targets: classes of an image, or the vocabulary of a corpus."""
     num_rows: Count | None = None
-    """Rows in all; None where it differs from machine to machine."""
+    """Total number of rows; None where it differs between machines."""
 
 
 DATA: dict[str, DataInfo] = {
@@ -40,7 +40,7 @@ _TOKEN_SUFFIXES = frozenset({".txt", ".md", ".py", ".json", ".csv", ".npy", ".bi
 
 
 def data_info(name: str) -> DataInfo:
-    """What the data set called `name` holds.
+    """Contents of the data set called `name`.
 
     Raises:
         SpecError: There is no such data set; the message names the nearest one.
@@ -51,7 +51,7 @@ def data_info(name: str) -> DataInfo:
 
 
 def is_path(data: str) -> bool:
-    """Whether `data` is written like a path (has a folder or a suffix) and not like a name.
+    """Whether `data` is written like a path (with a folder or a suffix) and not like a name.
 
     Example:
         >>> is_path("digits"), is_path("./digits"), is_path("corpus.txt")
@@ -61,7 +61,7 @@ def is_path(data: str) -> bool:
 
 
 def gives(data: str) -> Modality | None:
-    """What `data` (a name or a path) gives to a model; None when only its content can tell.
+    """The modality of `data` (a name or a path); None if it depends on the content of the file.
 
     Raises:
         SpecError: `data` is neither a known name nor written like a path.

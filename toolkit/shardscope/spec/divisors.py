@@ -1,4 +1,4 @@
-"""The divisors of a number, found in the time of its square root, and as messages name them."""
+"""The divisors of a number, found in O(sqrt(n)), and their text in error messages."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from bisect import bisect_left
 from math import isqrt
 
 _NAMED = 12
-"""Divisors that a message names at most."""
+"""Most divisors that a message lists."""
 
 
 def divisors(number: int, *, largest: int | None = None) -> tuple[int, ...]:
-    """Divisors in order.
+    """Divisors of `number` in ascending order.
 
     Args:
-        number: At least 1. Takes as many divisions as its square root.
-        largest: Leave out those above.
+        number: At least 1; the time is O(sqrt(number)).
+        largest: Upper limit; greater divisors are left out.
 
     Example:
         >>> divisors(12, largest=6)
@@ -26,7 +26,7 @@ def divisors(number: int, *, largest: int | None = None) -> tuple[int, ...]:
 
 
 def divisors_text(number: int, *, near: int) -> str:
-    """The divisors as a message offers them: all where they are few, else those around `near`.
+    """The divisors as error messages list them: all of them if there are at most 12, else those around `near`.
 
     Example:
         >>> divisors_text(16, near=3)

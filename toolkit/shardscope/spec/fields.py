@@ -1,4 +1,4 @@
-"""What a field of a spec says of itself, for all that is made from fields: options of commands, controls of forms."""
+"""Metadata of a spec's field, for the command options and form controls that are generated from fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 
 def members_of(annotation: Any) -> Iterator[Any]:
-    """The values of a Literal and the types of a union, without None; `str` for what a text stands for."""
+    """The values of a Literal and the types of a union, without None; `str` for any other non-class annotation."""
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
     elif hasattr(annotation, "__metadata__"):
@@ -24,7 +24,7 @@ def members_of(annotation: Any) -> Iterator[Any]:
 
 
 def bounds_of(field: FieldInfo) -> tuple[Any, Any]:
-    """The least and the most that a number may be, or must stay above and below; None where it has no bound."""
+    """Lower and upper bound of a number, inclusive or exclusive; None for a missing bound."""
     marks = list(field.metadata)
     for member in get_args(field.annotation):
         for inner in getattr(member, "__metadata__", ()):

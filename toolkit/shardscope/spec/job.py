@@ -1,4 +1,4 @@
-"""A job: everything that is needed to predict, simulate and run one training, described once."""
+"""A job: the single description from which one training run is predicted, simulated and carried out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 RECOMPUTE = ("none", "selective", "full")
 LOSSES = ("cross-entropy", "mse")
 IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
-"""What layouts call a job's precisions, whose weights stay in fp32."""
+"""Names of a job's precisions in layouts. The weights stay in fp32."""
 
 
 class Batch(Spec):
@@ -41,15 +41,15 @@ class Batch(Spec):
     global_batch: Count = 64
     """Samples in one optimizer step over all ranks. 1 to 2147483647, divisible by the number of ranks."""
     micro_batch: Count | None = None
-    """Samples in one forward pass on one rank; None takes the rank's whole share at once, in a
-    pipeline as many micro-batches as suit its schedule. Divides the rank's share."""
+    """Samples in one forward pass on one rank; None takes the rank's whole share at once, or in a pipeline a size that
+    suits its schedule. Divides the rank's share."""
 
     def per_rank(self, num_ranks: int, *, among: str | None = None) -> int:
-        """Samples a rank takes in one step.
+        """Samples per rank in one step.
 
         Args:
-            num_ranks: That the batch is divided over.
-            among: Those ranks in the words of a message; None where they are all that there are.
+            num_ranks: Number of ranks that the batch is divided over.
+            among: Description of those ranks for error messages; None if they are all ranks.
 
         Raises:
             SpecError: The global batch does not divide evenly.
@@ -65,7 +65,7 @@ class Batch(Spec):
         return share
 
     def accumulation_steps(self, num_ranks: int, *, among: str | None = None) -> int:
-        """Micro-batches that a rank accumulates in one step; the arguments are those of `per_rank`.
+        """Gradient-accumulation steps: micro-batches per rank in one step; the arguments are those of `per_rank`.
 
         Raises:
             SpecError: The micro-batch does not divide the rank's share.
@@ -81,43 +81,43 @@ class Batch(Spec):
 
 
 class Checkpoint(Spec):
-    """When to save, and how many to keep."""
+    """When to save checkpoints, and how many to keep."""
 
     _positional = "every"
 
     every: Count | None = None
-    """Steps between two checkpoints; None saves none while training goes on."""
+    """Steps between two checkpoints; None saves none during training."""
     at_end: bool = False
     """Also save after the last step, and when the run is stopped."""
     keep: Count = 2
-    """Checkpoints kept; older ones are deleted once a newer one is complete. At least 1."""
+    """Checkpoints kept; older ones are deleted after a newer one is complete. At least 1."""
 
 
 class Record(Spec):
-    """How much of what happens is written down."""
+    """How much of a run is recorded."""
 
     spans_first: CountOrZero = 100
-    """Steps from the start whose compute and communication spans are all written."""
+    """Steps from the start whose compute and communication spans are all recorded."""
     spans_every: Count = 10
-    """After those, spans are written once in this many steps. Bytes, loss and times are written at every step."""
+    """Steps between two recordings of spans after those. Bytes, loss and times are recorded at every step."""
     parameters: bool = False
     """Write all parameters to ``parameters.npz`` after the last step, so that runs can be compared tensor by tensor."""
     memory_first: CountOrZero = 3
-    """Which step from the start (or from where the run goes on) is the first whose memory is measured by kind: the
-    third by default, when the optimizer has its state and DistributedDataParallel, which cuts its buckets anew in the
-    second, has its own. A shorter run measures its last step; 0 leaves the first measurement to `memory_every`. A
+    """First step whose memory is measured by kind, counted from the start or the resumed step. By default the third:
+    the optimizer state exists by then, and DistributedDataParallel, which rebuilds its buckets in the second step, has
+    its final buckets. A shorter run measures its last step; 0 leaves the first measurement to `memory_every`. A
     measured step is slower; the others are not."""
     memory_every: Count | None = 50
-    """After it, memory is measured by kind once in this many steps; None measures only the first time."""
+    """Steps between two later measurements of memory by kind. None measures only the first time."""
     noise_scale: bool = False
-    """Measure the gradient noise scale: each rank writes the squared norms of its own gradients and of their mean,
-    before compression and clipping. Where gradients are compressed, this sends a sketch of them besides."""
+    """Measure the gradient noise scale: each rank records the squared norms of its own gradients and of their mean,
+    before compression and clipping. If gradients are compressed, this additionally sends a sketch of them."""
     noise_every: Count = 1
     """With `noise_scale`: steps between two measurements. At least 1."""
 
     layers_every: CountOrZero = 10
-    """Steps between two looks at the layers: trust ratios and norms of LAMB and LARS, and what compression with error
-    feedback still owes. The first step is always one of them; 0 never looks."""
+    """Steps between two records of the layers: trust ratios and norms of LAMB and LARS, and the residuals of
+    compression with error feedback. The first step is always recorded; 0 records none."""
 
     @model_validator(mode="after")
     def _noise_is_on(self) -> Self:
@@ -129,7 +129,7 @@ class Record(Spec):
         return self
 
     def watches_layers(self, step: int, first_step: int) -> bool:
-        """Whether the layers are looked at in `step`, in a run that begins with `first_step`."""
+        """Whether the layers are recorded at `step`, in a run that begins with `first_step`."""
         return self.layers_every > 0 and (step == first_step or step % self.layers_every == 0)
 
     def measures_noise(self, step: int) -> bool:
@@ -144,19 +144,19 @@ class Record(Spec):
         return self.memory_every is not None and step % self.memory_every == 0
 
     def shows(self, step: int) -> bool:
-        """Whether the spans of this step are written."""
+        """Whether the spans of this step are recorded."""
         return step <= self.spans_first or step % self.spans_every == 0
 
 
 def _batch(value: Any) -> Any:
-    """A batch from its size alone, or from the fields that JSON has."""
+    """Build a batch from its global size alone, or from its JSON fields."""
     if isinstance(value, dict):
         return Batch.from_fields(value)
     return Batch.from_fields({"global_batch": value}) if isinstance(value, str | int) else value
 
 
 class Job(Spec):
-    """One training job. Immutable: `replace` gives a changed copy.
+    """One training job. Immutable: `replace` returns a changed copy.
 
     Example:
         >>> Job(model="mlp", data="digits", strategy="ring", world_size=4, steps=50).batch.per_rank(4)
@@ -169,8 +169,9 @@ class Job(Spec):
     """A name from the catalogue (`shardscope.spec.models.MODELS`), or a callable that returns an `nn.Module`."""
     data: Named
     """``digits``, ``python-source``, a path (text, ``.npz``, ``.npy``), or a callable returning ``(train, test)``.
-    Inputs and targets are tensors, or tuples and mappings of them: a model is called with a tuple's items as arguments
-    and with a mapping's as keywords. A mapping with ``labels`` is both, as Hugging Face's models take it."""
+    Inputs and targets are tensors, or tuples or mappings of them. A model is called with the items of a tuple as
+    arguments and those of a mapping as keywords. A mapping with ``labels`` is input and target at once, as Hugging Face
+    models take it."""
     strategy: AnyStrategy = Field(default_factory=lambda: Strategy("ring"))
     """How the ranks share the work: a strategy, or its short string such as ``"ring"``."""
     world_size: int = Field(default=2, ge=1, le=1024)
@@ -178,52 +179,52 @@ class Job(Spec):
     optimizer: AnyOptimizer = Field(default_factory=lambda: Optimizer("adamw"))
     """The update rule: an optimizer, or its name."""
     lr_schedule: AnyLRSchedule = Field(default_factory=lambda: LRSchedule("constant"))
-    """How the learning rate moves over the steps: a schedule, or its name."""
+    """How the learning rate changes over the steps: a schedule, or its name."""
     batch: Annotated[Batch, BeforeValidator(_batch)] = Batch(global_batch=64)
-    """Samples a step, or just the global batch size."""
+    """Samples per step: a `Batch`, or just the global batch size."""
     compression: AnyCompression = Field(default_factory=lambda: Compression("none"))
-    """How gradients are compressed on their way, or the method's name."""
+    """How gradients are compressed for communication: a method, or its name."""
     steps: Count = 100
     """Optimizer steps, 1 to 2147483647."""
     until: Count | None = None
-    """Train only up to this step of `steps`, on the schedule and the data of all of them, and save a checkpoint there
-    to go on from. At most `steps`; None trains them all."""
+    """Train only up to this step, with the schedule and the data order of all `steps`, and save a checkpoint there to
+    resume from. At most `steps`; None trains them all."""
     precision: Annotated[JobPrecision, BeforeValidator(full_name)] = "fp32"
     """fp32 or fp64 throughout; bf16-mixed or fp16-mixed: autocast over fp32 weights, fp16 with dynamic loss scaling.
     ``"bf16"`` and ``"fp16"`` are aliases of the mixed ones."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Recomputed in the backward pass: nothing, what is large and cheap (attention, activations), or whole blocks."""
+    """Recomputed in the backward pass: nothing, large but cheap tensors (attention, activations), or whole blocks."""
     loss: Named = "cross-entropy"
     """``cross-entropy``, ``mse``, or a callable ``loss(output, target)`` that returns the mean over its samples. The
-    named ones read an output's ``logits``; an output with a ``loss``, as of a Hugging Face model given labels, is
-    trained with that."""
+    named losses read an output's ``logits``. If the output has a ``loss``, as from a Hugging Face model given labels,
+    it is used instead."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Largest global gradient norm; above it all gradients are scaled down. None does not clip."""
     seed: Seed = 0
-    """Seeds weights and data order; the same job with the same seed repeats itself. 0 to 2**63 - 1."""
+    """Seed of weights and data order; the same job with the same seed is reproducible. 0 to 2**63 - 1."""
     eval_every: Count | None = None
     """Steps between two evaluations on the test split; None evaluates once, after the last step."""
     checkpoint: Checkpoint = Checkpoint()
     """When to save the state of the training."""
     record: Record = Record()
-    """How much of what happens is written down."""
+    """How much of the run is recorded."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """``auto`` takes GPUs where there are any."""
+    """``auto`` uses GPUs if there are any."""
     threads: int = Field(default=1, ge=1, le=1024)
-    """CPU threads that a rank computes with, the same for one process as for many, so that they can be compared."""
+    """CPU threads per rank, the same for one process as for many, so that they can be compared."""
     timeout_s: float = Field(default=60.0, gt=0, le=86400)
-    """Seconds after which a rank that waits for a silent peer gives up. 0 < value <= 86400."""
+    """Seconds after which a rank that waits for an unresponsive peer gives up. 0 < value <= 86400."""
     link: LinkOrName | None = None
-    """What joins each rank to the others: a `Link`, or its name in the catalogue. Each rank then sends and receives at
-    most `bandwidth` while it trains, and every message arrives `latency_s` later; all ranks are on one machine. None is
-    the machine's own. One rank alone sends nothing."""
+    """Emulated link of each rank: a `Link`, or its name in the catalogue. All ranks are on one machine; each sends and
+    receives at most `bandwidth` while it trains, and every message arrives `latency_s` later. None is the machine's own
+    link. One rank alone sends nothing."""
     name: str | None = Field(default=None, max_length=80)
     """A name for the run directory; None makes one from strategy and model."""
 
     @model_validator(mode="before")
     @classmethod
     def _suited_to_the_strategy(cls, fields: Any) -> Any:
-        """Where they are not given: one rank where it takes no more, and a micro-batch that suits it."""
+        """Fill in fields that are not given: one rank if the strategy takes no more, and a suitable micro-batch."""
         if not isinstance(fields, dict):
             return fields
         strategy = Strategy.resolve(fields.get("strategy", "ring"))
@@ -302,7 +303,7 @@ class Job(Spec):
 
     @property
     def last_step(self) -> int:
-        """The step that a run ends after: `until`, or all of `steps`."""
+        """The last step of a run: `until` if it is set, else `steps`."""
         return self.until or self.steps
 
     @property
@@ -312,12 +313,12 @@ class Job(Spec):
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches that a rank, or a whole pipeline, takes one after another in a step."""
+        """Micro-batches that a rank, or a whole pipeline, processes in one step."""
         return self.batch.accumulation_steps(self.num_data_ranks)
 
     @property
     def label(self) -> str:
-        """The run's name: the one given, or strategy, compression if there is any, and model."""
+        """The run's name: `name` if it is given, else strategy, compression (if it is on) and model."""
         parts = [self.strategy.label.replace(":", "-"), label_of(self.model)]
         if self.compression.is_on:
             parts.insert(1, self.compression.name)
@@ -329,14 +330,14 @@ class Job(Spec):
         return 8 if self.precision == "fp64" else 4
 
     def layout(self) -> Layout:
-        """How this job lies on devices: what it stands for at scale, for `predict`, `plan` and the calculators.
+        """The layout that corresponds to this job, for `predict`, `plan` and the calculators.
 
         Example:
             >>> Job(model="gpt-nano", data="python-source", strategy="zero-3", world_size=4).layout().zero
             3
 
         Raises:
-            SpecError: No layout spreads a model like the strategy, or computes in fp64.
+            SpecError: No layout corresponds to the strategy, or the precision is fp64.
         """
         from shardscope.spec.layout import Layout
 
@@ -361,19 +362,19 @@ class Job(Spec):
         )
 
     def methods(self) -> Iterator[tuple[str, Method]]:
-        """The job's methods by the fields that they stand in; a method within a method as in ``strategy.schedule``."""
+        """The job's methods with the paths of their fields; for a nested method, for example ``strategy.schedule``."""
         for field in type(self).model_fields:
             yield from methods_in(field, getattr(self, field))
 
     @property
     def user_functions(self) -> dict[str, UserCode]:
-        """The user's own functions, by field: model, data, loss."""
+        """User-defined functions, by field: model, data, loss."""
         values = {field: getattr(self, field) for field in type(self).model_fields}
         return {field: value for field, value in values.items() if isinstance(value, UserCode)}
 
     @property
     def user_code(self) -> dict[str, UserCode]:
-        """The user's own code, by field: functions, and classes of methods."""
+        """User-defined code, by field: functions, and classes of methods."""
         classes = {place: method.user_code for place, method in self.methods()}
         return {
             **self.user_functions,
@@ -381,10 +382,10 @@ class Job(Spec):
         }
 
     def require_code(self) -> None:
-        """Refuse a job that names functions or methods whose code is not known.
+        """Refuse a job with functions or methods whose code is not loaded.
 
         Raises:
-            SpecError: It names one, and says where its code is to be had.
+            SpecError: The code of one is missing; the message states where to get it.
         """
         for _, method in self.methods():
             method.require_here()
@@ -392,7 +393,7 @@ class Job(Spec):
             _ = code.function  # raises
 
     def with_user_code(self, code: Mapping[str, Callable[..., Any]]) -> Self:
-        """This job with functions, and classes of methods, in place of their names.
+        """Return this job with functions, and classes of methods, in place of their names.
 
         Raises:
             SpecError: A class is not the method that the job names.
@@ -419,10 +420,10 @@ def _with_code(named: Any, code: Callable[..., Any]) -> Any:
 
 
 def _check_noise_scale(job: Job) -> None:
-    """Refuse to measure where there are no two batch sizes to compare, or no mean gradient.
+    """Refuse to measure the noise scale without two batch sizes to compare, or without a mean gradient.
 
     Raises:
-        SpecError: With what can.
+        SpecError: The message names a setting that can be measured.
     """
     reason = job.strategy.hides_noise_because
     if reason is not None:

@@ -1,4 +1,4 @@
-"""How a job is laid out on devices: every degree of parallelism and what trades memory for time."""
+"""How a job is laid out on devices: all degrees of parallelism, and the options that trade memory for time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def schedule_names() -> tuple[str, ...]:
-    """The names of all schedules, in the order in which columns of layouts count them."""
+    """The names of all schedules, in the order of their codes in columns of layouts."""
     return _names_of(registry.all_of(PipelineSchedule))
 
 
@@ -35,7 +35,7 @@ def _names_of(_known: tuple[type[PipelineSchedule], ...]) -> tuple[str, ...]:
 
 
 def searched_schedules() -> tuple[str, ...]:
-    """Those that layouts can have: of which it is known in closed form what a rank holds."""
+    """Names of the schedules that layouts accept: those with a closed form for the micro-batches a rank holds."""
     return tuple(schedule.name for schedule in schedules() if schedule.held_terms is not None)
 
 
@@ -61,51 +61,51 @@ class Layout(Spec):
     """One way to put a model on devices. The number of devices is data x tensor x pipeline x context."""
 
     data: Degree = 1
-    """Replicas that each take a part of the batch."""
+    """Data-parallel degree: replicas that each process a part of the batch."""
     tensor: Degree = 1
-    """Devices that share every matrix of a layer."""
+    """Tensor-parallel degree: devices that each matrix of a layer is split over."""
     pipeline: Degree = 1
-    """Devices, one behind the other, that each hold some of the layers."""
+    """Pipeline-parallel degree: devices that each hold some of the layers."""
     context: Degree = 1
-    """Devices that each take a part of every sequence."""
+    """Context-parallel degree: devices that each process a part of every sequence."""
     expert: Degree = 1
-    """Devices over which the experts of a layer are spread; they are taken from data x context."""
+    """Expert-parallel degree: devices over which the experts of a layer are spread, taken from data x context."""
     zero: Literal[0, 1, 2, 3] = 0
-    """ZeRO's stage: 1 partitions the optimizer's state, 2 also gradients, 3 also parameters. Stage 2 reduces gradients
-    for every micro-batch and 3 gathers parameters too, through a pipeline as well (as FSDP does; Megatron refuses 2 and
-    3 there). With nothing to partition over, every stage is as 0."""
+    """ZeRO stage: 1 partitions the optimizer state, 2 also gradients, 3 also parameters. Stage 2 reduces gradients for
+    every micro-batch, and stage 3 also gathers parameters for each, in a pipeline too (as FSDP does; Megatron refuses 2
+    and 3 there). With one rank to partition over, every stage equals 0."""
     shard: CountOrZero = 0
-    """Ranks over which ZeRO partitions (HSDP, replicas of shards); 0 for all of data x context."""
+    """Ranks over which ZeRO partitions (as in HSDP, with replicas of shards); 0 for all of data x context."""
     global_batch: Count = 1
     """Sequences in one optimizer step, over all replicas."""
     micro_batch: Count = 1
     """Sequences in one forward pass of one replica."""
     schedule: LayoutSchedule = "1f1b"
-    """Order of a pipeline's passes; with pipeline=1 there is nothing to schedule."""
+    """Pipeline schedule; it has no effect with pipeline=1."""
     virtual_stages: Count = 1
     """Stages that each pipeline rank holds."""
     recompute: Recompute = "none"
-    """Activations that are computed again in the backward pass: none, attention's inner part, or every layer from its
+    """Activations that are recomputed in the backward pass: none, the core of attention, or every layer from its
     input."""
     flash_attention: bool = True
-    """Attention in one kernel that never stores its scores."""
+    """Fused attention in one kernel that never stores its scores."""
     sequence_parallel: bool = False
-    """Split along the sequence, over the tensor ranks, what tensor parallelism leaves whole."""
+    """Split the activations that tensor parallelism leaves whole along the sequence, over the tensor ranks."""
     precision: Annotated[Precision, BeforeValidator(full_name)] = "bf16-mixed"
     """``bf16-mixed`` and ``fp16-mixed`` (``"bf16"`` and ``"fp16"`` are aliases) keep weights and gradients in 2 bytes
-    beside an fp32 master copy, as Megatron and DeepSpeed do; ``bf16-autocast`` and ``fp16-autocast`` keep them in fp32,
-    as the mixed precisions of a `Job` do."""
+    and an fp32 master copy, as Megatron and DeepSpeed do. ``bf16-autocast`` and ``fp16-autocast`` keep them in fp32, as
+    the mixed precisions of a `Job` do."""
     optimizer: AnyLayoutOptimizer = Field(default_factory=lambda: Optimizer("adamw"))
-    """The update rule. An optimizer, or a name of a job's optimizers or of those described in
-    `spec.layout_optimizer`."""
+    """The update rule. An optimizer, or a name of a job's optimizers or of those in `spec.layout_optimizer`."""
     offload: Offload = "none"
-    """What lives in the host's memory: the optimizer's state, all model states, saved activations, or all of it."""
+    """Tensors offloaded to host memory: none, the optimizer state, all model states, saved activations, or all of
+    them."""
     compression: AnyLayoutCompression = Field(default_factory=lambda: Compression("none"))
-    """Compression of gradients between replicas, as far as its cost is known in closed form. A method, or its name."""
+    """Compression of gradients between replicas, for methods with a closed-form cost. A method, or its name."""
 
     @property
     def num_devices(self) -> int:
-        """Devices that the layout takes."""
+        """Number of devices that the layout needs."""
         return self.data * self.tensor * self.pipeline * self.context
 
     @property
@@ -114,7 +114,7 @@ class Layout(Spec):
         return self.global_batch // (self.data * self.micro_batch)
 
     def axis(self, name: str) -> Any:
-        """A field as tables show it: methods by their labels."""
+        """The value of a field as tables show it; a method is shown by its label."""
         value = getattr(self, name)
         return getattr(value, "label", value)
 
@@ -122,10 +122,10 @@ class Layout(Spec):
         return [(name, self.axis(name)) for name in type(self).model_fields]
 
     def check(self, model: Transformer | LayerTable | None = None, cluster: Cluster | None = None) -> None:
-        """Refuse what cannot be: alone, on a model, on a cluster.
+        """Refuse an infeasible layout: by itself, on a model, or on a cluster.
 
         Raises:
-            SpecError: The first rule of `spec.layout_rules` that is broken, with the way out.
+            SpecError: The first rule of `spec.layout_rules` that is broken, with a remedy.
 
         Example:
             >>> Layout(data=2, global_batch=3).check()  # doctest: +ELLIPSIS

@@ -1,4 +1,4 @@
-"""Compression in layouts: the methods that jobs train with, as far as their cost is known in closed form."""
+"""Compression in layouts: those methods of jobs whose cost is known in closed form."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from shardscope.spec.compression import Compression
 FORMER: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"topk-1%": {"name": "topk", "ratio": 0.01}, "powersgd-4": {"name": "powersgd", "rank": 4}}
 )
-"""Names that layouts of earlier versions had, with the methods that they are."""
+"""Names in layouts of earlier versions, and the methods they stand for."""
 
 
 def compression_names() -> tuple[str, ...]:
-    """The names of all methods that a layout can have, ``none`` first."""
+    """The names of all methods that a layout accepts, ``none`` first."""
     known = [method for method in registry.all_of(Compression) if method.codec_passes is not None]
     return tuple(method.name for method in sorted(known, key=lambda method: method.is_on))
 
 
 def layout_compression(value: Any) -> Compression:
-    """A method of compression from what a layout's field may be given: itself, its class, its name, or its JSON.
+    """Resolve a value of a layout's field to a compression method: a method, its class, its name, or its JSON.
 
     Raises:
-        SpecError: There is no such method, or its class does not say what packing takes.
+        SpecError: There is no such method, or its class does not state `codec_passes`.
 
     Example:
         >>> layout_compression("powersgd-4").label, layout_compression("topk") == layout_compression("topk-1%")
@@ -45,4 +45,4 @@ def layout_compression(value: Any) -> Compression:
 
 
 AnyLayoutCompression = Annotated[SerializeAsAny[Compression], BeforeValidator(layout_compression)]
-"""A field that takes a method of compression, its name, its class, its JSON, or a name in `FORMER`."""
+"""A field that accepts a compression method, its name, its class, its JSON, or a name in `FORMER`."""

@@ -1,4 +1,4 @@
-"""Optimizers of layouts: those that jobs train with, and those that are described only, for predictions."""
+"""Optimizers in layouts: those that jobs train with, and published ones that are only described, for predictions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PUBLISHED: Mapping[str, _Published] = MappingProxyType(
         ),
     }
 )
-"""Optimizers that nothing here trains with: what they keep, and where that is published."""
+"""Optimizers that Shardscope does not train with: their states, and the publication that states them."""
 
 
 def _published(name: str) -> str:
@@ -46,7 +46,7 @@ def _published(name: str) -> str:
 
 
 class PublishedOptimizer(Spec):
-    """An optimizer that can be predicted and not trained with: a name in `PUBLISHED`."""
+    """An optimizer that can be predicted but not trained with: a name in `PUBLISHED`."""
 
     _positional = "name"
 
@@ -54,17 +54,17 @@ class PublishedOptimizer(Spec):
 
     @property
     def label(self) -> str:
-        """Its name."""
+        """The optimizer's name."""
         return self.name
 
     @property
     def states(self) -> OptimizerStates:
-        """What it keeps."""
+        """The states that it keeps per parameter."""
         return PUBLISHED[self.name].states
 
 
 def optimizer_names() -> tuple[str, ...]:
-    """The names of all optimizers that a layout can have."""
+    """The names of all optimizers that a layout accepts."""
     return tuple(dict.fromkeys([*registry.names(Optimizer), *PUBLISHED]))
 
 
@@ -72,10 +72,10 @@ LayoutOptimizer = Optimizer | PublishedOptimizer
 
 
 def layout_optimizer(value: Any) -> LayoutOptimizer:
-    """An optimizer from what a layout's field may be given: itself, its class, its name, or its JSON.
+    """Resolve a value of a layout's field to an optimizer: an optimizer, its class, its name, or its JSON.
 
     Raises:
-        SpecError: There is none of this name, or it does not take these settings.
+        SpecError: There is no optimizer of this name, or it does not take these settings.
     """
     if isinstance(value, PublishedOptimizer):
         return value
@@ -90,14 +90,14 @@ def layout_optimizer(value: Any) -> LayoutOptimizer:
 
 
 AnyStates = LayoutOptimizer | OptimizerStates | str
-"""What formulas of memory take for an optimizer."""
+"""Types that memory formulas accept for an optimizer."""
 
 
 def states_of(optimizer: AnyStates) -> OptimizerStates:
-    """What an optimizer keeps, by name or object, or as `Compression.optimizer_states` says it.
+    """The states of an optimizer, given by name, as an object, or already as `OptimizerStates`.
 
     Raises:
-        SpecError: There is none of this name.
+        SpecError: There is no optimizer of this name.
 
     Example:
         >>> states_of("adafactor").per_factor, states_of("lamb").tensors
@@ -109,4 +109,4 @@ def states_of(optimizer: AnyStates) -> OptimizerStates:
 AnyLayoutOptimizer = Annotated[
     SerializeAsAny[Optimizer] | PublishedOptimizer, BeforeValidator(layout_optimizer)
 ]
-"""A field that takes an optimizer, its name, its class, its JSON, or a name in `PUBLISHED`."""
+"""A field that accepts an optimizer, its name, its class, its JSON, or a name in `PUBLISHED`."""

@@ -1,8 +1,8 @@
-"""What a layout must keep to: each rule as a condition, and as a sentence on what is wrong and what is right.
+"""Feasibility rules of layouts: each rule as a condition, and as an error message with a remedy.
 
-The conditions are over numbers, or over whole columns of them: `problems` tells the one layout that breaks a rule what
-to do; the planner counts how many of a million break it. Arguments are numbers or arrays that broadcast; so is what
-comes back: whether the rule is broken.
+The conditions take numbers or arrays that broadcast, and return whether the rule is broken, in the same shape.
+`problems` applies them to one layout and yields messages. The planner applies them to columns of a million layouts and
+counts how many break each rule.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def problems(
     layout: Layout, model: Transformer | LayerTable | None, cluster: Cluster | None
 ) -> Iterator[str]:
-    """Every rule that the layout breaks, as a sentence; those about a model or a cluster only where one is given."""
+    """A sentence for every rule that the layout breaks; rules about a model or a cluster only if one is given."""
     yield from _batch(layout)
     yield from _groups(layout)
     yield from _schedule(layout)
@@ -152,9 +152,9 @@ def _experts(layout: Layout, model: Transformer) -> Iterator[str]:
 
 
 Numbers = Any
-"""A number, or an array of them: this floor knows no arrays, only what they share with numbers."""
+"""A number, or an array of numbers. This module uses only operators that both support, so it needs no NumPy."""
 Broken = Any
-"""True or False, or an array of them."""
+"""True or False, or an array of bools."""
 
 
 def indivisible(size: Numbers, parts: Numbers) -> Broken:
@@ -163,7 +163,7 @@ def indivisible(size: Numbers, parts: Numbers) -> Broken:
 
 
 def tensor_sizes(model: Transformer) -> dict[str, int]:
-    """What the tensor degree divides, by name: heads, and every inner width."""
+    """Sizes that the tensor degree must divide, by name: heads, and every inner width."""
     sizes = {"heads": model.heads, "ffn": model.ffn}
     return sizes if model.mixture is None else {**sizes, "mixture.ffn": model.mixture.ffn}
 
@@ -199,15 +199,15 @@ def too_many_stages(layers: int, pipeline: Numbers, virtual_stages: Numbers = 1)
 
 
 def uneven_chunks(layers: int, pipeline: Numbers, virtual_stages: int) -> Broken:
-    """A rank's stages differ in layers, which no closed form knows; without virtual stages they may."""
+    """With virtual stages, the stages differ in their number of layers, for which there is no closed form."""
     return indivisible(layers, pipeline * virtual_stages) & (virtual_stages > 1)
 
 
 def uneven_rounds(schedule: PipelineSchedule, pipeline: Numbers, microbatches: Numbers) -> Broken:
-    """A schedule of any number of stages a rank takes micro-batches in rounds of as many as there are ranks."""
+    """The schedule allows any number of stages per rank, and the micro-batches are not a multiple of the ranks."""
     return indivisible(microbatches, pipeline) & (schedule.most_stages is None)
 
 
 def too_few_microbatches(schedule: PipelineSchedule, pipeline: Numbers, microbatches: Numbers) -> Broken:
-    """There are fewer for each rank than the schedule needs."""
+    """There are fewer micro-batches per rank than the schedule needs."""
     return microbatches < schedule.least_per_rank * pipeline

@@ -1,6 +1,6 @@
-"""Links: between the devices of a cluster, and the one that a real run's ranks are held to.
+"""Links between the devices of a cluster, and the emulated link of the ranks of a real run.
 
-All rates in bytes a second, all times in seconds.
+All rates are in bytes per second, all times in seconds.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from shardscope.spec._base import Spec
 from shardscope.spec.units import Bandwidth, Seconds, bit_rate_text, parse, positive, quantity, seconds_text
 
 PACED_UP_TO = 5e9 / 8
-"""Bytes a second up to which a process can hold its own messages back precisely enough; a faster link runs slower
-than it should, because copying a message through the machine takes about as long as sending it would."""
+"""Bytes per second up to which a process can pace its own messages precisely enough. A faster link would run slower
+than it should, because copying a message within the machine takes about as long as sending it would."""
 _FIGURES = (
     ("bandwidth", "the bandwidth", "such as '100 Mbit/s'"),
     ("latency_s", "the latency", "such as '1 ms', or 0 for none"),
@@ -25,7 +25,7 @@ _FIGURES = (
 
 
 class Link(Spec):
-    """What joins devices. Quantities may be texts with units: ``"200 Gbit/s"``, ``"5 us"``.
+    """A link between devices. Quantities may be texts with units: ``"200 Gbit/s"``, ``"5 us"``.
 
     Example:
         >>> Link(bandwidth="100 Mbit/s", latency="1 ms").label
@@ -33,20 +33,20 @@ class Link(Spec):
     """
 
     name: str = ""
-    """In the catalogue, or as the user wrote it."""
+    """Name in the catalogue, or the text that the user gave."""
     bandwidth: Bandwidth
-    """Bytes a second that one device can send while it receives as many (per device, one way)."""
+    """Bytes per second that one device can send while it receives at the same rate (per device, one way)."""
     latency_s: Seconds
-    """Of one message between neighbours. May be given as `latency`."""
+    """Seconds of latency of one message between neighbours. May be given as `latency`."""
     source: str = Field(default="given by the user", min_length=1)
     """Where the figures come from."""
     recalled: tuple[str, ...] = ()
-    """Fields whose figures were written from memory, and not confirmed in the source."""
+    """Fields whose figures were written from memory and not confirmed in the source."""
 
     @model_validator(mode="before")
     @classmethod
     def _both_figures(cls, fields: Any) -> Any:
-        """Neither is guessed; `latency` is read here, so that errors call it what the user does."""
+        """Require both figures, and read `latency` here, so that errors use the name that the user gave."""
         if not isinstance(fields, dict):
             return fields
         if "latency" in fields:
@@ -71,14 +71,14 @@ class Link(Spec):
 
     @classmethod
     def of(cls, name: str, *, latency_s: float | str | None = None, field: str = "link") -> Link:
-        """A link of the catalogue by its name, or any other by its rate, which then needs a latency.
+        """A link from the catalogue by its name, or any other link by its rate, which then needs a latency.
 
-        For network ports the bandwidth is one port's, one way; `shared` makes it a device's share.
+        For network ports the bandwidth is that of one port, one way; `shared` converts it to a device's share.
 
         Args:
             name: ``"nvlink-4"``, ``"25GbE"``, or a rate with its unit, each way.
-            latency_s: Seconds, or a text with its unit; None for the catalogue's.
-            field: What an error calls the name.
+            latency_s: Seconds, or a text with its unit; None for the catalogue's latency.
+            field: Name of the argument in error messages.
 
         Example:
             >>> Link.of("25GbE").bandwidth
@@ -109,11 +109,11 @@ class Link(Spec):
 
     @property
     def can_be_paced(self) -> bool:
-        """Whether a run's ranks can be held to it precisely: up to 5 Gbit/s."""
+        """Whether a run can emulate it precisely: up to 5 Gbit/s."""
         return self.bandwidth <= PACED_UP_TO
 
     def shared(self, ports: int, devices: int) -> Link:
-        """One device's share when `ports` ports of this kind serve `devices` devices."""
+        """One device's share if `ports` ports of this kind serve `devices` devices."""
         for field, count in (("ports", ports), ("devices", devices)):
             if count < 1:
                 raise SpecError(f"{field}={count} is not valid: it should be 1 or more")
@@ -124,7 +124,7 @@ class Link(Spec):
 
 
 def is_rate(name: object) -> bool:
-    """Whether a text that stands for a link is a rate (``"200 Gbit/s"``) and no name (``"25GbE"``)."""
+    """Whether the text for a link is a rate (``"200 Gbit/s"``) and not a name (``"25GbE"``)."""
     return (
         isinstance(name, str)
         and name.strip()[:1] in set("+-.0123456789")

@@ -1,23 +1,23 @@
-"""How figures draw a method."""
+"""The look of a method in figures."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-"""Of lines, as Plotly calls them."""
+"""Dashes of lines, by their Plotly names."""
 
 
 class Look(NamedTuple):
-    """Colour, dash and marker."""
+    """Colour, dash and marker of a method in figures."""
 
     colour: str
-    """As CSS has it."""
+    """CSS colour."""
     dash: str = "solid"
-    """One of `DASHES`."""
+    """Line dash, one of `DASHES`."""
     symbol: str = "circle"
-    """Of points, as Plotly calls it."""
+    """Marker symbol, by its Plotly name."""
 
 
 YOUR_OWN = Look("#8a6d3b", "dash", "x")
-"""Of methods that do not say."""
+"""The default look, for methods that do not define one."""

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: how the learning rate moves over the steps of a run."""
+"""Learning-rate schedules: how the learning rate changes over the steps of a run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shardscope.spec.numbers import CountOrZero
 
 
 class LRSchedule(Method):
-    """The learning rate over a run, as a factor on the optimizer's own: a linear warm-up, then what the schedule says.
+    """A factor on the optimizer's learning rate at every step: a linear warm-up, then the curve of the schedule.
 
-    Derive a schedule of your own from this class: give it a `name`, its settings as fields with defaults, and
-    `factor_after_warmup`. Nothing may be kept between steps, so that a resumed run needs no state of it.
+    Derive your own schedule from this class: give it a `name`, its settings as fields with defaults, and
+    `factor_after_warmup`. It must not keep state between steps, so that a resumed run needs none.
 
     Example:
         >>> LRSchedule("polynomial", warmup_steps=10).power
@@ -27,7 +27,7 @@ class LRSchedule(Method):
     folder = "lr_schedules"
 
     warmup_steps: CountOrZero = 0
-    """Steps over which the rate first rises, linearly, to its full value. At least 0, at most all steps."""
+    """Warm-up steps, over which the learning rate rises linearly to its full value. At least 0, at most all steps."""
 
     if TYPE_CHECKING:
 
@@ -56,12 +56,13 @@ class LRSchedule(Method):
         raise NotImplementedError
 
     def progress(self, step: int, steps: int) -> float:
-        """How far a run is between the end of its warm-up and its end: 0 in the first step after the warm-up.
+        """Progress of a run from the end of its warm-up (0 at the first step after it) towards its last step.
 
-        The last step is one short of 1, so that no step is spent at a rate of zero; later ones stay at 1.
+        The value at the last step is one step short of 1, so that no step has a learning rate of zero. Beyond the last
+        step it stays at 1.
         """
         return min((step - 1 - self.warmup_steps) / max(steps - self.warmup_steps, 1), 1.0)
 
 
 AnyLRSchedule = Annotated[SerializeAsAny[LRSchedule], BeforeValidator(LRSchedule.resolve)]
-"""A field that takes a schedule, its name, its class or its JSON."""
+"""A field that accepts a schedule, its name, its class or its JSON."""

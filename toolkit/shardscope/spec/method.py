@@ -1,4 +1,4 @@
-"""A method: one way to do a part of a training, such as a learning-rate schedule, as a class with its own settings."""
+"""A method: one implementation of a part of training, such as a learning-rate schedule; a class with its settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Required = TypeVar("Required")
 
     def required(function: Required) -> Required:
-        """Mark what every method of a kind must define."""
+        """Mark a member that every method of a kind must define."""
         return function
 else:
     ModelMetaclass = type(BaseModel)
@@ -31,13 +31,13 @@ else:
 
 
 _ORIGINS = ("code", "package")
-"""Keys of JSON that say where a method that is not built in comes from."""
+"""JSON keys that state the origin of a method that is not built in."""
 
 
 class _ByName(ModelMetaclass):
-    """Lets the base class of a kind make any method of that kind: ``LRSchedule("cosine", final_ratio=0.1)``.
+    """Lets the base class of a kind construct any method of that kind: ``LRSchedule("cosine", final_ratio=0.1)``.
 
-    Type checkers see neither this nor that the base class is abstract, but the `__init__` that the kind declares.
+    Type checkers see neither this nor that the base class is abstract. They see the `__init__` that the kind declares.
     """
 
     if not TYPE_CHECKING:
@@ -46,35 +46,35 @@ class _ByName(ModelMetaclass):
             if Method in cls.__bases__:
                 return cls.by_name(*args, **fields)
             if cls.__abstractmethods__:
-                registry.check(cls)  # says what it lacks
+                registry.check(cls)  # its error names the missing members
             return super().__call__(*args, **fields)
 
 
 class Method(Spec, metaclass=_ByName):
-    """Base of all kinds of methods. Its fields are the settings; each needs a default.
+    """Base class of all kinds of methods. Its fields are the settings; each needs a default.
 
     A kind is a direct subclass, which sets `kind` and `folder`. A method is a subclass of a kind, which sets `name`.
-    In JSON a method is its name and its settings; one of the user's own has a digest of its code besides, and one of an
-    installed package the package's name.
+    In JSON a method is its name and its settings. A user-defined method also has a digest of its code, and a method of
+    an installed package the package's name.
     """
 
     _positional = "name"
 
     kind: ClassVar[str]
-    """What errors call it: the field of a job that takes it, such as ``lr_schedule``."""
+    """Name of the kind in errors: the job field that takes it, such as ``lr_schedule``."""
     folder: ClassVar[str]
     """The folder of the built-in methods of this kind, in `shardscope.methods`."""
     needs_code: ClassVar[tuple[str, ...]] = ()
-    """Members with a default that nevertheless only the code of the user's class can answer."""
+    """Members that have a default, but whose value for a user-defined class needs the code of that class."""
     name: ClassVar[str]
-    """The method's name, unique within its kind: small letters, digits and hyphens."""
+    """The method's name, unique within its kind: lower-case letters, digits and hyphens."""
 
     @classmethod
     def by_name(cls, /, *args: Any, **fields: Any) -> Any:
-        """The method of this kind with this name and these settings; None leaves one at its default.
+        """The method of this kind with this name and these settings; None leaves a setting at its default.
 
         Raises:
-            SpecError: There is none of this name, or it does not take these settings.
+            SpecError: There is no method of this name, or it does not take these settings.
         """
         fields = cls._with_positional(args, fields) if args else fields
         if "name" not in fields:
@@ -90,7 +90,7 @@ class Method(Spec, metaclass=_ByName):
 
     @classmethod
     def from_fields(cls, fields: Any) -> Any:
-        """The method that JSON describes; a stand-in where the code or package that it was saved with is not here.
+        """The method that JSON describes; a stand-in if its code or package is not available in this process.
 
         Raises:
             SpecError: There is no such method, or it does not take these settings.
@@ -102,7 +102,7 @@ class Method(Spec, metaclass=_ByName):
             {key: fields[key] for key in _ORIGINS if fields.get(key) is not None},
         )
         settings = {key: value for key, value in fields.items() if key not in ("name", *_ORIGINS)}
-        if Method not in cls.__bases__:  # a method itself, whose own name it may be given
+        if Method not in cls.__bases__:  # a method itself; its own name is allowed among the fields
             return super().from_fields(settings if name == cls.name else fields)
         if origin:
             if not all(isinstance(text, str) for text in (name, *origin.values())):
@@ -116,7 +116,7 @@ class Method(Spec, metaclass=_ByName):
 
     @classmethod
     def resolve(cls, value: Any) -> Any:
-        """What a job's field may be given, as a method: its name, its fields as JSON has them, its class, or itself."""
+        """Resolve a value of a job's field to a method: a name, fields as in JSON, a class, or a method."""
         if isinstance(value, str):
             return cls.by_name(value)
         if isinstance(value, dict):
@@ -136,10 +136,10 @@ class Method(Spec, metaclass=_ByName):
 
     @classmethod
     def check_class(cls) -> None:
-        """Refuse members of a class that cannot work, when it is registered; kinds add to it.
+        """Refuse a class with invalid members, when it is registered; kinds extend this check.
 
         Raises:
-            SpecError: It names the member.
+            SpecError: A member is invalid; the message names it.
         """
         look = getattr(cls, "look", None)
         if look is not None and not (isinstance(look, Look) and look.dash in DASHES):
@@ -153,7 +153,7 @@ class Method(Spec, metaclass=_ByName):
 
     @classmethod
     def heading(cls) -> str:
-        """What lists call it."""
+        """Name of the method in lists."""
         return cls.name
 
     @classmethod
@@ -177,36 +177,38 @@ class Method(Spec, metaclass=_ByName):
 
     @property
     def label(self) -> str:
-        """The method with what differs from its defaults, such as ``topk ratio=0.05``."""
+        """The method's name and its settings that are not at their defaults, such as ``topk ratio=0.05``."""
         given = self.changed
         words = (f"{value:g}" if isinstance(value, float) else f"{value}" for value in given.values())
         return " ".join([self.name, *map("=".join, zip(given, words, strict=True))])
 
     @property
     def is_here(self) -> bool:
-        """Whether its code is known, and not its name and settings alone."""
+        """Whether its code is loaded, and not only its name and settings."""
         return True
 
     def require_here(self) -> None:
-        """Refuse a method whose code is not known.
+        """Refuse a method whose code is not loaded.
 
         Raises:
-            SpecError: It says where the code is to be had.
+            SpecError: The code is not loaded; the message states where to get it.
         """
 
     @property
     def user_code(self) -> UserCode | None:
-        """The class, where it is the user's own."""
+        """The class, if it is user-defined; None otherwise."""
         cls = type(self)
-        if cls.code_digest() is None:  # a class of the user's has it from now on, also once it is pickled
+        if (
+            cls.code_digest() is None
+        ):  # this call also stores the digest on a user-defined class, for pickling
             return None
         return UserCode.of(cls, name=cls.name)
 
     @classmethod
     def code_digest(cls) -> str | None:
-        """A digest of the code of a class of the user's own, the same for the same source; None for other methods.
+        """A digest of the code of a user-defined class, equal for equal source; None for other methods.
 
-        It covers the class's settings and functions, and not what these call.
+        It covers the class's settings and functions, but not the code that these call.
         """
         return digest_of(cls) if registry.origin(cls) == "user" else None
 
@@ -219,13 +221,13 @@ class Method(Spec, metaclass=_ByName):
         return {"name": self.name, **write_fields(self), **self._origin()}
 
     def _origin(self) -> dict[str, str]:
-        """What JSON says besides of a method that is not built in."""
+        """Additional JSON keys of a method that is not built in."""
         found = {"code": self.code_digest(), "package": registry.package_of(type(self))}
         return {key: text for key, text in found.items() if text is not None}
 
 
 def methods_in(place: str, value: Any) -> Iterator[tuple[str, Method]]:
-    """The method in a field, if there is one, and those in its settings, each with its place: ``strategy.schedule``."""
+    """The method in a field, if there is one, and those in its settings, each with its path: ``strategy.schedule``."""
     if isinstance(value, Method):
         yield place, value
         for setting, each in value.settings.items():
@@ -233,7 +235,7 @@ def methods_in(place: str, value: Any) -> Iterator[tuple[str, Method]]:
 
 
 class _Unloaded(Method):
-    """Stands for a method whose code is not here, of the user's or of a package: its name and settings can be read."""
+    """Stand-in for a user's or package's method whose code is not loaded: its name and settings can be read."""
 
     _from: dict[str, str] = PrivateAttr()
 
@@ -265,7 +267,7 @@ class _Unloaded(Method):
 
 
 def _stand_in(kind: type[Method], name: str, origin: dict[str, str], settings: dict[str, Any]) -> Any:
-    """An object of `kind` whose members refuse to work."""
+    """A stand-in of this `kind`, whose required members raise an error."""
     made: Any = _stand_in_class(kind, name)(**settings)
     made._from = origin  # noqa: SLF001 - of this module
     return made
@@ -287,12 +289,12 @@ def _stand_in_class(kind: type[Method], name: str) -> Any:
 
 @cache
 def _at_defaults(method: type[Method]) -> Any:
-    """A built-in method as it comes; it cannot be changed, so that all jobs may share it."""
+    """A built-in method at its defaults; it is immutable, so all jobs share one object."""
     return method()
 
 
 def _no_setting(method: type[Method], setting: str, value: Any) -> SpecError:
-    """A setting that the method does not have, and which methods have it."""
+    """The error for a setting that the method does not have; it names the methods that have it."""
     takers = " or ".join(registry.having(method.base_class(), setting))
     if not takers:
         return unknown_name(f"setting of {method.name}", setting, method.model_fields)

@@ -1,7 +1,7 @@
-"""The models that can be named in a job: their shapes and exact parameter counts, without torch.
+"""The models that a job can name: their shapes and exact parameter counts, without torch.
 
-`MODELS` maps each name to a frozen config; `shardscope.training.models.build_model` makes its module.
-None has batch normalisation or dropout: both would make the result depend on how a batch is cut over ranks.
+`MODELS` maps each name to a frozen config; `shardscope.training.models.build_model` builds its module.
+None has batch normalisation or dropout: with either, results would depend on how a batch is split over ranks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _require_divides(field: str, divisor: int, of: str, number: int) -> None:
 
 
 class MLPConfig(Spec):
-    """Hidden layers of linear, LayerNorm and GELU on flattened images."""
+    """MLP on flattened images; each hidden layer is a linear layer, LayerNorm and GELU."""
 
     reads: ClassVar[Modality] = "images"
 
@@ -68,7 +68,7 @@ class MLPConfig(Spec):
 
 
 class CNNConfig(Spec):
-    """A 3x3 convolution, GroupNorm, ReLU and 2x2 pooling for each of `channels`, then the pixels' mean."""
+    """CNN: a 3x3 convolution, GroupNorm, ReLU and 2x2 pooling for each of `channels`, then global average pooling."""
 
     reads: ClassVar[Modality] = "images"
 
@@ -164,7 +164,7 @@ class GPTConfig(Spec):
     """Attention heads; must divide `hidden`."""
     vocab: Count = 256
     seq: Count = 64
-    """Longest sequence, and the length trained on."""
+    """Sequence length in training, which is also the longest possible one, in tokens."""
     ffn: Count | None = None
     """Inner width of the feed-forward part; None means `4 * hidden`."""
 
@@ -195,7 +195,7 @@ class GPTConfig(Spec):
         return embeddings + self.layers * self._layer_params() + _norm(self.hidden)
 
     def transformer(self, name: str) -> Transformer:
-        """The same model as layouts and calculators take it, under this name.
+        """The same model as the `Transformer` that layouts and calculators take, under this name.
 
         Example:
             >>> MODELS["gpt-124m"].transformer("gpt-124m").num_params

@@ -1,4 +1,4 @@
-"""Optimizers: which update rule, with which settings."""
+"""Optimizers: update rules with their settings."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ Off = Literal["off"]
 
 
 class OptimizerStates(NamedTuple):
-    """What an optimizer keeps besides the weights and their gradients: the terms of the memory formulas."""
+    """Optimizer state in addition to the weights and their gradients: the terms of the memory formulas."""
 
     tensors: float = 2
-    """Tensors of its parameter's shape, for each parameter: 1 for a momentum, 2 for both of Adam's moments."""
+    """State tensors of the parameter's shape, per parameter: 1 for a momentum, 2 for both of Adam's moments."""
     counter_bytes: int = 0
-    """Bytes for each parameter tensor, whatever its size: 4 for a float32 step counter."""
+    """Bytes per parameter tensor, independent of its size: 4 for a float32 step counter."""
     per_factor: float = 0
-    """Elements for each row and each column of a matrix, as Adafactor keeps sums of them."""
+    """State elements per row and per column of a matrix, as in Adafactor, which keeps sums of them."""
     outside_hidden: float = 0
-    """Tensors that embeddings, the output projection and vectors have besides, where another rule updates them."""
+    """Additional state tensors of embeddings, the output projection and vectors, if another rule updates them."""
     element_bytes: float | None = None
-    """Bytes of an element of its state, scales included; None for those of the precision, 4 as a rule."""
+    """Bytes per element of the state, scales included; None for those of the precision, usually 4."""
     buffers_updates: bool = False
     """Whether updates wait in a buffer for the norms of their tensors, as in our layer-wise optimizers."""
     orthogonalizes: bool = False
     """Whether updates of hidden matrices go through five Newton-Schulz steps, whose matrix products take time."""
 
     def bytes_per_param(self, element_bytes: float = 4) -> float:
-        """Bytes of `tensors` for each parameter; `element_bytes` is the precision's."""
+        """Bytes of the state `tensors` per parameter; `element_bytes` is that of the precision."""
         return self.tensors * (self.element_bytes or element_bytes)
 
 
 class Parameters(Protocol):
-    """What an optimizer updates on one rank: whole parameters, shards of them, or the layers of a pipeline's stage."""
+    """The parameters that an optimizer updates on one rank: whole tensors, shards, or layers of a pipeline stage."""
 
     @property
     def reduce_squares(self) -> Any:
-        """Sums the squares of layers' norms over the ranks that hold shards of them; None where layers are whole."""
+        """A function that sums squared layer norms over the ranks that hold shards; None if layers are whole."""
 
     @property
     def reduce_grad_square(self) -> Any:
-        """Sums the one square of all gradients over all ranks that hold distinct ones; None where one holds all."""
+        """A function that sums the squared gradient norm over ranks with distinct gradients; None if one has all."""
 
     @property
     def uncounted(self) -> Any:
-        """Parameters whose gradients another rank counts already in that square."""
+        """Parameters whose gradients another rank already counts in the squared global norm."""
 
     @property
     def is_freezable(self) -> bool:
@@ -60,33 +60,32 @@ class Parameters(Protocol):
 
     @property
     def take_fused(self) -> bool:
-        """Whether torch has fused kernels for all of them."""
+        """Whether torch has fused optimizer kernels for all of these parameters."""
 
     def groups(self, exclude: str = "none", **instead: Any) -> list[dict[str, Any]]:
-        """Named parameters as `torch.optim.Optimizer` takes them.
+        """Named parameter groups as `torch.optim.Optimizer` takes them.
 
         Args:
-            exclude: ``1d`` puts tensors of at most one dimension into a group of their own; ``none`` makes one group.
-            instead: Settings of that group, in place of the optimizer's, such as ``weight_decay=0.0``.
+            exclude: ``1d`` puts tensors of at most one dimension into a separate group; ``none`` makes one group.
+            instead: Settings of that separate group, in place of the optimizer's, such as ``weight_decay=0.0``.
         """
 
 
 class NormSums(NamedTuple):
-    """Sums of squares, in float64, that an update needs over all ranks."""
+    """Number of float64 sums of squares that an update all-reduces."""
 
     of_layers: int = 0
-    """Numbers of the one all-reduce over ranks that hold pieces of the same tensors."""
+    """Elements of the all-reduce over ranks that hold shards of the same tensors."""
     of_gradient: int = 0
-    """Numbers of the one over ranks that hold distinct gradients: the square of all of them, or none."""
+    """Elements of the all-reduce over ranks that hold distinct gradients: 1 for the squared global norm, or 0."""
 
 
 class Optimizer(Method):
     """An update rule with its settings.
 
-    Derive an optimizer of your own from this class: give it a `name`, its settings as fields with defaults, among them
-    `lr`, and `build`; and `states`, unless it keeps two tensors for each parameter. A rule that moves each element by
-    itself is right under every strategy; one that looks at whole tensors must sum over shards with
-    `Parameters.reduce_squares`.
+    Derive your own optimizer from this class: give it a `name`, its settings as fields with defaults, among them `lr`,
+    and `build`; also `states`, unless it keeps two tensors per parameter. An element-wise rule is correct under every
+    strategy. A rule that needs norms of whole tensors must sum over shards with `Parameters.reduce_squares`.
 
     Example:
         >>> Optimizer("lamb", variant="apex").settings["max_grad_norm"]
@@ -103,17 +102,17 @@ class Optimizer(Method):
     """Learning rate before the schedule, above 0."""
 
     usual_rates: ClassVar[tuple[float, float] | None] = None
-    """Learning rates to search by default; None takes a decade either side of the default."""
+    """Lowest and highest learning rate of the default search; None searches a decade either side of the default."""
     scaling: ClassVar[Literal["linear", "sqrt"]] = "sqrt"
-    """How the learning rate follows the batch size: by the rules of `analytic.large_batch.scaled_lr`."""
+    """How the learning rate scales with the batch size, by the rules of `analytic.large_batch.scaled_lr`."""
     takes_sparse: ClassVar[bool] = False
-    """Whether it takes gradients that hold only the rows that an embedding has looked up."""
+    """Whether it accepts sparse gradients, which hold only the rows that an embedding has looked up."""
     without_ratios: ClassVar[tuple[str, float] | None] = None
-    """Of a layer-wise optimizer: the rule that is left where a layer has no trust ratio, and that rule's usual rate."""
+    """For a layer-wise optimizer: its rule for layers without a trust ratio, and that rule's usual learning rate."""
     advice: ClassVar[Mapping[str, str]] = {}
-    """Of a layer-wise optimizer: what to do where a trust ratio is held at a bound, by bound."""
+    """For a layer-wise optimizer: advice for trust ratios that are clipped at a bound, by bound."""
     look: ClassVar[Look] = YOUR_OWN
-    """How figures draw it."""
+    """Colour, dash and marker in figures."""
 
     if TYPE_CHECKING:
 
@@ -121,7 +120,7 @@ class Optimizer(Method):
 
     @property
     def states(self) -> OptimizerStates:
-        """What it keeps, with these settings, for predictions of memory; by default two tensors for each parameter.
+        """Its states under these settings, for memory predictions; by default two tensors per parameter.
 
         Example:
             >>> Optimizer("sgd").states.tensors, Optimizer("sgd", momentum=0.9).states.tensors
@@ -131,7 +130,7 @@ class Optimizer(Method):
 
     @property
     def carries(self) -> str:
-        """What its state is, in a word or two: only an optimizer that carries the same can take it up.
+        """A short description of its state. Only an optimizer with the same description can resume from that state.
 
         Example:
             >>> Optimizer("adamw").carries == Optimizer("lamb").carries
@@ -140,33 +139,33 @@ class Optimizer(Method):
         return f"{self.name} state"
 
     def norm_sums(self, dimensions: Sequence[int]) -> NormSums:  # noqa: ARG002
-        """What ranks that hold pieces of the parameters add up in an update, to know the norms of the whole.
+        """The sums of squares that ranks with shards all-reduce in an update, to compute the norms of whole tensors.
 
         Args:
-            dimensions: Of each trained tensor.
+            dimensions: Number of dimensions of each trained tensor.
         """
         return NormSums()
 
     def buffered(self, dimensions: Sequence[int]) -> list[list[int]]:
-        """Which updates wait in a buffer for norms, by the places of their tensors; groups are batched apart.
+        """Groups of tensors whose updates wait in a buffer for norms, by index; each group is batched separately.
 
         Args:
-            dimensions: Of each trained tensor.
+            dimensions: Number of dimensions of each trained tensor.
         """
         return [[*range(len(dimensions))]] if self.states.buffers_updates else []
 
     @required
     def build(self, parameters: Parameters) -> Any:
-        """The `torch.optim.Optimizer` that does it, on one rank.
+        """Build the `torch.optim.Optimizer` for one rank.
 
         Args:
-            parameters: What it updates there.
+            parameters: The parameters that it updates on this rank.
         """
         raise NotImplementedError
 
     @classmethod
     def is_layerwise(cls) -> bool:
-        """Whether layers have trust ratios."""
+        """Whether it is a layer-wise optimizer, whose layers have trust ratios."""
         return cls.without_ratios is not None
 
     @classmethod
@@ -177,4 +176,4 @@ class Optimizer(Method):
 
 
 AnyOptimizer = Annotated[SerializeAsAny[Optimizer], BeforeValidator(Optimizer.resolve)]
-"""A field that takes an optimizer, its name, its class or its JSON."""
+"""A field that accepts an optimizer, its name, its class or its JSON."""

@@ -1,8 +1,8 @@
-"""Cutting a row of layers into stages: the optimal contiguous partition, exactly.
+"""Partition of a sequence of layers into pipeline stages: the exact optimal contiguous partition.
 
-The slowest stage sets the pace of a pipeline, and the fullest one its memory; so the best cut is the one whose largest
-stage is smallest. Dynamic programming finds it (the linear partition problem: Skiena, The Algorithm Design Manual,
-section 10.7).
+The slowest stage limits the speed of a pipeline, and the fullest one its memory. So the best partition minimises the
+cost of its largest stage. Dynamic programming finds it (the linear partition problem: Skiena, The Algorithm Design
+Manual, section 10.7).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from shardscope.errors import SpecError
 
 
 def optimal_split(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
-    """Layers in each stage, so that the most expensive stage is as cheap as it can be; no stage is empty.
+    """Number of layers in each stage that minimises the cost of the most expensive stage; no stage is empty.
 
-    Among the cuts with the smallest largest stage it takes one with the smallest sum of squares, which also evens out
-    the others. Time O(stages * layers**2).
+    Among the partitions with this minimum it returns one with the least sum of squared stage costs, which also balances
+    the other stages. Time O(stages * layers**2).
 
     Args:
-        costs: Of each layer, in order; at least 0, in any unit.
+        costs: Cost of each layer, in order; at least 0, in any unit.
         num_stages: 1 to ``len(costs)``.
 
     Raises:
@@ -39,7 +39,7 @@ def optimal_split(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
 
 
 def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Layers in each stage, equal in number; the first stages take the remainder.
+    """Number of layers in each stage, as equal as possible; the first stages take the remainder.
 
     Raises:
         SpecError: There are fewer layers than stages.
@@ -50,10 +50,10 @@ def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
 
 def require_enough_layers(num_layers: int, num_stages: int) -> None:
-    """Refuse a pipeline of more stages than there are layers.
+    """Refuse a pipeline with more stages than layers.
 
     Raises:
-        SpecError: With both numbers.
+        SpecError: There are fewer layers than stages; the message states both numbers.
     """
     if num_layers < num_stages:
         raise SpecError(
@@ -69,7 +69,7 @@ def _cut(
     join: Callable[[float, float], float],
     cost: Callable[[float], float],
 ) -> tuple[list[int], float]:
-    """Ends of the stages that make the joined cost of all stages least, and that cost."""
+    """Ends of the stages that minimise the joined cost of all stages, and that cost."""
     num_layers = len(sums) - 1
     best = [cost(total) for total in sums]  # of the first i layers in one stage
     starts: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Schedules of a pipeline: the order in which each rank passes micro-batches forward and back."""
+"""Pipeline schedules: the order of the forward and backward passes of micro-batches on each rank."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from shardscope.spec import registry
 from shardscope.spec.method import Method, required
 
 Operation = tuple[str, int, int]
-"""Kind, stage and micro-batch: ``F`` a forward pass, ``B`` a backward pass, or ``I`` and ``W``, its two parts, for the
-inputs and for the weights."""
+"""Kind, stage and micro-batch. The kinds are ``F``, a forward pass; ``B``, a backward pass; and ``I`` and ``W``, its
+two parts, for the inputs and for the weights."""
 
 
 class HeldTerms(NamedTuple):
-    """Micro-batches that a rank holds at most, as coefficients that a search looks up for a million layouts at once."""
+    """Most micro-batches that a rank holds, as coefficients that a search evaluates for a million layouts at once."""
 
     of_left: float
-    """For each rank from this one to the last."""
+    """Coefficient of the number of ranks from this one to the last."""
     of_all: float
-    """For each rank of all."""
+    """Coefficient of the number of all ranks."""
     constant: float = 0.0
     is_rounded: bool = False
-    """Whether the sum is rounded down, as in a V of building blocks, which hold whole micro-batches."""
+    """Whether the sum is rounded down, as in V-shaped schedules of building blocks, which hold whole micro-batches."""
     in_thirds: bool = False
-    """Whether every third rank holds one less where a third of the ranks leaves two thirds over."""
+    """Whether every third rank holds one micro-batch less if the number of ranks is 2 modulo 3."""
 
 
 class PipelineSchedule(Method):
-    """The order in which each rank of a pipeline works.
+    """The order of operations on each rank of a pipeline.
 
-    Derive a schedule of your own from this class: it needs a `name` and `order`. Its bubble and what it holds are then
-    counted from its table, and torch's pipeline runtime carries it out.
+    Derive your own schedule from this class: it needs a `name` and `order`. Its bubble and its micro-batches in flight
+    are then counted from its table, and torch's pipeline runtime carries it out.
 
     Example:
         >>> PipelineSchedule("zbv").stage_ranks(3, held=2)
@@ -47,33 +47,33 @@ class PipelineSchedule(Method):
     folder = "pipeline_schedules"
 
     title: ClassVar[str] = ""
-    """What figures call it; empty for its name."""
+    """Title in figures; empty for its name."""
     source: ClassVar[str] = ""
-    """Where it was published."""
+    """Its publication."""
     year: ClassVar[int] = 9999
-    """When it was published, by which schedules are listed."""
+    """Year of publication; lists are in this order."""
     default_stages: ClassVar[int] = 1
     """Stages that each rank holds by default."""
     least_stages: ClassVar[int] = 1
     most_stages: ClassVar[int | None] = 1
     """Stages that each rank may hold; None for any number."""
     v_shaped: ClassVar[bool] = False
-    """Whether the stages run down the ranks and back up, so that the first rank holds the first and the last one."""
+    """Whether the stages run down the ranks and back up, so that the first rank holds the first and the last stage."""
     splits_backward: ClassVar[bool] = False
-    """Whether gradients of inputs and of weights are computed apart."""
+    """Whether gradients of inputs and of weights are computed separately."""
     least_per_rank: ClassVar[int] = 0
-    """Micro-batches for each rank that it needs at least."""
+    """Fewest micro-batches per rank that it needs."""
     held_terms: ClassVar[HeldTerms | None] = None
-    """What a rank holds, for layouts too large to count; None keeps the schedule out of layouts."""
+    """Micro-batches that a rank holds, in closed form for large layouts; None keeps the schedule out of layouts."""
     torch_class: ClassVar[str | None] = None
-    """The class of `torch.distributed.pipelining.schedules` that runs it; None where torch's runtime runs its order."""
+    """The class in `torch.distributed.pipelining.schedules` that runs it; None if torch's runtime runs its `order`."""
 
     if TYPE_CHECKING:
 
         def __init__(self, name: str = ..., **settings: Any) -> None: ...
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """An order of its own has none of the closed forms of the order that it takes the place of."""
+        """Reset the inherited closed forms in a subclass that overrides `order`, since they describe another order."""
         super().__init_subclass__(**options)
         replaced = super(cls, cls).order  # type: ignore[misc]  # mypy looks for it above this class
         if "order" in vars(cls) and not getattr(replaced, "__isabstractmethod__", False):
@@ -107,22 +107,22 @@ class PipelineSchedule(Method):
 
     @classmethod
     def heading(cls) -> str:
-        """What figures call it."""
+        """Title of the schedule in figures."""
         return cls.title or cls.name
 
     @classmethod
     def about(cls) -> str:
-        """What it does, in a sentence: the first of its docstring."""
+        """One-line description: the first line of its docstring."""
         return (cls.__doc__ or "").strip().partition("\n")[0]
 
     @required
     def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:
-        """The operations of one rank, in their order.
+        """The operations of one rank, in order.
 
         Args:
-            rank: From 0.
-            ranks: In the pipeline.
-            microbatches: Of one pass.
+            rank: Rank number, from 0.
+            ranks: Number of ranks in the pipeline.
+            microbatches: Number of micro-batches in one step.
             held: Stages that each rank holds; they are numbered along the pipeline (see `stage_ranks`).
         """
         raise NotImplementedError
@@ -134,14 +134,14 @@ class PipelineSchedule(Method):
         return tuple(range(ranks)) * held
 
     def stages_of(self, virtual_stages: int) -> int:
-        """Stages that each rank holds: `virtual_stages` where the schedule leaves the choice, else its own number."""
+        """Stages that each rank holds: `virtual_stages` if the schedule allows any number, else its own number."""
         return max(self.least_stages, virtual_stages) if self.most_stages is None else self.default_stages
 
     def check_stages(self, held: int) -> None:
-        """Refuse a number of stages a rank that the schedule does not have.
+        """Refuse a number of stages per rank that the schedule does not support.
 
         Raises:
-            SpecError: With the number that it takes.
+            SpecError: The message states the supported number.
         """
         least, most = self.least_stages, self.most_stages
         if held < least or (most is not None and held > most):
@@ -153,43 +153,43 @@ class PipelineSchedule(Method):
             )
 
     def accepts(self, microbatches: int, ranks: int) -> bool:
-        """Whether it runs with this many micro-batches in a pass."""
+        """Whether it supports this number of micro-batches in one step."""
         return microbatches >= self.least_per_rank * ranks
 
     def needs(self, ranks: int) -> str:
-        """How many micro-batches it needs, in words."""
+        """The numbers of micro-batches that it supports, in words."""
         if type(self).accepts is PipelineSchedule.accepts:
             return f"at least {max(1, self.least_per_rank * ranks)}"
         taken = [count for count in range(1, 8 * ranks + 1) if self.accepts(count, ranks)]
         return f"a number such as {', '.join(map(str, taken[:3])) or 'none up to ' + str(8 * ranks)}"
 
-    # Closed forms over arrays that broadcast. Where there is none it is counted from the table.
+    # Closed forms over arrays that broadcast. Without a closed form, values are counted from the table.
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:  # noqa: ARG002
-        """What a rank holds at most, in activations of one micro-batch on a whole rank; None where it is counted."""
+        """Peak activations of a rank, in units of one micro-batch on a whole rank; None if they are counted."""
         return None
 
     def bubble(self, case: Any) -> Any:  # noqa: ARG002
-        """Idle time of the rank that waits most, in a `shardscope.analytic.schedules.paths.Case`; None if counted."""
+        """Idle time of the rank that waits most, for a `shardscope.analytic.schedules.paths.Case`; None if counted."""
         return None
 
     def ramp(self, case: Any) -> Any:  # noqa: ARG002
-        """What is lost at least where all ranks meet between steps; None where that is no more than the bubble."""
+        """Least time lost if all ranks synchronise between steps; None if it does not exceed the bubble."""
         return None
 
 
 AnyPipelineSchedule = Annotated[SerializeAsAny[PipelineSchedule], BeforeValidator(PipelineSchedule.resolve)]
-"""A field that takes a schedule, its name, its class or its JSON."""
+"""A field that accepts a schedule, its name, its class or its JSON."""
 
 
 def schedules() -> tuple[PipelineSchedule, ...]:
-    """Every schedule there is, at its defaults: built-in ones in the order of their years, then others."""
+    """All known schedules at their defaults: built-in ones in the order of their years, then others."""
     return _in_order(registry.all_of(PipelineSchedule))
 
 
 @lru_cache(maxsize=8)
 def _in_order(known: tuple[type[PipelineSchedule], ...]) -> tuple[PipelineSchedule, ...]:
-    """Built-in ones come first, so that their places stay when the user adds another."""
+    """Sort built-in schedules first, so that their indices do not change when the user adds another."""
     return tuple(
         cls()
         for cls in sorted(known, key=lambda cls: cls.year if registry.origin(cls) == "built-in" else inf)

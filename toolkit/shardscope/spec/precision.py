@@ -1,4 +1,4 @@
-"""The number formats that jobs train in, and the short names that jobs and layouts take for the mixed ones."""
+"""The precisions of jobs, and the short names for the mixed ones that jobs and layouts accept."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Literal, get_args
 JobPrecision = Literal["fp32", "fp64", "bf16-mixed", "fp16-mixed"]
 PRECISIONS: tuple[str, ...] = get_args(JobPrecision)
 ALIASES: Mapping[str, str] = {"bf16": "bf16-mixed", "fp16": "fp16-mixed"}
-"""Short names by what they stand for."""
+"""Full names of the short names."""
 
 
 def full_name(precision: Any) -> Any:
-    """The precision that an alias stands for; anything else as it is.
+    """The precision that an alias stands for; any other value unchanged.
 
     Example:
         >>> full_name("bf16"), full_name("fp32")

@@ -1,9 +1,9 @@
-"""Which methods there are, by kind and name: built-in ones, those of installed packages, and the user's own.
+"""The registry of methods, by kind and name: built-in, from installed packages, and user-defined.
 
-Built-in methods are the folders of `shardscope.methods`, one a method. A package adds its own by entry points of the
-group ``shardscope.methods``, each of which names a class. A class of the user's is registered by `register`, or when
-it is handed to a job; defined again, as when a notebook cell is run again, it replaces the earlier one. All of them
-pass the same checks. Methods are imported when they are first needed.
+Built-in methods are the folders of `shardscope.methods`, one per method. A package adds methods by entry points of the
+group ``shardscope.methods``, each of which names a class. A user-defined class is registered by `register`, or when it
+is passed to a job. If it is defined again, as when a notebook cell is run again, it replaces the earlier one. All of
+them pass the same checks. Methods are imported when they are first needed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ GROUP = "shardscope.methods"
 """The entry-point group in which packages name their methods; also the package of the built-in ones."""
 _NAME = re.compile("(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*")
 _TAKEN = {"name", "kind", "folder", "code", "package", "settings", "changed", "label"}
-"""What settings cannot be called."""
+"""Reserved names, which settings cannot have."""
 
 _of_users: dict[tuple[str, str], type[Method]] = {}
 _replaced: WeakSet[type[Method]] = WeakSet()
-"""The user's classes that a later definition has taken the place of."""
+"""User-defined classes that a later definition has replaced."""
 _loading = local()
-"""Of each thread, whether it is loading the methods of packages."""
+"""Thread-local flag: whether this thread is loading the methods of packages."""
 
 
 class _Broken(NamedTuple):
@@ -48,29 +48,29 @@ class _Broken(NamedTuple):
     package: str
     point: str
     kind: str | None
-    """None where nothing could be imported that has one."""
+    """Kind of the method; None if the import failed."""
     name: str
     why: str
 
 
 class _Plugins(NamedTuple):
-    """What installed packages bring."""
+    """Methods from installed packages."""
 
     found: Mapping[tuple[str, str], type[Method]]
-    """By kind and name."""
+    """Usable methods, by kind and name."""
     packages: Mapping[type[Method], str]
     broken: tuple[_Broken, ...]
 
 
 _loaded: list[_Plugins] = []
-"""One, once the packages have been imported."""
+"""Empty until the packages have been imported, then one item."""
 
 
 def register(cls: AnyMethod) -> AnyMethod:
-    """Make a method of one's own known by its name; use it as a decorator of the class.
+    """Register a user-defined method under its name; use it as a decorator of the class.
 
     Raises:
-        SpecError: It is not a method, lacks a member, or has the name of a built-in or installed one.
+        SpecError: The class is not a method, lacks a member, or has the name of a built-in or installed method.
 
     Example:
         >>> @register  # doctest: +SKIP
@@ -94,20 +94,20 @@ def register(cls: AnyMethod) -> AnyMethod:
 
 
 def register_used(cls: type[Method]) -> None:
-    """Register a class that a job was given, unless a later definition has replaced it already.
+    """Register a class that was passed to a job, unless a later definition has already replaced it.
 
     Raises:
-        SpecError: As `register`.
+        SpecError: As for `register`.
     """
     if origin(cls) == "user" and cls not in _replaced and cls not in list(_of_users.values()):
         register(cls)
 
 
 def register_loaded(cls: type[Method]) -> None:
-    """Register a class that came out of a file, if its name is free: it takes the place of none that is defined here.
+    """Register a class that was loaded from a file, if its name is free. It never replaces a class of this process.
 
     Raises:
-        SpecError: As `register`.
+        SpecError: As for `register`.
     """
     known = _of_users.get((cls.kind, cls.name))
     if known is None:
@@ -117,7 +117,7 @@ def register_loaded(cls: type[Method]) -> None:
 
 
 def names(kind: type[Method]) -> tuple[str, ...]:
-    """The names of all methods of a kind: built-in ones, installed ones, the user's own."""
+    """The names of all methods of a kind: built-in, installed, then user-defined."""
     found = [
         *_built_in(kind.folder),
         *(name for of, name in _plugins().found if of == kind.kind),
@@ -127,7 +127,7 @@ def names(kind: type[Method]) -> tuple[str, ...]:
 
 
 def find(kind: type[Kind], name: str) -> type[Kind] | None:
-    """The class of a method; None where there is none of this name."""
+    """The class of a method; None if there is no method of this name."""
     module = _built_in(kind.folder).get(name)
     if module is not None:
         return cast("type[Kind]", _class_in(module, kind))
@@ -139,7 +139,7 @@ def require_known(kind: type[Kind], name: Any) -> type[Kind]:
     """The class of a method.
 
     Raises:
-        SpecError: There is none of this name; suggests the nearest.
+        SpecError: There is no method of this name; the message suggests the nearest.
     """
     found = find(kind, name) if isinstance(name, str) else None
     if found is None:
@@ -154,43 +154,43 @@ def all_of(kind: type[Kind]) -> tuple[type[Kind], ...]:
 
 @lru_cache(maxsize=64)
 def _all_of(kind: type[Kind], _not_built_in: tuple[type[Method], ...]) -> tuple[type[Kind], ...]:
-    """Found again once there are other classes than the built-in ones; formulas ask many times a second."""
+    """Cached `all_of`, since formulas call it many times per second; the key changes when a class is added."""
     return tuple(require_known(kind, name) for name in names(kind))
 
 
 def having(kind: type[Method], setting: str) -> Iterator[str]:
-    """The names of those methods of a kind that have a setting."""
+    """The names of the methods of a kind that have this setting."""
     return (name for name in names(kind) if setting in require_known(kind, name).model_fields)
 
 
 def origin(cls: type[Method]) -> str:
-    """Whose a method is: ``built-in``, ``installed`` or ``user``."""
+    """Origin of a method: ``built-in``, ``installed`` or ``user``."""
     if cls.__module__.startswith(f"{GROUP}."):
         return "built-in"
     return "user" if package_of(cls) is None else "installed"
 
 
 def package_of(cls: type[Method]) -> str | None:
-    """The installed package that has an entry point for a method; None for built-in methods and the user's own."""
+    """The installed package with an entry point for a method; None for built-in and user-defined methods."""
     if cls.__module__.partition(".")[0] not in _modules_of_packages():
-        return None  # without importing what packages have
+        return None  # avoids importing the packages
     by_place = _packages().get(f"{cls.__module__}:{cls.__qualname__}")
     return by_place or _plugins().packages.get(cls)
 
 
 def torch_part(cls: type[Method]) -> str | None:
-    """The module of a built-in method that holds what runs on the ranks; None where it has none of its own."""
+    """The module of a built-in method with its code that runs on the ranks; None if it has no such module."""
     module = f"{cls.__module__}._torch"
     return module if origin(cls) == "built-in" and find_spec(module) else None
 
 
 def broken_plugins() -> dict[str, str]:
-    """Why methods of installed packages cannot be used, by package and entry point."""
+    """Reasons why methods of installed packages cannot be used, by package and entry point."""
     return {f"{each.package}: {each.point}": each.why for each in _plugins().broken}
 
 
 def why_not_here(kind: type[Method], name: str, package: str) -> SpecError:
-    """The error for a method that was saved where a package brought it, and which is not known here."""
+    """The error for a saved method of a package that is not available in this process."""
     broken = _broken_error(kind, name)
     if broken is not None:
         return broken
@@ -200,7 +200,7 @@ def why_not_here(kind: type[Method], name: str, package: str) -> SpecError:
 
 
 def _broken_error(kind: type[Method], name: Any) -> SpecError | None:
-    """What is wrong with a package's method of this kind and name; None where there is no such."""
+    """The error for a package's broken method of this kind and name; None if there is no such method."""
     for each in _plugins().broken:
         if name in (each.name, each.point) and each.kind in (kind.kind, None):
             return SpecError(
@@ -210,10 +210,10 @@ def _broken_error(kind: type[Method], name: Any) -> SpecError | None:
 
 
 def check(cls: Any) -> None:
-    """Refuse what is not a whole method.
+    """Refuse a class that is not a complete method.
 
     Raises:
-        SpecError: It names what is missing.
+        SpecError: A member is missing or invalid; the message names it.
     """
     kind, title = getattr(cls, "kind", None), getattr(cls, "__name__", quoted(cls))
     if not isinstance(cls, type) or kind is None:
@@ -262,7 +262,7 @@ def _check_names(cls: type[Method]) -> None:
 
 
 def _check_arguments(cls: type[Method]) -> None:
-    """Members that the kind asks for take the arguments that it calls them with."""
+    """Check that the required members of the kind take the arguments that they are called with."""
     kind = cls.base_class()
     for name in sorted(getattr(kind, "__abstractmethods__", ())):
         asked, given = getattr(kind, name), getattr(cls, name)
@@ -287,27 +287,27 @@ def _check_free(cls: type[Method], others: Mapping[tuple[str, str], type[Method]
 
 
 def _arguments(cls: type, name: str) -> str:
-    """A function's arguments as they are written, such as ``(step, steps)``."""
+    """The arguments of a function as text, such as ``(step, steps)``."""
     member = getattr(cls, name)
     return "" if isinstance(member, property) else f"({', '.join(list(signature(member).parameters)[1:])})"
 
 
 @cache
 def _built_in(folder: str) -> dict[str, str]:
-    """The module of each built-in method by name, none of them imported."""
+    """The module of each built-in method, by name; none is imported."""
     package = import_module(f"{GROUP}.{folder}")
     found = (module.name for module in iter_modules(package.__path__) if module.ispkg)
     return {_name_of(name): f"{GROUP}.{folder}.{name}" for name in found}
 
 
 def _name_of(folder: str) -> str:
-    """A method's name by its folder, which begins with an underscore where the name begins with a digit."""
+    """A method's name from its folder, which begins with an underscore if the name begins with a digit."""
     return folder.removeprefix("_").replace("_", "-")
 
 
 @cache
 def _class_in(module: str, kind: type[Any]) -> Any:
-    """The one method that a built-in method's folder defines."""
+    """The one method class that a built-in folder defines."""
     found = [
         value
         for value in vars(import_module(module)).values()
@@ -327,7 +327,7 @@ def _class_in(module: str, kind: type[Any]) -> Any:
 
 @cache
 def _packages() -> dict[str, str]:
-    """The installed packages that name methods, by where these are, as ``module:class``; none is imported."""
+    """The installed packages with methods, by the location ``module:class`` of each method; none is imported."""
     return {point.value: _package(point) for point in entry_points(group=GROUP)}
 
 
@@ -341,14 +341,14 @@ def _package(point: EntryPoint) -> str:
 
 
 def _plugins() -> _Plugins:
-    """The packages' methods, and those that are broken; none while these are being imported."""
+    """The packages' methods, usable and broken; empty while the packages are being imported."""
     if _loaded:
         return _loaded[0]
     return _Plugins({}, {}, ()) if _is_importing() else _load()
 
 
 def _is_importing() -> bool:
-    """Whether a package that brings methods is being imported, by `_load` or because somebody imports it."""
+    """Whether a package with methods is being imported, by `_load` or by other code."""
     tops = _modules_of_packages()
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in tops]
     unfinished = any(getattr(getattr(each, "__spec__", None), "_initializing", False) for each in modules)

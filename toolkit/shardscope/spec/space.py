@@ -1,7 +1,7 @@
-"""Search spaces: which settings of a job a study may change, and between what.
+"""Search spaces: the settings of a job that a study may change, and their ranges.
 
-A space maps names of settings to ranges. A name is a path into the job; where a setting belongs to one choice among
-several, the choice stands in brackets and the setting is only there when it is chosen:
+A space maps names of settings to ranges. A name is a path into the job. If a setting belongs to one of several choices,
+the choice is written in brackets, and the setting is only drawn when that choice is drawn:
 
     Space({
         "optimizer": ["adamw", "lamb"],
@@ -13,7 +13,7 @@ several, the choice stands in brackets and the setting is only there when it is 
         "warmup": (0.0, 0.3),
     })
 
-The names are those of the study's parameters, so a branch has a parameter of its own and no distribution ever changes.
+The study's parameters have the same names, so each branch has its own parameter and no distribution ever changes.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _KINDS: Mapping[str, type[Method]] = {
     "optimizer": Optimizer, "compression": Compression, "lr_schedule": LRSchedule,
 }  # fmt: skip
 BRANCHES = tuple(_KINDS)
-"""Settings whose choice brings settings of its own."""
+"""Settings whose choices have settings themselves."""
 PLAIN = (
     "batch", "lr_rule", "warmup", "strategy", "precision", "recompute", "clip_norm", "world_size", "seed",
 )  # fmt: skip
-"""Settings that stand for themselves. ``warmup`` is a share of the steps; ``lr_rule`` is how the learning rate, given
-for the job's own batch, follows the batch of the trial: ``none``, ``linear`` or ``sqrt``."""
+"""Settings without nested settings. ``warmup`` is a share of the steps. ``lr_rule`` scales the learning rate, which is
+given for the job's own batch, to the batch of the trial: ``none``, ``linear`` or ``sqrt``."""
 FORMER_NAMES = {"schedule": "lr_schedule"}
-"""Of settings, in studies of earlier versions."""
+"""Names of settings in studies of earlier versions, and their present names."""
 LR_RULES = ("none", "linear", "sqrt")
 _NAME = re.compile(r"(?P<owner>[a-z_]+)(\[(?P<branch>[a-z0-9-]+)\])?(\.(?P<setting>[a-z_0-9]+))?")
 
@@ -54,13 +54,13 @@ Value = str | Number | bool | None
 
 
 class Choices(Spec):
-    """One of several values, in no order."""
+    """One of several unordered values."""
 
     _positional = "values"
 
     kind: Literal["choices"] = "choices"
     values: tuple[Value, ...] = Field(min_length=1)
-    """At least one; none twice."""
+    """At least one value; no duplicates."""
 
     @model_validator(mode="after")
     def _none_twice(self) -> Self:
@@ -69,19 +69,19 @@ class Choices(Spec):
         return self
 
     def ends(self) -> tuple[Value, ...]:
-        """Values to try a job with, before anything runs: all of them."""
+        """Values for which the job is validated before anything runs: all of them."""
         return self.values
 
 
 class Between(Spec):
-    """A number in an interval, both ends included."""
+    """A number in a closed interval."""
 
     kind: Literal["between"] = "between"
     low: Number
     high: Number
-    """Above `low`. Both whole for whole numbers."""
+    """Above `low`. If both are integers, only integers are drawn."""
     log: bool = False
-    """Draw the logarithm evenly. Needs `low` above 0."""
+    """Draw the logarithm uniformly. Needs `low` above 0."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -95,11 +95,11 @@ class Between(Spec):
 
     @property
     def is_whole(self) -> bool:
-        """Whether only whole numbers are drawn."""
+        """Whether only integers are drawn."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def ends(self) -> tuple[Value, ...]:
-        """Values to try a job with, before anything runs."""
+        """Values for which the job is validated before anything runs: both ends."""
         return self.low, self.high
 
 
@@ -129,11 +129,11 @@ class PowersOfTwo(Spec):
 
     @property
     def exponents(self) -> tuple[int, int]:
-        """The lowest and the highest."""
+        """The lowest and the highest exponent."""
         return self.low.bit_length() - 1, self.high.bit_length() - 1
 
     def ends(self) -> tuple[Value, ...]:
-        """Values to try a job with, before anything runs."""
+        """Values for which the job is validated before anything runs: both ends."""
         return self.low, self.high
 
 
@@ -148,9 +148,9 @@ def _powers(low: Any, high: Any) -> PowersOfTwo:
 
 
 def _parameter(value: Any) -> Any:
-    """A list is choices; a tuple of two numbers an interval, with ``"log"`` behind them a logarithmic one.
+    """Convert a list to choices, and a tuple of two numbers to an interval.
 
-    With ``"log2"`` it is the powers of two between them.
+    A third item ``"log"`` makes the interval logarithmic; ``"log2"`` makes it the powers of two between the numbers.
     """
     if isinstance(value, list):
         return Choices(values=tuple(value))
@@ -172,7 +172,7 @@ Parameter = Annotated[
 
 
 class Name(NamedTuple):
-    """A parameter's name, taken apart."""
+    """The parts of a parameter's name."""
 
     owner: str
     branch: str | None
@@ -180,7 +180,7 @@ class Name(NamedTuple):
 
 
 def parse_name(name: str) -> Name:
-    """Take a parameter's name apart.
+    """Split a parameter's name into its parts.
 
     Raises:
         SpecError: It names nothing that a study can change.
@@ -227,17 +227,17 @@ def _table(owner: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def settings_of(owner: str, branch: str) -> Mapping[str, Any]:
-    """The settings that a choice of one of `BRANCHES` brings.
+    """The settings of one choice (`branch`) of an `owner` in `BRANCHES`, with their defaults.
 
     Raises:
-        SpecError: There is no such choice here.
+        SpecError: There is no such choice.
     """
     settings: Mapping[str, Any] = _KINDS[owner].by_name(branch).settings
     return settings
 
 
 def _readable(name: str, value: Any) -> Any:
-    """A parameter as it was given, its numbers those that the setting takes."""
+    """The parameter from its given value, with floats instead of integers if the setting takes fractions."""
     parts = parse_name(name)
     try:
         parameter = _parameter(value)
@@ -254,7 +254,7 @@ def _readable(name: str, value: Any) -> Any:
 
 
 def _takes_fractions(parts: Name) -> bool:
-    """Whether a setting is a number with a fraction, so that (0, 1) is an interval and not two numbers."""
+    """Whether a setting takes fractions, so that (0, 1) is a real interval and not only the integers 0 and 1."""
     if parts.setting is None:
         return parts.owner in ("warmup", "clip_norm")
     table = _table(parts.owner)
@@ -263,7 +263,7 @@ def _takes_fractions(parts: Name) -> bool:
 
 
 class Space(Spec):
-    """What a study may change in a job.
+    """The settings of a job that a study may change, with their ranges.
 
     Example:
         >>> space = Space({"optimizer.lr": (1e-4, 1e-2, "log"), "batch": PowersOfTwo(32, 128)})
@@ -274,7 +274,7 @@ class Space(Spec):
     _positional = "parameters"
 
     parameters: dict[str, Parameter] = Field(min_length=1)
-    """By name; at least one."""
+    """Parameters by name; at least one."""
 
     @model_validator(mode="before")
     @classmethod
@@ -320,7 +320,7 @@ class Space(Spec):
             raise SpecError(f"space['lr_rule'] takes choices among {', '.join(LR_RULES)}, got {parameter!r}")
 
     def methods(self) -> Iterator[tuple[str, Method]]:
-        """The methods that it may choose, by the setting that chooses them; one within another as in a job."""
+        """The methods that the space may choose, with the setting that chooses them; nested methods as in `Job`."""
         kinds: dict[str, type[Method]] = {**_KINDS, "strategy": Strategy}
         for axis, kind in kinds.items():
             parameter = self.parameters.get(axis)
@@ -328,11 +328,11 @@ class Space(Spec):
                 yield from methods_in(axis, kind.resolve(value))
 
     def active(self, chosen: Mapping[str, Value], defaults: Mapping[str, str]) -> Iterator[str]:
-        """The names to draw, each once what it depends on is in `chosen`; choices of branches come first.
+        """The names of the parameters to draw; choices of branches come before the settings that depend on them.
 
         Args:
-            chosen: What has been drawn so far; may grow while this goes on.
-            defaults: The job's own choice of each branch, where the space does not choose.
+            chosen: Values drawn so far; the caller may add to it during the iteration.
+            defaults: The job's own choice for each branch that the space does not choose.
         """
         order = sorted(self.parameters, key=lambda name: parse_name(name).setting is not None)
         for name in order:

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 FAMILIES = (
     "One process", "A central server", "All-reduce", "Without a centre", "Layers apart", "State in shards",
 )  # fmt: skip
-"""The headings that built-in strategies stand under, in the order in which training systems evolved."""
+"""The headings of built-in strategies in lists, in the order in which training systems evolved."""
 _FORMER_NAME = "kind"
-"""What JSON of earlier versions calls the name."""
+"""Key of the name in JSON of earlier versions."""
 
 
 class Strategy(Method):
     """A way in which the ranks share the work, with its settings.
 
-    Wherever a strategy is asked for, its short string does as well: ``"ring"`` is ``Ring()``, and what follows a colon
-    sets the field that the class names in `variant`: ``"ring:2"`` is ``Ring(directions=2)``.
+    A short string is accepted in place of a strategy: ``"ring"`` is ``Ring()``. The text after a colon sets the field
+    that the class names in `variant`: ``"ring:2"`` is ``Ring(directions=2)``.
 
-    Derive a strategy of your own from this class, or from `BucketedStrategy` where it exchanges gradients in buckets
-    while the backward pass goes on; `build` makes the object that trains on one rank.
+    Derive your own strategy from this class, or from `BucketedStrategy` if it exchanges gradients in buckets during the
+    backward pass. `build` makes the object that trains on one rank.
 
     Example:
         >>> Strategy("ring", directions=2).label
@@ -43,19 +43,20 @@ class Strategy(Method):
     folder = "strategies"
 
     variant: ClassVar[str | None] = None
-    """The setting that follows a colon in the short string; None where nothing does."""
+    """The setting that follows a colon in the short string; None if there is none."""
     family: ClassVar[str] = "Your own"
-    """The heading that it stands under in lists: one of `FAMILIES`, or another, which is added to them."""
+    """Its heading in lists: one of `FAMILIES`, or a new one, which is added to them."""
     look: ClassVar[Look] = YOUR_OWN
-    """How figures draw it."""
+    """Colour, dash and marker in figures."""
     min_ranks: ClassVar[int] = 2
     max_ranks: ClassVar[int | None] = None
     carries: ClassVar[frozenset[Carriage]] = frozenset()
-    """Kinds of gradient compression that go with this strategy."""
+    """Kinds of gradient compression that this strategy supports."""
     has_exchanges: ClassVar[bool] = False
-    """Whether packets can meet in more than one way; else each goes where it is unpacked, and that is all."""
+    """Whether packets can be exchanged in more than one way, by the compression's setting `exchange`. Otherwise packets
+    go straight to the rank that unpacks them."""
     zero_stage: ClassVar[int | None] = None
-    """The ZeRO stage whose memory formulas describe a rank, 0 for whole replicas; None where none does."""
+    """The ZeRO stage whose memory formulas describe a rank, 0 for whole replicas; None if no stage does."""
 
     if TYPE_CHECKING:
 
@@ -63,7 +64,7 @@ class Strategy(Method):
 
     @classmethod
     def by_name(cls, /, *args: Any, **fields: Any) -> Any:
-        """As for every method; the name may be a short string such as ``ring:2``."""
+        """As for every method, but the name may be a short string such as ``ring:2``."""
         fields = cls._with_positional(args, fields) if args else fields
         name = fields.get("name")
         if isinstance(name, str) and ":" in name:
@@ -111,37 +112,37 @@ class Strategy(Method):
 
     @property
     def label(self) -> str:
-        """The short string that stands for this strategy in tables, plots and run names."""
+        """The short string of this strategy in tables, plots and run names."""
         return self.name
 
     def num_data_ranks(self, world_size: int) -> int:
-        """Ranks that the global batch is divided over: all, unless some hold no data or all see the same."""
+        """Ranks that the global batch is divided over: all, unless some hold no data or all process the same data."""
         return world_size
 
     def role(self, rank: int, world_size: int) -> str | None:  # noqa: ARG002
-        """What a rank is in this strategy, in a word or two, such as ``stage 2``; None where all are alike."""
+        """Role of a rank in this strategy, in a word or two, such as ``stage 2``; None if all ranks are equal."""
         return None
 
     @property
     def differs_because(self) -> str | None:
-        """Why this strategy need not end at the parameters of one process, as a clause; None where it must."""
+        """Why this strategy may end at other parameters than one process, as a clause; None if it cannot."""
         return None
 
     @property
     def hides_noise_because(self) -> str | None:
-        """Why the gradient noise scale cannot be measured under it, as a clause; None where it can."""
+        """Why the gradient noise scale cannot be measured under this strategy, as a clause; None if it can."""
         return None
 
     def drift(self, world_size: int) -> int | None:  # noqa: ARG002
-        """Steps that another rank can be ahead when rank 0 begins one: 0 if none ends without it, None for any."""
+        """Most steps by which another rank can be ahead of rank 0: 0 if each step waits for it, None if unbounded."""
         return 0
 
     def suggested_micro_batch(self, global_batch: int, world_size: int) -> int | None:  # noqa: ARG002
-        """A micro-batch that suits this strategy; None where a rank's whole share at once does."""
+        """A suitable micro-batch for this strategy; None if a rank should process its whole share at once."""
         return None
 
     def degrees(self, world_size: int) -> Mapping[str, Any] | None:  # noqa: ARG002
-        """The fields of a `Layout` that say how this strategy spreads a model; None where no layout does it like this.
+        """The fields of the `Layout` that corresponds to this strategy; None if no layout does.
 
         Example:
             >>> Strategy("zero-3", replicas=2).degrees(8)
@@ -150,21 +151,21 @@ class Strategy(Method):
         return None
 
     def check(self, job: Job) -> None:
-        """Refuse what cannot work, before any process starts.
+        """Refuse a job that cannot work with this strategy, before any process starts.
 
         Raises:
-            SpecError: With the field, the value and the way out.
+            SpecError: States the field, the value and a remedy.
         """
 
-    # What it sends and what does it.
+    # Its traffic and memory, and the object that trains.
 
     @property
     def ranks_meet(self) -> bool:
-        """Whether all ranks take part in each communication of a step, one after the other."""
+        """Whether all ranks take part in each communication of a step, in the same order."""
         return True
 
     def ring_size(self, collective: str, world_size: int) -> int:  # noqa: ARG002
-        """Ranks in the ring whose traffic goes by this name."""
+        """Number of ranks in the ring that carries out this collective."""
         return world_size
 
     def exchanged_bytes(
@@ -176,70 +177,69 @@ class Strategy(Method):
     ) -> float | None:
         """Bytes of gradients and parameters that all ranks together send in a step, uncompressed.
 
-        The textbook's totals, which leave out headers, norms and padding: what compressed runs are held against.
+        The textbook totals, without headers, norms and padding: the baseline that compressed runs are compared with.
 
         Args:
-            gradient_bytes: S, of one whole gradient as it is uncompressed.
-            world_size: W, the ranks.
-            micro_batches: Forward and backward passes a step.
+            gradient_bytes: S, bytes of one whole uncompressed gradient.
+            world_size: W, the number of ranks.
+            micro_batches: Forward and backward passes per step.
 
         Returns:
-            None where gradients are not exchanged, or nothing is known.
+            None if gradients are not exchanged, or the total is unknown.
         """
         return None
 
     def traffic(self, step: Any) -> Any:  # noqa: ARG002
-        """What each rank sends in one step, by the names under which a run counts it.
+        """Traffic that each rank sends in one step, by the names under which a run counts it.
 
         Args:
-            step: The `shardscope.analytic.job_step.JobStep` of a job whose strategy this is.
+            step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
 
         Returns:
-            Bytes and messages by collective and rank, a `shardscope.analytic.communication.Traffic`; None where nothing
-            is known.
+            Bytes and messages by collective and rank, a `shardscope.analytic.communication.Traffic`; None if unknown.
         """
         return None
 
     def states(self, step: Any) -> Any:  # noqa: ARG002
-        """What each rank holds of parameters, gradients, optimizer state and buffers in one step, as a run measures it.
+        """Memory of each rank for parameters, gradients, optimizer state and buffers in one step, as a run measures it.
 
         Args:
-            step: The `shardscope.analytic.job_step.JobStep` of a job whose strategy this is.
+            step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
 
         Returns:
-            Bytes by kind and rank, a `shardscope.analytic.memory.RankStates`; None where nothing is known.
+            Bytes by kind and rank, a `shardscope.analytic.memory.RankStates`; None if unknown.
         """
         return None
 
     def activations(self, step: Any) -> list[float] | None:
-        """What each rank saves for its backward passes at most, in bytes by rank; None where nothing is known.
+        """Peak bytes that each rank saves for its backward passes, by rank; None if unknown.
 
         Args:
-            step: The `shardscope.analytic.job_step.JobStep` of a job whose strategy this is.
+            step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
         """
         return None if step.saved_bytes is None else [step.saved_bytes] * step.world_size
 
     def work(self, step: Any) -> list[float]:
-        """Each rank's share of the computing of its samples, by rank, made longer by the waits of its schedule.
+        """Compute time of each rank relative to that of its samples on a whole model, schedule waits included.
 
         Args:
-            step: The `shardscope.analytic.job_step.JobStep` of a job whose strategy this is.
+            step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
         """
         return [1.0] * step.world_size
 
     @required
     def build(self, job: Job, context: Any) -> Any:
-        """The `shardscope.training.strategies.RankStrategy` that trains on one rank of `job`.
+        """Build the `shardscope.training.strategies.RankStrategy` that trains on one rank of `job`.
 
         Args:
-            job: Its strategy is this one.
+            job: A job with this strategy.
             context: The rank's `shardscope.training.context.RankContext`: its number, device, process group and meter.
         """
         raise NotImplementedError
 
 
 def strategies() -> dict[str, type[Strategy]]:
-    """Every strategy there is by its name, in the order of its family."""
+    """All known strategies by name, sorted by family."""
     known = registry.all_of(Strategy)
     families = dict.fromkeys([*FAMILIES, *(method.family for method in known)])
     order = {family: place for place, family in enumerate(families)}
@@ -247,9 +247,9 @@ def strategies() -> dict[str, type[Strategy]]:
 
 
 def strategies_where(is_so: Callable[[Any], bool]) -> list[str]:
-    """The names of those strategies that, at their defaults, something is true of."""
+    """The names of the strategies for which a predicate is true at their defaults."""
     return [name for name, method in strategies().items() if is_so(method())]
 
 
 AnyStrategy = Annotated[SerializeAsAny[Strategy], BeforeValidator(Strategy.resolve)]
-"""A field that takes a strategy, its short string, its class or its JSON."""
+"""A field that accepts a strategy, its short string, its class or its JSON."""

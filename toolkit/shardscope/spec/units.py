@@ -1,8 +1,8 @@
-"""Quantities with their units: read as users write them, never guessed, and written back.
+"""Quantities with units: parsed from text without guessing, and formatted as text.
 
-A number is in the base unit that its field names (bytes, bytes a second, FLOP a second, seconds, watts).
-A text must carry its unit: ``"80 GiB"``, ``"200 Gbit/s"``, ``"25 GB/s"``, ``"312 TFLOP/s"``, ``"5 us"``; only zero,
-which is the same in all, needs none.
+A number is in the base unit of its field (bytes, bytes per second, FLOP/s, seconds, watts).
+A text must state its unit: ``"80 GiB"``, ``"200 Gbit/s"``, ``"25 GB/s"``, ``"312 TFLOP/s"``, ``"5 us"``. Only zero
+needs no unit.
 ``kB``, ``MB``, ``GB`` are powers of 1000 and ``KiB``, ``MiB``, ``GiB`` of 1024; a byte has 8 bits.
 """
 
@@ -50,15 +50,15 @@ _QUANTITY = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(
 
 
 def parse(text: str, kind: Kind, *, field: str = "value") -> float:
-    """A text with its unit as a number in the base unit of its kind.
+    """Parse a text with a unit to a number in the base unit of its kind.
 
     Args:
         text: For example ``"200 Gbit/s"``.
-        kind: What it measures: ``bytes``, ``bytes/s``, ``FLOP/s``, ``s`` or ``W``.
-        field: What an error calls it.
+        kind: The kind of quantity: ``bytes``, ``bytes/s``, ``FLOP/s``, ``s`` or ``W``.
+        field: Name of the value in error messages.
 
     Raises:
-        SpecError: It has no number, no unit, or a unit that could mean two things (``G``, ``Gb``, ``Gbps``).
+        SpecError: The text has no number, no unit, or an ambiguous unit (``G``, ``Gb``, ``Gbps``).
 
     Example:
         >>> parse("200 Gbit/s", "bytes/s")
@@ -84,10 +84,10 @@ def parse(text: str, kind: Kind, *, field: str = "value") -> float:
 
 
 def quantity(value: object, kind: Kind, *, field: str) -> float:
-    """What an argument gives as a number in the base unit or as a text with its unit: finite, and not below zero.
+    """The value of an argument, given in the base unit or as a text with its unit: finite, and not below zero.
 
     Raises:
-        SpecError: It gives none.
+        SpecError: The value is not a quantity, or it is negative or infinite.
 
     Example:
         >>> quantity("1.5 ms", "s", field="latency_s"), quantity(0, "s", field="latency_s")
@@ -104,10 +104,10 @@ def quantity(value: object, kind: Kind, *, field: str) -> float:
 
 
 def positive(value: float, *, field: str, given: object) -> float:
-    """The value, if it is above zero.
+    """Return the value if it is above zero.
 
     Raises:
-        SpecError: It is not.
+        SpecError: It is zero or below.
     """
     if not value > 0:
         raise SpecError(f"{field}={quoted(given)} is not valid: it should be greater than 0")
@@ -115,7 +115,7 @@ def positive(value: float, *, field: str, given: object) -> float:
 
 
 def _complaint(unit: str, kind: Kind) -> str:
-    """Why a unit is refused and what to write."""
+    """The reason why a unit is refused, and the unit to write instead."""
     if kind == "bytes/s" and unit in _SIZES:
         return f"is a size, not a rate; write {unit}/s"
     if kind == "bytes" and unit in _UNITS["bytes/s"]:
@@ -138,11 +138,11 @@ def _reader(kind: Kind) -> Callable[[object, ValidationInfo], object]:
 
 
 _FINITE = AllowInfNan(False)
-"""No quantity is endless: JSON has no such number, and a link that takes no time has a very large bandwidth instead."""
+"""No quantity is infinite, since JSON cannot store it; an ideal link has a very large bandwidth instead."""
 
 Bytes = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("bytes"))]
 BytesOrNone = Annotated[NonNegativeFloat, _FINITE, BeforeValidator(_reader("bytes"))]
-"""Bytes, of which there may be none."""
+"""A number of bytes that may be 0."""
 Bandwidth = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("bytes/s"))]
 BandwidthOrNone = Annotated[NonNegativeFloat, _FINITE, BeforeValidator(_reader("bytes/s"))]
 Flops = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("FLOP/s"))]
@@ -151,7 +151,7 @@ Watts = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("W"))]
 
 
 def gib_text(num_bytes: float) -> str:
-    """Bytes in powers of 1024, as memory is sold and reported: ``79.2 GiB``."""
+    """Text of a number of bytes in powers of 1024, as for memory: ``79.2 GiB``."""
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024 or unit == "TiB":
@@ -161,7 +161,7 @@ def gib_text(num_bytes: float) -> str:
 
 
 def bytes_text(num_bytes: float) -> str:
-    """Bytes in powers of 1000, as they are counted on a wire: ``1.5 MB``."""
+    """Text of a number of bytes in powers of 1000, as for network traffic: ``1.5 MB``."""
     size = float(num_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
@@ -171,17 +171,17 @@ def bytes_text(num_bytes: float) -> str:
 
 
 def bandwidth_text(bytes_per_s: float) -> str:
-    """Bytes a second in powers of 1000, as links are sold: ``25 GB/s``."""
+    """Text of bytes per second in powers of 1000, as links are specified: ``25 GB/s``."""
     return _scaled(bytes_per_s, "B/s")
 
 
 def bit_rate_text(bytes_per_s: float) -> str:
-    """Bytes a second as bits a second, as networks are sold: ``100 Mbit/s``."""
+    """Text of bytes per second as bits per second, as networks are specified: ``100 Mbit/s``."""
     return _scaled(8 * bytes_per_s, "bit/s")
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds in the unit that suits them: ``1.5 ms``."""
+    """Text of seconds in a suitable unit: ``1.5 ms``."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size or not seconds:
             return f"{_digits(seconds / size)} {unit}"
@@ -189,7 +189,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def flops_text(flops: float) -> str:
-    """FLOP a second: ``312 TFLOP/s``."""
+    """Text of FLOP per second: ``312 TFLOP/s``."""
     return _scaled(flops, "FLOP/s")
 
 

@@ -1,4 +1,4 @@
-"""A function of the user's inside a job: a model, a data set or a loss defined in a script or a notebook cell."""
+"""A user-defined function in a job: a model, a data set or a loss defined in a script or a notebook cell."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shardscope.spec._base import Spec
 
 
 class UserCode(Spec):
-    """A callable, known in JSON by its name only.
+    """A callable of which JSON holds only the name.
 
-    The code itself travels by cloudpickle in a file of the run directory that is private to the user and never leaves
-    it: a `job.json` that someone else sends you names the function but cannot run anything.
+    The code itself is saved by cloudpickle in a file of the run directory that is private to the user. A `job.json`
+    that someone else sends you names the function but cannot run anything.
     """
 
     name: str
@@ -24,14 +24,14 @@ class UserCode(Spec):
 
     @classmethod
     def of(cls, function: Callable[..., Any], name: str | None = None) -> Self:
-        """Wrap a callable, under its own name or another."""
+        """Wrap a callable, under its own name or the given one."""
         code = cls(name=name or getattr(function, "__name__", type(function).__name__))
         code._function = function
         return code
 
     @property
     def is_here(self) -> bool:
-        """Whether the callable itself is known, and not its name alone."""
+        """Whether the callable itself is loaded, and not only its name."""
         return self._function is not None
 
     @property
@@ -39,7 +39,7 @@ class UserCode(Spec):
         """The callable.
 
         Raises:
-            SpecError: This job was read from JSON, which carries the name alone.
+            SpecError: The job was read from JSON, which holds only the name.
         """
         if self._function is None:
             raise SpecError(
@@ -56,9 +56,9 @@ def _wrap(value: Any) -> Any:
 
 
 Named = Annotated[str | UserCode, BeforeValidator(_wrap)]
-"""A name from a catalogue, or a callable of the user's."""
+"""A name from a catalogue, or a user-defined callable."""
 
 
 def label_of(value: str | UserCode) -> str:
-    """The name to print for a catalogue name or a callable."""
+    """The printed name of a catalogue name or a callable."""
     return value.name if isinstance(value, UserCode) else value

@@ -1,4 +1,4 @@
-"""The scoreboard: every data set's errors on rows that no calibration has seen, with two trivial formulas beside."""
+"""The scoreboard: errors on the held-out rows of every data set, and those of two trivial formulas."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ CALIBRATIONS: Mapping[str, str] = {
     "Megatron SC21, table 2, ZeRO-3": "a100-megatron",
     "Korthikanti, table 5": "a100-megatron",
 }
-"""The calibration of a data set's machine and software; of the others, by the row's device."""
+"""The calibration for a data set's machine and software; for other data sets it follows from the row's device."""
 
 
 class Line(NamedTuple):
-    """One data set."""
+    """The scores of one data set."""
 
     dataset: str
     rows: str
-    """``"held out"``, ``"fitted"`` or, where nothing of the data set was fitted, ``"never fitted"``."""
+    """``"held out"``, ``"fitted"``, or ``"never fitted"`` if no row of the data set was fitted."""
     calibrations: tuple[str, ...]
     score: Score
     plain: Score
-    """96 B s L h² and its like at one share of the peak, with the bubble as (p - 1) / m."""
+    """Score of the plain formula: 96 B s L h² FLOPs or the like at one fraction of the peak, bubble (p - 1) / m."""
     constant_mfu: Score
-    """The model's FLOPs at one share of the peak."""
+    """Score of the model's FLOPs at one fraction of the peak."""
 
 
 def board(datasets: Mapping[str, Sequence[Row]], *, fitted: bool = False) -> list[Line]:
-    """A line for each data set; with `fitted`, one more for the rows that the constants were fitted to."""
+    """One line per data set; with `fitted`, another one for the rows that the constants were fitted to."""
     lines = []
     for name, rows in datasets.items():
         seen = [row for row in rows if row.key in _calibration(name, row).fitted]

@@ -1,10 +1,10 @@
-"""The calibrations that ship: which rows each machine's constants are fitted to, from which priors, and how they score.
+"""The calibrations that ship with Shardscope: the rows and priors of each fit, and its scores.
 
     python -m shardscope.measure.scoreboard.calibrate published.json .../spec/catalogue/calibrations
 
-fits them anew. Eight tenths of the rows, by a hash of their inputs, are fitted; the others never are. What a
-calibration says of its errors is by cross-validation over all rows. The formulas' form, the priors and the weights of
-the data sets were chosen with all those rows in view, so rows that nobody here has seen may do somewhat worse.
+fits them again. Eight tenths of the rows, chosen by a hash of their inputs, are fitted; the others never are. The
+errors and the interval of a calibration are cross-validated over all rows. The form of the formulas, the priors and the
+weights of the data sets were chosen with all these rows in view, so errors on unseen rows may be somewhat larger.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHARED: Priors = {
     "optimizer_efficiency": Prior(0.7, 0.2),
     "step_s": Prior(1e-3, 1.0),
 }
-"""What large products, streaming kernels and NCCL usually reach on NVIDIA's devices."""
+"""Priors from what large matrix products, streaming kernels and NCCL usually reach on NVIDIA devices."""
 
 FUSED: Priors = {"attention_efficiency": Prior(0.4, 0.5), "attention_half_seq": Prior(100, 1.0)}
 SHARDED: Priors = {"inter_efficiency": Prior(0.6, 0.5), "shard_overlap": Prior(0.8, 0.2)}
@@ -45,7 +45,7 @@ SHARDED: Priors = {"inter_efficiency": Prior(0.6, 0.5), "shard_overlap": Prior(0
 
 @dataclass(frozen=True)
 class Recipe:
-    """One machine and its software: which rows, which constants."""
+    """The fit of one machine and its software: its rows and its constants."""
 
     name: str
     device: str
@@ -54,14 +54,14 @@ class Recipe:
     measured_on: str
     source: str
     gpus: tuple[str, ...] = ()
-    """Of the rows taken, where a data set has several devices."""
+    """Devices whose rows are used, if a data set has several devices; empty for all."""
     weights: Mapping[str, float] = field(default_factory=dict)
     start: Mapping[str, float] = field(default_factory=dict)
-    """Constants that the rows say nothing about, from elsewhere."""
+    """Constants from other sources, which the rows cannot determine."""
     note: str = ""
 
     def rows(self, everything: Mapping[str, Sequence[Row]]) -> list[Row]:
-        """The machine's rows, fitted or not."""
+        """All rows of the machine, fitted or not."""
         every = [row for name in self.datasets for row in everything.get(name, ())]
         return [row for row in every if not self.gpus or row.cluster.device.name in self.gpus]
 
@@ -144,7 +144,7 @@ RECIPES = (
 
 
 def calibrate(recipe: Recipe, everything: Mapping[str, Sequence[Row]]) -> Calibration:
-    """The recipe's constants, their scores on rows not fitted, and the interval these give."""
+    """Fit the recipe's constants; add their scores on rows that were not fitted, and the interval from these."""
     rows = recipe.rows(everything)
     fitted = [row for row in rows if row.fold in FITTED_FOLDS]
     device = rows[0].cluster.device
@@ -169,7 +169,7 @@ def calibrate(recipe: Recipe, everything: Mapping[str, Sequence[Row]]) -> Calibr
 
 
 def _cross_validated(rows: Sequence[Row], recipe: Recipe, start: Calibration) -> dict[str, float]:
-    """Each row predicted by constants fitted to the other folds."""
+    """Predicted seconds of each row, by constants fitted to the other folds."""
     predicted: dict[str, float] = {}
     for fold in range(CROSS_FOLDS):
         out = [row for row in rows if int(row.key[-6:], 16) % CROSS_FOLDS == fold]
@@ -182,7 +182,7 @@ def _cross_validated(rows: Sequence[Row], recipe: Recipe, start: Calibration) ->
 
 
 def _quantiles(rows: Sequence[Row], predicted: Mapping[str, float]) -> dict[str, float]:
-    """Of measured / predicted, every data set counting as much as another."""
+    """Quantiles of measured / predicted time, with equal total weight for every data set."""
     sizes = {name: sum(row.dataset == name for row in rows) for name in {row.dataset for row in rows}}
     ratios = np.array([row.seconds / predicted[row.key] for row in rows])
     weight = np.array([1.0 / sizes[row.dataset] for row in rows])
@@ -202,7 +202,7 @@ def _scores(rows: Sequence[Row], predicted: Mapping[str, float], how: str) -> di
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Fit every recipe whose rows the file has, and write a JSON file each."""
+    """Fit every recipe whose rows are in the file, and write a JSON file for each."""
     everything, folder = load(Path(arguments[0])), Path(arguments[1])
     chosen = [
         recipe

@@ -1,4 +1,4 @@
-"""The measured data sets in a file of published figures, as rows: each by the module that knows its columns."""
+"""Reading of measured data sets from a file of published figures, each by the module for its columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READERS: Mapping[str, Callable[[Mapping[str, Any], str], list[Row]]] = {
     "simumax_b200": simumax.rows,
     "torchtitan_benchmarks": titan.rows,
 }
-"""A reader for each data set that measures step times."""
+"""The reader of each data set with step times."""
 
 
 def load(path: Path) -> dict[str, list[Row]]:

@@ -1,9 +1,9 @@
 """Fit a machine's constants to measured rows: robust least squares on the logarithm of predicted / measured.
 
-Every constant has a prior, log-normal about what such machines usually show, so that what the rows cannot tell stays
-where it was instead of wandering off. Large residuals count linearly (soft L1): two odd runs do not bend the rest.
+Every constant has a log-normal prior around the usual value of such machines, so that constants which the rows cannot
+determine stay near it. Large residuals count linearly (soft L1), so that a few outliers do not distort the fit.
 
-Whoever ships a calibration fits it; predictions and the scoreboard only read it, and need no scipy.
+Only fitting a calibration needs scipy; predictions and the scoreboard just read calibrations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGEST_SHARE = 0.98
 
 
 class Prior(NamedTuple):
-    """Where a constant usually lies, and how far from it in logarithms."""
+    """Usual value of a constant, and its spread in logarithms."""
 
     center: float
     spread: float
@@ -38,13 +38,13 @@ Priors = Mapping[str, Prior]
 def fit(
     rows: Sequence[Row], priors: Priors, start: Calibration, *, weights: Mapping[str, float] | None = None
 ) -> Calibration:
-    """`start` with the constants of `priors` fitted to the rows.
+    """Return `start` with the constants of `priors` fitted to the rows.
 
     Args:
-        rows: What was measured.
-        priors: Of the constants to fit, by the name of their field.
-        start: Where all other fields come from.
-        weights: Of one row, by data set; 1 where it is not named.
+        rows: The measured rows.
+        priors: Priors of the constants to fit, by field name.
+        start: Calibration with the values of all other fields.
+        weights: Weight of one row, by data set; 1 if the data set is not listed.
 
     Raises:
         ShardscopeError: scipy is not installed.
@@ -70,7 +70,7 @@ def fit(
 
 
 def _soft(residuals: Floats) -> Floats:
-    """Residuals whose squares grow like soft L1: 2 (sqrt(1 + r²) - 1)."""
+    """Residuals transformed so that their squares are the soft L1 loss: 2 (sqrt(1 + r²) - 1)."""
     grown = 2 * (np.sqrt(1 + residuals**2) - 1)
     return np.asarray(np.sign(residuals) * np.sqrt(grown))
 

@@ -1,7 +1,7 @@
 """LLM Foundry's measured FSDP throughput (mosaicml/llm-foundry, scripts/train/benchmarking/README.md).
 
-Sharded data parallel over all devices, fused attention, rates as tokens a second and device. The network between nodes
-is not stated; 400 Gbit/s a device is taken for the H100s and 200 for the A100s.
+Sharded data parallel over all devices, fused attention, rates in tokens per second and device. The network between
+nodes is not stated; 400 Gbit/s per device is assumed for the H100s and 200 for the A100s.
 """
 
 from __future__ import annotations

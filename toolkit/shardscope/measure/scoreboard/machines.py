@@ -1,7 +1,7 @@
-"""The machines behind the published rows: devices and links of the catalogue, networks as their authors describe them.
+"""The machines of the published rows: devices and links from the catalogue, networks as their authors describe them.
 
-The authors give the rate of a node's cards, which need not be that of its usual node in the catalogue; none gives their
-latency, which is the catalogue's of InfiniBand.
+The authors state the rate of a node's network cards, which may differ from that of the usual node in the catalogue.
+None states the latency, so the catalogue's latency of InfiniBand is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NVLINK3, NVLINK4, NVLINK5 = Link.of("nvlink-3"), Link.of("nvlink-4"), Link.of("n
 
 
 def network(gbit_per_s: float, source: str) -> Link:
-    """A device's share of its node's network cards, from Gbit/s."""
+    """The link of one device's share of its node's network cards, from its rate in Gbit/s."""
     latency = Link.of("infiniband-hdr").latency_s
     return Link(
         name=f"{gbit_per_s:g} Gbit/s", bandwidth=gbit_per_s * 1e9 / 8, latency_s=latency, source=source
@@ -22,7 +22,7 @@ def network(gbit_per_s: float, source: str) -> Link:
 
 
 def cluster(device: Device, devices: int, *, intra: Link, inter: Link, per_node: int = 8) -> Cluster:
-    """Whole nodes for a number of devices."""
+    """A cluster of whole nodes with at least this number of devices."""
     nodes = -(-devices // per_node)
     return Cluster(
         name=f"{devices} x {device.name}",

@@ -1,4 +1,4 @@
-"""A measured row: what was run on what, how long a step took, and a hash of its inputs to tell it from others by."""
+"""A measured row: the layout, model and cluster of a run, its step time, and a hash of its inputs as identifier."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class Row:
     cluster: Cluster
     layout: Layout
     seconds: float
-    """Of a step, measured."""
+    """Measured seconds of a step."""
     inputs: Mapping[str, object] = field(default_factory=dict)
-    """As published, without what was measured."""
+    """Inputs of the run as published, without measurements."""
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits of a hash of the inputs: equal for equal runs, whatever they measured."""
+        """Twelve hexadecimal digits of a hash of the inputs; equal for equal runs, even if measurements differ."""
         text = json.dumps([self.dataset, self.inputs], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def fold(self) -> int:
-        """0 to 9, by the hash: a split that is the same everywhere."""
+        """Fold of the row, 0 to 9, from the hash: a reproducible split."""
         return int(self.key, 16) % FOLDS
 
 
 def predicted_parts(rows: Sequence[Row], calibration: Calibration) -> list[StepParts]:
-    """The parts of each row's step; rows that share a model and a cluster are done in one call."""
+    """The parts of each row's step; rows that share a model and a cluster are computed in one call."""
     order = sorted(range(len(rows)), key=lambda at: _group(rows[at]))
     found: dict[int, StepParts] = {}
     for _, group in groupby(order, key=lambda at: _group(rows[at])):

@@ -1,4 +1,4 @@
-"""How far predictions are from measurements, and how far two trivial formulas are."""
+"""Errors of predictions against measurements, and those of two trivial formulas."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Score(NamedTuple):
     mape: float
     """Mean of |predicted / measured - 1|, in per cent."""
     worst: float
-    """The largest, in per cent."""
+    """Largest |predicted / measured - 1|, in per cent."""
     rank: float
-    """Spearman's rank correlation; not a number for a single row."""
+    """Spearman's rank correlation; NaN for a single row."""
     rows: int
 
     @classmethod
     def of(cls, predicted: Floats, measured: Floats) -> Score:
-        """Of two arrays of seconds."""
+        """The score of two arrays of seconds, `(rows,)` each."""
         off = 100 * np.abs(predicted / measured - 1)
         return cls(float(off.mean()), float(off.max()), rank_correlation(predicted, measured), len(off))
 
 
 def rank_correlation(left: Floats, right: Floats) -> float:
-    """Spearman's: the correlation of ranks, equal values sharing their mean rank."""
+    """Spearman's rank correlation: the correlation of ranks, where equal values share their mean rank."""
     if len(left) < 2:
         return float("nan")
     return float(np.corrcoef(_ranks(left), _ranks(right))[0, 1])
@@ -47,17 +47,20 @@ def _ranks(values: Floats) -> Floats:
 
 
 def constant_mfu_seconds(rows: Sequence[Row], constants: Mapping[str, float]) -> Floats:
-    """The simplest formula: the model's FLOPs at one share of the peak for each data set and precision."""
+    """Seconds by the simplest formula: the model's FLOPs at one fraction of the peak per data set and precision."""
     return np.array([_needed(row) / (_peak(row) * _constant(row, constants)) for row in rows])
 
 
 def plain_seconds(rows: Sequence[Row], constants: Mapping[str, float]) -> Floats:
-    """The plain formula: FLOPs with recomputation (96 B s L h² ...) at one share of the peak, bubble (p - 1) / m."""
+    """Seconds by the plain formula: FLOPs with recomputation (96 B s L h² ...) at one fraction of the peak.
+
+    The bubble is (p - 1) / m.
+    """
     return np.array([_plain(row) / _constant(row, constants) for row in rows])
 
 
 def constants(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, float]]:
-    """The medians over given rows that the two formulas take, by data set and precision."""
+    """The constants of the two formulas: medians over the given rows, by data set and precision."""
     kinds: dict[str, list[Row]] = {}
     for row in rows:
         kinds.setdefault(_kind(row), []).append(row)
@@ -73,7 +76,7 @@ def _kind(row: Row) -> str:
 
 
 def _constant(row: Row, constants: Mapping[str, float]) -> float:
-    """The row's own; the first there is for a data set or precision that was not among the rows fitted."""
+    """The constant for the row's data set and precision, or the first constant if these were not fitted."""
     return constants.get(_kind(row)) or next(iter(constants.values()))
 
 

@@ -1,6 +1,6 @@
 """SimuMax's measured Megatron-LM steps on one node of B200 (MooreThreads/SimuMax, docs/b200, release 1.2).
 
-bf16, micro-batches of one sequence, nothing recomputed, distributed optimizer, sequence parallel with tensor parallel.
+bf16, micro-batches of one sequence, no recomputation, distributed optimizer, sequence parallel with tensor parallel.
 """
 
 from __future__ import annotations

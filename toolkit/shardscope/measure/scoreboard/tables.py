@@ -1,7 +1,7 @@
-"""Published step times that ship with Shardscope, typed in from their papers. Nothing is fitted to them.
+"""Published step times that ship with Shardscope, copied from their papers. Nothing is fitted to them.
 
-What a paper does not print is taken as said here: for Narayanan's table 1 micro-batches of 4 without and of 1 with a
-pipeline, and two (or three) virtual stages where the layers allow it; for Llama 3 four virtual stages and ZeRO 1.
+Settings that a paper does not print are assumed. For Narayanan's table 1: micro-batches of 4 without and of 1 with a
+pipeline, and two (or three) virtual stages if the layers allow it. For Llama 3: four virtual stages and ZeRO 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MEGATRON_1 = (
     (1008.0, 160, 25600, 128, 8, 64, 3072, 3072, 163, 52, 502.0),
 )
 """Narayanan et al. 2021 (SC21, arXiv 2104.04473), table 1: parameters (10^9), heads, hidden, layers, tensor, pipeline,
-devices, batch, achieved TFLOP/s a device, per cent of peak, PFLOP/s in all."""
+devices, batch, achieved TFLOP/s per device, per cent of peak, total PFLOP/s."""
 
 MEGATRON_2 = (
     ("zero3", 174.6, 1536, 384, 4, 144, 90),
@@ -47,11 +47,11 @@ MEGATRON_2 = (
     ("ptdp", 529.6, 2240, 1120, 1, 167, 80),
     ("ptdp", 529.6, 2240, 2240, 1, 159, 42),
 )
-"""The same, table 2: scheme, parameters (10^9), batch, devices, micro-batch, TFLOP/s a device, days for
+"""Narayanan et al. 2021, table 2: scheme, parameters (10^9), batch, devices, micro-batch, TFLOP/s per device, days for
 300 x 10^9 tokens."""
 
 MEGATRON_SIZES = {174.6: (96, 12288, 96, 8, 12), 529.6: (105, 20480, 128, 8, 35)}
-"""Of the two models of table 2: layers, hidden, heads; tensor and pipeline parallel of PTD-P."""
+"""The two models of table 2: layers, hidden, heads; tensor- and pipeline-parallel degrees of PTD-P."""
 
 KORTHIKANTI_5 = (
     ("22B", 48, 6144, 64, 1, 8, 4, 4, 1, 1.42, 1.10, 41.5, 43.7),
@@ -60,20 +60,20 @@ KORTHIKANTI_5 = (
     ("1T", 128, 25600, 160, 64, 512, 512, 1, 1, 94.42, 71.49, 56.3, 57.0),
 )
 """Korthikanti et al. 2022 (arXiv 2205.05198), tables 3 and 5: name, layers, hidden, heads, pipeline, devices, batch,
-micro-batch, virtual stages; seconds with full recomputation, with sequence parallel and selective, MFU and HFU of the
-latter in per cent. Tensor parallel 8."""
+micro-batch, virtual stages; seconds with full recomputation; seconds, MFU and HFU (in per cent) with sequence
+parallelism and selective recomputation. The tensor-parallel degree is 8."""
 
 LLAMA_4 = (
     (8192, 8, 1, 16, 64, 8192, 32, 430, 43),
     (16384, 8, 1, 16, 128, 8192, 16, 400, 41),
     (16384, 8, 16, 16, 8, 131072, 16, 380, 38),
 )
-"""Llama 3 (arXiv 2407.21783), table 4: devices, tensor, context, pipeline, data, tokens of a sequence, batch of a
-replica, TFLOP/s a device, MFU in per cent."""
+"""Llama 3 (arXiv 2407.21783), table 4: devices, tensor, context, pipeline, data, tokens per sequence, batch per
+replica, TFLOP/s per device, MFU in per cent."""
 
 
 def published() -> dict[str, list[Row]]:
-    """The rows of every table, by its name."""
+    """The rows of all tables, by table name."""
     return {
         "Megatron SC21, table 1": [_weak_scaling(*row) for row in MEGATRON_1],
         "Megatron SC21, table 2, PTD-P": [_scheme(*row) for row in MEGATRON_2 if row[0] == "ptdp"],
@@ -84,7 +84,7 @@ def published() -> dict[str, list[Row]]:
 
 
 def gpt(layers: int, hidden: int, heads: int) -> Transformer:
-    """Megatron's GPT: vocabulary 51,200, sequences of 2,048."""
+    """Megatron's GPT with a vocabulary of 51,200 and sequences of 2,048 tokens."""
     return Transformer(
         name=f"gpt-{layers}x{hidden}", layers=layers, hidden=hidden, heads=heads, vocab=VOCAB, seq=SEQ
     )
@@ -168,5 +168,5 @@ def _llama(  # noqa: PLR0917
 
 
 def korthikanti_shares(seconds: float, layers: int, hidden: int, devices: int, batch: int) -> float:
-    """MFU of a step of Korthikanti's table 5, from its seconds."""
+    """MFU of a step in Korthikanti's table 5 (a fraction), from its seconds."""
     return float(korthikanti_model_flops(batch, SEQ, layers, hidden, VOCAB)) / (seconds * devices * 312e12)

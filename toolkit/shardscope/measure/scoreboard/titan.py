@@ -1,8 +1,7 @@
 """torchtitan's measured throughput of Llama 3.1 (pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md).
 
-H100 with 96 GB of HBM2e and a cap of 500 W, so that its true peak lies below the 989 TFLOP/s taken here. No calibration
-was fitted to these rows: they show how far one carries to another software and a capped device. Rows whose technique
-names a loop that Shardscope has no formula for are left out.
+H100 with 96 GB of HBM2e and a power cap of 500 W, so that its true peak is below the 989 TFLOP/s assumed here. No
+calibration was fitted to these rows: they show how well one transfers to other software and a capped device.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def rows(block: Mapping[str, Any], dataset: str) -> list[Row]:
 
 
 def llama(name: str, seq: int) -> Transformer:
-    """Llama 3.1 of that size (Llama 3 herd, arXiv 2407.21783, table 3)."""
+    """The Llama 3.1 model of this name (Llama 3 herd, arXiv 2407.21783, table 3)."""
     return Transformer(
         name=name, **LLAMA[name], kv_heads=8, vocab=128256, seq=seq, gated=True, tied=False, positions="rotary",
         norm="rmsnorm", bias=False,

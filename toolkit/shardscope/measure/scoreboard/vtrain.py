@@ -1,13 +1,13 @@
 """vTrain's measured Megatron-DeepSpeed steps (Bang et al. 2024; VIA-Research/vTrain, data/ground_truth_*.csv).
 
-A100 cluster of 8 devices a node; 1F1B, gradients reduced after the last backward pass, attention in separate kernels.
-The vocabulary is not stated: 51,200 is taken, Megatron's.
+A100 cluster with 8 devices per node; 1F1B, gradients reduced after the last backward pass, attention in separate
+kernels. The vocabulary is not stated; Megatron's 51,200 is assumed.
 
 The repository sets ``use_checkpoint`` for every row, and the multi-node times agree with full recomputation. The
-single-node times do not: at 2,048 hidden and micro-batches of 8 they would mean 212 TFLOP/s of the device's 312, with
-attention unfused, and constants fitted to them miss the multi-node rows by 22 %. Taken as runs that recompute nothing,
-the two tables agree (constants fitted to the single-node rows alone are then 11 % off on the multi-node ones). So it is
-taken here.
+single-node times do not: at 2,048 hidden and micro-batches of 8 they would imply 212 TFLOP/s of the device's 312, with
+attention unfused, and constants fitted to them miss the multi-node rows by 22 %. If they are taken as runs without
+recomputation, the two tables agree: constants fitted to the single-node rows alone are then 11 % off on the multi-node
+ones. So no recomputation is assumed for the single-node rows here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Published figures as data: devices, links, nodes, prices, models, each with its source.
 
-One JSON file a table, from name to entry. Quantities are texts with their units (`shardscope.spec.units`).
-``recalled`` lists the figures of an entry that were confirmed neither in the source it names nor on a page that
-reproduces it.
+One JSON file per table maps names to entries. Quantities are texts with units (`shardscope.spec.units`).
+``recalled`` lists the figures of an entry that were confirmed neither in its source nor on a page that reproduces the
+source.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Table = Literal["devices", "links", "nodes", "prices", "models"]
 
 @cache
 def table(name: Table) -> Mapping[str, Mapping[str, Any]]:
-    """A whole table, from name to entry."""
+    """A whole table: entries by name."""
     text = files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8")
     return cast("Mapping[str, Mapping[str, Any]]", json.loads(text))
 
 
 @cache
 def _names(name: Table) -> Mapping[str, str]:
-    """Every spelling of every entry, folded, to its name."""
+    """Entry names by all their spellings, which are normalised by `_folded`."""
     found: dict[str, str] = {}
     for entry, fields in table(name).items():
         for spelling in (entry, *fields.get("aliases", ())):
@@ -38,17 +38,17 @@ def _names(name: Table) -> Mapping[str, str]:
 
 
 def _folded(name: str) -> str:
-    """Without case, spaces, underscores and hyphens: ``A100 80GB`` is ``a100-80gb``."""
+    """The name in lower case without spaces, underscores and hyphens, so that ``A100 80GB`` equals ``a100-80gb``."""
     return re.sub(r"[\s_-]+", "", name).lower()
 
 
 def has(name: Table, entry: str) -> bool:
-    """Whether a table has an entry of this name or spelling."""
+    """Whether a table has an entry with this name or spelling."""
     return _folded(entry) in _names(name)
 
 
 def unknown(field: str, entry: object, names: Iterable[str]) -> SpecError:
-    """The error for a name that is not an entry: the entries that it is the start of, or the nearest and all."""
+    """The error for an unknown name: it lists the entries that begin with the name, or else the nearest and all."""
     known = list(names)
     begun = [name for name in known if isinstance(entry, str) and _folded(name).startswith(_folded(entry))]
     if entry and begun:
@@ -59,10 +59,10 @@ def unknown(field: str, entry: object, names: Iterable[str]) -> SpecError:
 
 
 def lookup(name: Table, entry: str, *, field: str) -> tuple[str, dict[str, Any]]:
-    """The proper name and the fields of an entry, without its aliases.
+    """The canonical name and the fields of an entry, without its aliases.
 
     Raises:
-        SpecError: There is none of this name, or it is the start of several.
+        SpecError: There is no entry of this name.
     """
     proper = _names(name).get(_folded(entry)) if isinstance(entry, str) else None
     if proper is None:

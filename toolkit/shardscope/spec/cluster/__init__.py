@@ -1,4 +1,4 @@
-"""The machines a job is put on: devices, the links between them, nodes, and what they cost."""
+"""Clusters that jobs run on: devices, the links between them, nodes, and their prices."""
 
 from shardscope.spec.cluster.cluster import Cluster
 from shardscope.spec.cluster.parts import Device

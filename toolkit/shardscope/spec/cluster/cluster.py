@@ -1,4 +1,4 @@
-"""A cluster: nodes of equal devices, a link inside a node and one between nodes; or groups of such nodes."""
+"""A cluster: nodes of equal devices, with a link inside a node and one between nodes; or groups of such nodes."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ class Cluster(Spec):
     nodes: Degree = 1
     per_node: Degree = 8
     intra: Link
-    """Between devices of one node."""
+    """Link between the devices of one node."""
     inter: Link
-    """Between nodes, as one device's share of its node's network cards."""
+    """Link between nodes, as one device's share of its node's network cards."""
     host_memory_bytes: Bytes = 1e12
-    """Of one node."""
+    """Host memory of one node, in bytes."""
     nvme_bytes: BytesOrNone = 0.0
-    """Of one node."""
+    """NVMe capacity of one node, in bytes."""
     nvme_bandwidth: BandwidthOrNone = 0.0
-    """Bytes a second of one node's drives."""
+    """Bandwidth of one node's NVMe drives, in bytes per second."""
     price_per_device_hour: NonNegativeFloat | None = None
-    """US dollars."""
+    """Price in US dollars per device and hour; None if unknown."""
     price_source: str = ""
     groups: tuple[Cluster, ...] = ()
     """The parts of a mixed cluster, in the order of its pipeline; empty where all nodes are equal."""
 
     @property
     def num_devices(self) -> int:
-        """Devices of all nodes."""
+        """Number of devices of all nodes."""
         if self.groups:
             return sum(group.num_devices for group in self.groups)
         return self.nodes * self.per_node
@@ -61,17 +61,17 @@ class Cluster(Spec):
         ports: int | None = None,
         price: float | None = None,
     ) -> Cluster:
-        """A cluster of devices of the catalogue (``"a100-80gb"``), or of its nodes (``"p4d.24xlarge"``).
+        """A cluster of devices (``"a100-80gb"``) or of nodes (``"p4d.24xlarge"``) from the catalogue.
 
         Args:
-            name: A device, which brings the links of the node it usually sits in, or a type of node.
-            nodes: How many.
-            per_node: Devices of each; None for as many as the usual node has.
-            intra: Link inside a node; None for the usual one. A name of the catalogue, a rate ("300 GB/s",
+            name: A device, which implies the links of its usual node, or a type of node.
+            nodes: Number of nodes.
+            per_node: Devices per node; None for the number in the usual node.
+            intra: Link inside a node; None for the usual one. A name in the catalogue, a rate ("300 GB/s",
                 with the usual link's latency) or a Link.
-            inter: Link between nodes, likewise; one port a device unless `ports` says otherwise.
-            ports: Network ports that the devices of a node share; with a rate or a Link, how many such.
-            price: US dollars per device and hour; None for the catalogue's, which may be none.
+            inter: Link between nodes, given in the same ways; one port per device unless `ports` is given.
+            ports: Number of network ports, each with the bandwidth of `inter`, that the devices of a node share.
+            price: US dollars per device and hour; None for the catalogue's price, which may be unknown.
 
         Raises:
             SpecError: Unknown names, counts below 1, rates without a unit.
@@ -101,13 +101,13 @@ class Cluster(Spec):
     def mixed(cls, *groups: Cluster, inter: str | Link | None = None) -> Cluster:
         """A cluster of unequal groups of nodes, for a pipeline whose stages differ.
 
-        `groups` keeps the parts. The other fields describe a cluster that every part is at least as good as:
-        the smallest memory, the slowest rate of each kind, the formats that all devices have, the fewest
-        devices a node, the least host memory. `num_devices` counts all devices; the price is their mean.
+        `groups` keeps the parts. The other fields are lower bounds over all parts: the smallest memory, the slowest
+        rate of each kind, the formats that all devices support, the fewest devices per node, the least host memory.
+        `num_devices` counts all devices; the price is their mean.
 
         Args:
-            groups: Clusters, in the order in which the pipeline runs through them; mixed ones are taken apart.
-            inter: Link between groups, a device's share; None for the slowest of the groups' own.
+            groups: Clusters, in the order in which the pipeline runs through them; mixed ones are flattened.
+            inter: Link between groups, as one device's share; None for the slowest of the groups' own links.
         """
         parts = tuple(part for group in groups for part in group.groups or (group,))
         if not parts:
@@ -131,7 +131,7 @@ class Cluster(Spec):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """What `of` knows: devices, then types of node."""
+        """Names that `of` accepts: devices, then types of node."""
         return (*Device.names(), *catalogue.table("nodes"))
 
 

@@ -1,4 +1,4 @@
-"""What unequal nodes have in common: the device and the link that none of them falls short of."""
+"""Lower bounds for unequal nodes: the device and the link that every node matches or exceeds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from shardscope.spec.link import Link
 
 
 def slowest_device(devices: Sequence[Device]) -> Device:
-    """The smallest of every figure, over the formats that all have; the largest power.
+    """A device with the smallest value of every figure, for the formats that all support, and the largest power.
 
     Raises:
-        SpecError: They have no format in common.
+        SpecError: The devices have no format in common.
     """
     if len({device.name for device in devices}) == 1:
         return devices[0]
@@ -35,5 +35,5 @@ def slowest_device(devices: Sequence[Device]) -> Device:
 
 
 def slowest_link(links: Sequence[Link]) -> Link:
-    """The one of least bandwidth; of equals, the one of greatest latency."""
+    """The link with the least bandwidth; among equals, the one with the greatest latency."""
     return min(links, key=lambda link: (link.bandwidth, -link.latency_s))

@@ -1,4 +1,4 @@
-"""Devices. All sizes in bytes, all rates in bytes or FLOP a second."""
+"""Devices. All sizes are in bytes, all rates in bytes or FLOP per second."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ class Device(Spec):
 
     name: str
     memory_bytes: Bytes
-    """What one process can allocate, as the driver reports it where that is known, else what is marketed."""
+    """Bytes that one process can allocate: the driver's figure where it is known, else the marketed one."""
     peak_flops: dict[str, Flops]
     """FLOP/s of dense matrix products by format: ``fp32``, ``tf32``, ``fp16``, ``bf16``, ``fp8``."""
     memory_bandwidth: Bandwidth
-    """Bytes a second between the device and its own memory."""
+    """Bytes per second between the device and its own memory."""
     power_w: Watts | None = None
-    """Most it may draw."""
+    """Power limit, in watts."""
     host_bandwidth: Bandwidth = 25e9
-    """Bytes a second to the host's memory, each way (PCIe or NVLink-C2C)."""
+    """Bytes per second to the host's memory, each way (PCIe or NVLink-C2C)."""
     source: str = Field(min_length=1)
     """Where the figures come from."""
     recalled: tuple[str, ...] = ()
-    """Fields whose figures were written from memory, and not confirmed in the source."""
+    """Fields whose figures were written from memory and not confirmed in the source."""
 
     @classmethod
     def of(cls, name: str) -> Device:
-        """A device of the catalogue; `Device.names` lists them.
+        """A device from the catalogue; `Device.names` lists them.
 
         Example:
             >>> Device.of("a100-80gb").peak_flops["bf16"]

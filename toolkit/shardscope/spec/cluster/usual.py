@@ -1,4 +1,4 @@
-"""What usually goes with a device: the node it sits in, that node's links, and its price."""
+"""Defaults for a device: its usual node, that node's links, and its price."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from shardscope.spec.link import Link, is_rate
 
 
 def device_and_node(name: str | Device) -> tuple[Device, Mapping[str, Any]]:
-    """A device of the catalogue and its usual node, or a type of node and its device.
+    """A device from the catalogue and its usual node, or a type of node and its device.
 
-    A device of the user's own has no node, so nothing is usual for it.
+    A user-defined device has no usual node, and therefore no defaults.
 
     Raises:
         SpecError: Neither a device nor a node has this name.
@@ -36,14 +36,14 @@ def _node_of(device: str) -> Mapping[str, Any]:
 
 
 def intra_link(link: str | Link | None, node: Mapping[str, Any]) -> Link:
-    """The link inside a node: the given one, else the node's."""
+    """The link inside a node: the given one, or else the node's."""
     return link_of(link, "intra", Link.of(node["intra"]) if node else None)
 
 
 def inter_link(link: str | Link | None, ports: int | None, per_node: int, node: Mapping[str, Any]) -> Link:
-    """The link between nodes as one device's share: the given one, else the node's.
+    """The link between nodes as one device's share: the given one, or else the node's.
 
-    The node's own ports are shared by as many devices as it has, however many of them are used.
+    The node's own ports are shared by all of its devices, even if only some are used.
     """
     found = link_of(link, "inter", Link.of(node["inter"]) if node else None)
     if ports is not None:
@@ -52,7 +52,7 @@ def inter_link(link: str | Link | None, ports: int | None, per_node: int, node: 
 
 
 def link_of(link: str | Link | None, field: str, usual: Link | None) -> Link:
-    """A link by its name or rate; a rate takes the usual link's latency, None the usual link itself."""
+    """A link by its name or rate. A rate has the latency of the usual link; None is the usual link itself."""
     if isinstance(link, Link):
         return link
     if link is None:
@@ -69,7 +69,7 @@ def link_of(link: str | Link | None, field: str, usual: Link | None) -> Link:
 
 
 def usual_price(device: str) -> tuple[float | None, str]:
-    """US dollars per device and hour with date and source; None where the catalogue has none."""
+    """US dollars per device and hour, and their source with its date; None if the catalogue has no price."""
     if not catalogue.has("prices", device):
         return None, ""
     entry = catalogue.lookup("prices", device, field="device")[1]

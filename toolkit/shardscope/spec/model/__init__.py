@@ -1,4 +1,4 @@
-"""Models too large to run, as descriptions: transformers by their sizes, anything else by its table of layers."""
+"""Descriptions of models too large to run: transformers by their sizes, any other model by its table of layers."""
 
 from shardscope.spec.model.base import Model
 from shardscope.spec.model.table import Layer, LayerTable

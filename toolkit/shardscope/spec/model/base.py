@@ -1,4 +1,4 @@
-"""What every description of a model answers, and the ways to get one."""
+"""The base class of model descriptions, and the constructors that make them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class Model(Spec):
-    """A model described, not built: `Model.of`, `Model.transformer` and their siblings make one."""
+    """The description of a model; nothing is built. `Model.of`, `Model.transformer` and similar methods make one."""
 
     name: str = "model"
-    """What tables and figures call it."""
+    """Name of the model in tables and figures."""
     source: str = ""
-    """Where its sizes come from; empty for one of the user's own."""
+    """Source of its sizes; empty for a user's own model."""
 
     @classmethod
     def of(cls, name: str) -> Transformer | LayerTable:
-        """A published model; `Model.names` lists them. Or what a ``config.json`` describes, given by its path.
+        """A published model by its name (`Model.names` lists them), or the model of a ``config.json`` by its path.
 
-        A name with a slash or the ending ``.json`` is a path.
+        A name with a slash or the suffix ``.json`` is a path.
 
         Raises:
-            SpecError: The catalogue has none of this name, or the file cannot be described.
+            SpecError: The catalogue has no model of this name, or the file cannot be described.
 
         Example:
             >>> Model.of("gpt2-xl").num_params
@@ -40,14 +40,14 @@ class Model(Spec):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Names in the catalogue."""
+        """Names of the models in the catalogue."""
         from shardscope.spec.catalogue import table
 
         return tuple(table("models"))
 
     @classmethod
     def transformer(cls, **sizes: Any) -> Transformer:
-        """A transformer by its sizes; fields as in `Transformer`.
+        """A transformer with the given sizes; fields as in `Transformer`.
 
         Example:
             >>> Model.transformer(layers=2, hidden=64, heads=4, vocab=256, seq=128).num_params
@@ -64,18 +64,18 @@ class Model(Spec):
         """The table of layers of a `torch.nn.Module`, traced on shapes alone.
 
         Args:
-            module: Left as it is; no data of it is copied.
-            example: What it is called with: a tensor, or a tuple of arguments. The first dimension counts samples.
-            name: What tables and figures call it; None for the module's class.
-            memory: Also trace what is alive in a training step, which `analytic.memory.module_memory` needs for
-                recomputation and shards; takes the backward pass to run on shapes too.
+            module: The module; it is not changed, and none of its data is copied.
+            example: Its input: a tensor, or a tuple of arguments. The first dimension counts samples.
+            name: Name in tables and figures; None for the name of the module's class.
+            memory: Also trace the live tensors of a training step, which `analytic.memory.module_memory` needs for
+                recomputation and shards. The backward pass must then run on shapes too.
 
         Raises:
             SpecError: The module needs real data to run.
         """
         tracing = import_module(
             "shardscope.training.describe"
-        )  # by name: descriptions themselves need no torch
+        )  # imported by name, since descriptions themselves need no torch
         table: LayerTable = tracing.describe(module, example, name=name, memory=memory)
         return table
 
@@ -87,7 +87,7 @@ class Model(Spec):
             path: The file, or the folder that holds it.
 
         Raises:
-            SpecError: There is no such file, or it cannot be described exactly; says which key is in the way.
+            SpecError: There is no such file, or it cannot be described exactly; the message names the key.
         """
         from shardscope.spec.model.huggingface import from_hf
 

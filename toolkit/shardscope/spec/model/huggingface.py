@@ -1,7 +1,7 @@
-"""Hugging Face's ``config.json`` into a described transformer, read from disk.
+"""Conversion of a Hugging Face ``config.json`` on disk to a `Transformer` description.
 
-Each reader knows one ``model_type`` as built by transformers 5 (`AutoModelForCausalLM.from_config`; for BERT, what
-``architectures`` names). What a config may leave out has the default that transformers gives it.
+Each reader handles one ``model_type`` as built by transformers 5 (`AutoModelForCausalLM.from_config`; for BERT, the
+class in ``architectures``). Optional keys have the defaults of transformers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Fields = dict[str, Any]
 
 
 class _Config:
-    """The keys of a config, and where they come from, for messages. A key that is null counts as left out."""
+    """The keys of a config, and its path for messages. A key that is null counts as missing."""
 
     def __init__(self, keys: Fields, path: Path) -> None:
         self.keys, self.path = keys, path
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A whole number; one without a default must be given."""
+        """The integer value of a key; a key without a default is required."""
         value = self.keys.get(key)
         if value is None and default is not None:
             return default
@@ -44,7 +44,7 @@ class _Config:
         return default if value is None else value
 
     def nothing_but(self, key: str, allowed: Any) -> None:
-        """Refuse any other value than what the description stands for."""
+        """Refuse any other value than the one that the description implies."""
         if self.keys.get(key) not in (None, allowed):
             raise self.refuse(key, self.keys[key], repr(allowed))
 
@@ -62,7 +62,7 @@ def from_hf(path: str | Path) -> Transformer:
 
     Raises:
         SpecError: There is no such file, it is not a JSON object, its ``model_type`` is unknown, a key is missing, or
-            it asks for something that the description has no field for.
+            it uses a feature that the description has no field for.
     """
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
@@ -162,13 +162,13 @@ def _sizes(config: _Config) -> Fields:
 
 
 def _attention_bias(config: _Config, *, default: bool = False) -> Fields:
-    """Of all four projections of attention."""
+    """Biases of all four projections of attention."""
     biased = config.flag("attention_bias", default=default)
     return {"qkv_bias": biased, "out_bias": biased}
 
 
 def _llama_like(config: _Config) -> Fields:
-    """What Llama and its many relatives share: rotary positions, RMSNorm, a gated feed-forward layer, no biases."""
+    """Common fields of Llama-like models: rotary positions, RMSNorm, a gated feed-forward layer, no biases."""
     return {
         **_sizes(config),
         "ffn": config.size("intermediate_size"),
@@ -181,7 +181,10 @@ def _llama_like(config: _Config) -> Fields:
 
 
 def _grouped(config: _Config) -> Fields:
-    """Heads of keys and values; transformers has another default for each type, so most configs must say."""
+    """Llama-like fields with grouped-query attention.
+
+    transformers has a different default of ``num_key_value_heads`` for each type, so all types but llama must give it.
+    """
     if config.keys["model_type"] != "llama" and "num_key_value_heads" not in config.keys:
         config.size("num_key_value_heads")
     return {
@@ -259,7 +262,7 @@ def _deepseek(config: _Config, *, shared_experts: int, dense_layers: int) -> Fie
     config.nothing_but("attention_bias", allowed=False)
     query_rank = 0 if config.keys.get("q_lora_rank", 0) is None else config.size("q_lora_rank", 1536)
     latent = LatentAttention(
-        query_rank=query_rank,  # null for none, unlike other keys
+        query_rank=query_rank,  # null means no compression, unlike for other keys
         kv_rank=config.size("kv_lora_rank"),
         rope_size=config.size("qk_rope_head_dim"),
         nope_size=config.size("qk_nope_head_dim"),
@@ -294,4 +297,4 @@ READERS: dict[str, Callable[[_Config], Fields]] = {
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
 }
-"""A reader for every ``model_type`` that is known."""
+"""The reader for each supported ``model_type``."""

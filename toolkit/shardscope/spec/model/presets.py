@@ -11,17 +11,17 @@ from shardscope.spec.model.transformer import Transformer
 
 
 def preset(name: str) -> Transformer | LayerTable:
-    """The model of this name, however it is spelt.
+    """The model of this name, in any spelling or by an alias.
 
     Raises:
-        SpecError: The catalogue has none of this name.
+        SpecError: The catalogue has no model of this name.
     """
     return _made(catalogue.lookup("models", name, field="model")[0])
 
 
 @cache
 def _made(name: str) -> Transformer | LayerTable:
-    """Models are immutable, so that each is made once."""
+    """Build a model; cached, since models are immutable."""
     fields = {
         key: value for key, value in catalogue.table("models")[name].items() if key not in _NOT_OF_A_MODEL
     }

@@ -1,9 +1,9 @@
-"""One training step of a module as its memory sees it: the moments at which nothing else holds more.
+"""Memory of a module over one training step, as the list of moments that can be its peak.
 
-A module is run in *units*: its blocks, which a sharded strategy gathers and reduces one at a time, and what lies around
-them, unit 0. A step is traced once for each way to recompute; each trace is a list of `Moment`s. What is alive at
-a moment is given by what it grows with: activations with the batch, gradients with the parameters. What a strategy
-holds besides (shards, gathered units, buffers) follows from the unit and from how many of them are done.
+A module is divided into *units*: its blocks, which a sharded strategy gathers and reduces one at a time, and the root
+unit around them, unit 0. A step is traced once per recomputation mode; each trace is a list of `Moment`s. The live
+bytes at a moment are split by what they scale with: activations with the batch, gradients with the parameters. Memory
+that a strategy adds (shards, gathered units, buffers) follows from the running unit and the number of finished ones.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ RECOMPUTE_MODES: tuple[Literal["none", "selective", "full"], ...] = ("none", "se
 
 
 class Moment(Spec):
-    """What is alive besides parameters, inputs and what an optimizer keeps, in bytes."""
+    """Live bytes at one moment, without parameters, inputs and optimizer state."""
 
     phase: Phase
     unit: Total
-    """The one that runs; 0 is what lies around the others."""
+    """The running unit; 0 is the root unit around the others."""
     done: Total
-    """Units other than 0 whose pass in this direction is over."""
+    """Number of units other than 0 whose pass in this direction is finished."""
     activations: NonNegativeFloat
-    """Saved tensors, results and their gradients, for one sample."""
+    """Bytes of saved tensors, results and their gradients, for one sample."""
     arriving: NonNegativeFloat = 0.0
-    """Gradients of parameters that an operation has just made, or that wait for others to be added to them."""
+    """Bytes of parameter gradients that an operation has just computed, or that are not fully accumulated yet."""
     own: NonNegativeFloat = 0.0
-    """Gradients of the running unit's parameters that are in place."""
+    """Bytes of the accumulated gradients of the running unit's parameters."""
     around: NonNegativeFloat = 0.0
-    """The same of unit 0."""
+    """Bytes of the accumulated gradients of unit 0's parameters."""
 
 
 class ParameterRow(Spec):
@@ -49,58 +49,58 @@ class ParameterRow(Spec):
 
     @property
     def num_elements(self) -> int:
-        """1 for a single number."""
+        """Number of elements; 1 for a scalar."""
         return prod(self.shape)
 
 
 class PipelinePiece(Spec):
-    """One layer of those that a pipeline can cut between."""
+    """One of the layers between which a pipeline can split the module."""
 
     output_bytes: NonNegativeFloat
-    """What it hands on, for one sample."""
+    """Bytes of its output, for one sample."""
     flops: NonNegativeFloat
     """FLOP of its forward pass, for one sample."""
     stored_bytes: NonNegativeFloat
-    """What it saves for the backward pass, for one sample."""
+    """Bytes that it saves for the backward pass, for one sample."""
     parameters: tuple[Total, ...]
-    """Those that it uses, by their place among all parameters."""
+    """Indices of the parameters that it uses."""
     buffers: tuple[Total, ...] = ()
-    """The buffers that it uses, by their place among all."""
+    """Indices of the buffers that it uses."""
 
 
 class StepTrace(Spec):
-    """A step of a module with a loss on its output. `Model.from_module(..., memory=True)` makes one."""
+    """The trace of one training step of a module with a loss. `Model.from_module(..., memory=True)` makes one."""
 
     units: tuple[str, ...]
-    """Names, in the order in which they run; the first is unit 0, the module around them."""
+    """Names of the units in execution order; the first is unit 0, the module around them."""
     parameters: tuple[ParameterRow, ...]
-    """All parameters, in the module's order; one that is used twice counts once."""
+    """All parameters, in the module's order; a shared parameter counts once."""
     buffer_bytes: NonNegativeFloat
     output_bytes: NonNegativeFloat
-    """What the module returns, for one sample."""
+    """Bytes of the module's output, for one sample."""
     num_outputs: Total = 1
-    """Numbers that it returns, for one sample."""
+    """Elements of the module's output, for one sample."""
     buffer_sizes: tuple[Total, ...] = ()
     """Bytes of each buffer, in the module's order."""
     gradient_order: tuple[Total, ...] = ()
-    """The trained parameters, by their place among all, in the order in which the backward pass finishes them."""
+    """Indices of the trained parameters, in the order in which the backward pass completes their gradients."""
     pieces: tuple[PipelinePiece, ...] = ()
-    """In the order in which they run; none where the module cannot be cut."""
+    """Pieces in execution order; empty if the module cannot be split."""
     moments: dict[str, tuple[Moment, ...]]
-    """By what is recomputed: ``none``, ``selective``, ``full``."""
+    """Moments by recomputation mode: ``none``, ``selective``, ``full``."""
     saved_bytes: dict[str, NonNegativeFloat] = Field(default_factory=dict)
-    """The most that is saved for the backward pass, for one sample, by what is recomputed; none where the loss was not
-    traced, and moments hold only the model."""
+    """Peak bytes saved for the backward pass, for one sample, by recomputation mode. Empty if the loss was not traced;
+    the moments then hold only the model."""
     loss_bytes: NonNegativeFloat = 0.0
-    """What of it the loss saves without recomputation, for one sample."""
+    """Part of `saved_bytes` that the loss saves without recomputation, for one sample."""
     num_operations: Total = 0
-    """Operations of the step that compute something, views left out."""
+    """Number of operations in the step, views left out."""
     moved_bytes: NonNegativeFloat = 0.0
-    """What operations other than matrix products read and write, for one sample."""
+    """Bytes that operations other than matrix products read and write, for one sample."""
 
     @property
     def running(self) -> set[int]:
-        """The units that the forward pass comes to, and what is around them."""
+        """The units that the forward pass runs, and unit 0."""
         return {0, *(moment.unit for moment in self.moments.get("none", ()))}
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Any model as the table of its layers: what each holds, computes, saves for the backward pass and hands on."""
+"""Any model as a table of its layers: parameters, FLOP, bytes saved for the backward pass, and output of each."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from shardscope.spec.numbers import Total
 
 
 class Layer(Spec):
-    """One layer. What depends on the data is for one sample."""
+    """One layer. Values that depend on the data are for one sample."""
 
     name: str
     num_params: Total
-    """Trainable; a tensor that several layers share counts for the first one."""
+    """Trainable parameters; a tensor that several layers share counts for the first one."""
     num_tensors: Total
     """Trainable parameter tensors."""
     flops: NonNegativeFloat
-    """FLOP of the forward pass in matrix products and convolutions; a multiplication and its addition are two."""
+    """FLOP of the forward pass in matrix products and convolutions; a multiply-add counts as two."""
     saved_bytes: NonNegativeFloat
-    """What the forward pass keeps for the backward pass, parameters and the model's inputs left out."""
+    """Bytes that the forward pass saves for the backward pass, without parameters and the model's inputs."""
     output_bytes: NonNegativeFloat
-    """What the layer hands to the next one."""
+    """Bytes of the layer's output."""
 
 
 class LayerTable(Model):
-    """A model by its layers, in the order in which they run. `Model.from_module` makes one."""
+    """A model as its layers in execution order. `Model.from_module` makes one."""
 
     kind: Literal["table"] = "table"
     layers: tuple[Layer, ...]
     step: StepTrace | None = None
-    """What is alive in a training step; None where none was traced."""
+    """Trace of the memory of a training step; None if it was not traced."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -60,5 +60,5 @@ class LayerTable(Model):
 
     @property
     def saved_bytes(self) -> float:
-        """Bytes that one sample's forward pass keeps for the backward pass."""
+        """Bytes that one sample's forward pass saves for the backward pass."""
         return sum(layer.saved_bytes for layer in self.layers)

@@ -27,8 +27,8 @@ class Mixture(Spec):
     dense_layers: CountOrZero = 0
     """Layers, counted from the first, that keep the dense feed-forward layer."""
     router_bias: bool = False
-    """A number for each expert that is added to its score (DeepSeek-V3; set by rule, not trained, but published counts
-    have it)."""
+    """A bias per expert that is added to its score (DeepSeek-V3). It is set by a rule and not trained, but published
+    parameter counts include it."""
     shared_gate: bool = False
     """A gate in front of the shared experts (Qwen2-MoE)."""
 
@@ -54,20 +54,20 @@ class LatentAttention(Spec):
     nope_size: Count
     """Part of a head's query and key that does not."""
     value_size: Count
-    """Of a head's value."""
+    """Width of a head's value."""
 
 
 class Transformer(Model):
-    """A decoder (or BERT-like encoder) of equal layers. `kv_heads`, `head_size` and `ffn` are filled in."""
+    """A decoder (or BERT-like encoder) of equal layers. `kv_heads`, `head_size` and `ffn` have computed defaults."""
 
     kind: Literal["transformer"] = "transformer"
     layers: Count
     hidden: Count
     heads: Count
     kv_heads: Count = 0
-    """Heads of keys and values (grouped-query attention); None, or left out, for as many as `heads`."""
+    """Heads of keys and values (grouped-query attention); None, or left out, for `heads`."""
     head_size: Count = 0
-    """None, or left out, for hidden / heads."""
+    """Width of one head; None, or left out, for hidden / heads."""
     ffn: Count = 0
     """Inner width of the feed-forward layer; None, or left out, for 4 x hidden."""
     vocab: Count
@@ -82,13 +82,13 @@ class Transformer(Model):
     """Rows of the learned position embedding; 0, or left out, for `seq`."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True
-    """Of the linear layers inside the blocks."""
+    """Whether the linear layers inside the blocks have biases."""
     qkv_bias: bool | None = None
-    """Of the projections to queries, keys and values alone (Qwen2); None for as `bias`."""
+    """Whether the projections to queries, keys and values have biases (Qwen2); None follows `bias`."""
     out_bias: bool | None = None
-    """Of attention's output projection alone; None for as `bias`."""
+    """Whether attention's output projection has a bias; None follows `bias`."""
     norm_bias: bool = True
-    """Of layer norms; RMSNorm has none."""
+    """Whether layer norms have biases; RMSNorm has none."""
     qk_norm: bool = False
     """A norm over each head of queries and of keys (Qwen3)."""
     final_norm: bool = True
@@ -100,7 +100,7 @@ class Transformer(Model):
     pooler: bool = False
     """BERT's dense layer over the first token."""
     head_bias: bool = False
-    """Of the output projection (BERT's masked-language head)."""
+    """Whether the output projection has a bias (BERT's masked-language head)."""
     lm_head: bool = True
     """Whether there is an output projection to the vocabulary at all."""
     head_transform: bool = False
@@ -111,14 +111,14 @@ class Transformer(Model):
     @model_validator(mode="before")
     @classmethod
     def _leave_out(cls, fields: Any) -> Any:
-        """None stands for left out, where it is not a value of its own."""
+        """Drop fields that are None, unless None is a valid value of the field."""
         if not isinstance(fields, dict):
             return fields
         return {name: value for name, value in fields.items() if value is not None or name in _MAY_BE_NONE}
 
     @model_validator(mode="after")
     def _fill_in(self) -> Self:
-        """What follows from other sizes; after their own checks, so that they are plain integers."""
+        """Fill in sizes that follow from others, after the validation of these, so that they are plain integers."""
         if not self.head_size and self.latent is None and self.hidden % self.heads:
             raise SpecError(
                 f"heads={self.heads} does not divide hidden={self.hidden}; give head_size=... or other heads"
@@ -147,14 +147,14 @@ class Transformer(Model):
             )
         return self
 
-    # Counts of trainable parameters, exact. A norm has a weight, and a bias where it is a LayerNorm with one.
+    # Exact numbers of trainable parameters. A norm has a weight, and also a bias if it is a LayerNorm with `norm_bias`.
 
     def _norm(self, width: int) -> int:
         return width * (2 if self.norm == "layernorm" and self.norm_bias else 1)
 
     @property
     def attention_params(self) -> int:
-        """Of one layer, without its norm."""
+        """Parameters of the attention of one layer, without its norm."""
         if self.latent is not None:
             return _latent_params(self, self.latent)
         queries, keys = self.heads * self.head_size, 2 * self.kv_heads * self.head_size
@@ -171,22 +171,22 @@ class Transformer(Model):
 
     @property
     def ffn_params(self) -> int:
-        """Of the dense feed-forward layer of one layer, without its norm."""
+        """Parameters of the dense feed-forward part of one layer, without its norm."""
         return self._mlp_params(self.ffn)
 
     @property
     def layer_params(self) -> int:
-        """Of one layer with a dense feed-forward layer: attention, feed-forward and two norms."""
+        """Parameters of one layer with a dense feed-forward part: attention, feed-forward and two norms."""
         return self.attention_params + self.ffn_params + 2 * self._norm(self.hidden)
 
     @property
     def expert_params(self) -> int:
-        """Of all routed experts of one mixture layer; 0 without a mixture."""
+        """Parameters of all routed experts of one mixture layer; 0 without a mixture."""
         return 0 if self.mixture is None else self.mixture.experts * self._mlp_params(self.mixture.ffn)
 
     @property
     def router_params(self) -> int:
-        """Of the router and the shared experts' gate of one mixture layer."""
+        """Parameters of the router and the shared experts' gate of one mixture layer."""
         if self.mixture is None:
             return 0
         scores = self.hidden * (self.mixture.experts + self.mixture.shared_gate)
@@ -194,29 +194,29 @@ class Transformer(Model):
 
     @property
     def shared_expert_params(self) -> int:
-        """Of the experts that every token of a mixture layer visits."""
+        """Parameters of the shared experts of one mixture layer, which every token visits."""
         width = 0 if self.mixture is None else self.mixture.shared_ffn
         return self._mlp_params(width) if width else 0
 
     @property
     def mixture_layer_params(self) -> int:
-        """Of one layer with a mixture of experts."""
+        """Parameters of one layer with a mixture of experts."""
         ffn = self.expert_params + self.shared_expert_params + self.router_params
         return self.attention_params + ffn + 2 * self._norm(self.hidden)
 
     @property
     def num_dense_layers(self) -> int:
-        """Layers with a dense feed-forward layer."""
+        """Number of layers with a dense feed-forward part."""
         return self.layers if self.mixture is None else self.mixture.dense_layers
 
     @property
     def num_mixture_layers(self) -> int:
-        """Layers with a mixture of experts."""
+        """Number of layers with a mixture of experts."""
         return self.layers - self.num_dense_layers
 
     @property
     def embedding_params(self) -> int:
-        """Of everything before the first layer."""
+        """Parameters before the first layer: token, position and segment embeddings and their norm."""
         rows = self.vocab + self.token_types
         if self.positions == "learned":
             rows += self.num_positions or self.seq
@@ -224,12 +224,12 @@ class Transformer(Model):
 
     @property
     def final_norm_params(self) -> int:
-        """Of the norm before the head."""
+        """Parameters of the norm before the head."""
         return self._norm(self.hidden) if self.final_norm else 0
 
     @property
     def head_params(self) -> int:
-        """Of everything behind the last layer and its norm; a tied output projection counts as embedding."""
+        """Parameters after the last layer and its norm; a tied output projection counts as embedding."""
         params = (self.hidden + 1) * self.hidden if self.pooler else 0
         if not self.lm_head:
             return params
@@ -239,7 +239,7 @@ class Transformer(Model):
 
     @property
     def num_params(self) -> int:
-        """Of the whole model."""
+        """Total number of parameters of the model."""
         blocks = (
             self.num_dense_layers * self.layer_params + self.num_mixture_layers * self.mixture_layer_params
         )
@@ -247,7 +247,7 @@ class Transformer(Model):
 
     @property
     def num_active_params(self) -> int:
-        """Of what one token passes through: routed experts that it does not visit are left out."""
+        """Parameters that one token uses: routed experts that it does not visit are left out."""
         if self.mixture is None:
             return self.num_params
         idle = (self.mixture.experts - self.mixture.active) * self._mlp_params(self.mixture.ffn)
@@ -258,7 +258,7 @@ _MAY_BE_NONE = {"mixture", "latent", "qkv_bias", "out_bias"}
 
 
 def _latent_params(model: Transformer, latent: LatentAttention) -> int:
-    """DeepSeek-V2, section 2.1: down and up projections, with a norm over each compressed vector."""
+    """Attention parameters of DeepSeek-V2 (section 2.1): down- and up-projections, and a norm per compressed vector."""
     head = latent.nope_size + latent.rope_size
     if latent.query_rank:
         queries = model.hidden * latent.query_rank + latent.query_rank * (1 + model.heads * head)
