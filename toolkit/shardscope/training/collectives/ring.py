@@ -27,7 +27,7 @@ from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.meter import Traffic
 
 SLICE_BYTES = 4 << 20  # shorter slices overlap more, but each message costs a rank about 50 microseconds
-_AHEAD = 2  # receives posted in advance: gloo sends a message only once its receive is posted
+_AHEAD = 2  # receives posted in advance: gloo sends a message only after its receive is posted
 _FIRST_TAG = 1 << 20  # keeps our messages separate from the user's own sends and receives
 
 OnChunk = Callable[[dict[str, Any]], None]

@@ -26,7 +26,7 @@ from shardscope.training.collectives.ring import split_sizes
 from shardscope.training.meter import Traffic
 
 SLICE_BYTES = 2 << 20  # best of 1/4 to 4 MiB for tensors of 16 to 48 MB on 4 ranks
-_AHEAD = 2  # receives posted in advance: gloo sends a message only once its receive is posted
+_AHEAD = 2  # receives posted in advance: gloo sends a message only after its receive is posted
 _SLACK = 2  # slices that a rank sends up beyond the round trip to the root
 _FIRST_TAG = 1 << 22  # keeps our messages separate from the ring's and the user's own
 

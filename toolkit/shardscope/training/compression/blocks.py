@@ -26,7 +26,7 @@ class BlockInt(BlockCodec):
         self.largest = 2 ** (bits - 1) - 1
 
     def contraction(self, num_elements: int) -> float | None:
-        """Delta from two facts: an element's error is at most half a scale or itself, and a block's peak is exact."""
+        """Bound for errors that are at most half a scale and at most the element, with the block's peak exact."""
         block = min(self.align, max(num_elements, 1))
         delta = 1 - block / float(2 * self.largest) ** 2
         return max(1 / block, delta)

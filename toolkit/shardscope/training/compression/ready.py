@@ -18,7 +18,9 @@ def load() -> bool:
     """Load numba and return whether it is ready."""
     if not importlib.util.find_spec("numba") or os.environ.get(VARIABLE) == "torch":
         return False
-    with contextlib.suppress(Exception):  # the run reports any failure; the server must go on serving others
+    with contextlib.suppress(
+        Exception
+    ):  # the run reports any failure; the server must continue to serve others
         import numba
 
         from shardscope.training.compression import loops  # noqa: F401

@@ -290,7 +290,7 @@ class FullySharded(Partitioned):
         """Return DTensors that are sharded like the parameters; nothing is gathered."""
         return {piece.name: _like(piece.whole, parts[piece.name]) for piece in self.pieces}
 
-    def part(self, piece: Piece, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor knows
+    def part(self, piece: Piece, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor holds its own shard
         return local(whole)
 
 
