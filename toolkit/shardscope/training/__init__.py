@@ -1,1 +1,1 @@
-"""The real parts of distributed training, in torch."""
+"""Distributed training as it really runs, in torch."""

@@ -1,4 +1,4 @@
-"""What of torch is private or drifts between releases, in one place; each has a plain fallback."""
+"""Uses of torch that are private or differ between releases, in one place; each has a plain fallback."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def fused_adamw_(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """One AdamW step with learning rate 1 and no decay, in torch's fused kernel.
+    """Take one AdamW step with learning rate 1 and no decay, in torch's fused kernel.
 
-    Every tensor of one index is contiguous and of one shape, dtype and device; `steps` are float32 tensors of
-    one element that already count this step.
+    Tensors at the same index are contiguous and have the same shape, dtype and device. `steps` are float32
+    tensors of one element that already count this step.
     """
     torch._fused_adamw_(
         list(params),
@@ -47,7 +47,7 @@ def fused_adamw_(
 
 
 def top_saved_tensors_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
-    """Pack and unpack of the innermost `saved_tensors_hooks` of this thread; there must be one."""
+    """Pack and unpack hooks of the innermost `saved_tensors_hooks` of this thread, which must exist."""
     from torch._C._autograd import _top_saved_tensors_default_hooks
 
     pack, unpack = _top_saved_tensors_default_hooks(False)
@@ -55,7 +55,7 @@ def top_saved_tensors_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], 
 
 
 class Kept:
-    """What an operation has just returned, without autograd, for as long as nobody changes it in place."""
+    """The result of an operation, detached, with a check whether it has been changed in place since."""
 
     def __init__(self, result: Tensor) -> None:
         from torch.utils.checkpoint import _detach_helper
@@ -72,13 +72,13 @@ class Kept:
 
 
 def offsets_of(tensor: Tensor) -> tuple[int, ...]:
-    """Where this rank's shard of a DTensor begins in the whole; zeros for any other tensor."""
-    pieces = getattr(tensor, "__create_chunk_list__", None)  # what torch's own checkpoints ask
+    """Offsets of this rank's shard in the whole DTensor; zeros for any other tensor."""
+    pieces = getattr(tensor, "__create_chunk_list__", None)  # as torch's own checkpoints use it
     return (0,) * tensor.ndim if pieces is None else tuple(pieces()[0].offsets)
 
 
 def fsdp_params(model: nn.Module) -> list[Any]:
-    """What FSDP2 knows of each parameter that it shards in `model`; empty where it shards nothing."""
+    """FSDP2's records of each parameter that it shards in `model`; empty if it shards none."""
     ask = [getattr(module, "_get_fsdp_state", None) for module in model.modules()]
     groups = [group for state in ask if state is not None for group in _fsdp_groups(state())]
     return [param for group in groups for param in group.fsdp_params]
@@ -86,16 +86,16 @@ def fsdp_params(model: nn.Module) -> list[Any]:
 
 def _fsdp_groups(state: Any) -> list[Any]:
     several = getattr(state, "_fsdp_param_groups", None)
-    if several is None:  # torch 2.11 knows one group a module
+    if several is None:  # torch 2.11 has one group per module
         return [group for group in [getattr(state, "_fsdp_param_group", None)] if group is not None]
     return list(several)
 
 
 def gather_for_views(unit: Any) -> None:
-    """Have FSDP2 gather a unit's parameters for the backward pass also where its caller changes a view in place.
+    """Have FSDP2 gather a unit's parameters for the backward pass even if its caller changes a view in place.
 
-    FSDP2's hook on an output that is a view is lost in ``y = block(x); y += x``. What the view was taken of keeps its
-    own place in the graph, so the same hook goes there as well; where both run, the second finds nothing to do.
+    FSDP2's hook on an output that is a view is lost in ``y = block(x); y += x``. The view's base keeps its own node in
+    the graph, so the same hook is registered there as well. If both run, the second does nothing.
     """
     state = unit._get_fsdp_state()  # noqa: SLF001
 
@@ -119,14 +119,14 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _viewed(tensor: Tensor) -> Tensor:
-    """The tensor that this one is a view of; itself where it is not one."""
+    """The tensor that this one is a view of; itself if it is not a view."""
     return tensor if tensor._base is None else tensor._base  # noqa: SLF001
 
 
 def first_left_out(ddp: nn.parallel.DistributedDataParallel) -> str | None:
-    """After a backward pass with exchange: a parameter without a gradient from it, so that its bucket was not sent.
+    """Name of a parameter that got no gradient in a backward pass with exchange, so that its bucket was not sent.
 
-    What it has accumulated over earlier micro-batches is then this rank's alone.
+    The gradient accumulated over earlier micro-batches is then this rank's alone. None if all parameters got one.
     """
     try:
         ddp._check_reducer_finalized()  # noqa: SLF001
@@ -140,23 +140,23 @@ def first_left_out(ddp: nn.parallel.DistributedDataParallel) -> str | None:
 
 
 def holds_parameters(unit: Any) -> bool:
-    """Whether FSDP2 shards any parameter in this unit itself; a model's root has none where its blocks hold all."""
+    """Whether FSDP2 shards any parameter in this unit itself; the root unit has none if the blocks hold all."""
     return bool(_fsdp_groups(unit._get_fsdp_state()))  # noqa: SLF001
 
 
 def stock_collectives(unit: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The all-gather and the reduce-scatter that FSDP2 uses for a unit, before others are set."""
+    """The all-gather and the reduce-scatter that FSDP2 uses for a unit by default."""
     group = _fsdp_groups(unit._get_fsdp_state())[0]  # noqa: SLF001
     return group._all_gather_comm, group._reduce_scatter_comm  # noqa: SLF001
 
 
 def tell_gradients(unit: Any, names: Mapping[int, str], tell: Callable[[tuple[str, ...]], None]) -> None:
-    """Have FSDP2 say, just before it reduces a unit's gradients, which parameters have one.
+    """Have FSDP2 report, just before it reduces a unit's gradients, which parameters have one.
 
     Args:
-        unit: What `fully_shard` was called with.
-        names: Of all parameters of the model, by `id`.
-        tell: Takes the names of those that have one.
+        unit: The module that `fully_shard` was called with.
+        names: Names of all parameters of the model, by `id`.
+        tell: Called with the names of the parameters that have a gradient.
     """
     for group in _fsdp_groups(unit._get_fsdp_state()):  # noqa: SLF001
         named = [(names[id(param.sharded_param)], param) for param in group.fsdp_params]
@@ -179,13 +179,13 @@ def _has_gradient(param: Any) -> bool:
 
 
 def before_backward(unit: Any) -> Callable[[Tensor], Tensor]:
-    """The hook that FSDP2 puts on tensors that a unit returns: on their gradient it gathers the parameters."""
+    """The hook that FSDP2 registers on a unit's output tensors; when their gradient arrives, it gathers parameters."""
     hook: Callable[[Tensor], Tensor] = unit._get_fsdp_state()._pre_backward  # noqa: SLF001
     return hook
 
 
 def overflow_flags(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """After `unscale_`: for each device a tensor of one element that is 1 where a gradient is not finite.
+    """Overflow flags after `unscale_`: per device, a tensor of one element that is 1 if a gradient is not finite.
 
     The scaler reads these tensors when it decides whether to step; they may be written to.
     """

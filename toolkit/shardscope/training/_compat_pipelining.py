@@ -1,6 +1,6 @@
-"""What of torch.distributed.pipelining is private, or drifts between releases, in one place.
+"""Uses of torch.distributed.pipelining that are private or differ between releases, in one place.
 
-Imported only where a pipeline runs: it costs 20 ms.
+Imported only where a pipeline runs, as the import costs 20 ms.
 """
 
 # ruff: noqa: SLF001 - torch's private names are what this module is for
@@ -18,18 +18,18 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
 logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
-"""On any error torch writes its whole schedule to the log; the error itself is raised, and said in one sentence."""
+"""On any error torch writes its whole schedule to the log. That is silenced, as the error itself is raised."""
 
 
 class StaticStage(PipelineStage):
-    """A stage whose messages are those of its formula and no others, and pass through the CPU where they must.
+    """A stage that sends only activations and gradients, as the formulas assume, through the CPU where necessary.
 
     torch lets stages vote by message whether the shapes of their inputs are known, and warms connections up with
-    messages. Here the shapes are always known (`input_args` and `output_args`), and gloo needs no warming up.
+    messages. Here the shapes are always known (`input_args` and `output_args`), and gloo needs no warm-up.
 
     Args:
         staged: Copy messages to the CPU before sending and from there after receiving: gloo sends no GPU tensors.
-        splits_backward: Hand on no views: torch's split backward pass detaches a stage's output in place, which a
+        splits_backward: Pass on no views: torch's split backward pass detaches a stage's output in place, which a
             view (such as the output of a linear layer on three dimensions) does not allow.
         options: As for `PipelineStage`.
     """
@@ -59,13 +59,13 @@ class StaticStage(PipelineStage):
         return output.clone() if is_sent and output._is_view() else output
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
-        """As torch's; a last stage's output is kept only if it is a tensor: else only its loss is differentiated."""
+        """Run like torch's, but keep a last stage's output only if it is a tensor; else only its loss runs backward."""
         output = super().forward_one_chunk(fwd_chunk_id, *args, **options)
         if self.is_last and not isinstance(output, Tensor):
             self.fwd_cache[fwd_chunk_id] = (), self.fwd_cache[fwd_chunk_id][1]
         return output
 
-    # Messages: contiguous, and on the CPU where they must be.
+    # Messages: contiguous, and on the CPU where necessary.
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._sendable(super().get_fwd_send_ops(fwd_chunk_id))
@@ -112,11 +112,11 @@ _KINDS = {
 
 
 class OrderedSchedule(_PipelineScheduleRuntime):
-    """Any order of passes, carried out by torch's runtime, which puts the messages in between.
+    """Any order of passes, run by torch's runtime, which inserts the messages between them.
 
     Args:
-        ranks: The operations of every rank in order, each its kind, its stage and its micro-batch.
-        stages: Of this rank.
+        ranks: The operations of every rank in order, each as its kind, its stage and its micro-batch.
+        stages: The stages of this rank.
         options: As for torch's schedules.
     """
 

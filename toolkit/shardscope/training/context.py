@@ -1,4 +1,4 @@
-"""What a rank knows of itself: its place, its device, its group and its meter."""
+"""The context of a rank: its rank number, its device, its group and its meter."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class RankContext:
 
     Attributes:
         group: The metered group, or None for a job on one process.
-        transport: What carries the collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU, staged)"``, or ``"none"``.
-        local_world_size: Ranks on this machine; None where nothing tells.
+        transport: Backend of the collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU, staged)"``, or ``"none"``.
+        local_world_size: Number of ranks on this machine; None where it is unknown.
     """
 
     rank: int
@@ -49,16 +49,16 @@ class RankContext:
         return self.device.type == "cuda"
 
     def paced(self, is_on: bool = True) -> AbstractContextManager[None]:
-        """Inside, messages keep to the job's link, if it has one, or do not."""
+        """Context in which messages are paced to the job's link, if it has one, or are not."""
         group = self.group
         return group.pacer.switched(is_on) if isinstance(group, PacedProcessGroup) else nullcontext()
 
 
 def choose_device(job: Job, local_rank: int, local_world_size: int) -> tuple[torch.device, str]:
-    """The device and backend of a rank: a GPU each over NCCL, fewer GPUs than ranks shared over gloo, else the CPU.
+    """Choose a rank's device and backend: NCCL with one GPU per rank, gloo where ranks share GPUs, else the CPU.
 
     Raises:
-        LaunchError: The job asks for a GPU and there is none.
+        LaunchError: The job requires a GPU and there is none.
     """
     num_gpus = 0 if job.device == "cpu" else torch.cuda.device_count()
     if not num_gpus:
@@ -73,7 +73,7 @@ def choose_device(job: Job, local_rank: int, local_world_size: int) -> tuple[tor
 
 @contextmanager
 def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) -> Iterator[RankContext]:
-    """Join the group that the environment describes (as `torchrun` and elastic set it) and leave it at the end."""
+    """Join the group that the environment describes (as set by `torchrun` and elastic) and leave it at the end."""
     place = os.environ if env is None else env
     rank, world_size = int(place["RANK"]), int(place["WORLD_SIZE"])
     local_rank, local_size = (

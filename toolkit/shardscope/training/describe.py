@@ -1,9 +1,8 @@
 """A module's table of layers, traced on shapes: no data is allocated and nothing is computed.
 
-The module is copied without its data; the copy runs one forward pass on fake tensors, which live on the meta device but
-say that they are where the module is: attention then takes the kernel that it will really take, and saves what that
-one saves. Hooks on the layers read, before and after each, what torch's FLOP counter and our own count of saved tensors
-have come to.
+The module is copied without its data. The copy runs one forward pass on fake tensors, which live on the meta device but
+report the module's device: attention then uses the same kernel, and saves the same tensors, as in a real run. Hooks
+read torch's FLOP counter and our own count of saved tensors before and after each layer.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
 
 
 _ALSO_COUNTED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}  # noqa: SLF001 - its name
-"""What torch's FLOP counter leaves out: the CPU's attention kernel."""
+"""FLOP formula that torch's counter lacks: the CPU's attention kernel."""
 OUTSIDE = "(outside the layers)"
-"""The row of what the module computes or holds itself, around its layers."""
+"""Name of the row for what the module itself computes or holds, outside its layers."""
 
 
 def describe(
@@ -52,20 +51,20 @@ def describe(
     targets: Any = None,
     recompute: Iterable[RecomputeMode] = RECOMPUTE_MODES,
 ) -> LayerTable:
-    """The layers of `module`, in the order in which they run on `example`.
+    """Tabulate the layers of `module`, in the order in which they run on `example`.
 
-    Its layers are its children, with those of every `nn.Sequential` and `nn.ModuleList` in their place.
+    The layers are the module's children. Every `nn.Sequential` and `nn.ModuleList` is replaced by its own children.
 
     Args:
-        module: Left as it is.
-        example: What the module is called with: a tensor, a tuple of arguments, or a mapping of keywords. The first
-            dimension of its first tensor counts samples.
-        name: Of the described model; None for the module's class.
-        memory: Trace a training step too.
-        autocast: The short format that the step's matrix products compute in; None for that of the weights.
-        loss: Of the step, from the module's output and `targets`; None for a stand-in that holds nothing.
-        targets: Of the example's samples.
-        recompute: With `memory`, the ways to recompute that are traced.
+        module: Not changed.
+        example: Arguments of the module: a tensor, a tuple of arguments, or a mapping of keywords. The first dimension
+            of its first tensor counts samples.
+        name: Name of the described model; None for the module's class.
+        memory: Whether to trace a training step too.
+        autocast: The short format that the step's matrix products compute in; None for the format of the weights.
+        loss: Loss of the step, from the module's output and `targets`; None for a stand-in that holds nothing.
+        targets: Targets of the example's samples.
+        recompute: With `memory`, the recomputation modes to trace.
 
     Raises:
         SpecError: The example holds no tensor, or the module needs real data to run.
@@ -120,7 +119,7 @@ def _num_samples(arguments: Arguments) -> int:
 
 
 def _inputs(arguments: Arguments, module: nn.Module) -> Arguments:
-    """The arguments as shapes, where the module is; one that is given twice stays one."""
+    """The arguments as fake tensors on the module's device; a tensor that is passed twice stays one tensor."""
     device = next((device_of(parameter) for parameter in module.parameters()), None)
     known: dict[int, Tensor] = {}
 
@@ -132,19 +131,19 @@ def _inputs(arguments: Arguments, module: nn.Module) -> Arguments:
 
 
 def _shape_only(tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """A tensor like it; a fake one, in a mode that makes such."""
+    """A new tensor of the same shape, strides and dtype; fake within `FakeTensorMode`."""
     return torch.empty_strided(
         tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device or device_of(tensor)
     )
 
 
 def device_of(tensor: Tensor) -> torch.device:
-    """Where it is; the CPU for one that was built on shapes alone."""
+    """A tensor's device; the CPU for a meta tensor."""
     return torch.device("cpu") if tensor.is_meta else tensor.device
 
 
 def _shadow(module: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers have shapes only; copying them is prevented by naming their copies."""
+    """A copy whose parameters and buffers have shapes only; deepcopy gets their copies ready-made."""
     known: dict[int, Any] = {}
     for parameter in module.parameters():
         known[id(parameter)] = nn.Parameter(_shape_only(parameter), requires_grad=parameter.requires_grad)
@@ -163,7 +162,7 @@ def _loose_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 @dataclass
 class _Row:
-    """What has come together for one layer, for the whole example."""
+    """Totals of one layer, for the whole example."""
 
     name: str
     parameters: list[nn.Parameter]
@@ -198,7 +197,7 @@ class _Trace:
         self.order: list[_Row] = []
 
     def run(self) -> list[_Row]:
-        """The rows in the order in which their layers first ran; layers that never did come last."""
+        """Run the forward pass; return the rows in the order in which layers first ran, those that never ran last."""
         rows = [self._watched(name, layer) for name, layer in _layers_of(self.module)]
         self._own_parameters(rows)
         with self.flops, self.saved.active():
@@ -229,7 +228,7 @@ class _Trace:
         return row
 
     def _own_parameters(self, rows: list[_Row]) -> None:
-        """Leave every parameter with the first row that has it, and the rest with none of them."""
+        """Keep every parameter only in the first row that has it; the rest go to the outside row."""
         seen: set[int] = set()
         for row in rows:
             row.parameters = [p for p in row.parameters if id(p) not in seen]

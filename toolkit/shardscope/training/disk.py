@@ -1,4 +1,4 @@
-"""What a file system refuses, in one sentence with advice."""
+"""Advice on errors of the file system."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ADVICE = {
 
 
 def advice_on(error: BaseException) -> str:
-    """What to do about an error of the file system; empty for any other."""
+    """Advice on an error of the file system; empty for any other error."""
     return _ADVICE.get(error.errno or 0, "") if isinstance(error, OSError) else ""
 
 
 def takes_no_more(error: BaseException | None) -> bool:
-    """Whether a full disk, or a limit on sizes, is at the bottom of an error."""
+    """Whether an error, or one of its causes, comes from a full disk or a limit on file sizes."""
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:  # an error can be its own cause, by way of others
+    while error is not None and id(error) not in seen:  # causes can form a cycle
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return True
         seen.add(id(error))

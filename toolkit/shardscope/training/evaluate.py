@@ -1,4 +1,4 @@
-"""Evaluation on the test split, shared out over the data ranks; their means are put together."""
+"""Evaluation on the test split, divided among the data ranks; their means are combined."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from shardscope.training.loss import Pairing, accuracy, pairing_of
 from shardscope.training.strategies.base import LossFunction, RankStrategy
 
 MAX_ROWS, MAX_TARGETS = 512, 32_768
-"""How much of the test split an evaluation looks at, in rows and in targets (tokens): enough for a figure, few enough
-not to be felt."""
+"""Maximum size of an evaluation on the test split, in rows and in targets (tokens): enough for a figure, yet fast."""
 
 
 class FailedTogether(Exception):
-    """An evaluation failed, and all ranks are past it; its cause is this rank's own failure, if it had one."""
+    """An evaluation failed, and all ranks have finished it; the cause is this rank's own error, if it had one."""
 
 
 def evaluate(
@@ -34,12 +33,12 @@ def evaluate(
     """Mean loss and accuracy (None for regressions) over the test split's first rows; called by all ranks.
 
     Raises:
-        FailedTogether: It failed on some rank, and all know.
-        Exception: It failed in a forward pass that needs all ranks, of which the others may not know.
+        FailedTogether: The evaluation failed on a rank, and all ranks raise this.
+        Exception: A forward pass that needs all ranks failed; the other ranks may not be notified.
     """
     context = strategy.context
     totals = torch.zeros(4, dtype=torch.float64)  # samples, loss, accuracy, samples that have an accuracy
-    pairings: list[Pairing | None] = []  # looked for once: it costs a pass over the scores
+    pairings: list[Pairing | None] = []  # computed once: it costs a pass over the scores
     failures: list[Exception] = []
     apart = nullcontext() if strategy.lockstep and context.group is not None else _noted(failures)
     with context.meter.span("compute", "evaluation"), strategy.evaluating() as predict, apart:
@@ -57,7 +56,7 @@ def evaluate(
                 loss, scored = float(loss_function(output, targets)), float(score is not None)
                 totals += len(part) * torch.tensor([1.0, loss, score or 0.0, scored], dtype=torch.float64)
     if failures:
-        totals.fill_(math.nan)  # a sum that no counts of samples have: all ranks know by it
+        totals.fill_(math.nan)  # NaN cannot come from counts, so its sum signals the failure to all ranks
     if context.group is not None:
         on_device = totals.to(context.device)
         dist.all_reduce(on_device)
@@ -76,18 +75,18 @@ def evaluate(
 
 @contextmanager
 def _noted(failures: list[Exception]) -> Iterator[None]:
-    """Inside, an error ends the block and is kept for later."""
+    """Context in which an error ends the block and is stored for later."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - raised once the ranks have met
+    except Exception as error:  # noqa: BLE001 - raised after the ranks have met
         failures.append(error)
 
 
 def _parts(strategy: RankStrategy, num_rows: int) -> Iterator[tuple[Tensor, bool]]:
-    """This rank's rows, a micro-batch at a time, and whether they count.
+    """Yield this rank's rows, one micro-batch at a time, and whether they count.
 
-    Where a forward pass needs all ranks, each gets equally many parts of equal size: what is missing is filled with
-    the first row, and does not count.
+    Where a forward pass needs all ranks, each gets the same number of parts. Missing parts consist of the first row
+    and do not count.
     """
     job, rank = strategy.job, strategy.data_rank
     if rank is None or not num_rows:

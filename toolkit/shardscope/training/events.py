@@ -1,7 +1,7 @@
-"""The event log of one rank: one JSON object a line, whole lines only, safe against `kill -9` at any byte.
+"""The event log of one rank: one JSON object per line, only whole lines, safe against `kill -9` at any byte.
 
 A line is written by a single `write` to a file opened for appending, so a killed rank leaves at most one torn line at
-the end, which readers skip. Nothing is buffered in the process: what happened is on its way to disk when it happened.
+the end, which readers skip. Nothing is buffered in the process: each event is passed to the system as it happens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: non-finite numbers become the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
+    """Replace non-finite numbers, which JSON lacks, by the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -30,7 +30,7 @@ def _finite(value: Any) -> Any:
 
 
 def encode(event: dict[str, Any]) -> bytes:
-    """An event as one line of strict JSON."""
+    """Encode an event as one line of strict JSON."""
     try:
         text = json.dumps(event, separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -43,7 +43,7 @@ class EventWriter:
 
     Args:
         path: The file; created private to the user.
-        rank: Goes into every event.
+        rank: Rank that every event contains.
     """
 
     def __init__(self, path: Path, rank: int) -> None:
@@ -51,13 +51,13 @@ class EventWriter:
         self.rank = rank
         self._file = os.open(path, _APPEND, 0o600)
         self._lock = threading.Lock()
-        self._torn = os.fstat(self._file).st_size > 0  # perhaps, by an earlier kill
+        self._torn = os.fstat(self._file).st_size > 0  # perhaps, after an earlier kill
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write one event.
 
         Raises:
-            OSError: The disk is full or gone.
+            OSError: The disk is full or unavailable.
         """
         self._write(encode({"event": event, "t": round(time.time(), 6), "rank": self.rank, **fields}))
 
@@ -65,7 +65,7 @@ class EventWriter:
         with self._lock:
             if self._torn:
                 line = b"\n" + line
-            self._torn = True  # until the last byte is out
+            self._torn = True  # until the last byte is written
             written = 0
             while written < len(line):
                 written += os.write(self._file, line[written:])

@@ -1,18 +1,18 @@
-"""What a step's gradients tell of their noise: the squared norms of small batches' gradients and of their mean.
+"""Measurement of gradient noise: the squared norms of small batches' gradients and of their mean.
 
     noise = GradientNoise(job, context)
-    noise.watch(named_parameters)     once: sees each gradient as the backward pass hands it over
+    noise.watch(named_parameters)     once: receives each gradient from the backward pass
     noise.begin(step)                 before the first backward pass
     noise.look_at(name, gradient)     for strategies that have gradients elsewhere
-    noise.finish(gradients)           when the mean is there, before it is unscaled and clipped
+    noise.finish(gradients)           when the mean is ready, before it is unscaled and clipped
 
-A small batch is a micro-batch: its gradient is seen before it is added to others, compressed or remembered with what
-error feedback has kept. The mean over all micro-batches of all ranks is, without compression, what the collective has
-left on this rank. With compression that is another vector: then each rank adds its gradients to a sketch (`sketch`),
-and the ranks add up their sketches, as traffic of its own name. Each draws another sketch at every step, so that its
-error averages out over steps as the noise of the gradients does.
+A small batch is a micro-batch. Its gradient is measured before it is accumulated, compressed or combined with the
+residual of error feedback. Without compression, the mean over all micro-batches of all ranks is the result of the
+collective on this rank. With compression the result is another vector. Then each rank adds its gradients to a sketch
+(`sketch`), and the ranks sum their sketches, as traffic under a separate name. Each step draws another sketch, so that
+its error averages out over steps as the noise of the gradients does.
 
-McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1; what becomes of the two is `shardscope.analytic.large_batch`.
+McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1; `shardscope.analytic.large_batch` uses the two norms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shardscope.training.sharding import sum_of_squares
 from shardscope.training.sketch import Sketch
 
 TRAFFIC = "noise_scale"
-"""The name under which what it sends is counted; `shardscope.runtime.summary` leaves it out of a step's bytes."""
+"""Name under which its traffic is counted; `shardscope.runtime.summary` leaves it out of a step's bytes."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class NoiseSample:
     large_batch: int
 
     def as_event(self) -> dict[str, float]:
-        """The form in which events carry it."""
+        """The sample as a dictionary for events."""
         return asdict(self)
 
 
@@ -65,7 +65,7 @@ class GradientNoise:
         self.is_measuring = False
 
     def watch(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """From here on, see what each backward pass gives these parameters, before it is added to their gradients."""
+        """Measure, from here on, the gradients of these parameters in each backward pass, before accumulation."""
         for name, parameter in named:
             parameter.register_hook(self._looking_at(name))
 
@@ -73,7 +73,7 @@ class GradientNoise:
         return lambda gradient: self.look_at(name, gradient)
 
     def begin(self, step: int) -> None:
-        """Begin a step, and find out whether the noise is measured in it."""
+        """Start a step, and decide whether the noise is measured in it."""
         self.is_measuring = self.job.record.measures_noise(step)
         self._norms: list[Tensor] = []
         self._sketch = Sketch(self.context.device) if self._needs_sketch else None
@@ -83,7 +83,7 @@ class GradientNoise:
         return self.is_measuring and self.job.compression.is_on
 
     def look_at(self, name: str, gradient: Tensor) -> None:
-        """One micro-batch's whole gradient of something, still divided by the number of micro-batches."""
+        """Measure one micro-batch's whole gradient of a tensor, still divided by the number of micro-batches."""
         if not self.is_measuring:
             return
         self._norms.append(torch.linalg.vector_norm(gradient))
@@ -94,15 +94,15 @@ class GradientNoise:
     def finish(
         self, gradients: Sequence[Tensor], *, loss_scale: float | None, copies: int | None
     ) -> NoiseSample | None:
-        """After the exchange; called by all ranks.
+        """Finish the measurement after the exchange; called by all ranks.
 
         Args:
-            gradients: What this rank holds of the mean; not looked at where it came by way of something smaller.
-            loss_scale: That all gradients are still multiplied by; None for 1.
-            copies: Ranks that hold each piece of the mean; None where all ranks hold all of it.
+            gradients: This rank's part of the mean; ignored where gradients are compressed.
+            loss_scale: Factor that all gradients are still multiplied by; None for 1.
+            copies: Number of ranks that hold each piece of the mean; None where all ranks hold all of it.
 
         Returns:
-            The measurement; None if it was not this step's turn, or if gradients overflowed.
+            The measurement; None if this step was not due for it, or if gradients overflowed.
         """
         if not self.is_measuring:
             return None
@@ -110,7 +110,7 @@ class GradientNoise:
         unscale = 1 / (loss_scale or 1.0) ** 2
         total = float(torch.stack(self._norms).double().square().sum())
         mean = self._sketched() if self._sketch is not None else self._held(gradients, copies)
-        # each micro-batch's was divided by their number, and it is their mean that is asked for
+        # each micro-batch's gradient was divided by their number, and the mean of the squares is wanted
         small, large = total * self.parts * unscale, mean * unscale
         if not (isfinite(small) and isfinite(large)):
             return None

@@ -1,11 +1,11 @@
-"""At every few steps, one event on what the step did to the layers: trust ratios, and what compression owes.
+"""Events every few steps about the effect of a step on the layers: trust ratios and compression residuals.
 
     watch = LayerWatch(strategy, events)
-    watch.begin(optimizer, is_due=...)     before the step: have noted what is noted only on demand
+    watch.begin(optimizer, is_due=...)     before the step: switches on the records that are made only on demand
     watch.tell(step, optimizer, ...)       after it
 
-Of layers that all ranks hold alike one rank tells; what is owed each rank tells of its own. All of it is read, nothing
-is exchanged for it, and no number of the training changes.
+One rank reports layers that are the same on all ranks; each rank reports its own residuals. The watch only reads: it
+exchanges nothing and does not change training.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from shardscope.training.strategies.base import RankStrategy
 
 @dataclass
 class LayerWatch:
-    """One rank's watch."""
+    """Records the layers of one rank."""
 
     strategy: RankStrategy
     events: EventWriter
 
     def begin(self, optimizer: torch.optim.Optimizer, *, is_due: bool) -> None:
-        """Begin a step; `is_due` says whether its layers are looked at."""
+        """Start a step; `is_due` states whether its layers are recorded."""
         if isinstance(optimizer, LayerwiseOptimizer):
             optimizer.is_watched = is_due
         if self.strategy.compressor is not None:
             self.strategy.compressor.watch(is_due)
 
     def tell(self, step: int, optimizer: torch.optim.Optimizer, *, lr: float, skipped: bool) -> None:
-        """Write the event, if there is anything in it; a step that was skipped has moved no layer."""
+        """Write the event unless it is empty; a skipped step has moved no layer."""
         layers = [] if skipped else self.strategy.layer_signals(optimizer)
         compressor = self.strategy.compressor
         owed = [] if compressor is None else [list(row) for row in compressor.owed]

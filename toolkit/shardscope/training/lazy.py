@@ -1,7 +1,7 @@
-"""Lazy modules (`nn.LazyLinear` and its like): their parameters made before a strategy wraps, cuts or shards the model.
+"""Lazy modules (such as `nn.LazyLinear`): materialises their parameters before a strategy wraps or shards the model.
 
-They take their shapes from a forward pass on one micro-batch, in evaluation mode so that running statistics stay as
-they begin, and draw their values from the random numbers that follow those of the model's other parameters.
+They take their shapes from a forward pass on one micro-batch, in evaluation mode so that running statistics keep their
+initial values. Their values are drawn from the random numbers that follow those of the model's other parameters.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shardscope.training.data import call, map_tensors
 
 
 def is_unfinished(model: nn.Module) -> bool:
-    """Whether any parameter or buffer still waits for its shape."""
+    """Whether any parameter or buffer has no shape yet."""
     return _waiting(model) is not None
 
 
 def materialise(model: nn.Module, inputs: Any) -> None:
-    """Make all parameters and buffers of `model`, in place, by a forward pass on `inputs`.
+    """Materialise all parameters and buffers of `model`, in place, by a forward pass on `inputs`.
 
     Raises:
         SpecError: The forward pass does not reach some of them.
@@ -41,7 +41,7 @@ def materialise(model: nn.Module, inputs: Any) -> None:
 
 
 def _in_format_of(model: nn.Module, inputs: Any) -> Any:
-    """The inputs with all floats in the format of the weights, as every step will have them."""
+    """The inputs with all floats in the format of the weights, as in every step."""
     formats = (p.dtype for p in model.parameters() if p.dtype.is_floating_point)
     dtype = next(formats, torch.get_default_dtype())
 

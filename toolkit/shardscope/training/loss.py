@@ -1,8 +1,8 @@
-"""Losses and accuracy: means over the rows they are given.
+"""Losses and accuracy: means over the given rows.
 
-A loss named by a job takes what a model returns: a tensor of scores, or an object or mapping that has them as
+A loss named by a job takes a model's output: a tensor of scores, or an object or mapping that has them as
 ``logits``. Where a model has computed a loss itself, as Hugging Face's models do when ``labels`` are among their
-inputs, that ``loss`` is the one it is trained with. A callable of the user's gets the output as it is.
+inputs, it is trained with that ``loss``. A user's own callable gets the output unchanged.
 
 A mean over equal parts is the mean of the parts' means, so micro-batches and ranks of equal size average to
 the loss of the whole batch.
@@ -22,7 +22,7 @@ from shardscope.errors import DataError, unknown_name
 
 Loss = Callable[[Any, Any], Tensor]
 Pairing = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From scores and targets to those scores and targets that belong together."""
+"""Function from scores and targets to the scores and targets that correspond."""
 
 _COPIED = 2**20  # scores that are copied to double precision at a time: 8 MB
 _IGNORED = -100  # the target that torch's cross-entropy leaves out
@@ -31,10 +31,10 @@ _IGNORED = -100  # the target that torch's cross-entropy leaves out
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Mean cross-entropy in nats of scores `(..., C)` against integer classes `(...)`.
 
-    Takes images `(N, C)` with `(N,)` and tokens `(N, T, V)` with `(N, T)` alike.
+    Accepts images `(N, C)` with `(N,)` as well as tokens `(N, T, V)` with `(N, T)`.
 
     Raises:
-        DataError: The shapes do not fit, or the target is not of integers.
+        DataError: The shapes do not match, or the target does not hold integers.
     """
     _require_classes(output, target)
     return functional.cross_entropy(output.flatten(0, -2), target.flatten())
@@ -44,7 +44,7 @@ def mse(output: Tensor, target: Tensor) -> Tensor:
     """Mean squared error between two tensors of one shape.
 
     Raises:
-        DataError: The shapes differ (nothing is broadcast).
+        DataError: The shapes differ (there is no broadcasting).
     """
     if output.shape != target.shape:
         raise DataError(
@@ -59,10 +59,10 @@ LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse}
 
 
 def resolve_loss(loss: str | Loss) -> Loss:
-    """The loss of this name, or the user's own callable of the model's output and the target, checked at each call.
+    """Return the loss of this name, or the user's callable of output and target, checked at each call.
 
     Raises:
-        SpecError: There is no such loss.
+        SpecError: No loss has this name.
     """
     if not isinstance(loss, str):
         return _scalar(loss)
@@ -72,10 +72,10 @@ def resolve_loss(loss: str | Loss) -> Loss:
 
 
 def pairing_of(output: object, target: object) -> Pairing | None:
-    """How the scores of an output and the targets belong together; None where there are no scores of their classes.
+    """Find how the scores of an output correspond to the targets; None if there are no scores of their classes.
 
     Scores are the output itself or its ``logits``. Where a model has computed its own loss, they count as scores of
-    the targets, or of those that follow (a language model's), only if that loss is their cross-entropy.
+    the targets, or of the next targets (in a language model), only if that loss is their cross-entropy.
     """
     scores, own = _scores(output), _own_loss(output)
     if scores is None or not isinstance(target, Tensor) or not _are_classes(target):
@@ -91,12 +91,12 @@ def pairing_of(output: object, target: object) -> Pairing | None:
 
 
 def accuracy(output: object, target: object, *, pairing: Pairing | None = None) -> float | None:
-    """The share of targets that score highest, in [0, 1]; None where there are no scores of the targets' classes.
+    """Share of targets whose class scores highest, in [0, 1]; None if there are no scores of the targets' classes.
 
     Args:
-        output: What the model returned.
-        target: Its classes.
-        pairing: What `pairing_of` found for an earlier part of the same data; None looks at this output.
+        output: The model's output.
+        target: The target classes.
+        pairing: Result of `pairing_of` for an earlier part of the same data; None computes it from this output.
     """
     pairing, scores = pairing or pairing_of(output, target), _scores(output)
     if pairing is None or scores is None or not isinstance(target, Tensor) or not _are_classes(target):
@@ -110,7 +110,7 @@ def _as_given(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shifted(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Each position's scores are of the token after it."""
+    """Pair each position's scores with the token after it."""
     return scores[:, :-1], target[:, 1:]
 
 
@@ -129,7 +129,7 @@ def _is_cross_entropy(loss: Tensor, scores: Tensor, target: Tensor) -> bool:
 
 
 def _few_at_a_time(scores: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of scores and their classes, so few that a copy of them is small beside a vocabulary's scores."""
+    """Yield rows of scores and their classes in parts so small that a double-precision copy needs little memory."""
     size = max(1, _COPIED // scores.shape[-1])
     pairs = [(scores, target)] if scores.dim() == 2 else zip(scores, target, strict=True)
     for some, classes in pairs:
@@ -161,7 +161,7 @@ def _named(name: str, output: Any, target: Any) -> Tensor:
 
 
 def _own_loss(output: Any) -> Tensor | None:
-    """The mean that the model has computed itself."""
+    """The mean loss that the model has computed itself."""
     loss = _part(output, "loss")
     return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
 

@@ -1,11 +1,11 @@
-"""The meter of one rank: every byte it sends and receives, and when it computed and when it communicated.
+"""The meter of one rank: every byte that it sends and receives, and its spans of computation and communication.
 
-There is one meter a rank. The metered process group feeds it, the trainer opens and closes steps on it, and what it
-saw in a step leaves in that step's event. Collectives may finish on the backend's own threads, so adding is locked.
+There is one meter per rank. The metered process group feeds it, the trainer opens and closes steps on it, and its
+records of a step go into that step's event. Collectives may finish on the backend's own threads, so adding is locked.
 
-Bytes are booked to the step that sends them. That is the step under way, but for a parameter server, which answers
-workers that are in other steps than its own rank: it names the worker's. What starting, evaluating and saving send is
-booked to no step but to `OBSERVING`.
+Bytes are booked to the step that sends them. That is the current step, except for a parameter server, which answers
+workers that are at other steps than its own rank: it names the worker's step. Traffic of starting, evaluating and
+saving is booked to `OBSERVING` instead of a step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 OBSERVING = 0
-"""Stands for the step of traffic that no step sends; steps count from 1."""
+"""Step number for traffic that belongs to no step; steps count from 1."""
 
 Rows = dict[str, dict[str, int]]
 """Traffic by collective, in the form that events carry."""
@@ -27,10 +27,10 @@ Rows = dict[str, dict[str, int]]
 
 @dataclass
 class Traffic:
-    """What one kind of collective moved on this rank.
+    """Traffic of one kind of collective on this rank.
 
     `sent_bytes` is counted message by message where Shardscope sends the messages itself. Where the backend does, it
-    is this rank's even share of what the backend's algorithm sends in total, so that the sum over ranks is exact.
+    is this rank's even share of the total that the backend's algorithm sends, so that the sum over ranks is exact.
     """
 
     payload_bytes: int = 0
@@ -39,7 +39,7 @@ class Traffic:
     messages: int = 0
     calls: int = 0
     sent_to: dict[int, int] = field(default_factory=dict)
-    """Bytes to each peer; empty where the backend sends and does not tell."""
+    """Bytes sent to each peer; empty where the backend sends, as it does not report them."""
 
     def count_sent(self, peer: int, num_bytes: int) -> None:
         """Add one message to `peer`."""
@@ -48,7 +48,7 @@ class Traffic:
         self.sent_to[peer] = self.sent_to.get(peer, 0) + num_bytes
 
     def add(self, other: Traffic) -> None:
-        """Add what another row has counted."""
+        """Add the counts of another row."""
         self.payload_bytes += other.payload_bytes
         self.sent_bytes += other.sent_bytes
         self.received_bytes += other.received_bytes
@@ -60,7 +60,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Span:
-    """One stretch of time on one rank. `start` and `end` in unix seconds, `num_bytes` of payload."""
+    """One interval of time on one rank: `start` and `end` in Unix seconds, `num_bytes` of payload."""
 
     lane: str
     name: str
@@ -70,15 +70,15 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Length of the span, in seconds."""
         return self.end - self.start
 
     def since(self, zero: float) -> Span:
-        """In seconds from another moment."""
+        """The span with times in seconds since `zero`."""
         return replace(self, start=self.start - zero, end=self.end - zero)
 
     def as_row(self) -> list[Any]:
-        """The form in which events carry it, and in which `Span(*row)` reads it; no finer than the clock is worth."""
+        """The row that events contain and that `Span(*row)` reads; times are rounded to the clock's precision."""
         return [self.lane, self.name, round(self.start, 6), round(self.end, 6), self.num_bytes]
 
 
@@ -87,8 +87,8 @@ class Meter:
     """Counts traffic by step and collective, and records spans, from one `drain` to the next.
 
     Attributes:
-        step: The step under way, for whoever writes events of their own.
-        handed_over: When the last collective was handed to whoever carries it out, in unix seconds.
+        step: The current step, also for components that write their own events.
+        handed_over: When the last collective was passed to the thread or backend that runs it, in Unix seconds.
     """
 
     step: int = 0
@@ -99,7 +99,7 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, name: str, traffic: Traffic, *, step: int | None = None) -> None:
-        """Add what one call of the collective `name` has moved, as this rank sees it; None is the step under way."""
+        """Add this rank's traffic of one call of the collective `name`; a `step` of None is the current step."""
         with self._lock:
             booked = self._booked.setdefault(self._under_way if step is None else step, {})
             booked.setdefault(name, Traffic()).add(traffic)
@@ -110,7 +110,7 @@ class Meter:
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Inside, this rank evaluates or saves: what it sends is booked to no step."""
+        """Context in which this rank evaluates or saves, so that its traffic is booked to no step."""
         before, self._is_observing = self._is_observing, True
         try:
             yield
@@ -119,7 +119,7 @@ class Meter:
 
     @contextmanager
     def collective(self, name: str, payload: int) -> Iterator[Traffic]:
-        """One call of a collective of our own, under one span: the caller counts its messages on what this yields."""
+        """Meter one call of our own collective as one span; the caller counts its messages on the yielded traffic."""
         traffic = Traffic(payload_bytes=payload, calls=1)
         try:
             with self.span("communication", name, payload):
@@ -129,7 +129,7 @@ class Meter:
 
     @contextmanager
     def backward_span(self) -> Iterator[None]:
-        """The span of a backward pass: it computes until it has handed its last gradients over, and then waits."""
+        """Record the span of a backward pass, which computes until it passes on its last gradients, and then waits."""
         start = time.time()
         try:
             yield
@@ -154,17 +154,17 @@ class Meter:
             self._spans.append(span)
 
     def drain(self) -> tuple[Rows, list[list[Any]]]:
-        """Traffic of the step under way (inside `observing`, of observing) and all spans, since the last call."""
+        """Traffic of the current step (of `OBSERVING` within `observing`) and all spans, since the last call."""
         with self._lock:
             traffic = self._booked.pop(self._under_way, {})
             spans, self._spans = self._spans, []
         return _rows(traffic), [span.as_row() for span in spans]
 
     def drain_late(self, up_to: float = math.inf) -> dict[int, Rows]:
-        """Traffic of steps that this rank has told of already, by step, since the last call.
+        """Traffic of steps that this rank has reported already, by step, since the last call.
 
         Args:
-            up_to: The last step to tell of; this rank may serve workers that are ahead of it.
+            up_to: The last step to return; this rank may serve workers that are ahead of it.
         """
         with self._lock:
             steps = sorted(step for step in self._booked if OBSERVING < step <= up_to)

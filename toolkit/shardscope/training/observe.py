@@ -1,4 +1,4 @@
-"""Looking at a model without a trace: whatever an evaluation runs, training goes on as if it had not."""
+"""Evaluating a model without side effects: training continues as if the evaluation had not run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 StandIns = Mapping[Tensor, Tensor]
-"""Tensors of this rank's model, and what stands in for each wherever the run as a whole is looked at."""
+"""Map from tensors of this rank's model to the tensors that represent the whole run in evaluations and checkpoints."""
 
 
 @contextmanager
 def unchanged(module: nn.Module, stand_ins: StandIns) -> Iterator[None]:
-    """Inside, `module` holds the `stand_ins` and copies of all other buffers; afterwards, everything is as it was.
+    """Context in which `module` holds the `stand_ins` and copies of all other buffers; everything is restored after.
 
-    That is its parameters and buffers, which parts of it are in training mode, and the random number generators of
+    Restored are its parameters and buffers, the training mode of its submodules, and the random number generators of
     Python, NumPy and torch.
     """
     modes = [(part, part.training) for part in module.modules()]
@@ -32,7 +32,7 @@ def unchanged(module: nn.Module, stand_ins: StandIns) -> Iterator[None]:
 
 @contextmanager
 def _standing_in(module: nn.Module, stand_ins: StandIns) -> Iterator[None]:
-    """Swaps tensors, not numbers: nothing that an evaluation writes to reaches what is put back."""
+    """Swap tensors, not values: what an evaluation writes does not reach the tensors that are restored."""
     weights = [(p, p.data, stand_ins[p]) for p in module.parameters() if p in stand_ins]
     slots = [
         (part, name, buffer)
@@ -56,7 +56,7 @@ def _standing_in(module: nn.Module, stand_ins: StandIns) -> Iterator[None]:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Inside, draws from the generators of Python, NumPy and torch leave no trace in them."""
+    """Context after which the generators of Python, NumPy and torch are restored."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - users draw from the global generator
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):

@@ -1,4 +1,4 @@
-"""The trained parameters as a file that NumPy reads: without torch, without pickle, whole or not there at all."""
+"""The trained parameters as a file that NumPy can read, without torch or pickle, and written atomically."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _EXACT = {torch.float32, torch.float64}
 def save_parameters(folder: Path, strategy: RankStrategy) -> Path:
     """Write all parameters, whole and by name, to ``parameters.npz``; called by all ranks, written by rank 0.
 
-    ``names`` holds the parameters' names and ``value-N`` the N-th of them: a name of the user's could be one that
-    `numpy.savez` keeps for itself. Number formats that NumPy lacks, such as bf16, are written as fp32.
+    ``names`` holds the parameters' names and ``value-N`` the N-th parameter, because a user's name could be reserved
+    by `numpy.savez`. Number formats that NumPy lacks, such as bf16, are written as fp32.
     """
     parameters, path = strategy.full_parameters(), folder / FILE
     if strategy.context.rank != 0:

@@ -1,9 +1,9 @@
-"""Precision recipes: what computes in which format, and dynamic loss scaling for fp16.
+"""Precision recipes: number formats of computation, and dynamic loss scaling for fp16.
 
 bf16-mixed and fp16-mixed are mixed precision in the sense of Micikevicius et al. (2018): weights, gradients and
-optimizer state stay in fp32, matrix products compute in the short format under autocast. fp16's narrow range needs its
-loss scaled; the scale halves when a gradient overflows, and that step is skipped on every rank alike: every rank holds
-the same reduced gradient, or, where each holds a piece of it, they tell each other (`Precision.share_overflow`).
+optimizer state stay in fp32, and matrix products compute in the short format under autocast. fp16's narrow range needs
+a scaled loss. The scale halves when a gradient overflows, and every rank skips that step: all ranks hold the same
+reduced gradient, or, where each holds a piece of it, exchange the overflow flag (`Precision.share_overflow`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Precision:
     """The recipe of one job on one device.
 
     Attributes:
-        share_overflow: Takes, in place, the largest of a flag over all ranks; set where ranks hold different pieces of
-            the gradients, so that one that overflows on one rank skips the step on all.
+        share_overflow: Replaces a flag by its maximum over all ranks, in place. Set where ranks hold different pieces
+            of the gradients, so that an overflow on one rank skips the step on all.
     """
 
     share_overflow: Callable[[Tensor], object] | None = None
@@ -53,13 +53,13 @@ class Precision:
         return weight_dtype(self.name)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Inside, matrix products compute in the short format."""
+        """Context in which matrix products compute in the short format."""
         if self.compute_dtype == self.weight_dtype:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute_dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss to call `backward` on."""
+        """Return the scaled loss to call `backward` on."""
         return loss if self.scaler is None else self.scaler.scale(loss)
 
     @property
@@ -78,7 +78,7 @@ class Precision:
     ) -> tuple[float | None, bool]:
         """Unscale, clip and step. Returns the gradient norm before clipping (None without) and whether it skipped.
 
-        `reduce_square` and `uncounted` are those of `clip_grad_norm_`, for gradients spread over ranks.
+        `reduce_square` and `uncounted` are those of `clip_grad_norm_`, for gradients distributed over ranks.
         """
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
@@ -91,7 +91,7 @@ class Precision:
         if self.scaler is None:
             optimizer.step()
             return None if norm is None else float(norm), False
-        # not left to the scaler: torch's fused SGD would leave its first momentum uninitialised where it skips
+        # not left to the scaler: torch's fused SGD would leave its first momentum uninitialised on a skipped step
         skipped = any(bool(flag) for flag in _compat.overflow_flags(self.scaler, optimizer))
         if not skipped:
             self.scaler.step(optimizer)
@@ -99,21 +99,21 @@ class Precision:
         return None if norm is None else float(norm), skipped
 
     def unscale(self, gradients: Sequence[Tensor]) -> bool:
-        """Take the loss scale off gradients that will be updated with elsewhere; False if any is not finite."""
+        """Unscale gradients that another rank will update with; returns False if any is not finite."""
         if self.scaler is None:
             return True
         torch._foreach_mul_(list(gradients), 1.0 / self.scaler.get_scale())
         return all(bool(gradient.isfinite().all()) for gradient in gradients)
 
     def follow(self, *, skipped: bool) -> None:
-        """Move the loss scale on after an update that was made, or skipped, elsewhere."""
+        """Update the loss scale after an update that another rank made or skipped."""
         if self.scaler is None:
             return
-        # the scaler learns of an overflow from gradients only: show it one that says so
+        # the scaler detects an overflow from gradients only: pass it one that overflows
         witness = nn.Parameter(torch.zeros(1, device=self.device))
         witness.grad = torch.full_like(witness, float("inf") if skipped else 0.0)
         optimizer = torch.optim.SGD([witness], lr=0.0)
-        self.scaler.scale(witness.detach())  # makes its scale, if no loss has been scaled here
+        self.scaler.scale(witness.detach())  # initialises its scale, if no loss has been scaled here
         self.scaler.unscale_(optimizer)
         self.scaler.update()
 
@@ -122,6 +122,6 @@ class Precision:
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
+        """Load the state that `state_dict` returned."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)

@@ -1,8 +1,8 @@
 """Recomputation: store less in the forward pass and run parts of it again in the backward pass.
 
-A module is changed in place by giving it a subclass of its own class whose `forward` is checkpointed. Its
-parameters keep their names, so states can be exchanged between modes, and copies of it stay whole.
-Gradients are those of the plain model, to the bit.
+A module is changed in place: its class becomes a subclass whose `forward` is checkpointed. Parameters keep their
+names, so states can be exchanged between modes, and the module can still be copied. Gradients are bit-identical
+to those of the plain model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardscope.training.models import CheapToRecompute, blocks
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 Results = dict[Any, list[Kept | None]]
-"""By operation, in the order of the forward pass; None where it has been taken."""
+"""Kept results by operation, in the order of the forward pass; None after one has been used."""
 
 RecomputeMode = Literal["none", "selective", "full"]
 
@@ -37,7 +37,7 @@ _COSTLY = [
     torch.ops.aten.bmm.default,
     torch.ops.aten.convolution.default,
 ]
-"""Operations whose results selective recomputation keeps in a model that marks no regions itself."""
+"""Operations whose results selective recomputation keeps in a model that does not mark regions itself."""
 
 
 def apply_recompute(model: nn.Module, mode: RecomputeMode) -> nn.Module:
@@ -45,9 +45,9 @@ def apply_recompute(model: nn.Module, mode: RecomputeMode) -> nn.Module:
 
     - ``"none"`` stores all activations.
     - ``"full"`` stores the inputs of each block and recomputes the block.
-    - ``"selective"`` recomputes what takes much memory and little arithmetic (Korthikanti et al., arXiv
+    - ``"selective"`` recomputes the parts that take much memory and little arithmetic (Korthikanti et al., arXiv
       2205.05198, section 5). In a GPT these are the attention core and the activation, with the inputs of
-      the linear layers behind them: of 16 activations per layer, token and hidden unit, 11 are stored. The
+      the linear layers after them: of 16 activations per layer, token and hidden unit, 11 are stored. The
       paper's attention scores are stored in no mode, since the attention is fused. In every other model
       the results of matrix products and convolutions are kept and the rest of each block is recomputed.
 
@@ -74,7 +74,7 @@ def _recompute(modules: Sequence[nn.Module], *, keep: Sequence[Any] = ()) -> Non
 
 
 class _Recomputed(nn.Module):
-    """Put ahead of a module's own class: its `forward` keeps only its inputs, and the results of some operations."""
+    """Mixin before a module's own class: `forward` keeps only its inputs, and the results of some operations."""
 
     _keep: Sequence[Any]
 
@@ -85,7 +85,7 @@ class _Recomputed(nn.Module):
         return checkpoint(forward, *args, use_reentrant=False, context_fn=self._contexts(), **kwargs)
 
     def _contexts(self) -> Callable[[], Contexts]:
-        """What surrounds the forward pass and its repetition: on steps whose memory is measured, counters too."""
+        """Contexts of the forward pass and its recomputation; on measured steps they also count memory."""
         plain = partial(_keeping, self._keep) if self._keep else noop_context_fn
         activations = counting()
         if activations is None:
@@ -101,11 +101,11 @@ class _Recomputed(nn.Module):
 
 
 def _keeping(operations: Sequence[Any]) -> Contexts:
-    """What surrounds a forward pass that keeps the results of some operations, and its repetition, which takes them.
+    """Contexts of a forward pass that keeps the results of some operations, and of the recomputation that uses them.
 
-    In place of torch's own selective contexts, which count every operation of the repetition and so break where
-    autocast, which remembers its copies of weights, makes one fewer or more; and which refuse a kept result that the
-    model has changed in place since.
+    They replace torch's own selective contexts, for two reasons. Those count every operation of the recomputation, so
+    they break where autocast, which caches its copies of weights, makes one fewer or more. And they refuse a kept
+    result that the model has changed in place since.
     """
     kept: Results = {operation: [] for operation in operations}
     return _Keep(kept), _Take(kept)
@@ -126,7 +126,7 @@ class _Keep(TorchDispatchMode):
 
 
 class _Take(TorchDispatchMode):
-    """Hands out what was kept, once each; what has changed since, or is asked for again, is computed again."""
+    """Returns each kept result once; a result that has changed since, or is needed again, is recomputed."""
 
     def __init__(self, kept: Results) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -149,7 +149,7 @@ class _Take(TorchDispatchMode):
 
 
 class _Joined(AbstractContextManager[None]):
-    """Several contexts as one, which can be entered again and again."""
+    """Several contexts as one, which can be entered repeatedly."""
 
     def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
         self._contexts = contexts

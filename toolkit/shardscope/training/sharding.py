@@ -1,4 +1,4 @@
-"""Small helpers for tensors that are spread over ranks."""
+"""Small helpers for tensors that are distributed over ranks."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 ReduceSquares = Callable[[Tensor], Tensor]
-"""Takes this rank's sums of squares, a float64 vector; returns them summed over the ranks that hold other pieces."""
+"""Function that sums this rank's sums of squares, a float64 vector, over the ranks that hold other pieces."""
 
 _EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The shard of a DTensor that lies on this rank; any other tensor as it is."""
+    """This rank's shard of a DTensor; any other tensor unchanged."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 
 
 def largest_over_ranks(flag: Tensor) -> None:
-    """Take the largest of a flag over all ranks, in place."""
+    """Replace a flag by its maximum over all ranks, in place."""
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
 
 
 def start_alike(model: nn.Module) -> None:
-    """Parameters and buffers become those of rank 0: a model may draw its own random numbers."""
+    """Broadcast parameters and buffers from rank 0: a model may draw its own random numbers."""
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """Of all elements of all tensors, as a float64 vector of one element."""
+    """Sum of squares over all elements of all tensors, as a float64 vector of one element."""
     if not tensors:
         return torch.zeros(1, dtype=torch.float64)
     norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
@@ -43,21 +43,21 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
 def global_norm(
     square: Tensor, tensors: Sequence[Tensor], reduce_square: ReduceSquares | None = None
 ) -> Tensor:
-    """The root of a sum of squares over all ranks, computed anew where the squares were too large for their format.
+    """Root of a sum of squares over all ranks, recomputed with scaling where the squares overflowed their format.
 
     Args:
         square: The sum, a float64 vector of one element, the same on every rank.
-        tensors: What this rank has contributed to it.
-        reduce_square: What has summed it over the ranks.
+        tensors: The tensors that this rank has contributed to it.
+        reduce_square: The function that summed it over the ranks.
 
     Returns:
-        A 0-d tensor, the same on every rank; not finite only where an element is not.
+        A 0-d tensor, the same on every rank; not finite only if an element is not.
     """
     if square.isfinite():
         return square[0].sqrt()
     largest = [tensor.abs().amax().double() for tensor in tensors if tensor.numel()]
     scale = torch.stack(largest).amax(dim=0, keepdim=True) if largest else torch.zeros_like(square)
-    # a sum over the ranks is all there is, and it scales as well as the maximum
+    # only a sum over the ranks is available, and it is as good a scale as the maximum
     scale = _reduced(scale, reduce_square)
     if not scale.isfinite():
         return square[0].sqrt()
@@ -70,7 +70,7 @@ def _reduced(square: Tensor, reduce_square: ReduceSquares | None) -> Tensor:
 
 
 def shrink_(tensors: Sequence[Tensor], factor: float) -> None:
-    """Multiply by a factor of at most 1, in two steps where the tensors' format would lose it."""
+    """Multiply by a factor of at most 1, in two steps where the factor is below the tensors' normal range."""
     if factor == 1:
         return
     for tensor in tensors:
@@ -89,11 +89,11 @@ def clip_grad_norm_(
     """Scale the gradients of all ranks so that their norm, taken as one vector, is at most `max_norm`.
 
     Args:
-        parameters: What this rank holds: whole tensors or shards.
-        max_norm: Above 0.
-        reduce_square: Sums the one square over all ranks that hold distinct gradients; None where this rank
+        parameters: The parameters that this rank holds: whole tensors or shards.
+        max_norm: Maximum norm, above 0.
+        reduce_square: Sums the squared norm over all ranks that hold distinct gradients; None where this rank
             holds all of them.
-        uncounted: Parameters among them whose gradients another rank counts already.
+        uncounted: Those of `parameters` whose gradients another rank counts already.
 
     Returns:
         The norm before scaling, a 0-d tensor, the same on every rank.
@@ -111,7 +111,7 @@ def clip_grad_norm_(
 
 
 def _elements(parameter: nn.Parameter) -> Tensor:
-    """What this rank has of the gradient, to be changed in place: a shard, or the values of a sparse one."""
+    """This rank's part of the gradient, to be changed in place: a shard, or the values of a sparse gradient."""
     grad = parameter.grad
     assert grad is not None
     if not grad.is_sparse:

@@ -1,9 +1,9 @@
-"""What is alive at each moment of a module's training step, traced on shapes.
+"""Memory that is alive at each moment of a module's training step, traced on shapes.
 
-The module's forward pass, its loss or a stand-in for one, and the backward pass run on fake tensors, once for each way
-to recompute. Units are marked as FSDP2 marks them: by an identity around a block's inputs, whose backward runs when the
-block's is over, and by hooks on its outputs' gradients, which run when it begins. Where no loss is given, what
-it holds besides the scores is left to the formulas.
+The module's forward pass, its loss or a stand-in for one, and the backward pass run on fake tensors, once for each
+recomputation mode. Units are marked as FSDP2 marks them: by an identity around a block's inputs, whose backward runs
+when the block's backward is over, and by hooks on its outputs' gradients, which run when it starts. Without a loss, the
+formulas account for the memory that a loss holds in addition to the scores.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.recompute import RecomputeMode, apply_recompute
 
 Arguments = tuple[Any, ...] | Mapping[str, Any]
-"""What a module is called with."""
+"""Positional or keyword arguments of a module."""
 AROUND = "(around the units)"
 
 
 class Mark(NamedTuple):
-    """Where in the step something happens; as in `Moment`."""
+    """A point in the step; the fields are as in `Moment`."""
 
     phase: Phase
     unit: int
@@ -59,15 +59,15 @@ def trace_step(
     loss: Callable[[Any], Tensor] | None = None,
     recompute: Iterable[RecomputeMode] = RECOMPUTE_MODES,
 ) -> StepTrace:
-    """Trace a step; called inside a mode of fake tensors.
+    """Trace a step; called within `FakeTensorMode`.
 
     Args:
-        make: Gives the module, each time a fresh copy, of fake tensors.
+        make: Returns a new copy of the module, made of fake tensors.
         inputs: Fake tensors.
-        samples: How many the inputs hold.
+        samples: Number of samples in the inputs.
         autocast: The context of the forward pass.
-        loss: Of the module's output; None for a stand-in that holds nothing.
-        recompute: The ways to recompute, each of which is a step of its own; without is always one of them.
+        loss: Loss of the module's output; None for a stand-in that holds nothing.
+        recompute: Recomputation modes, each traced as a separate step; ``"none"`` is always included.
     """
     modes: dict[RecomputeMode, None] = dict.fromkeys(("none", *recompute))
     steps = {mode: _Step(make(), inputs, mode, autocast, loss) for mode in modes}
@@ -120,11 +120,11 @@ class _Step:
 
     @property
     def gradient_order(self) -> tuple[int, ...]:
-        """The parameters by their place in the module, as their gradients are finished."""
+        """Indices of the parameters in the module, in the order in which their gradients are finished."""
         return tuple(self._arrived)
 
     def run(self, samples: int) -> tuple[Moment, ...]:
-        """The moments at which most is alive."""
+        """Run the step and return the moments at which the most memory is alive."""
         for number, unit in enumerate(self.units, 1):
             self._watch(unit, number)
         for parameter in self.module.parameters():
@@ -135,12 +135,12 @@ class _Step:
             self.note("loss", 0, 0)
             loss.backward()
         self.note("leave", 0, self.mark.done)
-        if self.mark.unit:  # its inputs needed no gradient, so nothing told of its end
+        if self.mark.unit:  # its inputs needed no gradient, so no hook marked its end
             self.note("leave", self.mark.unit, self.mark.done)
         return tuple(_most(_replay(self.ledger, len(self.units), samples)))
 
     def note(self, phase: Phase, unit: int, done: int) -> None:
-        """Mark one moment, between two operations."""
+        """Mark a moment between two operations."""
         self.ledger.events.append(Mark(phase, unit, done))
 
     def _note(self) -> None:
@@ -164,7 +164,7 @@ class _Step:
         return loss
 
     def _given_loss(self, output: Any, scores: list[Tensor], loss: Callable[[Any], Tensor]) -> Tensor:
-        """The loss itself, whose backward pass ends when the gradients of the scores are there."""
+        """Compute the given loss, whose backward pass ends when the gradients of the scores are complete."""
         for tensor in scores:
             tensor.register_hook(lambda _: self._enter_backward())
         self.mark = Mark("loss", 0, 0)
@@ -175,7 +175,7 @@ class _Step:
         return value
 
     def _enter_backward(self) -> None:
-        """The backward pass comes to the module from its loss."""
+        """Mark that the backward pass reaches the module from its loss."""
         if self.mark.phase == "loss":
             self.note("turn", 0, 0)
             self.mark = Mark("backward", 0, 0)
@@ -203,21 +203,21 @@ class _Step:
         unit.register_forward_hook(leave)
 
     def _turn(self, number: int) -> None:
-        """The backward pass of a unit begins."""
+        """Mark that the backward pass of a unit starts."""
         begun = Mark("backward", number, len(self.units) - number)
         if self.mark != begun:
             self.note("turn", begun.unit, begun.done)
             self.mark = begun
 
     def passed(self, number: int) -> None:
-        """The backward pass of a unit is over."""
+        """Mark that the backward pass of a unit is over."""
         done = len(self.units) - number
         self.note("leave", number, done)
         self.mark = Mark("backward", 0, done + 1)
 
 
 class _Passage(Function):
-    """An identity whose backward runs once the gradients of all that passed are there."""
+    """An identity whose backward runs after the gradients of all its tensors are complete."""
 
     @staticmethod
     def forward(ctx: Any, step: _Step, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -231,7 +231,7 @@ class _Passage(Function):
 
 
 class _Loss(Function):
-    """A number whose backward makes nothing but gradients like the scores."""
+    """A scalar whose backward allocates only gradients shaped like the scores."""
 
     @staticmethod
     def forward(ctx: Any, step: _Step, *scores: Tensor) -> Tensor:
@@ -253,7 +253,7 @@ def _pieces(
     samples: int,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> Iterator[PipelinePiece]:
-    """The layers between which a pipeline can cut, run one after another; none where the module cannot be cut."""
+    """Yield the layers between which a pipeline can cut, run one after another; none if the module cannot be cut."""
     try:
         layers = layers_in_order(module)
     except SpecError:
@@ -292,7 +292,7 @@ def _key(tensor: Tensor) -> int:
 
 
 def _replay(ledger: Ledger, num_units: int, samples: int) -> Iterator[Moment]:
-    """A moment for each mark, from what had been made, freed and put in place before it."""
+    """Yield a moment for each mark, from the storages allocated, freed and placed before it."""
     gradients = ledger.gradients()
     sizes: dict[int, int] = {}
     owners: dict[int, int] = {}
@@ -321,7 +321,7 @@ def _replay(ledger: Ledger, num_units: int, samples: int) -> Iterator[Moment]:
 
 
 def _most(moments: Iterator[Moment]) -> Iterator[Moment]:
-    """Those that no other of the same unit and phase exceeds in everything."""
+    """Yield the Pareto-maximal moments: no other with the same mark has at least as much of every amount."""
     places: dict[Mark, dict[tuple[float, ...], Moment]] = defaultdict(dict)
     for moment in moments:
         amounts: tuple[float, ...] = (moment.activations, moment.arriving, moment.own, moment.around)

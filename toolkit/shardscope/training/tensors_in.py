@@ -1,4 +1,4 @@
-"""The tensors inside whatever a module returns: tuples, mappings, dataclasses and objects of the user's own classes."""
+"""The tensors inside a module's output: in tuples, mappings, dataclasses and objects of the user's own classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from shardscope.errors import SpecError
 
 MAX_OBJECTS = 1_000_000
-"""Containers and objects that are looked into before a structure is refused: a second's worth."""
+"""Maximum number of containers and objects to search before a structure is refused; takes about a second."""
 
 _SCALARS = frozenset(
     {int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
@@ -33,13 +33,13 @@ _WITHOUT_TENSORS = (
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Every tensor that can be reached through items and attributes, each once; modules are not entered.
+    """Every tensor that is reachable through items and attributes, each once; modules are not searched.
 
     Raises:
         SpecError: The structure holds more than `MAX_OBJECTS` objects.
     """
     found: list[Tensor] = []
-    seen: dict[int, Any] = {}  # holds what it has seen, so that no identity is given out twice
+    seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
     waiting = [value]
     while waiting:
         one = waiting.pop()

@@ -1,9 +1,9 @@
-"""The training loop of one rank: data in, strategy's step, events out.
+"""The training loop of one rank: it reads data, calls the strategy's step and writes events.
 
     rank = Trainer(job, context, folder)     builds data, model, optimizer and strategy
-    state = rank.train(control)              to the last step, or to the step at which all ranks agreed to stop
+    state = rank.train(control)              trains to the last step, or to the step at which all ranks agreed to stop
 
-The loop itself is as thin as a script written by hand; what it adds a step is one line of JSON.
+The loop is as thin as a hand-written script. It adds one line of JSON per step.
 """
 
 from __future__ import annotations
@@ -56,19 +56,22 @@ from shardscope.training.strategies import StepResult, build_strategy
 from shardscope.training.strategies.base import MicroBatch
 
 FIGURES_EVERY = 10
-"""Steps between two looks at what a compressor keeps; norms of residuals cost a pass over them."""
+"""Steps between two records of a compressor's figures. Norms of residuals cost a pass over them."""
 
 
 class TrainingError(ShardscopeError):
-    """Training cannot go on: the loss is no longer a number."""
+    """Training cannot continue because the loss is no longer finite."""
 
 
 class EvaluationError(ShardscopeError):
-    """An evaluation on the test split failed; says where the trained model is. Its cause is what went wrong."""
+    """An evaluation on the test split failed.
+
+    The message states where the trained model is saved; the original error is the cause.
+    """
 
 
 class Control(Protocol):
-    """Says, at a step's boundary, whether this step is to be the last. The same on all ranks."""
+    """Decides between steps whether training stops. The answer is the same on all ranks."""
 
     def should_stop(self, step: int) -> bool:
         """Whether to stop before taking `step`."""
@@ -76,11 +79,11 @@ class Control(Protocol):
 
 
 Evaluated = Callable[[int, float], None]
-"""Told on every rank, after an evaluation on the way, of the step that it followed and the seconds that step took."""
+"""Callback that every rank runs after an evaluation during training, with the step before it and its seconds."""
 
 
 def resolve(value: Named) -> Any:
-    """A catalogue name as it is, the user's callable out of its wrapping."""
+    """Return a catalogue name unchanged, and the callable inside a `UserCode`."""
     return value.function if isinstance(value, UserCode) else value
 
 
@@ -89,8 +92,8 @@ class Trainer:
     """One rank's training.
 
     Args:
-        job: What to train.
-        context: Which rank this is.
+        job: The training job.
+        context: This rank's context.
         folder: The run directory; checkpoints go to ``checkpoints/`` in it.
     """
 
@@ -99,8 +102,8 @@ class Trainer:
     folder: Path
 
     def __post_init__(self) -> None:
-        self._not_saved = ""  # why the model of a failed evaluation could not be kept
-        self._home: int | None = None  # where there is no run directory, nothing can be saved
+        self._not_saved = ""  # why the model could not be saved after a failed evaluation
+        self._home: int | None = None  # without a run directory, nothing can be saved
         with contextlib.suppress(FileNotFoundError):
             self._home = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._home)
@@ -125,12 +128,12 @@ class Trainer:
         torch.manual_seed(self.job.seed + 1 + self.context.rank)  # dropout differs from rank to rank
         self.plan: dict[str, int] = {}
         self.first_step = 1
-        self.saved: Path | None = None  # where the newest of what has been trained lies
-        self.context.meter.drain()  # what it took to start alike does not count in any step
+        self.saved: Path | None = None  # path of the newest saved checkpoint or parameters
+        self.context.meter.drain()  # the traffic that equalises the starting weights counts in no step
         self._announce()
 
     def _prepared(self, model: nn.Module) -> nn.Module:
-        """The model in the job's format, on this rank's device, ready for its strategy."""
+        """The model in the job's weight format, on this rank's device, ready for the strategy."""
         model.to(self.strategy.precision.weight_dtype)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise SpecError(
@@ -153,7 +156,7 @@ class Trainer:
         return Loader(self.data.train, self.sampler, rank=rank, world_size=world_size)
 
     def _example(self) -> MicroBatch:
-        """One micro-batch of the training split, always the same, on this rank's device."""
+        """One fixed micro-batch of the training split, on this rank's device."""
         inputs, targets = self._place(self._example_rows())
         return inputs, targets
 
@@ -175,7 +178,7 @@ class Trainer:
         )  # fmt: skip
 
     def _link(self) -> dict[str, Any]:
-        """What the ranks are held to, and whether they can be, for the run's own record."""
+        """The emulated link's settings, and whether the ranks can be paced to it, for the ``start`` event."""
         link = self.job.link
         if link is None or self.context.group is None:
             return {}
@@ -183,10 +186,10 @@ class Trainer:
         return {"link": {**figures, "is_accurate": link.can_be_paced}}
 
     def resume(self, source: Path, *, allow_pickle: bool = False) -> None:
-        """Go on under this job's own settings after a checkpoint, or after the newest whole one in a folder of them.
+        """Resume from a checkpoint, or from the newest complete one in a folder, under this job's own settings.
 
         Raises:
-            CheckpointError: There is none that can be loaded, or it is of a later step than the job's last.
+            CheckpointError: No checkpoint can be loaded, or its step is later than the job's last.
         """
         from shardscope.training import checkpoint  # imports much; only runs that save or resume need it
 
@@ -211,7 +214,7 @@ class Trainer:
         )  # fmt: skip
 
     def _warmup(self, done: int) -> dict[str, int]:
-        """When the uncompressed steps end or have ended, where a method begins with some."""
+        """The step at which the compressor's uncompressed warm-up ends or has ended; empty for methods without one."""
         compressor = self.strategy.compressor
         ends = None if compressor is None else compressor.warmup_ends(done)
         return {} if ends is None else {"warmup_ended": ends}
@@ -221,7 +224,7 @@ class Trainer:
         self._check_extra_state()
         self.context.meter.drain()
         step = self.first_step - 1
-        with self.context.paced():  # what it took to start alike was not
+        with self.context.paced():  # equalising the starting weights was not paced
             for step in range(self.first_step, self.job.last_step + 1):
                 if self.strategy.stops_before(step, asked=control.should_stop(step)):
                     step -= 1  # noqa: PLW2901 - the last step taken
@@ -235,7 +238,7 @@ class Trainer:
             return self._finish(step)
 
     def _check_extra_state(self) -> None:
-        """Refuse what no checkpoint can hold before the first step, not at the first checkpoint."""
+        """Refuse extra state that no checkpoint can hold before the first step, not at the first checkpoint."""
         for name, module in self.model.named_modules() if self._keeps else ():
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 from shardscope.training.checkpoint.values import encode
@@ -249,7 +252,7 @@ class Trainer:
             The mean loss over this rank's samples; None on a rank that computes none.
 
         Raises:
-            TrainingError: The loss is no longer a number.
+            TrainingError: The loss is no longer finite.
         """
         started = time.perf_counter()
         self.context.meter.step = step
@@ -265,7 +268,7 @@ class Trainer:
         self._record(step, result, micro_batches, time.perf_counter() - started)
         self._watch_plan(step)
         failed = result.loss is not None and not math.isfinite(result.loss)
-        if is_due or (failed and self.job.record.layers_every):  # what went wrong is in the layers' norms
+        if is_due or (failed and self.job.record.layers_every):  # the layers' norms show what went wrong
             lr = self.optimizer.param_groups[0]["lr"]
             self.layers.tell(step, self.optimizer, lr=lr, skipped=result.skipped)
         if memory is not None:
@@ -278,7 +281,7 @@ class Trainer:
     def _measured(
         self, step: int, micro_batches: list[MicroBatch]
     ) -> AbstractContextManager[StepMemory | None]:
-        """Counts memory by kind inside, if it is this step's turn."""
+        """Context that measures memory by kind, if this step is due for it."""
         if not self.job.record.measures_memory(step, self.first_step, self.job.last_step):
             return nullcontext()
         inputs = [tensor for batch in micro_batches for tensor in tensors_of(batch)]
@@ -299,7 +302,7 @@ class Trainer:
         return f"the loss became {loss} with learning rate {lr:.3g}; {advice}"
 
     def _bad_row(self, step: int, micro_batches: list[MicroBatch]) -> str | None:
-        """Which of the step's data is not finite, if any is."""
+        """Describe the first row of the step's data that is not finite, if any."""
         assert self.loader is not None
         self.loader.close()  # its thread uses the sampler
         micro_rows = self.loader.rows(step - 1).chunk(len(micro_batches))
@@ -323,7 +326,7 @@ class Trainer:
         return split(batch, self.job.num_micro_batches)
 
     def _place(self, batch: Any) -> Any:
-        """Inputs and targets on this rank's device, floats in the format of the weights."""
+        """Inputs and targets on this rank's device, floating-point ones in the weights' format."""
         return map_tensors(self._placed, batch)
 
     def _placed(self, tensor: Tensor) -> Tensor:
@@ -348,12 +351,12 @@ class Trainer:
         self._watch_compression(step)
 
     def _tell_late(self, up_to: float = math.inf) -> None:
-        """One event for each step told of already whose worker this rank's server has answered since."""
+        """Write one event for each reported step whose worker this rank's server has answered since."""
         for step, traffic in self.context.meter.drain_late(up_to).items():
             self.context.events.emit("traffic", step=step, traffic=traffic)
 
     def _codec_seconds(self, spans: list[list[Any]]) -> dict[str, float]:
-        """What packing and unpacking took, where there is any."""
+        """Seconds of packing and unpacking; empty without a compressor."""
         if self.strategy.compressor is None:
             return {}
         return {"codec_s": round(sum(end - start for lane, _, start, end, _ in spans if lane == "codec"), 6)}
@@ -364,7 +367,7 @@ class Trainer:
             self.context.events.emit("compression", step=step, figures=compressor.figures)
 
     def _watch_plan(self, step: int) -> None:
-        """One event whenever a compressor has moved its bits or ranks; they are the same on all ranks."""
+        """Write an event whenever a compressor has changed its bits or ranks, which are the same on all ranks."""
         compressor = self.strategy.compressor
         plan = {} if compressor is None else compressor.plan
         if plan != self.plan:
@@ -386,21 +389,21 @@ class Trainer:
             self.loader.close()
         step = self.strategy.meet(last, ending=True)
         self._tell_late()
-        assert step is not None  # all are ending
+        assert step is not None  # all ranks are ending
         state = "completed" if step >= self.job.last_step else "stopped"
-        if step >= self.first_step or state == "completed":  # complete where nothing was left to train, too
+        if step >= self.first_step or state == "completed":  # also where nothing was left to train
             if (self.job.checkpoint.at_end or self.job.until is not None) and not self._is_saved(step):
                 self._save(step)
             if self.job.record.parameters and state == "completed":
                 self.saved = save_parameters(self.folder, self.strategy)
-            if state == "completed":  # whoever stops a run does not want to wait for an evaluation
-                self._evaluate(step)  # last: what is trained is saved, whatever becomes of this
+            if state == "completed":  # a user who stops a run does not want to wait for an evaluation
+                self._evaluate(step)  # last: the trained model is saved even if this fails
         self.strategy.close()
         self.context.events.emit("end", state=state, steps=step, traffic=self.context.meter.drain()[0])
         return state
 
     def _meets(self, step: int) -> bool:
-        """Whether all ranks are at `step` now, to do something together."""
+        """Whether all ranks are at `step` now and can run a joint operation."""
         met = self.strategy.meet(step) is not None
         self._tell_late()
         return met
@@ -420,13 +423,11 @@ class Trainer:
         self.context.events.emit("eval", step=step, traffic=self.context.meter.drain()[0], **result)
 
     def _save_after_all(self, step: int) -> None:
-        """Keep what a failed evaluation would otherwise lose, where checkpoints are wanted at all."""
+        """Save the model that a failed evaluation would otherwise lose, where the job asks for checkpoints at all."""
         if self._keeps and not self._is_saved(step):
             try:
                 self._save(step)
-            except (
-                CheckpointError
-            ) as error:  # the error to report is the evaluation's, and this one beside it
+            except CheckpointError as error:  # report the evaluation's error, and this one in addition
                 self._not_saved = f", and saving after it failed: {error}"
 
     @property
@@ -461,20 +462,20 @@ class Trainer:
             )  # fmt: skip
 
     def _keep_checkpoint_folder(self) -> None:
-        """Make ``checkpoints/`` in this very run directory, wherever it is by now; its path may be another's."""
-        with contextlib.suppress(OSError):  # where it is not there, all ranks will say so together
+        """Make ``checkpoints/`` in this run directory even if it has moved; its old path may be another run's."""
+        with contextlib.suppress(OSError):  # if this fails, all ranks report it together
             os.mkdir("checkpoints", 0o700, dir_fd=self._home)
 
 
 def _seed_everything(seed: int) -> None:
-    """Weights, and whatever the user's own functions draw, are the same on every rank and in every repetition."""
+    """Make weights and the user's own random draws the same on every rank and in every repetition."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the user's code may draw from the global generator
     torch.manual_seed(seed)
 
 
 def _reads_tokens(micro_batches: list[MicroBatch]) -> bool:
-    """Whether each target belongs to one token of the inputs."""
+    """Whether the targets have one element per input token."""
     if not micro_batches:
         return False
     inputs, targets = micro_batches[0]

@@ -1,4 +1,4 @@
-"""A stand-in for a model, to try out what a forward pass does without leaving a trace in the model."""
+"""A stand-in for a model, to try out a forward pass without side effects on the model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import nn
 
 
 def twin_of(model: nn.Module) -> nn.Module | None:
-    """A copy with the model's own parameters, and copies of all else: buffers, counters, lists.
+    """A copy that shares the model's parameters, and copies everything else: buffers, counters, lists.
 
-    None where the model holds what cannot be copied, such as a lock.
+    None if the model holds an object that cannot be copied, such as a lock.
     """
     try:
         return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
-    except Exception:  # noqa: BLE001 - any: what a user's own class raises when it is copied
+    except Exception:  # noqa: BLE001 - a user's own class may raise any error when it is copied
         return None

@@ -1,16 +1,16 @@
-"""Checkpoints: saved by all ranks together, complete or not there at all, and read without running anything.
+"""Checkpoints: saved by all ranks together, atomically, and read without executing any code from them.
 
-    saving       every rank writes its share of the tensors, rank 0 the index; then the folder gets its name
-    loading      the newest whole checkpoint, on all ranks the same one
-    contents     what is in one: model, optimizer, place in the data, random state
-    remembered   what compressors remember
-    index        the JSON that says what is where, with its checks
-    pieces       tensors as boxes of elements, so that any number of ranks can read what any other wrote
+    saving       every rank writes its share of the tensors, rank 0 the index; then the folder gets its final name
+    loading      loads the newest complete checkpoint, the same one on all ranks
+    contents     the contents: model, optimizer, position in the data, random state
+    remembered   the state of compressors
+    index        the JSON index of tensors and files, with its checks
+    pieces       tensors as boxes of elements, so that any number of ranks can read what any other number wrote
     pickled      checkpoints of earlier versions
 
-A checkpoint is written to ``step-N.partial`` and renamed to ``step-N`` once every rank's part is on disk, so whatever
-carries the final name was complete. It can be loaded on another number of ranks, and under another strategy, than it
-was saved on.
+A checkpoint is written to ``step-N.partial`` and renamed to ``step-N`` after every rank's part is on disk, so a folder
+with the final name is always complete. It can be loaded with another number of ranks, and under another strategy, than
+it was saved with.
 """
 
 from __future__ import annotations

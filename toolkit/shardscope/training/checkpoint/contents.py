@@ -1,9 +1,9 @@
-"""What a checkpoint holds: model and optimizer by name, the run's place in its data, and what is random.
+"""Contents of a checkpoint: model and optimizer by name, the run's position in its data, and random states.
 
-The job that goes on may have other settings, and they hold: no setting comes from a checkpoint. What an optimizer
-carries is taken up by any that carries the same (`Optimizer.carries`: AdamW and LAMB take up each other's moments) and
-starts afresh elsewhere; what a compressor remembers is its own method's (`remembered`); the data go on after as many
-samples (`GlobalSampler.go_on`).
+The resumed job may have other settings, and those apply: no setting comes from a checkpoint. An optimizer's state is
+loaded by any optimizer that carries the same (`Optimizer.carries`: AdamW and LAMB load each other's moments), and is
+reset elsewhere. Compressor state belongs to its method (`remembered`). The data resume after the same number of samples
+(`GlobalSampler.go_on`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from shardscope.training.strategies.base import RankStrategy
 
 STATE = "state."
 RANK = "rank-"
-"""Under which a strategy whose ranks differ keeps each rank's own model and optimizer."""
+"""Key prefix under which a strategy whose ranks differ keeps each rank's own model and optimizer."""
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _FROZEN = "frozen "
-"""Of moments the second of which stands still, so that it no longer counts the steps that the first does."""
+"""Prefix of `carries` for moments with a frozen second one, which no longer counts the same steps as the first."""
 
 
 def contents_of(
     strategy: RankStrategy, optimizer: torch.optim.Optimizer, step: int, data: Mapping[str, int]
 ) -> dict[str, Any]:
-    """All that this rank saves after `step`, with where the `data` are; called by all ranks."""
+    """Everything that this rank saves after `step`, with the position in the `data`; called by all ranks."""
     context = strategy.context
     return {
         **strategy.checkpoint_state(optimizer),
@@ -47,14 +47,14 @@ def contents_of(
 
 
 def random_key(rank: int) -> str:
-    """Under which a rank's random state is saved."""
+    """Key under which a rank's random state is saved."""
     return f"random-{rank}"
 
 
 def extra_of(
     strategy: RankStrategy, optimizer: torch.optim.Optimizer, step: int, data: Mapping[str, int]
 ) -> dict[str, Any]:
-    """What is saved beside tensors, the same on every rank."""
+    """Values saved in addition to tensors, the same on every rank."""
     job, spec = strategy.job, strategy.job.optimizer
     frozen = _FROZEN if getattr(optimizer, "frozen_after", None) is not None else ""
     return {
@@ -65,10 +65,10 @@ def extra_of(
 
 
 def what_fits(job: Job, extra: Mapping[str, Any]) -> tuple[bool, list[str]]:
-    """Whether the saved state is that of this job's optimizer, and what there is to say about it."""
+    """Whether the saved state fits this job's optimizer, and notes about it."""
     optimizer = job.optimizer
     before, carried = extra.get("optimizer", optimizer.name), extra.get("carries", optimizer.carries)
-    if extra.get("method") == method_of(job.compression):  # what it has frozen, it knows to go on with
+    if extra.get("method") == method_of(job.compression):  # the same method can resume from frozen moments
         carried = carried.removeprefix(_FROZEN)
     if carried != optimizer.carries:
         had, now = _state_words(before, carried), _state_words(optimizer.name, optimizer.carries)
@@ -85,7 +85,7 @@ def _state_words(name: str, carries: str) -> str:
 
 
 def asked_of(state: dict[str, Any], known: set[str], *, with_state: bool, within: str = "") -> dict[str, Any]:
-    """`state` without what is not to be read: optimizer state that does not fit or is not there."""
+    """`state` without the optimizer state that does not fit or that the checkpoint lacks."""
     asked: dict[str, Any] = {}
     for part, value in state.items():
         if part == "optimizer":
@@ -101,12 +101,12 @@ def asked_of(state: dict[str, Any], known: set[str], *, with_state: bool, within
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Model and optimizer by name, as a checkpoint holds them."""
+    """Model and optimizer state by name, as a checkpoint holds them."""
     return {"model": model.state_dict(), "optimizer": optimizer_state_of(model, optimizer)}
 
 
 def load_state_of(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put what `state_of` gave, filled from a checkpoint, into model and optimizer."""
+    """Load the state that `state_of` returned, filled from a checkpoint, into model and optimizer."""
     model.load_state_dict(state["model"])
     load_optimizer_state_of(state["optimizer"], model, optimizer)
 
@@ -121,6 +121,6 @@ def optimizer_state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 def load_optimizer_state_of(
     state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Put what of `optimizer_state_of` came from a checkpoint into the optimizer; the rest stays as it is."""
+    """Load the part of `optimizer_state_of` that a checkpoint has into the optimizer; the rest stays unchanged."""
     own = get_optimizer_state_dict(model, optimizer, options=_FLAT)
     set_optimizer_state_dict(model, optimizer, optim_state_dict={**own, **state}, options=_FLAT)

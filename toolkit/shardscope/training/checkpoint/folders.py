@@ -1,4 +1,4 @@
-"""The folders of a run's checkpoints: ``step-N`` is complete, whatever else is there is not one."""
+"""The folders of a run's checkpoints: ``step-N`` is complete; no other name is a complete checkpoint."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The index of a checkpoint: what it holds and where, as JSON that is read as numbers and text and never executed.
+"""The index of a checkpoint: its tensors and values and where they are, as JSON that is parsed and never executed.
 
     step-N/
-        index.json      written last, with a checksum of itself: what tensors and values there are, and where
-        rank-R.bin      the bytes of the tensors' pieces that rank R wrote, one after the other, each with a checksum
+        index.json      written last, with its own checksum: the tensors and values, and where they are
+        rank-R.bin      the bytes of the tensor pieces that rank R wrote, one after the other, each with a checksum
 
-Whatever an index says is checked before it is used: names of files cannot leave the folder, and no number exceeds what
-the files on disk can hold.
+Every entry of an index is checked before it is used: file names cannot leave the folder, and no piece exceeds its file
+on disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardscope.errors import CheckpointError
 FILE = "index.json"
 _MOST_INDEX_BYTES = 2**30
 _AT_ONCE = 2**24
-"""Bytes that are read and summed at a time."""
+"""Bytes that are read and checksummed at a time."""
 
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Shape = Annotated[tuple[Count, ...], Field(max_length=64)]
@@ -36,7 +36,7 @@ FileName = Annotated[str, Field(pattern=r"^rank-[0-9]{1,6}\.bin$")]
 
 
 class Damaged(CheckpointError):
-    """A checkpoint that is not what was written; an older one may be."""
+    """A checkpoint differs from what was written; an older one may be intact."""
 
 
 class _Strict(BaseModel):
@@ -44,7 +44,7 @@ class _Strict(BaseModel):
 
 
 class Piece(_Strict):
-    """A box of a tensor's elements in one of the files, row by row."""
+    """A box of a tensor's elements in one of the files, in row-major order."""
 
     file: FileName
     at: Count
@@ -69,12 +69,12 @@ class Stored(_Strict):
         return found
 
     def num_bytes(self, piece: Piece) -> int:
-        """Bytes of one of its pieces."""
+        """Bytes of one of the tensor's pieces."""
         return math.prod(piece.shape) * self.format.itemsize
 
 
 class Index(_Strict):
-    """What a checkpoint holds, by the names that `torch.distributed.checkpoint` would use."""
+    """Contents of a checkpoint, under the names that `torch.distributed.checkpoint` would use."""
 
     kind: Literal["shardscope-checkpoint"] = "shardscope-checkpoint"
     version: Literal[1] = 1
@@ -85,7 +85,7 @@ class Index(_Strict):
 
 
 def index_of(tensors: dict[str, Any], values: dict[str, Any], files: dict[str, int]) -> dict[str, Any]:
-    """The content of an index, with its checksum, as JSON takes it."""
+    """Content of an index with its checksum, in JSON types."""
     content = {
         "kind": "shardscope-checkpoint", "version": 1, "byteorder": sys.byteorder,
         "tensors": tensors, "values": values, "files": files,
@@ -94,10 +94,10 @@ def index_of(tensors: dict[str, Any], values: dict[str, Any], files: dict[str, i
 
 
 def read_index(folder: Path) -> Index:
-    """The index of the checkpoint in `folder`, with everything in it within its bounds.
+    """Read the index of the checkpoint in `folder` and check that all entries are within bounds.
 
     Raises:
-        Damaged: It is missing, unreadable, or not what was written.
+        Damaged: The index is missing, unreadable, or not what was written.
     """
     text = _read_small(folder / FILE)
     try:
@@ -127,7 +127,7 @@ def verify(folder: Path, index: Index, files: Iterable[str]) -> None:
     """Read all pieces in these files and compare their checksums.
 
     Raises:
-        Damaged: A byte is not what was written.
+        Damaged: A checksum differs.
     """
     wanted = set(files)
     for key, stored in index.tensors.items():
@@ -140,10 +140,10 @@ def verify(folder: Path, index: Index, files: Iterable[str]) -> None:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a regular file for reading; nothing else is followed, waited for or read.
+    """Open a regular file for reading; links are not followed, and pipes and devices are not waited for or read.
 
     Raises:
-        Damaged: There is no such file, it cannot be read, or it is something else.
+        Damaged: The file does not exist, cannot be read, or is not a regular file.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

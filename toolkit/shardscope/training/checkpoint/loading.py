@@ -1,4 +1,4 @@
-"""Loading: the newest checkpoint that is whole, on all ranks the same one, into model and optimizer."""
+"""Loading: the newest complete checkpoint, the same one on all ranks, into model and optimizer."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _NO_DATA = {"global_size": 0, "step": 0, "epoch": 0, "row": 0, "samples": 0}
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a checkpoint had for this rank, beside what went into model and optimizer.
+    """The result of loading a checkpoint on this rank, in addition to model and optimizer state.
 
     Attributes:
-        path: It.
+        path: The checkpoint's path.
         step: The step after which it was saved.
         data: The `GlobalSampler.state_dict` of that step.
-        recalled: What became of what its compressor remembered.
-        notes: A sentence for each thing that does not go on as it was.
+        recalled: The outcome of restoring the compressor's state.
+        notes: A sentence for each thing that does not resume unchanged.
     """
 
     path: Path
@@ -49,16 +49,16 @@ class Loaded:
 def load(
     source: Path, *, strategy: RankStrategy, optimizer: torch.optim.Optimizer, allow_pickle: bool = False
 ) -> Loaded:
-    """Put a checkpoint into model and optimizer; called by all ranks.
+    """Load a checkpoint into model and optimizer; called by all ranks.
 
     Args:
-        source: A checkpoint, or the folder of a run's checkpoints, whose newest whole one is taken.
-        strategy: Whose model.
-        optimizer: The strategy's.
+        source: A checkpoint, or the folder of a run's checkpoints, whose newest complete one is loaded.
+        strategy: The strategy that holds the model.
+        optimizer: The strategy's optimizer.
         allow_pickle: Whether to read a checkpoint of an earlier version, which is a pickle: reading it can run code.
 
     Raises:
-        CheckpointError: There is none, all are damaged, or it belongs to another model.
+        CheckpointError: There is no checkpoint, all are damaged, or it belongs to another model.
     """
     reader, notes = _open(source, strategy.context, allow_pickle=allow_pickle)
     try:
@@ -91,7 +91,7 @@ def _load(
     changes += _averaged(known, asked)
     state = reader.fill(asked)
     strategy.precision.load_state_dict(extra.get("precision", {}))
-    strategy.load_checkpoint_state(state, optimizer)  # last: a rank may have a loss scale of its own
+    strategy.load_checkpoint_state(state, optimizer)  # last: a rank may have its own loss scale
     recalled = recall(strategy, reader, extra.get("layout"), extra.get("method"))
     strategy.follow_order(extra.get("gradient_order", []))
     _go_on_at_random(reader, context)
@@ -101,9 +101,9 @@ def _load(
 
 
 def _go_on_at_random(reader: Reader | PickledReader, context: RankContext) -> None:
-    """A rank that was not there when the checkpoint was saved keeps the state its seed gave it."""
+    """Restore this rank's random state; a rank that the checkpoint has none for keeps the state from its seed."""
     mine = random_key(context.rank)
-    if isinstance(reader, PickledReader):  # which hold that of torch only, elsewhere
+    if isinstance(reader, PickledReader):  # these hold only torch's state, under another key
         saved = _fill_known(reader, {"extra": {mine: torch.get_rng_state()}})["extra"]
         set_random_state({"torch": saved[mine]} if saved else {}, context.device)
         return
@@ -112,7 +112,7 @@ def _go_on_at_random(reader: Reader | PickledReader, context: RankContext) -> No
 
 
 def _averaged(known: set[str], asked: Mapping[str, Any]) -> list[str]:
-    """What there is to say where each rank had a model of its own and now all have one."""
+    """Notes for the case that each rank had its own model and now all share one."""
     if not any(key.startswith(RANK) for key in known) or any(part.startswith(RANK) for part in asked):
         return []
     return [
@@ -121,7 +121,7 @@ def _averaged(known: set[str], asked: Mapping[str, Any]) -> list[str]:
 
 
 def _fill_known(reader: Reader | PickledReader, state: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The parts of it that this checkpoint has: older ones know less."""
+    """Fill the parts of `state` that this checkpoint has: older ones have fewer."""
     return reader.fill({
         part: {
             key: value
@@ -132,16 +132,16 @@ def _fill_known(reader: Reader | PickledReader, state: Mapping[str, Mapping[str,
     })  # fmt: skip
 
 
-# Which one.
+# The choice of the checkpoint.
 
 
 def _open(
     source: Path, context: RankContext, *, allow_pickle: bool
 ) -> tuple[Reader | PickledReader, list[str]]:
-    """The checkpoint to load, the same on all ranks, and a sentence for each that is newer and damaged.
+    """Open the checkpoint to load, the same on all ranks, and return a sentence for each newer, damaged one.
 
     Raises:
-        CheckpointError: None can be loaded.
+        CheckpointError: No checkpoint can be loaded.
     """
     named = is_checkpoint(source)
     folder = source.parent if named else source
@@ -169,12 +169,12 @@ def _open(
 
 
 def _names(folder: Path, context: RankContext) -> list[str]:
-    """The checkpoints in a folder as rank 0 finds them, oldest first: other ranks may see fewer of them."""
+    """Names of the checkpoints in a folder, oldest first, on rank 0 only: other ranks may see fewer of them."""
     return [path.name for path in complete_checkpoints(folder)] if context.rank == 0 else []
 
 
 def _together(context: RankContext, mine: Item) -> list[Item]:
-    """What each rank has, by rank."""
+    """Gather one item from each rank, in the order of ranks."""
     every = [mine] * context.world_size
     if context.group is not None:
         dist.all_gather_object(every, mine)
@@ -183,7 +183,7 @@ def _together(context: RankContext, mine: Item) -> list[Item]:
 
 @dataclass(frozen=True)
 class _Look:
-    """What a rank finds where a checkpoint should be: what tells it from another, or why it cannot be read."""
+    """A rank's view of a checkpoint: a checksum that identifies it, or the reason why it cannot be read."""
 
     content: int | None = None
     damage: str | None = None
@@ -193,10 +193,10 @@ class _Look:
 def _whole(
     path: Path, context: RankContext, *, allow_pickle: bool
 ) -> tuple[Reader | PickledReader | None, str | None]:
-    """A reader of this checkpoint if all ranks together find it as it was written, else the first damage found.
+    """Return a reader of this checkpoint if all ranks together find it intact, else the first damage found.
 
     Raises:
-        CheckpointError: Some rank must not read it, such as a pickle.
+        CheckpointError: A rank must not read it, for example because it is a pickle.
     """
     reader: Reader | PickledReader | None = None
     try:
@@ -217,7 +217,7 @@ def _whole(
 
 
 def _read(path: Path, context: RankContext, *, allow_pickle: bool) -> tuple[Reader | PickledReader, int]:
-    """A reader of this checkpoint, this rank's share of which is as it was written, and a checksum of its index."""
+    """Verify this rank's share of the checkpoint; return a reader and a checksum of the index."""
     if is_pickled(path):
         reader = PickledReader.open(path, allowed=allow_pickle)
         return reader, zlib.crc32((path / PICKLE).read_bytes())

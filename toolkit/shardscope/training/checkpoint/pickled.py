@@ -1,6 +1,6 @@
-"""Checkpoints of earlier versions, which `torch.distributed.checkpoint` has pickled: read only if the user allows it.
+"""Checkpoints of earlier versions, pickled by `torch.distributed.checkpoint`: read only if the user allows it.
 
-Reading a pickle can run any code that whoever made it put into it.
+Reading a pickle can run any code that its author put into it.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ PICKLE = ".metadata"
 
 
 def is_pickled(path: Path) -> bool:
-    """Whether a checkpoint is of an earlier version."""
+    """Whether a checkpoint was written by an earlier version."""
     return (path / PICKLE).is_file() and not (path / FILE).exists()
 
 
 @dataclass(frozen=True)
 class PickledReader:
-    """Reads what `Reader` reads, out of a pickled checkpoint."""
+    """The counterpart of `Reader` for a pickled checkpoint."""
 
     path: Path
     stored: Mapping[str, Any]
 
     @classmethod
     def open(cls, path: Path, *, allowed: bool) -> Self:
-        """The reader of this checkpoint.
+        """Open a checkpoint for reading.
 
         Raises:
-            Damaged: It cannot be read.
-            CheckpointError: It is not allowed, or another user wrote it.
+            Damaged: The checkpoint cannot be read.
+            CheckpointError: Pickles are not allowed, or another user wrote it.
         """
         if not allowed:
             raise CheckpointError(
@@ -61,26 +61,26 @@ class PickledReader:
 
     @property
     def keys(self) -> set[str]:
-        """Names of all that it holds."""
+        """Names of all tensors and values in it."""
         return set(self.stored)
 
     def fill(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The same dictionaries with the checkpoint's values; tensors are filled in place.
+        """Return the same dictionaries with the checkpoint's values; tensors are filled in place.
 
         Raises:
-            Damaged: It cannot be read.
+            Damaged: The checkpoint cannot be read.
         """
         filled = _copied(state)
         try:
             dcp.load(filled, checkpoint_id=self.path, no_dist=True)
         except (RuntimeError, ValueError, KeyError):
-            raise  # it does not fit
+            raise  # the checkpoint does not fit this model
         except (Exception, dcp.api.CheckpointException) as error:
             raise _unreadable(error) from error
         return filled
 
     def room(self, key: str) -> Tensor | None:
-        """An empty tensor like the one that is saved; None for a value."""
+        """A tensor of zeros like the saved one; None for a value."""
         stored = self.stored[key]
         is_tensor = isinstance(stored, dcp.metadata.TensorStorageMetadata)
         return torch.zeros(stored.size, dtype=stored.properties.dtype) if is_tensor else None

@@ -1,8 +1,7 @@
-"""Tensors as the pieces that ranks hold of them, and pieces as bytes.
+"""Tensors as the pieces that ranks hold, and pieces as bytes.
 
-A plain tensor is one piece, the whole of it. A DTensor's piece is the box of elements that lies on this rank. So a
-checkpoint can be read on any number of ranks, under any strategy: a rank copies from every saved piece the part that
-overlaps with its own.
+A plain tensor is a single piece. A DTensor's piece is the box of elements on this rank. A rank copies from every saved
+piece the part that overlaps with its own, so a checkpoint can be read on any number of ranks, under any strategy.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from shardscope.training.sharding import local
 
 
 def flat(state: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Tensors and values of nested dictionaries, by their path with dots."""
+    """Yield the tensors and values of nested dictionaries with their dotted paths."""
     for key, value in state.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{within}{key}.")
@@ -37,9 +36,9 @@ class Held:
     """This rank's piece of a tensor.
 
     Attributes:
-        tensor: Its elements, on any device, sharing memory with the tensor.
-        offsets: Where they begin in the whole tensor.
-        whole: The shape of the whole tensor.
+        tensor: Elements of the piece, on any device, sharing memory with the tensor.
+        offsets: Offsets of the piece in the whole tensor.
+        whole: Shape of the whole tensor.
     """
 
     tensor: Tensor
@@ -48,10 +47,10 @@ class Held:
 
     @classmethod
     def of(cls, key: str, tensor: Tensor) -> Held:
-        """The piece of `tensor`, which may be a DTensor, that lies on this rank.
+        """This rank's piece of `tensor`, which may be a DTensor.
 
         Raises:
-            CheckpointError: Its elements are not plain numbers in memory.
+            CheckpointError: The elements are not plain numbers in memory.
         """
         own = local(tensor.detach())
         if own.layout != torch.strided or own.is_quantized or own.device.type == "meta":
@@ -62,7 +61,7 @@ class Held:
         return cls(own, _compat.offsets_of(tensor), tuple(tensor.shape))
 
     def as_bytes(self) -> memoryview:
-        """Its elements row by row."""
+        """Bytes of the elements in row-major order."""
         row = self.tensor.cpu().contiguous().reshape(-1)
         return row.view(torch.uint8).numpy().data if row.numel() else memoryview(b"")
 
@@ -76,15 +75,15 @@ class Reader:
 
     @property
     def keys(self) -> set[str]:
-        """Names of all that it holds."""
+        """Names of all tensors and values in it."""
         return {*self.index.tensors, *self.index.values}
 
     def fill(self, state: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-        """The same dictionaries with the checkpoint's values; tensors are filled in place.
+        """Return the same dictionaries with the checkpoint's values; tensors are filled in place.
 
         Raises:
-            KeyError: The checkpoint lacks something.
-            ValueError: A tensor has another shape there.
+            KeyError: The checkpoint lacks an entry.
+            ValueError: A tensor has another shape in the checkpoint.
         """
         filled: dict[str, Any] = {}
         for name, held in state.items():
@@ -99,7 +98,7 @@ class Reader:
         return filled
 
     def room(self, key: str) -> Tensor | None:
-        """An empty tensor like the one that is saved; None for a value."""
+        """A tensor of zeros like the saved one; None for a value."""
         stored = self.index.tensors.get(key)
         return None if stored is None else torch.zeros(stored.shape, dtype=stored.format)
 
@@ -113,7 +112,7 @@ class Reader:
             raise Damaged(f"not every element of {key} is in it exactly once")
 
     def _copy(self, stored: Stored, piece: Piece, held: Held) -> int:
-        """Copy what a saved piece and a held one have in common; returns the number of elements."""
+        """Copy the overlap of a saved piece and a held one; returns its number of elements."""
         starts = [max(a, b) for a, b in zip(piece.offsets, held.offsets, strict=True)]
         ends = [
             min(a + n, b + m)

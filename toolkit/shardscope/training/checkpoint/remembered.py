@@ -1,11 +1,12 @@
-"""What compressors remember, in checkpoints: saved by each rank under its own name, found again by it.
+"""Compressor state in checkpoints: each rank saves it under its own name and loads it from there.
 
-On another number of ranks, or under another strategy, there is no such rank. Then every rank goes on with what all the
-old ones owed in the mean, so that their mean, which is what the next gradient is short of, stays the same. So it is
-where the same method cuts its packets otherwise.
+With another number of ranks, or under another strategy, ranks do not correspond. Then every rank resumes with the mean
+of all old ranks' residuals. That preserves the mean residual, which is what the next mean gradient lacks. The same
+happens where the same method cuts its packets differently.
 
-Another method starts with nothing. What top-k still owes is the sum of a hundred steps' small gradients, which int8
-would send in a single step; and factors, bits and velocities mean nothing to another. What is dropped is said.
+Another method starts with empty state. The residual of top-k is the sum of a hundred steps' small gradients, which int8
+would send in a single step. Factors, bits and velocities mean nothing to another method. The notes report dropped
+state.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from shardscope.training.strategies.base import RankStrategy
 
 _CUTS = ("exchange", "block")
 _JOINS = {"share"}
-"""What joins something else where states are merged: what a rank's share owes joins every rank's residual."""
+"""Kinds that are not lost when states are merged: the residual of a rank's share joins every rank's residual."""
 _KEY = re.compile(r"compression-(\d+)\.(.+)")
 
 
@@ -37,12 +38,12 @@ def remembered(strategy: RankStrategy) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Recalled:
-    """What became of what was remembered.
+    """The outcome of restoring compressor state.
 
     Attributes:
         remembered: ``"nothing"``, ``"its own"``, or ``"the mean"`` over the ranks that saved it.
-        dropped: What of the checkpoint goes no further, by kind, such as ``residual``.
-        notes: The same in sentences.
+        dropped: Kinds of state in the checkpoint that were dropped, such as ``residual``.
+        notes: The same as sentences.
     """
 
     remembered: str
@@ -51,7 +52,7 @@ class Recalled:
 
 
 def method_of(compression: Compression) -> str:
-    """A method with what decides how its packets are cut, as a checkpoint names it."""
+    """A method's name and the settings that decide how its packets are cut, as a checkpoint stores them."""
     cut = {key: value for key, value in compression.settings.items() if key in _CUTS}
     return json.dumps({"name": compression.name, **cut})
 
@@ -62,16 +63,16 @@ def recall(
     saved_layout: str | None,
     saved_method: str | None,
 ) -> Recalled:
-    """Give the compressor what a checkpoint has for it; called by all ranks.
+    """Restore the compressor's state from a checkpoint; called by all ranks.
 
     Args:
-        strategy: Whose compressor.
+        strategy: The strategy that holds the compressor.
         reader: Reads the checkpoint.
         saved_layout: The `RankStrategy.layout` that it was saved under.
-        saved_method: What `method_of` said then; None for the same as now.
+        saved_method: The value of `method_of` at that time; None for the same as now.
 
     Raises:
-        CheckpointError: The method cannot go on from another's.
+        CheckpointError: The method cannot resume after the saved one.
     """
     saved, now = _saved(reader), method_of(strategy.job.compression)
     before = json.loads(saved_method or now)
@@ -111,7 +112,7 @@ def _name(rank: int) -> str:
 
 
 def _saved(reader: Reader | PickledReader) -> dict[int, dict[str, Tensor]]:
-    """Room for what each rank has saved, by rank and name: it is made lazily, so only the checkpoint knows."""
+    """Empty tensors for each rank's saved state, by rank and name; only the checkpoint lists them all."""
     saved: dict[int, dict[str, Tensor]] = {}
     for key in sorted(reader.keys):
         found = _KEY.fullmatch(key)

@@ -1,7 +1,7 @@
-"""Saving: every rank writes its share of the pieces, rank 0 the index, and a last rename makes it a checkpoint.
+"""Saving: every rank writes its share of the pieces, rank 0 the index, and a final rename makes it a checkpoint.
 
-What several ranks hold alike is written by one of them, the one with least to write so far. Ranks tell each other how
-each phase went, so that all fail together, with the same sentence, where one cannot write.
+A piece that several ranks hold is written by one of them, the one with the least to write so far. Ranks exchange the
+outcome of each phase, so that all fail together, with the same message, if one cannot write.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from shardscope.training.disk import advice_on
 from shardscope.training.strategies.base import RankStrategy
 
 _REMOVED = ".removed"
-"""Suffix of a checkpoint that is about to be deleted: what is half gone must not carry the name of a complete one."""
+"""Suffix of a checkpoint that is being deleted: a half-deleted one must not have the name of a complete one."""
 Result = TypeVar("Result")
 Place = tuple[str, tuple[int, ...]]
-"""A tensor's name and where the piece begins: what ranks hold alike has the same."""
+"""A tensor's name and the offsets of the piece; equal for pieces that several ranks hold."""
 
 
 def save(
@@ -45,10 +45,10 @@ def save(
     keep: int,
     data: Mapping[str, int],
 ) -> Path:
-    """Save the state after `step`, with where the `data` are; called by all ranks. Returns where it is.
+    """Save the state after `step`, with the position in the `data`; called by all ranks. Returns the path.
 
     Raises:
-        CheckpointError: It could not be written; the checkpoints that were there before still are.
+        CheckpointError: The checkpoint could not be written; earlier ones are kept.
     """
     final, partial = folder / f"step-{step}", folder / f"step-{step}.partial"
     started, context = time.time(), strategy.context
@@ -90,7 +90,7 @@ def _write(partial: Path, final: Path, contents: Mapping[str, Any], context: Ran
 
 
 def _together(context: RankContext, work: Callable[[], Result]) -> list[Result]:
-    """Do `work` on every rank: what it returned on each, or on all of them the first error of the file system.
+    """Run `work` on every rank. Return the result of each, or raise the first file-system error on all of them.
 
     Raises:
         OSError: A rank could not write.
@@ -107,11 +107,11 @@ def _together(context: RankContext, work: Callable[[], Result]) -> list[Result]:
     for _, failed in every:
         if failed is not None:
             raise OSError(*failed)
-    return [result for result, _ in every]  # type: ignore[misc]  # None only where that is what it returned
+    return [result for result, _ in every]  # type: ignore[misc]  # None only where `work` returned None
 
 
 def _shared_out(held: list[dict[Place, int]]) -> list[set[Place]]:
-    """Which rank writes which pieces: each by one of those that hold it, the one with least to write so far."""
+    """Pieces that each rank writes: of the ranks that hold a piece, the one with the least to write so far."""
     holders: dict[Place, list[int]] = {}
     for rank, pieces in enumerate(held):
         for place in pieces:
@@ -125,7 +125,7 @@ def _shared_out(held: list[dict[Place, int]]) -> list[set[Place]]:
 
 
 def _write_pieces(path: Path, own: set[Place], tensors: Mapping[str, Held]) -> tuple[dict[str, Any], int]:
-    """Write this rank's share; returns how the index describes it, and the bytes written."""
+    """Write this rank's share; returns its description for the index, and the bytes written."""
     described: dict[str, Any] = {}
     at = 0
     with open(path, "xb", opener=_private) as file:
@@ -150,7 +150,7 @@ def _write_pieces(path: Path, own: set[Place], tensors: Mapping[str, Held]) -> t
 
 
 def _complete(partial: Path, final: Path, told: list[tuple[dict[str, Any], int, dict[str, Any]]]) -> None:
-    """Write the index of what all ranks have written, and give the folder its name once all is on disk."""
+    """Write the index of all ranks' files, and rename the folder after everything is on disk."""
     tensors: dict[str, Any] = {}
     values: dict[str, Any] = {}
     for described, _, said in told:
@@ -163,7 +163,7 @@ def _complete(partial: Path, final: Path, told: list[tuple[dict[str, Any], int, 
         file.flush()
         os.fsync(file.fileno())
     _sync_folder(partial)
-    if final.exists():  # of the same step: out of the way, and away only when the new one is in its place
+    if final.exists():  # of the same step: moved aside, and deleted only after the new one is in its place
         final.rename(final.with_suffix(_REMOVED))
     partial.rename(final)
     _sync_folder(final.parent)
@@ -182,7 +182,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _drop_old(folder: Path, step: int, keep: int) -> None:
-    """Only older ones: a folder with a higher number is nothing that this run has written."""
+    """Delete old checkpoints, but never one with a higher step: this run did not write it."""
     older = [path for path in complete_checkpoints(folder) if step_of(path) < step]
     for path in older[: len(older) + 1 - keep]:
         with contextlib.suppress(OSError):

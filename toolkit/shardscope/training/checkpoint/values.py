@@ -1,4 +1,4 @@
-"""Values beside tensors, as JSON that gives back what was put in: tuples, bytes and odd numbers included."""
+"""Non-tensor values as JSON with an exact round trip, including tuples, bytes and non-finite numbers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 from shardscope.errors import CheckpointError
 
 _TAG = "="
-"""The one key of an object that stands for something JSON lacks: its value is the kind and the content."""
+"""The only key of a JSON object that represents a type JSON lacks; its value is the kind and the content."""
 
 
 def encode(key: str, value: object) -> Any:  # noqa: PLR0911 - one a type
-    """`value` as JSON takes it.
+    """Convert `value` to JSON types.
 
     Raises:
-        CheckpointError: It is something other than tensors, arrays, numbers, text, bytes, and lists, tuples and
+        CheckpointError: The value is not made of tensors, arrays, numbers, text, bytes, and lists, tuples and
             dictionaries of them.
     """
     match value:
@@ -55,7 +55,7 @@ def _text(data: bytes) -> str:
 
 
 def decode(value: Any) -> Any:  # noqa: PLR0911 - one a type
-    """What `encode` was given."""
+    """Invert `encode`."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):

@@ -1,13 +1,14 @@
-"""Proof that all ranks take the same path through a model whose layers communicate one by one.
+"""Check that all ranks take the same path through a model whose layers communicate one by one.
 
-Under `fully_shard` the model's own code decides which layer communicates next. Where ranks take different branches, one
-rank's message for a layer would pass for its peer's message for another. So every collective has a `Purpose`, and its
-messages a tag made out of it: ranks that disagree never pair, they wait for each other. Whoever has waited for a moment
-writes down in the group's store what it has done, and compares it with what the others have written; once somebody
-has found where they part, all raise the one sentence that says so. Ranks that agree pay nothing for that on our ring;
-a collective of the backend pairs messages by order alone, so ranks meet before each.
+Under `fully_shard` the model's own code decides which layer communicates next. If ranks take different branches, one
+rank's message for a layer could be received as its peer's message for another. So every collective has a `Purpose`, and
+its messages carry a tag derived from it: the messages of ranks that disagree never pair, and the ranks wait for each
+other. A rank that has waited for a moment writes its path to the group's store and compares it with the paths that the
+others have written. After one rank has found the first difference, all raise the same error message. On our ring this
+costs nothing while ranks agree. The backend's collectives pair messages by order alone, so ranks meet before each.
 
-At the end of each step, before the optimizer, all ranks `meet`: one digest of all purposes crosses from each to each.
+At the end of each step, before the optimizer, all ranks `meet`: each rank sends one digest of all purposes to every
+other.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.collectives.sender import Sender
 
 PATIENCE_S = 0.5
-"""How long a rank waits before it looks for a disagreement, and between two looks."""
+"""Seconds that a rank waits before it looks for a disagreement, and between two looks."""
 _TELLING_S = 5.0
-"""How long the others have to write down what they do where paths part, once one has seen it."""
+"""Seconds that the others have to write down their collective at the first difference, after one rank has found it."""
 _REMEMBERED = 4096
-"""Collectives outside a step that are remembered, for an evaluation may have any number."""
-_FIRST_TAG = 1 << 30  # apart from everybody else's
+"""Maximum number of collectives kept since the last meeting; an evaluation may have any number."""
+_FIRST_TAG = 1 << 30  # above all other tags
 _NUM_TAGS = _FIRST_TAG - (1 << 24)  # leaves room for the messages of one collective
 _VERDICT = "verdict"
 _made = itertools.count()
@@ -46,10 +47,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a collective is for, in words: ``reduces the gradients of``, layer ``blocks.0``.
+    """The purpose of a collective in words: ``reduces the gradients of``, layer ``blocks.0``.
 
     Attributes:
-        verb: What the rank does; of the layer, where there is one.
+        verb: The rank's action, on the layer where there is one.
         layer: Name of the unit of communication.
         num_elements: Size of the tensor.
         names: Parameters that take part.
@@ -62,7 +63,7 @@ class Purpose:
 
 
 class _Noted(NamedTuple):
-    """One collective on a rank's path; the digest is of all up to it."""
+    """One collective on a rank's path; the digest covers the path up to and including it."""
 
     number: int
     digest: str
@@ -71,17 +72,17 @@ class _Noted(NamedTuple):
 
 
 _Told = tuple[int, str, Purpose]
-"""A rank, and where it is doing what."""
+"""A rank, the place of its training, and the purpose of its collective there."""
 
 
 class Agreement:
-    """What this rank has done since the last meeting, comparable with what the others have done.
+    """This rank's path of collectives since the last meeting, for comparison with the other ranks' paths.
 
     Args:
-        group: All ranks.
+        group: The group of all ranks.
         sender: The thread that exchanges digests.
-        strategy: Named in the refusal.
-        place: Says where training is, such as ``step 3``; the same on ranks that agree.
+        strategy: The strategy's name, for the error message.
+        place: Returns the current point in training, such as ``step 3``; the same on ranks that agree.
     """
 
     def __init__(
@@ -96,10 +97,10 @@ class Agreement:
         self._digest, self._number = int(series).to_bytes(8, "little"), 0
         self._path: deque[_Noted] = deque(maxlen=_REMEMBERED)
         self.refused = False
-        """Whether ranks have parted: the sending thread may then wait for a peer that never comes."""
+        """Whether ranks have diverged: the sending thread may then wait for a peer that never arrives."""
 
     def tag(self, purpose: Purpose) -> int:
-        """Note the next collective of this rank; returns the tag of its first message."""
+        """Record the next collective of this rank; returns the tag of its first message."""
         place = self._place()
         self._number += 1
         self._digest = blake2b(self._digest + repr((place, purpose)).encode(), digest_size=8).digest()
@@ -107,10 +108,10 @@ class Agreement:
         return _FIRST_TAG + int.from_bytes(self._digest, "little") % _NUM_TAGS
 
     def meet(self, purpose: Purpose) -> None:
-        """Wait until all ranks are here, and have come the same way.
+        """Wait until all ranks have reached this point by the same path.
 
         Raises:
-            SpecError: They have not, or never will be.
+            SpecError: The ranks have taken different paths.
         """
         tag = self.tag(purpose)
         own = torch.frombuffer(bytearray(self._digest), dtype=torch.uint8)
@@ -125,10 +126,10 @@ class Agreement:
         self._path.clear()
 
     def wait(self, future: Future[T]) -> T:
-        """The result of what the sending thread does.
+        """Wait for the sending thread and return its result.
 
         Raises:
-            SpecError: The ranks have taken different paths, so that it would never be done.
+            SpecError: The ranks have taken different paths, so that it would never finish.
         """
         while True:
             try:
@@ -137,11 +138,11 @@ class Agreement:
             except TimeoutError:
                 self._look()
         if failure is not None:
-            self._raise_verdict()  # a peer that had it has ended, and closed its connections
+            self._raise_verdict()  # a peer that raised it may have ended and closed its connections
         return future.result()
 
     def _look(self) -> None:
-        """Write down the own path; raise where another one parts from it."""
+        """Write this rank's path to the store, and raise if another path differs from it."""
         self._store.set(f"{self._rank}", json.dumps({row.number: row.digest for row in self._path}))
         self._raise_verdict()
         paths = [json.loads(text) for rank in range(self._world_size) if (text := self._read(f"{rank}"))]
@@ -151,7 +152,7 @@ class Agreement:
             self._tell(own[parted[0]])
 
     def _tell(self, noted: _Noted) -> None:
-        """Raise what all ranks do where their paths part, in the words of whoever is first."""
+        """Raise the error about the first difference; all ranks use the message of the rank that wrote it first."""
         self._store.set(f"{self._rank}/{noted.number}", json.dumps([noted.place, asdict(noted.purpose)]))
         deadline = time.monotonic() + _TELLING_S
         while len(told := self._told(noted.number)) < self._world_size and time.monotonic() < deadline:
@@ -186,7 +187,7 @@ def _sentence(strategy: str, first: _Told, other: _Told) -> str:
 
 
 def _said(purpose: Purpose, other: Purpose) -> str:
-    """What a rank does; of a layer that both exchange, the parameters that only it has a gradient of."""
+    """A rank's action in words; for a layer that both exchange, the parameters for which only it has a gradient."""
     own = [repr(name) for name in purpose.names if name not in other.names]
     shown = ", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
     if not purpose.layer:

@@ -1,12 +1,12 @@
-"""Rings in two levels, for nodes whose ranks are closer to each other than to the other nodes.
+"""Rings in two levels, for nodes with faster links inside than between them.
 
-A ring inside each node scatters and reduces the tensor over the node's ranks; ranks of equal position in their nodes
-form a ring across the nodes and all-reduce their shard of it; a ring inside the node gathers the shards again. With m
-ranks a node, a rank sends 2(m-1)/m of the tensor inside its node, and of its m-th part 2(n-1)/n across the n nodes:
-the slow links between nodes carry one m-th of what a flat ring sends over them.
+A ring inside each node reduce-scatters the tensor over the node's ranks. Ranks of equal position in their nodes form a
+ring across the nodes and all-reduce their shard of it. A ring inside the node gathers the shards again. With m ranks
+per node, a rank sends 2(m-1)/m of the tensor inside its node, and 2(n-1)/n of its m-th part across the n nodes: the
+slow links between nodes carry one m-th of the bytes that a flat ring sends over them.
 
-The three phases are metered under the names of the ring's: ``ring_reduce_scatter`` and ``ring_all_gather`` inside a
-node, ``ring_all_reduce`` across.
+The three phases are metered under the ring's names: ``ring_reduce_scatter`` and ``ring_all_gather`` inside a node,
+``ring_all_reduce`` across nodes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Hierarchical:
 
     Attributes:
         group: The ranks. Rank r is number r mod `per_node` of node r div `per_node`.
-        per_node: Ranks a node; divides the size of the group.
-        slice_bytes: Longest message, as in `Ring`.
+        per_node: Ranks per node; must divide the size of the group.
+        slice_bytes: Longest message, in bytes, as in `Ring`.
 
     Raises:
         SpecError: `per_node` does not divide the size of the group.
@@ -54,7 +54,7 @@ class Hierarchical:
         return [*self.inside.work_space, *self.across.work_space]
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum `tensor` over all ranks, in place. Contiguous, any shape, the same on every rank."""
+        """Sum `tensor` over all ranks, in place. It is contiguous, with any shape that is the same on every rank."""
         if self.per_node == 1:
             return self.across.all_reduce_(tensor)
         if self.per_node == self.group.size():

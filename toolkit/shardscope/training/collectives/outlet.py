@@ -1,6 +1,6 @@
-"""What a rank's link sends: messages to one receiver in their order, several receivers at once with an even share each.
+"""The sending side of a rank's link: messages to one receiver go in order, several receivers share the link evenly.
 
-As TCP would have it: one connection to each peer, all of equal right. Only arithmetic; whoever asks gives the time.
+This models TCP with one connection to each peer and fair sharing. It is only arithmetic; the caller passes the time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Waiting(Generic[Item]):
 
 @dataclass(frozen=True)
 class Left(Generic[Item]):
-    """A message whose last byte has left: what it was, and when its first and its last byte did, in seconds."""
+    """A message whose last byte has left, and when its first and last bytes left, in seconds."""
 
     item: Item
     first: float
@@ -33,7 +33,7 @@ class Outlet(Generic[Item]):
     """The sending side of one link.
 
     Args:
-        bandwidth: Bytes a second.
+        bandwidth: Bytes per second.
     """
 
     def __init__(self, bandwidth: float) -> None:
@@ -42,23 +42,23 @@ class Outlet(Generic[Item]):
         self._clock = 0.0
 
     def add(self, item: Item, receiver: int, num_bytes: int, now: float) -> None:
-        """Send a message after all that are on their way to this receiver; `advance` to `now` before."""
+        """Queue a message after all others to this receiver; call `advance` to `now` before."""
         self._clock = now
         queue = self._queues.setdefault(receiver, deque())
         queue.append(_Waiting(item, num_bytes, began=now))
 
     def next_end(self) -> float | None:
-        """When the next message will have left, as things stand."""
+        """Time at which the next message will have left, if no more are added; None if there are none."""
         if not self._queues:
             return None
         return self._clock + self._shortest() * len(self._queues) / self.bandwidth
 
     def all_end(self) -> float:
-        """When all that is there will have left."""
+        """Time at which all queued messages will have left."""
         return self._clock + sum(m.rest for queue in self._queues.values() for m in queue) / self.bandwidth
 
     def advance(self, now: float) -> list[Left[Item]]:
-        """Send until `now`; returns what has left meanwhile, in order."""
+        """Send until `now`; returns the messages that have left meanwhile, in order."""
         left: list[Left[Item]] = []
         while (end := self.next_end()) is not None and end <= now:
             self._serve(self._shortest())
@@ -70,7 +70,7 @@ class Outlet(Generic[Item]):
         return left
 
     def clear(self) -> list[Item]:
-        """Take all that is there out, in order for each receiver."""
+        """Remove and return all queued messages, in order for each receiver."""
         items = [waiting.item for queue in self._queues.values() for waiting in queue]
         self._queues.clear()
         return items
@@ -79,7 +79,7 @@ class Outlet(Generic[Item]):
         return min(queue[0].rest for queue in self._queues.values())
 
     def _serve(self, num_bytes: float) -> None:
-        """Send so much to each receiver."""
+        """Send `num_bytes` to each receiver."""
         for queue in self._queues.values():
             queue[0].rest -= num_bytes
 

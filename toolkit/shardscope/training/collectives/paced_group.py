@@ -1,8 +1,8 @@
 """The metered process group on a paced link: messages one by one, the backend's own collectives as a whole.
 
-What the backend carries out itself (all-reduce and its kin under DistributedDataParallel, FSDP2's stock collectives,
-broadcasts, barriers) it does as fast as the machine can, and only then is waited for, until as much time has passed
-since the last rank came as its algorithm would take on the link:
+The backend's own collectives (such as DistributedDataParallel's all-reduce, FSDP2's stock collectives, broadcasts and
+barriers) run as fast as the machine can. Their works then finish only after the time that the algorithm would take on
+the link has passed since the last rank started:
 
     all-reduce                      2(W-1) rounds of a W-th of the tensor each (a ring)
     all-gather, all-to-all          W-1 such rounds
@@ -11,9 +11,9 @@ since the last rank came as its algorithm would take on the link:
     gather, scatter                 one round in which the root's link carries W-1 parts
     barrier                         ceil(log2 W) rounds of nothing
 
-A round takes the latency, and its bytes over the bandwidth. One collective starts when the one before it is over and
-the messages that this rank had sent before have left; messages that are sent while one goes on are not kept from the
-link. What is counted stays as it is.
+A round takes the latency plus its bytes over the bandwidth. A collective starts when the one before it is over and the
+messages that this rank sent before have left. Messages that are sent during a collective still use the link. Metered
+bytes are not affected.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BY_MESSAGE = ("send", "recv")
 
 
 def seconds_on(link: Link, kind: str, payload: int, world_size: int, backend: str) -> float:
-    """What a collective of the backend's own takes at least, by the rounds and bytes in this module's first lines."""
+    """Minimum seconds of one of the backend's own collectives, by the rounds and bytes in this module's docstring."""
     others, levels = world_size - 1, (world_size - 1).bit_length()
     if kind == "reduce_scatter":
         kind = "all_reduce" if backend == "gloo" else "all_gather"
@@ -62,12 +62,12 @@ _KINDS = (
 
 
 class PacedWork(dist.Work):
-    """A collective of the backend's own that is over when it would be on the link.
+    """One of the backend's own collectives, which finishes when it would finish on the link.
 
     Args:
         inner: The backend's work.
-        pacer: Of this rank.
-        over_at: Says when it would be over; called once the backend is done.
+        pacer: This rank's pacer.
+        over_at: Returns when it would finish; called after the backend is done.
     """
 
     def __init__(self, inner: dist.Work, pacer: Pacer, over_at: Callable[[], float]) -> None:
@@ -77,14 +77,14 @@ class PacedWork(dist.Work):
         self._future: torch.futures.Future[Any] | None = None
         try:
             done = inner.get_future()
-        except RuntimeError:  # gloo's reduce_scatter has none: its waiter finds out
+        except RuntimeError:  # gloo's reduce_scatter has none: `wait` detects its end instead
             return
         on_gpu = torch.cuda.is_initialized()
         self._future = torch.futures.Future(devices=[torch.cuda.current_device()] if on_gpu else None)
         done.add_done_callback(self._done)
 
     def _done(self, future: torch.futures.Future[Any]) -> None:
-        """The backend is done, in whichever of its threads."""
+        """Schedule the paced end; called when the backend is done, on any of its threads."""
         assert self._future is not None
         try:
             value = future.value()
@@ -98,7 +98,7 @@ class PacedWork(dist.Work):
         assert self._future is not None
         if (
             torch.cuda.is_initialized()
-        ):  # what follows it on this thread's stream is what the future stands for
+        ):  # the future is recorded on this thread's stream, which must wait for the collective
             self._inner.wait()
         self._over.set()
         self._future.set_result(value)
@@ -120,15 +120,15 @@ class PacedWork(dist.Work):
 
 
 class PacedProcessGroup(MeteredProcessGroup):
-    """A metered group whose ranks have a link each that is slower than the machine.
+    """A metered group where each rank has an emulated link that is slower than the machine.
 
     Args:
         inner: The group that does the work.
-        meter: Where bytes and spans go.
+        meter: Records bytes and spans.
         backend: ``"gloo"`` or ``"nccl"``.
-        pacer: Of this rank; one a process, shared by all its groups.
-        arrivals: Of this group.
-        has_all: Whether it is the one of all ranks, with which the pacer ends.
+        pacer: This rank's pacer; one per process, shared by all its groups.
+        arrivals: This group's arrival times.
+        has_all: Whether it is the group of all ranks, whose shutdown closes the pacer.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class PacedProcessGroup(MeteredProcessGroup):
     def _timed(self, lane: str, name: str, payload: int, call: Callable[[], dist.Work]) -> dist.Work:
         if name in _BY_MESSAGE:
             return super()._timed(lane, name, payload, call)
-        kind = name if name in _KINDS else "all_reduce"  # a sum goes by a name of its caller's own
+        kind = name if name in _KINDS else "all_reduce"  # `sum_as` uses names of its callers
         return super()._timed(lane, name, payload, lambda: self._paced(kind, payload, call))
 
     def _paced(self, kind: str, payload: int, call: Callable[[], dist.Work]) -> dist.Work:
@@ -177,7 +177,7 @@ class PacedProcessGroup(MeteredProcessGroup):
         return PacedWork(work, pacer, lambda: pacer.collective(self._arrivals.last(number), seconds))
 
     def give_up(self) -> None:
-        """Hold nothing back any more: this rank has closed its connections."""
+        """Stop delaying messages: this rank has closed its connections."""
         self.pacer.hurry()
 
     def shutdown(self) -> None:
@@ -188,10 +188,10 @@ class PacedProcessGroup(MeteredProcessGroup):
 
 
 class PacedGroups:
-    """Makes this process's groups, all on its one link.
+    """Makes this process's groups, which all share one link.
 
     Args:
-        link: Which the ranks are held to.
+        link: The link to emulate on each rank.
     """
 
     def __init__(self, link: Link) -> None:
@@ -201,7 +201,7 @@ class PacedGroups:
     def make(
         self, inner: dist.ProcessGroup, meter: Meter, backend: str, store: dist.Store
     ) -> PacedProcessGroup:
-        """A group; the first one is of all ranks."""
+        """Make a group; the first one contains all ranks."""
         rank, world_size = inner.rank(), inner.size()
         is_first = self._pacer is None
         if self._pacer is None:

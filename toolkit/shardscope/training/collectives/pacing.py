@@ -1,17 +1,17 @@
-"""Holding messages back until they would have come through a slower link.
+"""Delays messages until they would have arrived over a slower link.
 
 Each rank has one link into a switch and sends and receives over it at the same time, at most `bandwidth` each way. A
-message of n bytes takes n / bandwidth to leave its sender, arrives `latency` later, and by then must also have come
-through its receiver's link, which takes in no more than `bandwidth` from all ranks together. What is held back is the
-sending itself: the backend gets the message at the moment when its last byte would have arrived. So a receive is over
-when its message is there, whenever somebody waits for it, and receivers need to know nothing.
+message of n bytes takes n / bandwidth to leave its sender and arrives `latency` later. By then it must also have passed
+its receiver's link, which accepts at most `bandwidth` from all ranks together. The send itself is delayed: the backend
+gets the message at the moment when its last byte would have arrived. So a receive finishes when its message arrives, no
+matter when it is waited for, and the receiving side needs no changes.
 
     Outlet              the sending side of a link, Switch its receiving side: when a message leaves and arrives
-    Pacer               one a process: what is due when, and one thread that does it
-    PacedTransport      in the place of a backend's own send and receive
+    Pacer               one per process: a schedule of actions, and one thread that runs them
+    PacedTransport      replaces a backend's own send and receive
 
-Times are planned ahead from one another, not from when a thread woke up, so that being woken late does not add up. As
-soon as a rank has ended, or this one gives up, nothing is held back any more, and the backend says what is wrong.
+Times are planned from each other, not from when a thread woke up, so late wake-ups do not add up. After a rank has
+ended, or this one gives up, nothing is delayed any more, and the backend reports the error.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class _Message:
 
 
 class Pacer:
-    """What this rank has under way on its link.
+    """The messages and collectives in flight on this rank's link.
 
     Args:
-        link: Which it is held to.
-        switch: That joins it to the others.
+        link: The link to emulate.
+        switch: The switch that connects it to the other ranks.
     """
 
     def __init__(self, link: Link, switch: Switch) -> None:
         self.link, self.switch = link, switch
         self.is_on = False
-        """Whether what is sent now is held back."""
+        """Whether messages sent now are delayed."""
         self._outlet: Outlet[_Message] = Outlet(link.bandwidth)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._busy_until = 0.0  # by the backend's own collectives, as far as known
+        self._busy_until = 0.0  # end of the backend's own collectives, as far as known
         self._hurries = self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
@@ -66,7 +66,7 @@ class Pacer:
 
     @contextmanager
     def switched(self, is_on: bool) -> Iterator[None]:
-        """Inside, what is sent is held back, or is not."""
+        """Context in which messages are delayed, or are not."""
         before, self.is_on = self.is_on, is_on
         try:
             yield
@@ -75,12 +75,12 @@ class Pacer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is held back."""
+        """Whether no message is being delayed."""
         return not self._due and self._outlet.next_end() is None
 
     @property
     def free_at(self) -> float:
-        """When this rank could start something new."""
+        """Time at which this rank's link is free."""
         with self._changed:
             self._advance()
             return max(time.monotonic(), self._outlet.all_end(), self._busy_until)
@@ -93,25 +93,25 @@ class Pacer:
             self._changed.notify()
 
     def collective(self, started: float, seconds: float) -> float:
-        """When a collective of the backend's own is over, which takes the whole link, one after the other."""
+        """End of one of the backend's own collectives; each occupies the whole link, one after the other."""
         with self._changed:
             self._busy_until = max(started, self._busy_until) + seconds
             return self._busy_until
 
     def at(self, when: float, action: Callable[[], None]) -> None:
-        """Call `action` in the pacer's thread."""
+        """Call `action` on the pacer's thread at time `when`."""
         with self._changed:
             self._add(when, action)
             self._changed.notify()
 
     def hurry(self) -> None:
-        """Hold nothing back any more."""
+        """Stop delaying messages."""
         with self._changed:
             self._hurries = True
             self._changed.notify()
 
     def close(self) -> None:
-        """Let all go that is held back, end the thread and leave the switch."""
+        """Release all delayed messages, end the thread and leave the switch."""
         with self._changed:
             if self._closed:
                 return
@@ -124,7 +124,7 @@ class Pacer:
         heapq.heappush(self._due, (when, next(self._order), action))
 
     def _advance(self) -> float:
-        """Bring the outlet up to now, and plan when what has left arrives."""
+        """Advance the outlet to the current time, and schedule the arrival of messages that have left."""
         now = time.monotonic()
         if self._hurries:
             for message in self._outlet.clear():
@@ -142,7 +142,7 @@ class Pacer:
             action()
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait for what is due next; None when there will be nothing more."""
+        """Wait for the next action that is due; None after closing, when none is left."""
         looked = time.monotonic()
         with self._changed:
             while True:
@@ -160,7 +160,7 @@ class Pacer:
                     looked = time.monotonic()
 
     def _wait_s(self, now: float) -> float | None:
-        """How long until something may be due; None where nothing is under way."""
+        """Seconds until an action may be due; None if nothing is in flight."""
         next_end = self._outlet.next_end()
         ends = [self._due[0][0]] if self._due else []
         ends += [next_end] if next_end is not None else []
@@ -168,7 +168,7 @@ class Pacer:
 
 
 class PacedSend(dist.Work):
-    """A message on its way; to the waiting sender it has left when it has arrived."""
+    """A message in flight; the work finishes for the sender when the message would have arrived."""
 
     def __init__(self, send: Callable[[], dist.Work]) -> None:
         super().__init__()
@@ -178,10 +178,10 @@ class PacedSend(dist.Work):
         self._released = threading.Event()
 
     def release(self) -> None:
-        """Hand it to the backend."""
+        """Pass the message to the backend."""
         try:
             self._inner = self._send()
-        except RuntimeError as error:  # whoever waits for it is told
+        except RuntimeError as error:  # raised again in `wait`
             self._error = error
         self._released.set()
 
@@ -205,9 +205,9 @@ class PacedTransport:
     """Sends over a paced link, and receives as the backend does.
 
     Args:
-        inner: What carries the messages.
-        pacer: Of this rank.
-        rank_of: From a rank of the group to the rank of the whole run that it is.
+        inner: The backend that carries the messages.
+        pacer: This rank's pacer.
+        rank_of: Maps a rank of the group to its rank in the whole run.
     """
 
     def __init__(self, inner: Any, pacer: Pacer, rank_of: Callable[[int], int]) -> None:
@@ -215,7 +215,7 @@ class PacedTransport:
         self.recv, self.recv_anysource = inner.recv, inner.recv_anysource
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
-        """As `ProcessGroup.send`; leave the tensors alone until the work is waited for."""
+        """Send like `ProcessGroup.send`; do not change the tensors until the work has been waited for."""
         pacer = self._pacer
         if not pacer.is_on and pacer.is_idle:
             work: dist.Work = self._inner.send(tensors, dst, tag)

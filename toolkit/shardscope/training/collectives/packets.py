@@ -1,7 +1,7 @@
-"""Packets: opaque bytes from every rank to every other, for what cannot be added up on the way.
+"""Packets: opaque bytes from every rank to every other, for data that cannot be summed during the exchange.
 
-All packets of one exchange are of one size, known to all ranks beforehand. Each rank sends its packets directly, first
-to the next rank, then to the one after it, and so on, so that at any time every rank receives from one other only.
+All packets of an exchange have the same size, which all ranks can compute. Each rank sends its packets directly, first
+to the next rank, then to the one after it, and so on, so that at any time every rank receives from only one other.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.meter import Traffic
 
-_TAG = 5 << 20  # apart from the rings', the trees', the parameter server's and the neighbours'
+_TAG = 5 << 20  # separate from the tags of the rings, the trees, the parameter server and the neighbours
 
 
 _ALIGNED = 8
 
 
 def packet_rows(count: int, num_bytes: int) -> Tensor:
-    """Room for packets, [count, num_bytes] of uint8; each row can be viewed as numbers of up to 8 bytes."""
+    """Buffer for packets, [count, num_bytes] of uint8; each row can be viewed as numbers of up to 8 bytes."""
     return torch.empty(count, -(-num_bytes // _ALIGNED) * _ALIGNED, dtype=torch.uint8)[:, :num_bytes]
 
 
@@ -32,7 +32,7 @@ class Packets:
 
     Attributes:
         members: The ranks that take part, in the order of their rows; None for all.
-        tag: Of the messages of one exchange.
+        tag: Tag of the messages of an exchange.
     """
 
     group: MeteredProcessGroup
@@ -46,16 +46,16 @@ class Packets:
         self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
 
     def all_to_all(self, outgoing: Tensor) -> Tensor:
-        """Row j of `outgoing` goes to rank j; row j of the result came from rank j. Bytes, [ranks, packet]."""
+        """Send row j of `outgoing` to rank j; row j of the result came from rank j. Bytes, [ranks, packet]."""
         incoming = packet_rows(*outgoing.shape)
         incoming[self.index] = outgoing[self.index]
         self._exchange("packet_all_to_all", outgoing, incoming)
         return incoming
 
     def all_gather(self, own: Tensor, *, name: str = "packet_all_gather") -> Tensor:
-        """Every rank's packet in the row of its rank, [ranks, packet]; `own` is this rank's, [packet].
+        """Gather every rank's packet in the row of its rank, [ranks, packet]; `own` is this rank's, [packet].
 
-        It is metered under `name`.
+        The exchange is metered under `name`.
         """
         incoming = packet_rows(self.world_size, own.numel())
         incoming[self.index] = own

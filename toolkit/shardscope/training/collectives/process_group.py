@@ -1,11 +1,11 @@
-"""The one process group under everything: it passes each collective on to the backend and meters it.
+"""The process group that all communication uses: it forwards each collective to the backend and meters it.
 
 `MeteredProcessGroup` is a real `torch.distributed.ProcessGroup`, so `DistributedDataParallel`, FSDP2, pipelines and the
 user's own `dist.all_reduce` all go through it. `init` registers it as a backend and makes it the default group.
 
-Where the backend sends inside (all-reduce and its kin), the bytes it puts on the wire are those of its algorithm:
-`_TOTAL_SENT` gives the total over all ranks per payload byte, and each rank is counted its even share. The totals were
-confirmed against the TCP counters of the kernel; a test does so again.
+For collectives that the backend carries out itself (such as all-reduce), the bytes on the wire follow from its
+algorithm. `_TOTAL_SENT` gives the total over all ranks per payload byte, and each rank is counted an even share. The
+totals were confirmed against the kernel's TCP counters, and a test repeats this.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TOTAL_SENT_GLOO = {**_TOTAL_SENT, "reduce_scatter": 2}
 
 
 class _WatchedWork(dist.Work):
-    """A work that says when it has been waited for."""
+    """A work that reports when it has been waited for."""
 
     def __init__(self, inner: dist.Work, finished: Callable[[Any], None]) -> None:
         super().__init__()
@@ -63,11 +63,11 @@ class _WatchedWork(dist.Work):
 
 
 class MeteredProcessGroup(dist.ProcessGroup):
-    """A process group that counts what passes through it.
+    """A process group that counts the traffic through it.
 
     Args:
         inner: The group that does the work.
-        meter: Where bytes and spans go.
+        meter: Records bytes and spans.
         backend: ``"gloo"`` or ``"nccl"``; decides how many bytes a collective sends.
     """
 
@@ -100,7 +100,7 @@ class MeteredProcessGroup(dist.ProcessGroup):
             return _WatchedWork(work, finished)
         return work
 
-    # Point to point: every message counted on both sides.
+    # Point to point: every message is counted on both sides.
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
         size = num_bytes(tensors)
@@ -113,7 +113,7 @@ class MeteredProcessGroup(dist.ProcessGroup):
         return self._timed("communication", "recv", size, lambda: self.inner.recv(tensors, src, tag))
 
     def sum_as(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum `tensor` over all ranks, in place, counted under a name of the caller's own."""
+        """Sum `tensor` over all ranks, in place, counted under the given name."""
         payload, world_size = num_bytes(tensor), self.size()
         moved = share(_TOTAL_SENT["all_reduce"] * (world_size - 1) * payload, self.rank(), world_size)
         self.meter.count(name, Traffic(payload, moved, moved, calls=1))
@@ -121,7 +121,7 @@ class MeteredProcessGroup(dist.ProcessGroup):
         return tensor
 
     def transport(self, device: torch.device) -> Any:
-        """What carries messages between two ranks, unmetered: for collectives of our own, which count them."""
+        """The backend that carries messages between two ranks, unmetered: for our own collectives, which count them."""
         return self.inner._get_backend(device)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> dist.Work:
@@ -130,13 +130,13 @@ class MeteredProcessGroup(dist.ProcessGroup):
         return self.inner.recv_anysource(tensors, tag)
 
     def give_up(self) -> None:
-        """Told when this rank has closed its connections, for groups that have messages under way themselves."""
+        """Called when this rank has closed its connections, for groups that delay messages themselves."""
 
     def barrier(self, *args: Any, **options: Any) -> dist.Work:
         self.meter.count("barrier", Traffic(calls=1))
         return self._timed("communication", "barrier", 0, lambda: self.inner.barrier(*args, **options))
 
-    # What torch asks of a group written in Python.
+    # Methods that torch requires of a group written in Python.
 
     @property
     def group_name(self) -> str:  # type: ignore[override]
@@ -172,7 +172,7 @@ class MeteredProcessGroup(dist.ProcessGroup):
 
 
 def _pass_on(method: str, name: str, payload_of: int) -> Callable[..., dist.Work]:
-    """The metered form of one method of a process group; `payload_of` says which argument is the payload."""
+    """Return the metered form of a process group's method; `payload_of` is the index of the payload argument."""
 
     def call(self: MeteredProcessGroup, *args: Any, **options: Any) -> dist.Work:
         payload = num_bytes(args[payload_of])
@@ -220,7 +220,7 @@ setattr(MeteredProcessGroup, "scatter", _scatter)  # noqa: B010
 def make_inner(
     backend: str, store: dist.Store, rank: int, world_size: int, timeout: timedelta
 ) -> dist.ProcessGroup:
-    """A plain group on gloo or NCCL that serves CPU and CUDA tensors alike."""
+    """Make a plain group on gloo or NCCL that serves both CPU and CUDA tensors."""
     inner = dist.ProcessGroup(store, rank, world_size)
     gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, world_size, timeout=timeout)
     gloo._set_sequence_number_for_group()
@@ -257,13 +257,13 @@ def init(
     """Make a metered group the default group of this process.
 
     Args:
-        meter: Where bytes and spans go.
+        meter: Records bytes and spans.
         backend: ``"gloo"`` or ``"nccl"``.
         rank: This rank.
         world_size: Number of ranks.
-        timeout: After which a collective that waits for a silent peer raises.
+        timeout: Time after which a collective that waits for a silent peer raises.
         store: Rendezvous; None reads it from the environment (`MASTER_ADDR`, `MASTER_PORT`), as `torchrun` sets it.
-        link: That each rank is held to, once its pacer is switched on; None for the machine's own.
+        link: The link to emulate on each rank while its pacer is switched on; None for the machine's own speed.
     """
     paced = _paced_groups(link) if link is not None else None
 

@@ -1,16 +1,16 @@
-"""The ring, written out: scatter-reduce, all-gather, and both after another as an all-reduce.
+"""The ring algorithms: reduce-scatter, all-gather, and one after the other as an all-reduce.
 
-The ranks stand in a circle and each talks to its two neighbours only. A tensor is cut into W chunks. In round k a rank
-r sends chunk r-1-k to the next rank and receives chunk r-2-k from the previous one. In the first W-1 rounds it adds
-what it receives, after which chunk r is complete on rank r (scatter-reduce); in the next W-1 rounds the complete chunks
-go once more around (all-gather). Each rank sends 2(W-1)/W of the tensor in all, which no algorithm can beat
-(Patarasuk and Yuan 2009).
+The ranks form a ring, and each communicates with its two neighbours only. A tensor is cut into W chunks. In round k,
+rank r sends chunk r-1-k to the next rank and receives chunk r-2-k from the previous one. In the first W-1 rounds it
+adds the chunks that it receives, after which chunk r is complete on rank r (reduce-scatter). In the next W-1 rounds the
+complete chunks travel around the ring again (all-gather). Each rank sends 2(W-1)/W of the tensor in all, which is
+optimal (Patarasuk and Yuan 2009).
 
 Large chunks are cut into slices of at most `slice_bytes`, numbered through all rounds: message i is slice i mod S of
-round i div S. A slice is sent on the moment it has been added up, so adding one overlaps receiving the next, and no
-rank waits for a round to end. Only a few receives are posted ahead, into a few small buffers that stay in the cache:
-with whole rounds of buffers the same algorithm is up to 1.5 times slower. With two directions, half of the tensor goes
-the other way around, which uses both lanes of each link.
+round i div S. A slice is sent on as soon as it has been summed, so summing one overlaps receiving the next, and no rank
+waits for a round to end. Only a few receives are posted ahead, into a few small buffers that stay in the cache: with
+whole rounds of buffers the same algorithm is up to 1.5 times slower. With two directions, half of the tensor travels
+the other way around, which uses both directions of each link.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import torch.distributed as dist
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.meter import Traffic
 
-SLICE_BYTES = 4 << 20  # shorter ones overlap more, but each message costs a rank some 50 microseconds
-_AHEAD = 2  # receives posted in advance: gloo sends a message only once its receive is posted
-_FIRST_TAG = 1 << 20  # keeps our messages apart from the user's own sends and receives
+SLICE_BYTES = 4 << 20  # shorter slices overlap more, but each message costs a rank about 50 microseconds
+_AHEAD = 2  # receives posted in advance: gloo sends a message only after its receive is posted
+_FIRST_TAG = 1 << 20  # keeps our messages separate from the user's own sends and receives
 
 OnChunk = Callable[[dict[str, Any]], None]
 
@@ -59,10 +59,10 @@ class Ring:
     Attributes:
         group: The ranks.
         directions: 1, or 2 to send half of every tensor the other way around.
-        slice_bytes: Longest message; a longer chunk is cut into slices.
-        on_chunk: Called with one record for every slice sent, for those who want to watch.
-        members: The ranks of the group that stand in this ring, in their order around it; None for all.
-        tag: Of the first message of a collective; those after it count on.
+        slice_bytes: Longest message, in bytes; a longer chunk is cut into slices.
+        on_chunk: Called with one record for every slice sent, for tracing.
+        members: The ranks of the group that form this ring, in their order around it; None for all.
+        tag: Tag of the first message of a collective; later messages count up from it.
     """
 
     group: MeteredProcessGroup
@@ -83,7 +83,7 @@ class Ring:
         return list(self._scratch.values())
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum `tensor` over all ranks, in place. Contiguous, any shape, the same on every rank."""
+        """Sum `tensor` over all ranks, in place. It is contiguous, with any shape that is the same on every rank."""
         flat = tensor.view(-1)
         with self.group.meter.collective("ring_all_reduce", _bytes(flat)) as traffic:
             self._run(list(self._halves(flat)), range(2 * (self._world_size - 1)), traffic)
@@ -108,7 +108,7 @@ class Ring:
             self._run([self._lane(flat, 1)], range(first, 2 * first), traffic)
         return tensor
 
-    # How the tensor is laid out.
+    # The layout of the tensor.
 
     def _halves(self, flat: torch.Tensor) -> Iterator[_Lane]:
         if self.directions == 1:
@@ -162,7 +162,7 @@ class Ring:
 
 
 class _Way:
-    """The messages of one lane: a thin layer over the backend, for every microsecond here is paid 2(W-1)S times."""
+    """The messages of one lane: a thin layer over the backend, as every microsecond here counts 2(W-1)S times."""
 
     def __init__(self, ring: Ring, lane: _Lane, transport: Any, traffic: Traffic) -> None:
         assert ring.members is not None
@@ -174,7 +174,7 @@ class _Way:
         self.num_slices = lane.num_slices
         self.num_reducing = (self.world_size - 1) * lane.num_slices
         self.first_chunk = rank - lane.step
-        self.first_tag = ring.tag + (lane.step < 0)  # every message in flight has a tag of its own
+        self.first_tag = ring.tag + (lane.step < 0)  # every message in flight has its own tag
         self.sends: dict[int, dist.Work] = {}
         self.receives: dict[int, dist.Work] = {}
 
@@ -183,13 +183,13 @@ class _Way:
         return self.lane.chunks[(self.first_chunk - self.lane.step * k) % self.world_size][s]
 
     def post_receive(self, i: int) -> None:
-        """Be ready for message i: what comes in now goes out again one round later."""
+        """Post the receive of message i, whose slice is sent on one round later."""
         into = self._outgoing(i + self.num_slices)
         if not into.numel():
             return
         if i < self.num_reducing:
             into = self.lane.scratch[i % _AHEAD][: into.numel()]
-        else:  # this slice went out W-1 rounds ago; it may be overwritten once it has left
+        else:  # this slice was sent W-1 rounds ago; it may be overwritten after that send has finished
             work = self.sends.pop(i - self.num_reducing, None)
             if work is not None:
                 work.wait()
@@ -197,7 +197,7 @@ class _Way:
         self.traffic.received_bytes += _bytes(into)
 
     def take(self, i: int) -> None:
-        """Wait for message i, and add it where its round reduces."""
+        """Wait for message i, and add it if its round reduces."""
         work = self.receives.pop(i, None)
         if work is None:
             return
@@ -207,7 +207,7 @@ class _Way:
             own.add_(self.lane.scratch[i % _AHEAD][: own.numel()])
 
     def send(self, i: int) -> None:
-        """Send message i. Empty slices (fewer elements than ranks) are not sent; both sides know the sizes."""
+        """Send message i. Empty slices (fewer elements than ranks) are skipped; both sides can compute the sizes."""
         tensor = self._outgoing(i)
         if not tensor.numel():
             return
@@ -229,7 +229,7 @@ class _Way:
         }
 
     def finish(self) -> None:
-        """Wait until everything has left."""
+        """Wait until all sends have finished."""
         for work in self.sends.values():
             work.wait()
 

@@ -1,4 +1,4 @@
-"""The thread that sends for a rank, so that computing goes on: one thing after another, and nothing after a failure."""
+"""The thread that sends for a rank while computation continues: one task after another, and none after a failure."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ T = TypeVar("T")
 
 
 class Sender:
-    """Carries out what is handed to it, in that order.
+    """Runs the tasks that are submitted to it, in order.
 
-    Once something has failed, or was refused before it began, nothing more is sent: the peers are still in the
-    collective that failed, would take the next one's messages for its own, and gloo aborts a process that gets a
-    message of another size. All that comes later fails with the same exception, which is the one that tells why.
+    After a task has failed, or was refused before it started, nothing more is sent. The peers are still in the
+    collective that failed and would mistake the next one's messages for its own, and gloo aborts a process that
+    receives a message of another size. All later tasks fail with the same exception, which states the cause.
 
     Args:
-        name: Of the thread.
+        name: Name of the thread.
     """
 
     def __init__(self, name: str) -> None:
         self.failure: Exception | None = None
-        """What has ended the sending."""
+        """The exception that ended the sending."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     def submit(self, send: Callable[[], T]) -> Future[T]:
-        """Have it done after all that was submitted before."""
+        """Run `send` after all tasks submitted before."""
         return self._thread.submit(self._carry_out, send)
 
     def _carry_out(self, send: Callable[[], T]) -> T:

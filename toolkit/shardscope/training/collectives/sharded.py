@@ -1,10 +1,10 @@
-"""The ring in the place of FSDP2's own collectives.
+"""The ring as a replacement for FSDP2's own collectives.
 
-`fully_shard` lets its reduce-scatter and all-gather be replaced (`set_custom_reduce_scatter`, `set_custom_all_gather`):
-by objects with `allocate`, which makes a buffer, and `__call__`, which communicates. `ShardRing` gives both, over one
-ring among the ranks that share a model. All messages are sent by one thread a rank, in the order in which the
-collectives were called, which must be the same on every rank: so nothing can wait in a circle, and computing goes on.
-An `Agreement` sees to it that it is the same.
+`fully_shard` lets its reduce-scatter and all-gather be replaced (`set_custom_reduce_scatter`, `set_custom_all_gather`)
+by objects with `allocate`, which makes a buffer, and `__call__`, which communicates. `ShardRing` serves both, over one
+ring among the ranks that share a model. One thread per rank sends all messages, in the order in which the collectives
+were called. That order must be the same on every rank, which an `Agreement` checks. So there are no circular waits, and
+computation continues meanwhile.
 
 FSDP2 pads every parameter to a multiple of the ranks along its first dimension, so all chunks are of equal size.
 """
@@ -27,11 +27,11 @@ from shardscope.training.collectives.ring import Ring
 from shardscope.training.collectives.sender import Sender
 
 ScatterMean = Callable[[str, Tensor, Tensor], None]
-"""Takes a unit's name, its flat gradients in CPU memory and room for this rank's share of their mean over all ranks."""
+"""Function of a unit's name, its flat gradients in CPU memory and an output for this rank's share of their mean."""
 
 
 class _Sent(dist.Work):
-    """What FSDP2 waits for."""
+    """The work that FSDP2 waits for."""
 
     def __init__(self, future: Future[None], agreement: Agreement) -> None:
         super().__init__()
@@ -46,13 +46,13 @@ class ShardRing:
     """A ring among the ranks that hold the shards of one model.
 
     Args:
-        ring: Over those ranks.
-        num_ranks: All ranks whose gradients the mean is taken over; more than in the ring where there are replicas.
-        agreement: Of all ranks, on the same thread.
+        ring: The ring over those ranks.
+        num_ranks: Number of ranks over which gradients are averaged; more than in the ring where there are replicas.
+        agreement: The agreement of all ranks, on the same thread.
         sender: The thread that sends all messages.
         staged: Send copies in host memory instead of the tensors themselves.
-        scatter_mean: What takes the mean in the ring's place, where gradients are compressed.
-        packets: What it sends beside the ring's messages.
+        scatter_mean: Computes the mean instead of the ring, where gradients are compressed.
+        packets: The packet exchanges that `scatter_mean` uses in addition to the ring.
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class ShardRing:
         self.staged = staged
         self._scatter_mean = scatter_mean or self._add_up
         self.deferred = False
-        """Whether a reduce-scatter may be still under way when it returns; `finish` then waits for all of them."""
+        """Whether a reduce-scatter may still be running when it returns; `finish` then waits for all of them."""
         self.crosses = False
-        """Whether FSDP2 takes each reduced gradient across replicas next, which the backend does."""
+        """Whether FSDP2 next reduces each gradient over the replicas, by the backend's collective."""
         self.look_at: Callable[[str, Tensor], None] | None = None
-        """Shown every unit's name and whole gradients, padded with zeros, before they are cut."""
+        """Receives every unit's name and whole gradients, padded with zeros, before they are cut."""
         self._sender = sender
         self._carriers: list[Ring | Packets] = [ring] if packets is None else [ring, packets]
         self._pending: list[Future[None]] = []
 
     def submit(self, purpose: Purpose, send: Callable[[], None]) -> Future[None]:
-        """Have it done by the sending thread, after all that was submitted before, in messages for this purpose."""
+        """Run `send` on the sending thread, after everything submitted before, with message tags for this purpose."""
         tag = self.agreement.tag(purpose)
 
         def carry_out() -> None:
@@ -94,7 +94,7 @@ class ShardRing:
         return self._sender.submit(carry_out)
 
     def reduce_mean(self, purpose: Purpose, output: Tensor, buffer: Tensor) -> None:
-        """This rank's chunk of the mean of `buffer` over all ranks goes to `output`; `buffer` is left as scratch."""
+        """Write this rank's chunk of the mean of `buffer` over all ranks to `output`; `buffer` becomes scratch."""
         unit = purpose.layer
         if self.look_at is not None:
             self.look_at(unit, buffer)
@@ -129,14 +129,14 @@ class ShardRing:
         return sent
 
     def finish(self) -> None:
-        """Wait for every reduce-scatter under way; raises what went wrong in one."""
+        """Wait for every running reduce-scatter; raises the error of one that failed."""
         pending, self._pending = self._pending, []
         for future in pending:
             self.agreement.wait(future)
 
 
 class _Comm:
-    """What all replacements share.
+    """Base class of all replacements.
 
     Args:
         unit: Name of the unit of communication.
@@ -146,31 +146,31 @@ class _Comm:
         self.unit = unit
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A fresh buffer."""
+        """Return a new buffer."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def gathering(self, tensor: Tensor) -> Purpose:
-        """What an all-gather of the unit is for."""
+        """The purpose of an all-gather of the unit."""
         return Purpose("gathers the parameters of", self.unit, tensor.numel())
 
 
 class _Reducing(_Comm):
-    """What reduces a unit's gradients."""
+    """Base class of the collectives that reduce a unit's gradients."""
 
     names: tuple[str, ...] = ()
-    """The parameters that have one."""
+    """Names of the parameters that have a gradient."""
 
     def take_part(self, names: tuple[str, ...]) -> None:
-        """Set the parameters that have one; called before each reduce-scatter."""
+        """Set the names of the parameters that have a gradient; called before each reduce-scatter."""
         self.names = names
 
     def reducing(self, tensor: Tensor) -> Purpose:
-        """What a reduce-scatter of the unit is for."""
+        """The purpose of a reduce-scatter of the unit."""
         return Purpose("reduces the gradients of", self.unit, tensor.numel(), self.names)
 
 
 class RingReduceScatter(_Reducing):
-    """For `FSDPModule.set_custom_reduce_scatter`. Takes the mean, whatever `op` says: FSDP2 must not divide."""
+    """For `FSDPModule.set_custom_reduce_scatter`. Computes the mean whatever `op` is, so FSDP2 must not divide."""
 
     def __init__(self, unit: str, ring: ShardRing) -> None:
         super().__init__(unit)
@@ -208,10 +208,10 @@ class RingAllGather(_Comm):
 
 
 class StockReduceScatter(_Reducing):
-    """FSDP2's own reduce-scatter, once all ranks agree on what it is for: the backend would pair any two.
+    """FSDP2's own reduce-scatter, run after all ranks agree on its purpose: the backend would pair any two.
 
     Args:
-        stock: The collective itself.
+        stock: FSDP2's collective.
     """
 
     def __init__(self, unit: str, agreement: Agreement, stock: Callable[..., Any]) -> None:
@@ -224,7 +224,7 @@ class StockReduceScatter(_Reducing):
 
 
 class StockAllGather(_Comm):
-    """FSDP2's own all-gather, once all ranks agree on what it is for."""
+    """FSDP2's own all-gather, run after all ranks agree on its purpose."""
 
     def __init__(self, unit: str, agreement: Agreement, stock: Callable[..., Any]) -> None:
         super().__init__(unit)

@@ -1,13 +1,13 @@
-"""The switch that the ranks' links lead into: a little memory that all ranks of a machine share.
+"""The switch that connects the ranks' links: a small memory that all ranks of a machine share.
 
-A message that has left its sender must still get through its receiver's link, which others send to as well: with k
-workers pushing to one server, the last push is there after k times as long. So what has lately come to each rank is
-known to all of them. A collective that the backend carries out starts when its last rank has come, so each rank notes
-when it came.
+A message that has left its sender must still get through its receiver's link, to which other ranks send as well: with k
+workers pushing to one server, the last push arrives after k times as long. So the recent messages to each rank are
+visible to all ranks. One of the backend's own collectives starts when its last rank has arrived, so each rank records
+its arrival.
 
-The memory is a file that has lost its name once all ranks have opened it, so that nothing stays behind, whoever is
-killed. For its life each rank holds a lock on one byte of it, which the system takes back the moment the rank ends: so
-the others can tell whether it is still there.
+The memory is a file that is unlinked after all ranks have opened it, so nothing is left behind if a rank is killed.
+Each rank holds a lock on one byte of the file as long as it lives. The operating system releases the lock when the rank
+ends, so the others can detect this.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from shardscope.errors import LaunchError
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the file is private to the user; elsewhere than on Linux it is on disk
 _PAIR = struct.Struct("dd")
-_REMEMBERED = 64  # messages to one rank that a new one is weighed against
-_KEPT = 512  # collectives that a rank may be ahead of another, and its notes still be read
+_REMEMBERED = 64  # recent messages to a rank that delay a new one
+_KEPT = 512  # collectives that a rank may be ahead of another before its notes are overwritten
 
 
 class SharedFile:
     """`size` bytes that the ranks of one group share, zero at first.
 
     Args:
-        store: Of the group; tells the other ranks where the file is.
-        rank: Within the group.
-        world_size: Of the group.
-        size: In bytes.
+        store: The group's store, which passes the file's path to the other ranks.
+        rank: This rank within the group.
+        world_size: Number of ranks in the group.
+        size: Size in bytes.
 
     Raises:
         LaunchError: The ranks are not all on one machine.
@@ -74,13 +74,13 @@ class SharedFile:
         return os.open(path, os.O_RDWR)
 
     def close(self) -> None:
-        """Let go of the memory, and of all locks."""
+        """Release the memory and all locks."""
         self.memory.close()
         os.close(self.file)
 
     @contextmanager
     def locked(self, position: int) -> Iterator[None]:
-        """Inside, no other process is at this byte; threads of one process are not kept apart."""
+        """Context that locks this byte against other processes, but not against threads of this one."""
         fcntl.lockf(self.file, fcntl.LOCK_EX, 1, position)
         try:
             yield
@@ -90,12 +90,12 @@ class SharedFile:
 
 _INBOX = struct.Struct(
     f"{1 + 2 * _REMEMBERED}d"
-)  # how many so far; when each of the last ones began, and its length
+)  # number of messages so far; start and duration in seconds of each of the last ones
 _INBOX_BYTES = _INBOX.size
 
 
 class Switch:
-    """Each rank's way in, and who is there. Times are those of `time.monotonic`, which all processes share."""
+    """Each rank's incoming link, and which ranks are alive. Times are `time.monotonic`, which all processes share."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -110,17 +110,17 @@ class Switch:
         return self._shared.size + rank  # locks need no bytes under them
 
     def receive(self, rank: int, first: float, last: float, duration: float) -> float:
-        """Let a message into `rank`; returns when it is through.
+        """Send a message through the incoming link of `rank`; returns when it has arrived.
 
-        In no stretch of time may more come in than the link carries: of all that began to come in after some moment,
-        this message included, the last is through after all their durations at the earliest. That is so for the moment
-        at which this one began, and those at which the ones before it did.
+        In no interval may more arrive than the link carries. Take all messages, including this one, that started at or
+        after some time t: the last of them arrives no earlier than t plus the sum of their durations. This is applied
+        with t as the start of this message and of each earlier one.
 
         Args:
             rank: The receiver.
-            first: When the first byte could be there.
-            last: When the last byte could be there if nothing else came in.
-            duration: Of the message alone on the link, in seconds.
+            first: When the first byte could arrive.
+            last: When the last byte could arrive if there were no other messages.
+            duration: Seconds that the message alone takes on the link.
         """
         position = _INBOX_BYTES * rank
         with self._shared.locked(position):
@@ -132,7 +132,7 @@ class Switch:
         return max(last, _through(sorted(zip(inbox[1::2], inbox[2::2], strict=True), reverse=True), first))
 
     def somebody_left(self) -> bool:
-        """Whether another rank's process has ended, however it did."""
+        """Whether another rank's process has ended, for any reason."""
         return any(self._has_left(rank) for rank in range(self.world_size) if rank != self.rank)
 
     def _has_left(self, rank: int) -> bool:
@@ -144,12 +144,12 @@ class Switch:
         return False
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the switch."""
         self._shared.close()
 
 
 class Arrivals:
-    """When each rank of a group came to each of its collectives, which are numbered from 0."""
+    """Arrival times of each rank of a group at each of its collectives, which are numbered from 0."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -160,11 +160,11 @@ class Arrivals:
         return _PAIR.size * (number % _KEPT * self.world_size + rank)
 
     def note(self, number: int, when: float) -> None:
-        """This rank has come to collective `number`."""
+        """Record that this rank arrived at collective `number` at time `when`."""
         _PAIR.pack_into(self._shared.memory, self._position(number, self.rank), number + 1.0, when)
 
     def last(self, number: int) -> float:
-        """When the last of the ranks came that have come to collective `number`; this one has."""
+        """Latest arrival so far at collective `number`, where this rank has arrived."""
         notes = (
             _PAIR.unpack_from(self._shared.memory, self._position(number, rank))
             for rank in range(self.world_size)
@@ -173,12 +173,12 @@ class Arrivals:
         return latest
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._shared.close()
 
 
 def _through(latest_first: list[tuple[float, float]], began: float) -> float:
-    """The latest of all ends that the messages which began at some moment or later put on one that `began` then."""
+    """Earliest end that messages on the link allow for one that `began` then: the latest of the bounds in `receive`."""
     through, total = 0.0, 0.0
     for start, duration in latest_first:
         total += duration

@@ -1,14 +1,14 @@
-"""The binary tree, written out: sums climb to the root, the total comes back down.
+"""The binary-tree all-reduce: partial sums go up to the root, and the total comes back down.
 
-Rank 0 is the root, and rank r has the parent (r-1) // 2 and the children 2r+1 and 2r+2. Every rank adds what its
-children send to its own tensor, hands the sum to its parent, and passes on to its children what comes back. Each edge
-carries the tensor once each way, so that the ranks together send 2(W-1) of it, as a ring does; but a rank with two
-children sends three tensors, where a ring spreads its 2(W-1)/W evenly. What the tree has for it are its 2 log2(W)
-steps against the ring's 2(W-1): it wins with small tensors and many ranks.
+Rank 0 is the root, and rank r has the parent (r-1) // 2 and the children 2r+1 and 2r+2. Every rank adds its children's
+sums to its own tensor, sends the result to its parent, and forwards the total from there to its children. Each edge
+carries the tensor once each way, so the ranks together send 2(W-1) of it, as a ring does. But a rank with two children
+sends three tensors, where a ring spreads the load evenly, 2(W-1)/W per rank. The tree's advantage is its 2 log2(W)
+steps against the ring's 2(W-1): it is faster with small tensors and many ranks.
 
-The tensor is cut into slices of at most `slice_bytes`, and slice i+1 climbs while slice i is added one level higher
-and earlier ones are on their way down. A rank at depth d takes slice i down right after it has sent slice i+2d up, for
-that is how long a slice needs to the root and back; a little later, in fact, so that no rank waits for a late peer. As
+The tensor is cut into slices of at most `slice_bytes`. Slice i+1 goes up while slice i is added one level higher and
+earlier ones are on their way down. A slice takes 2d slots from depth d to the root and back, so a rank at depth d
+passes slice i down after it has sent slice i+2d up; in fact a little later, so that no rank waits for a late peer. As
 in the ring, a few receives are posted ahead into a few small buffers.
 """
 
@@ -26,9 +26,9 @@ from shardscope.training.collectives.ring import split_sizes
 from shardscope.training.meter import Traffic
 
 SLICE_BYTES = 2 << 20  # best of 1/4 to 4 MiB for tensors of 16 to 48 MB on 4 ranks
-_AHEAD = 2  # receives posted in advance: gloo sends a message only once its receive is posted
-_SLACK = 2  # slices that a rank goes on climbing past the round trip to the root
-_FIRST_TAG = 1 << 22  # keeps our messages apart from the ring's and from the user's own
+_AHEAD = 2  # receives posted in advance: gloo sends a message only after its receive is posted
+_SLACK = 2  # slices that a rank sends up beyond the round trip to the root
+_FIRST_TAG = 1 << 22  # keeps our messages separate from the ring's and the user's own
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Tree:
 
     Attributes:
         group: The ranks.
-        slice_bytes: Longest message; a longer tensor is cut into slices.
+        slice_bytes: Longest message, in bytes; a longer tensor is cut into slices.
     """
 
     group: MeteredProcessGroup
@@ -56,7 +56,7 @@ class Tree:
         return list(self._scratch.values())
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum `tensor` over all ranks, in place. Contiguous, any shape, the same on every rank."""
+        """Sum `tensor` over all ranks, in place. It is contiguous, with any shape that is the same on every rank."""
         flat = tensor.view(-1)
         with self.group.meter.collective("tree_all_reduce", num_bytes(flat)) as traffic:
             if flat.numel():
@@ -69,7 +69,7 @@ class Tree:
         return slices
 
     def buffers(self, example: torch.Tensor) -> list[list[torch.Tensor]]:
-        """For each child, buffers like `example` for the receives that are posted ahead."""
+        """Buffers per child, shaped like `example`, for the receives that are posted ahead."""
         count, size = len(self.children) * _AHEAD, num_bytes(example)
         kept = self._scratch.get(example.device)
         if kept is None or kept.numel() < count * size:
@@ -80,7 +80,7 @@ class Tree:
 
 
 class _Flow:
-    """The messages of one call: slice i climbs under tag 2i and comes down under tag 2i+1."""
+    """The messages of one call: slice i goes up with tag 2i and comes down with tag 2i+1."""
 
     def __init__(self, tree: Tree, slices: Sequence[torch.Tensor], traffic: Traffic) -> None:
         self.parent, self.children, self.depth = tree.parent, tree.children, tree.depth
@@ -92,7 +92,7 @@ class _Flow:
         self.receives: dict[tuple[int, int], dist.Work] = {}
 
     def run(self) -> None:
-        """Take every slice up and down again, each as soon as its turn has come."""
+        """Send every slice up and down again, each at its turn."""
         num_slices = len(self.slices)
         lag = 2 * self.depth + _SLACK if self.depth else 0
         for i in range(min(_AHEAD, num_slices)):
@@ -128,7 +128,7 @@ class _Flow:
             self._receive(self._buffer(child, i), child, i, 2 * i)
 
     def _expect_from_parent(self, i: int) -> None:
-        """Be ready for the total of slice i, which takes the place of this rank's sum once that has left."""
+        """Post the receive of slice i's total, which overwrites this rank's partial sum after that has been sent."""
         if self.parent is not None:
             self.climbing.pop(i).wait()
             self._receive(self.slices[i], self.parent, i, 2 * i + 1)

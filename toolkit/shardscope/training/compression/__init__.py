@@ -1,6 +1,6 @@
-"""What compressors share: codecs, what is remembered between steps, and how compressed gradients meet.
+"""Shared parts of compressors: codecs, residuals between steps, and how compressed gradients are averaged.
 
-A method of compression stands in its folder of `shardscope.methods.compressors`; most are a `Codec` and `Packed`.
+Each compression method has its own folder in `shardscope.methods.compressors`; most are a `Codec` and `Packed`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from shardscope.training.compression.compressor import Carrier, Compressor, NotF
 
 
 def build_compressor(job: Job) -> Compressor | None:
-    """The compressor of one rank of `job`; None where nothing is compressed.
+    """Build the compressor of one rank of `job`; None where nothing is compressed.
 
     Raises:
-        SpecError: A method of the user's built something else.
+        SpecError: A user-defined method built an object that is not a `Compressor`.
     """
     built = job.compression.build(job)
     if built is not None and not isinstance(built, Compressor):

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 
 def packed_size(num_elements: int, bits: int) -> int:
-    """Bytes of a number of elements."""
+    """Bytes that `num_elements` elements take."""
     return -(-num_elements * bits // 8)
 
 
@@ -47,7 +47,7 @@ def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def _in_bytes(codes: Tensor, bits: int) -> Tensor:
-    """Where whole elements fill a byte: 2 or 4 bits each."""
+    """Pack elements of 2 or 4 bits, which fill bytes exactly."""
     columns = _eights(codes).view(-1, 8 // bits)
     packed = columns[:, 0].clone()
     for k in range(1, columns.shape[1]):
@@ -56,7 +56,7 @@ def _in_bytes(codes: Tensor, bits: int) -> Tensor:
 
 
 def _eights(codes: Tensor) -> Tensor:
-    """Rows of eight, the last filled up with zeros."""
+    """Rows of eight, the last padded with zeros."""
     missing = -codes.numel() % 8
     return (pad(codes, (0, missing)) if missing else codes).view(-1, 8)
 

@@ -1,4 +1,4 @@
-"""Integers in blocks: 2 to 8 bits a number, and one float32 scale a block.
+"""Integers in blocks: 2 to 8 bits per number, and one float32 scale per block.
 
 A block's scale is its largest magnitude over the largest integer, so a single outlier costs the precision of its own
 block only (Dettmers et al. 2022, 8-bit optimizers via block-wise quantization).
@@ -17,7 +17,7 @@ class BlockInt(BlockCodec):
     """Rounds to the nearest of 2**bits - 1 equidistant values, symmetric about zero; ties to the even one.
 
     Args:
-        bits: Of an element, 2 to 8.
+        bits: Bits per element, 2 to 8.
         block: Elements that share a scale, a multiple of 8.
     """
 
@@ -26,7 +26,7 @@ class BlockInt(BlockCodec):
         self.largest = 2 ** (bits - 1) - 1
 
     def contraction(self, num_elements: int) -> float | None:
-        """No element is off by more than half a scale or than itself, and the largest of a block is exact."""
+        """Bound for errors that are at most half a scale and at most the element, with the block's peak exact."""
         block = min(self.align, max(num_elements, 1))
         delta = 1 - block / float(2 * self.largest) ** 2
         return max(1 / block, delta)

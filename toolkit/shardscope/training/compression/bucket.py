@@ -1,4 +1,4 @@
-"""What is compressed at a time: a bucket of gradients; and what a method remembers of it from step to step."""
+"""Buckets of gradients, which are compressed as one, and the tensors that a method keeps for them between steps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Bucket:
     """Gradients that travel together.
 
     Attributes:
-        names: Of what lies in it, one after another: parameters, or a unit of sharding.
-        shapes: Theirs. Where a bucket is cut through tensors, each is one flat piece.
-        flat: All of them, contiguous, one-dimensional, in CPU memory; exchanged in place.
-        step: The step under way, from 1.
-        part: Which exchange of this bucket in the step it is, from 0, where each micro-batch has its own.
+        names: Names of its tensors in their order: parameters, or a sharding unit.
+        shapes: Shapes of the tensors. Where a bucket is cut through tensors, each is one flat piece.
+        flat: All tensors, contiguous, one-dimensional, in CPU memory; exchanged in place.
+        step: The current step, from 1.
+        part: Index of this bucket's exchange in the step, from 0, where each micro-batch has its own.
     """
 
     names: Sequence[str]
@@ -31,11 +31,11 @@ class Bucket:
 
     @property
     def sizes(self) -> list[int]:
-        """Elements of each."""
+        """Elements of each tensor."""
         return [shape.numel() for shape in self.shapes]
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The tensors as they lie in a flat one like this bucket's, by name."""
+        """Views of the tensors in `flat`, which is laid out like this bucket, by name."""
         pieces = flat.split(self.sizes)
         return {
             name: piece.view(shape)
@@ -43,9 +43,9 @@ class Bucket:
         }
 
     def cut(self, flat: Tensor, start: int) -> Bucket:
-        """A bucket of `flat`, which lies from element `start` on of one like this; what is past its end is padding.
+        """Bucket of `flat`, the part of this bucket from element `start` on; elements past its end are padding.
 
-        A piece's name tells where in its tensor it begins: ``name@start``.
+        A piece's name states where in its tensor it begins: ``name@start``.
         """
         names, sizes, at, stop = [], [], 0, start + flat.numel()
         for name, size in zip(self.names, self.sizes, strict=True):
@@ -61,12 +61,12 @@ class Bucket:
 
 
 def tensor_of(name: str) -> str:
-    """The tensor that a piece made by `Bucket.cut` lies in; any other name is a tensor's own."""
+    """Name of the tensor that contains a piece made by `Bucket.cut`; any other name is a tensor's own."""
     return name.partition("@")[0]
 
 
 def squares_by_tensor(names: Sequence[str], pieces: Sequence[Tensor]) -> dict[str, float]:
-    """Squared norms of pieces, added up for each tensor that they lie in; padding is left out."""
+    """Squared norms of pieces, summed per tensor; padding is left out."""
     squares: dict[str, float] = {}
     for name, piece in zip(names, pieces, strict=True):
         if not name.endswith(f"@{PADDING}"):
@@ -78,16 +78,16 @@ def squares_by_tensor(names: Sequence[str], pieces: Sequence[Tensor]) -> dict[st
 
 @dataclass
 class Kept:
-    """Flat float32 tensors kept from step to step, beside buckets and by the names of what lies in them.
+    """Flat float32 tensors kept from step to step, one per bucket, and by the names of the bucket's tensors.
 
-    `DistributedDataParallel` cuts its buckets anew in the second step: what was kept moves along, name by name.
+    `DistributedDataParallel` rebuilds its buckets in the second step; the kept values move along, name by name.
     """
 
     _flats: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
     _pieces: dict[str, Tensor] = field(default_factory=dict)
 
     def of(self, bucket: Bucket) -> Tensor:
-        """What is kept beside this bucket, laid out like it; zeros where there was nothing."""
+        """The kept tensor of this bucket, laid out like it; zeros where nothing was kept."""
         key = tuple(bucket.names)
         flat = self._flats.get(key)
         if flat is None or flat.numel() != bucket.flat.numel():
@@ -106,7 +106,7 @@ class Kept:
         return flat
 
     def _drop(self, names: Sequence[str]) -> None:
-        """Forget the buckets that these tensors lay in; what else lay in them keeps its pieces."""
+        """Drop the buckets that contained these tensors; their other tensors keep their pieces."""
         tensors = {tensor_of(name) for name in names}
         stale = [key for key in self._flats if not tensors.isdisjoint(map(tensor_of, key))]
         for key in stale:
@@ -114,17 +114,17 @@ class Kept:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that is kept, for counting memory."""
+        """All kept tensors, for counting memory."""
         return list(self._flats.values())
 
     @property
     def norm(self) -> float:
-        """Of all of it as one vector."""
+        """Norm of all kept tensors as one vector."""
         return float(sum(float(flat.double().square().sum()) for flat in self._flats.values()) ** 0.5)
 
     @property
     def squares(self) -> dict[str, float]:
-        """Squared norms of what lies beside the buckets, by tensor."""
+        """Squared norms of the kept tensors, by the tensor that they belong to."""
         found: dict[str, float] = {}
         for names in self._flats:
             for name, square in squares_by_tensor(names, [self._pieces[name] for name in names]).items():
@@ -132,9 +132,9 @@ class Kept:
         return found
 
     def state_dict(self) -> dict[str, Tensor]:
-        """By name; once buckets have come, without pieces of shares that none of them has claimed.
+        """Kept pieces by name; after the first bucket, without pieces of shares that no bucket has claimed.
 
-        Another cut has left those: their elements now lie in a share that another rank remembers.
+        Those are left over from another cut: their elements now belong to a share that another rank keeps.
         """
         claimed = {name for key in self._flats for name in key}
         return {
@@ -144,6 +144,6 @@ class Kept:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what `state_dict` gave; tensors that no longer fit are taken for zeros."""
+        """Load the state that `state_dict` returned; tensors that no longer fit become zeros."""
         self._flats.clear()
         self._pieces = {name: tensor.float().clone().view(-1) for name, tensor in state.items()}

@@ -1,7 +1,7 @@
-"""Half-precision floats: two bytes a number, added up on the way.
+"""Half-precision floats: two bytes per number, summed during the exchange.
 
-torch's own bf16 hook refuses gloo, and its fp16 hook is this one. Values beyond the range of fp16 become infinite here;
-who packs looks for that.
+torch's own bf16 hook refuses gloo, and its fp16 hook does the same as this codec. Values beyond the range of fp16
+become infinite here; the caller checks for it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from shardscope.training.compression.codec import Codec
 
 
 class Cast(Codec):
-    """Rounds to the nearest number of a short format.
+    """Rounds to the nearest number of a 16-bit format.
 
-    The range of fp16, and the coarseness of bf16 at the end of its own, make infinities of finite float32.
+    Finite float32 values may become infinite: fp16 has a short range, and bf16 is coarse at the end of its own.
     """
 
     may_overflow: ClassVar[bool] = True

@@ -1,7 +1,7 @@
-"""What a codec is: numbers to bytes and back, one rank's own business, without any exchange.
+"""Codecs: numbers to bytes and back on one rank, without any exchange.
 
-A codec packs float32 values into exactly `num_bytes` bytes, which is a function of their count alone: every rank knows
-how much it will receive. Packets cross the wire as they are, so a number of 4 bits takes half a byte. What is random is
+A codec packs float32 values into exactly `num_bytes` bytes, a function of their count alone, so every rank can compute
+how much it will receive. Packets cross the wire unchanged, so a number of 4 bits takes half a byte. Random numbers are
 drawn from a seed: the same step of the same job draws the same numbers on every repetition.
 """
 
@@ -18,20 +18,20 @@ from shardscope.errors import SpecError
 
 
 class Codec(ABC):
-    """Base of all codecs. A subclass sets what it claims; the conformance class holds it to that."""
+    """Base class of all codecs. A subclass declares its properties, and the conformance tests check them."""
 
     summable: torch.dtype | None = None
-    """The number format in which packets may be added up instead of unpacked, if they may."""
+    """Number format in which packets can be summed without unpacking; None if they cannot."""
     unbiased: ClassVar[bool] = False
-    """Whether the mean over seeds of what comes back is what went in."""
+    """Whether decoding is unbiased: the mean over seeds of the decoded values equals the input."""
     shared_seed: ClassVar[bool] = False
-    """Whether all ranks draw the same random numbers (those who keep the same elements must)."""
+    """Whether all ranks draw the same random numbers (as they must to keep the same elements)."""
     may_overflow: ClassVar[bool] = False
-    """Whether finite values may become infinite in a packet; who packs looks for that."""
+    """Whether finite values may become infinite in a packet; the caller then checks for it."""
     out_of_range: str = "lower the learning rate, or set feedback=True, with which nothing is multiplied"
-    """What to do where finite values become infinite in a packet."""
+    """Advice for the user where finite values become infinite in a packet."""
     align: int = 1
-    """Elements that belong together: a share of a bucket that is packed by itself is a multiple of it."""
+    """Block size in elements: a share of a bucket that is packed separately is a multiple of it."""
     is_compiled: bool = False
     """Whether it runs compiled loops."""
 
@@ -40,43 +40,43 @@ class Codec(ABC):
         return None
 
     def begin_step(self, step: int) -> None:
-        """Called before the first bucket of a step, for codecs whose settings move; the same on all ranks."""
+        """Called before the first bucket of a step, for codecs whose settings change; the same on all ranks."""
 
     def prepare(self) -> None:
-        """Called once, before the first step: what takes its time on first use is better done now."""
+        """Do work that is slow on first use, such as compiling; called once, before the first step."""
 
     @abstractmethod
     def num_bytes(self, num_elements: int) -> int:
-        """Of a packet with this many values."""
+        """Bytes of a packet with `num_elements` values."""
 
     @abstractmethod
     def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:
         """Pack finite float32 `values`, flat, into the uint8 `packet` of `num_bytes` bytes.
 
-        There may be no values at all. They are left as they are: error feedback still needs them.
+        `values` may be empty. It is not modified: error feedback still needs it.
         """
 
     @abstractmethod
     def decode(self, packet: Tensor, out: Tensor, seed: int, *, add: bool = False) -> None:
-        """Unpack into `out`, float32 and flat; with `add`, add to what is there.
+        """Unpack into `out`, float32 and flat; with `add`, add to its values.
 
         `seed` is the one that the packet was made with.
         """
 
     def subtract(self, packet: Tensor, values: Tensor, seed: int) -> None:
-        """Subtract from `values` what of them is in the packet: what remains is what the packet leaves out."""
+        """Subtract the decoded packet from `values`, which leaves the residual."""
         back = torch.empty_like(values)
         self.decode(packet, back, seed)
         values.sub_(back)
 
 
 class SimpleCodec(Codec):
-    """A codec of two functions, for methods of one's own. They are not asked to pack or unpack no values.
+    """A codec made of two functions, for user-defined methods. The functions are never called for zero values.
 
     Args:
-        num_bytes: The bytes of a packet by its number of values, such as a method's `packet_bytes`.
-        pack: From float32 values, flat, to a tensor of any number format whose bytes are the packet.
-        unpack: From a packet, a flat uint8 tensor, and the number of its values to these values, float32 and flat.
+        num_bytes: Maps the number of values to the bytes of a packet, such as a method's `packet_bytes`.
+        pack: Maps float32 values, flat, to a tensor of any number format whose bytes are the packet.
+        unpack: Maps a packet, a flat uint8 tensor, and its number of values to these values, float32 and flat.
 
     Example:
         >>> back = lambda packet, count: packet.view(torch.float16).float()

@@ -1,10 +1,10 @@
-"""Compressors: how the ranks come to the mean of their gradients by way of something smaller.
+"""Compressors: how the ranks compute the mean of their gradients from compressed messages.
 
-A strategy has one `Compressor` a rank and asks it for the mean of a bucket (`mean_`, in the place of an all-reduce) or
-for this rank's share of it (`scatter_mean`, in the place of a reduce-scatter). It brings a `Carrier`, its own way of
-adding tensors up and the packets among its ranks. All ranks end with the same numbers, to the bit.
+A strategy has one `Compressor` per rank. It calls `mean_` for the mean of a bucket, instead of an all-reduce, or
+`scatter_mean` for this rank's share of it, instead of a reduce-scatter. It passes a `Carrier` with its own way to sum
+tensors and the packet exchanges among its ranks. All ranks end with bit-identical numbers.
 
-`packed.Packed` serves every method that is a `Codec`; methods that work otherwise have a compressor of their own.
+`packed.Packed` serves every method that is a `Codec`; other methods have their own compressor.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class NotFinite(ShardscopeError):
 
 @dataclass(frozen=True)
 class Carrier:
-    """What a strategy gives a compressor to communicate with; everything in CPU memory.
+    """The communication that a strategy offers a compressor; all tensors are in CPU memory.
 
     Attributes:
-        sum_: Sums a flat tensor of any number format over all ranks, in place, as the strategy does it.
-        packets: Among the same ranks.
-        meter: Spans of packing and unpacking go there, in the lane ``codec``.
-        seed: The job's.
-        scatter_sum: Sums a flat tensor of equal shares over all ranks; returns this rank's share, a view of it. Only
-            strategies that hold gradients in shares have it.
+        sum_: Sums a flat tensor of any number format over all ranks, in place, with the strategy's algorithm.
+        packets: Packet exchanges among the same ranks.
+        meter: Records the spans of packing and unpacking, in the lane ``codec``.
+        seed: The job's seed.
+        scatter_sum: Sums a flat tensor of equal shares over all ranks and returns this rank's share, a view of it. Set
+            only by strategies that shard gradients.
     """
 
     sum_: Callable[[Tensor], Tensor]
@@ -52,24 +52,24 @@ class Carrier:
 
     @property
     def world_size(self) -> int:
-        """Ranks whose gradients meet."""
+        """Number of ranks whose gradients are averaged."""
         return self.packets.world_size
 
     @property
     def rank(self) -> int:
-        """This one's place among them."""
+        """Index of this rank among them."""
         return self.packets.index
 
 
 class Owed(NamedTuple):
-    """What one rank owes of one tensor, or of the unit of sharding that it is packed in.
+    """One rank's residual of one tensor, or of the sharding unit that it is packed in.
 
     Attributes:
         kind: ``residual`` of its own gradient, ``share`` of the mean, or ``unsent`` under deep gradient compression.
         layer: The name of the tensor or unit.
-        owed: Norm of what is still to be sent, after the step.
-        gradient: Norm of what the step brought: the gradient, under 1-bit methods the first moment, each in the units
-            it is packed in, under deep gradient compression its momentum. Of several exchanges in a step, the root of
+        owed: Norm of the residual after the step.
+        gradient: Norm of the step's input: the gradient, or the first moment under 1-bit methods, each in the units it
+            is packed in; under deep gradient compression, its momentum. For several exchanges in a step, the root of
             the sum of their squares.
     """
 
@@ -80,43 +80,43 @@ class Owed(NamedTuple):
 
 
 class Compressor(ABC):
-    """Base: one rank's side of one method."""
+    """Base class: one rank's side of a compression method."""
 
     freezes_variance: ClassVar[bool] = False
-    """Whether the optimizer must be one whose second moment can be frozen."""
+    """Whether the method needs an optimizer whose second moment can be frozen."""
 
     def attach(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Called once, before the first step: what will update the parameters, which come by the names in buckets."""
+        """Receive the optimizer and its parameters, by their names in buckets; called once, before the first step."""
 
     def begin_step(self, step: int) -> None:
         """Called on every rank before the first bucket of a step."""
 
     @abstractmethod
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
-        """Replace ``bucket.flat`` by the mean over all ranks, as far as it gets through.
+        """Replace ``bucket.flat`` by the mean over all ranks, as far as the compressed messages carry it.
 
         Raises:
-            NotFinite: It holds a NaN or an infinity.
+            NotFinite: The bucket holds a NaN or an infinity.
         """
 
     def scatter_mean(self, bucket: Bucket, carrier: Carrier, out: Tensor) -> None:  # noqa: ARG002
-        """This rank's share of the mean goes to `out`; the bucket is of as many equal shares as there are ranks.
+        """Write this rank's share of the mean to `out`; the bucket has one share per rank, all of equal size.
 
-        Only methods of the kinds ``sums`` and ``packets`` are asked; ``bucket.flat`` may be left as scratch.
+        Called only for methods of the kinds ``sums`` and ``packets``. ``bucket.flat`` may be overwritten as scratch.
 
         Raises:
             NotFinite: The bucket holds a NaN or an infinity.
         """
         raise AssertionError(f"{type(self).__name__} has no shares: the job's checks let it through")
 
-    # Where one rank packs and another unpacks; asked of the same kinds.
+    # For strategies where one rank packs and another unpacks; called for the same kinds of methods.
 
     def num_bytes(self, num_elements: int) -> int:  # noqa: ARG002
-        """Of the packet of a bucket with this many elements."""
+        """Bytes of the packet of a bucket with `num_elements` elements."""
         raise AssertionError(f"{type(self).__name__} has no packets: the job's checks let it through")
 
     def pack(self, bucket: Bucket, carrier: Carrier) -> Tensor:  # noqa: ARG002
-        """This rank's packet of the whole bucket and of what it remembers beside it.
+        """Return this rank's packet of the whole bucket plus its residual.
 
         Raises:
             NotFinite: The bucket holds a NaN or an infinity.
@@ -132,20 +132,20 @@ class Compressor(ABC):
         sender: int,  # noqa: ARG002
         add: bool = False,  # noqa: ARG002
     ) -> None:
-        """What `sender` packed of its bucket of these names in this step goes to ``bucket.flat``, in float32."""
+        """Unpack to ``bucket.flat``, in float32, the packet that `sender` made of the same bucket in this step."""
         raise AssertionError(f"{type(self).__name__} has no packets: the job's checks let it through")
 
     def forget(self) -> None:
-        """Remember nothing from here on: for strategies in which what a packet leaves out is sent later anyway."""
+        """Keep no residuals from here on: for strategies that send later what a packet leaves out."""
 
     def conclude_(self, mean: Tensor, step: int) -> None:
-        """Make a mean of unpacked packets the method's result; it is as it is, unless they were votes."""
+        """Turn a mean of unpacked packets into the method's result; it changes only where packets are votes."""
 
     def after_step(self, parameters: Sequence[nn.Parameter], carrier: Carrier, step: int) -> None:
-        """Called on every rank after each update, for methods that exchange something else than gradients."""
+        """Called on every rank after each update, for methods that exchange other tensors than gradients."""
 
     def averaged(self, carrier: Carrier) -> StandIns:  # noqa: ARG002
-        """Parameters that the ranks train apart, and the mean over all ranks for each; called on every rank."""
+        """Map each parameter that the ranks train separately to its mean over all ranks; called on every rank."""
         return {}
 
     def warmup_ends(self, after: int) -> int | None:  # noqa: ARG002
@@ -154,22 +154,22 @@ class Compressor(ABC):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it packs by compiled loops, which the run's start event says."""
+        """Whether it packs by compiled loops; the run's start event reports this."""
         return False
 
     @property
     def memories(self) -> Sequence[Memory]:
-        """What it remembers gradients in."""
+        """The memories that hold its residuals."""
         return ()
 
     def watch(self, is_on: bool) -> None:
-        """Called before a step: whether `owed` will be asked for after it."""
+        """Called before a step: whether `owed` will be read after it."""
         for memory in self.memories:
             memory.watch(is_on)
 
     @property
     def owed(self) -> list[Owed]:
-        """What is owed after a watched step, beside what the step brought."""
+        """Residuals after a watched step, each with the norm of the step's input."""
         return [
             Owed(kind, name, math.sqrt(square), math.sqrt(memory.seen[name]))
             for memory in self.memories
@@ -181,12 +181,12 @@ class Compressor(ABC):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What is worth watching, by name: norms of residuals, bits, ranks. Written to the run's events."""
+        """Figures worth watching, by name: norms of residuals, bits, ranks. Written to the run's events."""
         return {}
 
     @property
     def plan(self) -> dict[str, int]:
-        """Bits or ranks in force by layer, for methods that move them; written to the run's events when they move."""
+        """Current bits or ranks by layer, for methods that adapt them; written to the run's events on change."""
         return {}
 
     @property
@@ -195,13 +195,13 @@ class Compressor(ABC):
         return []
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What this rank must find again after a restart, by name."""
+        """State that this rank must restore on resume, by name."""
         return {}
 
     def merge(self, states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Out of the states of all ranks of an earlier run, the one that each rank of another number goes on with.
+        """Merge the states of all ranks of an earlier run into the state that every rank of a new world size loads.
 
-        It is their mean, so that what is owed to the mean gradient stays the same; integers are equal on all ranks.
+        It is their mean, so that the residual of the mean gradient stays the same; integers are equal on all ranks.
         """
         total: dict[str, Tensor] = {}
         count = 0
@@ -215,14 +215,14 @@ class Compressor(ABC):
         return {name: t.div_(count) if t.is_floating_point() else t for name, t in total.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what `state_dict` gave."""
+        """Load the state that `state_dict` returned."""
 
 
 def refuse_not_finite(bucket: Bucket, method: str, *, in_float32: bool = True) -> None:
-    """Refuse NaN and infinities, naming whose gradient holds them; and what becomes infinite in float32.
+    """Refuse NaN, infinities, and values that become infinite in float32, naming the parameter.
 
     Raises:
-        NotFinite: There is one.
+        NotFinite: The bucket holds one of them.
     """
     if not bucket.flat.numel():
         return
@@ -246,7 +246,7 @@ def refuse_out_of_range(unpacked: Bucket, method: str, way_out: str) -> None:
     """Refuse infinities that packing has made of finite gradients, or of their sum.
 
     Raises:
-        NotFinite: There is one.
+        NotFinite: The bucket holds a value that is not finite.
     """
     for name, view in unpacked.views(unpacked.flat).items():
         if not torch.isfinite(view).all():
@@ -257,6 +257,6 @@ def refuse_out_of_range(unpacked: Bucket, method: str, way_out: str) -> None:
 
 
 def seed_of(job_seed: int, step: int, names: Sequence[str], rank: int | None) -> int:
-    """A seed for one bucket of one step: the same on every repetition; on every rank too where `rank` is None."""
+    """Seed for one bucket of one step: the same on every repetition, and on every rank too if `rank` is None."""
     text = f"{job_seed}/{step}/{names[0]}/{len(names)}/{'all' if rank is None else rank}"
     return zlib.crc32(text.encode())

@@ -1,14 +1,14 @@
-"""The compiled loops of all codecs. Only imported where numba is installed and asked for.
+"""The compiled loops of all codecs. Only imported where numba is installed and requested.
 
-All in one file: numba compiles anew when the file of a loop is newer than what it kept, and does not look at the files
-of the helpers. Each loop writes the bytes that the plain route writes, so it does the same operations in the same
-order, in float32, and nothing is reassociated. What makes them fast: magnitudes are compared as integers (the bits of
-positive floats are in their order), numbers are rounded by adding and taking off 1.5 * 2**23, and the inner loops run
-over slices of one block, from 0 to its size, which lets the compiler work on many elements at once.
+All are in one file: numba recompiles when the file of a loop is newer than its cache, and ignores the files of the
+helpers. Each loop writes the same bytes as the plain route, so it does the same operations in the same order, in
+float32, and nothing is reassociated. Three things make the loops fast. Magnitudes are compared as integers (the bits of
+positive floats are in the same order). Numbers are rounded by adding and subtracting 1.5 * 2**23. The inner loops run
+over slices of one block, from 0 to its size, so that the compiler can vectorise them.
 
 Arrays are flat; `first` and `stop` are the blocks (or groups of elements) of one thread.
 """
-# Types are numba's to infer, from what a loop is called with.
+# numba infers types from a loop's arguments.
 # ruff: noqa: ANN001, ANN201, PLR0917
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -30,7 +30,7 @@ SHRINK = F32(2.0**-32)
 UNIT_16 = F32(2.0**-16)
 FP8_LARGEST = F32(448)
 FP8_NORMAL = U32(121 << 23)  # the bits of 2**-6, the smallest normal number of e4m3
-FP8_SMALL = U32(141 << 23)  # of 2**14, beside which a float32 has steps of 2**-9, the smallest number of e4m3
+FP8_SMALL = U32(141 << 23)  # of 2**14, where float32 has steps of 2**-9, the smallest number of e4m3
 FP8_SMALL_ROUNDER = F32(2.0**14)
 FP8_REBIAS = U32(
     ((7 - 127) * 2**23 + 0x7FFFF) % 2**32
@@ -39,7 +39,7 @@ FP8_REBIAS = U32(
 
 @inlined
 def draw(index, key, other):
-    """`noise.draw`, all 32 bits of which the upper are good."""
+    """`noise.draw` with all 32 bits, of which the upper are well mixed."""
     word = U32(U32(index) + key)
     word = U32(U32(word ^ U32(word >> U32(16))) * FIRST)
     word = U32(word ^ U32(word >> U32(15)))
@@ -57,13 +57,13 @@ def peak_word(words):
 
 @inlined
 def bits_of(value):
-    """Of a float32."""
+    """The bits of a float32."""
     return F32(value).view(U32)
 
 
 @inlined
 def as_float(word):
-    """The float32 of these bits."""
+    """The float32 with these bits."""
     return U32(word).view(F32)
 
 
@@ -117,7 +117,7 @@ def unpack(packed, bits, count, codes):  # noqa: C901 - compiled as one loop
 
 @inlined
 def pack_signs(words, packed):
-    """A bit an element, set where it is negative."""
+    """Pack one bit per element, set if it is negative."""
     whole = words.size >> 3
     for i in range(whole):
         byte = U32(0)
@@ -133,7 +133,7 @@ def pack_signs(words, packed):
 
 @inlined
 def unpack_signs(packed, count, words):
-    """Sign bits where a float32 has them, into the first `count` of `words` and up to seven more."""
+    """Unpack bits to a float32's sign position, into the first `count` of `words` and up to seven more."""
     for i in range((count + 7) >> 3):
         byte = U32(packed[i])
         for k in range(8):
@@ -142,7 +142,7 @@ def unpack_signs(packed, count, words):
 
 @inlined
 def put(values, out, mode):
-    """As many of `values` as there is room into (0), onto (1) or off (2) `out`."""
+    """Set `out` to its number of `values` (0), add them to it (1) or subtract them from it (2)."""
     if mode == 0:
         for i in range(out.size):
             out[i] = values[i]
@@ -156,7 +156,7 @@ def put(values, out, mode):
 
 @inlined
 def inverse_of(scale):
-    """1 / scale; 0 where the scale is."""
+    """1 / scale; 0 where the scale is 0."""
     return ONE / scale if scale > ZERO else ZERO
 
 
@@ -195,7 +195,7 @@ def halve(sums, width):
 
 @inlined
 def add_magnitudes(values, factor, sums, block):
-    """Their sum, by way of `sums`, each multiplied by `factor`."""
+    """Sum of magnitudes, each multiplied by `factor`; `sums` is scratch."""
     for i in range(values.size):
         sums[i] = abs(values[i]) * factor
     sums[values.size :] = ZERO
@@ -234,7 +234,7 @@ def encode_at_random(values, words, scales, packed, block, bits, keys, first, st
 
 @compiled
 def decode_integers(scales, packed, out, block, bits, mode, first, stop):
-    """Of `blocks.BlockInt` and `qsgd.Qsgd`, and of `ternary.Ternary`, whose one scale is for all."""
+    """Decode `blocks.BlockInt`, `qsgd.Qsgd` and `ternary.Ternary`, which has one scale for all blocks."""
     zero = F32((1 << (bits - 1)) - 1)
     codes, values = np.zeros(block + 8, np.uint8), np.empty(block, F32)
     for b in range(first, stop):
@@ -266,7 +266,7 @@ def encode_float8(values, words, scales, packed, block, first, stop):
 
 @compiled
 def decode_float8(scales, packed, table, out, block, mode, first, stop):
-    """Of `fp8.BlockFloat8`; `table` holds the 256 numbers of the format."""
+    """Decode `fp8.BlockFloat8`; `table` holds the 256 numbers of the format."""
     values = np.empty(block, F32)
     for b in range(first, stop):
         start = b * block
@@ -307,7 +307,7 @@ def encode_votes(values, words, packed, seed, block, first, stop):
 
 @compiled
 def conclude_votes(counted, tie, block, first, stop):
-    """`signs.MajorityVote.conclude_`; `tie` is what a tie on element 0 comes to, `block` is even."""
+    """`signs.MajorityVote.conclude_`; `tie` is the result of a tie on element 0, `block` is even."""
     for b in range(first, stop):
         own = counted[b * block : (b + 1) * block]
         for i in range(own.size):
@@ -317,7 +317,7 @@ def conclude_votes(counted, tie, block, first, stop):
 
 @compiled
 def decode_signs(scales, packed, out, block, mode, first, stop):
-    """Of `signs.BlockSign`, and of `signs.Vote` with one scale for all."""
+    """Decode `signs.BlockSign`, and `signs.Vote` with one scale for all blocks."""
     values, words = np.empty(block, F32), np.empty(block, U32)
     for b in range(first, stop):
         start = b * block
@@ -345,7 +345,7 @@ def measure(values, words, peaks, squares, block, first, stop):
 
 @compiled
 def encode_ternary(values, scale, packed, block, keys, first, stop):
-    """`ternary.Ternary`, once its scale is known."""
+    """`ternary.Ternary`, after its scale is known."""
     codes = np.zeros(block + 8, np.uint8)
     for b in range(first, stop):
         start = b * block
@@ -369,7 +369,7 @@ def encode_natural(words, exponents, signs, block, keys, first, stop):
 
 @compiled
 def decode_natural(exponents, signs, out, block, mode, first, stop):
-    """Of `natural.Natural`."""
+    """Decode `natural.Natural`."""
     values, words = np.empty(block, F32), np.empty(block, U32)
     for b in range(first, stop):
         start = b * block

@@ -1,6 +1,6 @@
-"""What a rank remembers of what it has not sent: nothing, or the residual of error feedback.
+"""A rank's memory of what it has not sent: nothing, or the residual of error feedback.
 
-A memory turns a bucket's gradient into the values that are packed (`before`), and learns what came back of them
+A memory turns a bucket's gradient into the values that are packed (`before`), and then receives the decoded values
 (`after`). It is part of every checkpoint.
 """
 
@@ -14,46 +14,46 @@ from shardscope.training.compression.bucket import Bucket, Kept, squares_by_tens
 
 
 class Memory:
-    """Remembers nothing: each step's gradient is packed as it is."""
+    """Memory that keeps nothing: each step's gradient is packed unchanged."""
 
     is_needed = False
-    """Whether `after` must be told what came back, which costs unpacking one's own packet."""
+    """Whether the memory needs the decoded values, which costs unpacking the rank's own packet."""
     keeps_values = False
-    """Whether what came back is simply taken off the values that `before` gave, where they lie, instead of a call of
+    """Whether the caller subtracts the decoded values in place from those that `before` returned, instead of calling
     `after`."""
 
     seen: dict[str, float] | None = None
-    """Squared norms of what steps have brought since `watch`, by tensor; None while nobody asks."""
+    """Squared norms of the steps' inputs since `watch`, by tensor; None while not watched."""
 
     def watch(self, is_on: bool) -> None:
-        """From here on, note what comes in, or no longer."""
+        """Start or stop recording the norms of inputs."""
         self.seen = {} if is_on else None
 
     def note(self, names: Sequence[str], sizes: Sequence[int], flat: Tensor) -> None:
-        """What a step has brought for these tensors, if anybody asks; exchanges of one step add up."""
+        """Record the input of a step for these tensors, if watched; exchanges of one step add up."""
         if self.seen is not None:
             for name, square in squares_by_tensor(names, flat.split(list(sizes))).items():
                 self.seen[name] = self.seen.get(name, 0.0) + square
 
     def before(self, bucket: Bucket) -> Tensor:
-        """The values to pack, flat float32; `bucket.flat` itself where that will do."""
+        """Return the values to pack, flat float32; `bucket.flat` itself where possible."""
         return bucket.flat.float()
 
     def after(self, bucket: Bucket, values: Tensor, back: Tensor) -> None:
-        """What of `values` got through."""
+        """Receive `back`, the decoded form of `values`."""
 
     @property
     def kept(self) -> dict[str, Kept]:
-        """What must be saved, by kind; what is owed to the mean gradient comes first."""
+        """Tensors that checkpoints must save, by kind; the residual of the mean gradient comes first."""
         return {}
 
     @property
     def owed(self) -> dict[str, Kept]:
-        """What is still to be sent, by kind."""
+        """Residuals, by kind."""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that is remembered, by kind and name."""
+        """All kept tensors, by kind and name."""
         return {
             f"{kind}.{name}": tensor
             for kind, kept in self.kept.items()
@@ -61,7 +61,7 @@ class Memory:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what `state_dict` gave."""
+        """Load the state that `state_dict` returned."""
         for kind, kept in self.kept.items():
             prefix = f"{kind}."
             kept.load_state_dict(

@@ -1,9 +1,9 @@
-"""Cheap random numbers that can be drawn for any element by itself: a hash of a seed and the element's index.
+"""Cheap random numbers that can be drawn for each element independently: a hash of a seed and the element's index.
 
-Stochastic rounding needs one random number an element. A generator's stream would cost more than all the rest of
-packing, and cannot be split among threads or between compiled and plain code; a hash can. Mixed are 32-bit integers,
-by shifts and odd multipliers (those of Wellons' lowbias32; `loops.draw` is the same hash, compiled). These numbers are
-good enough to round with, and for nothing else.
+Stochastic rounding needs one random number per element. A generator's stream would cost more than all the rest of
+packing, and cannot be split among threads or between compiled and plain code; a hash can. It mixes 32-bit integers by
+shifts and odd multipliers (those of Wellons' lowbias32; `loops.draw` is the same hash, compiled). These numbers are
+good enough for rounding, and for nothing else.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 _WORD = 2**32
 
 Keys = tuple[int, int]
-"""Two 32-bit integers that tell one stream of random numbers from another."""
+"""Two 32-bit integers that identify a stream of random numbers."""
 
 
 def keys_of(seed: int) -> Keys:
-    """The keys of a seed; neighbouring seeds have nothing in common."""
+    """The keys of a seed; neighbouring seeds give unrelated keys."""
     first = _mix(seed % _WORD)
     return first, _mix(first ^ 0x9E3779B9)
 
@@ -50,6 +50,6 @@ def _fold(words: Tensor, shift: int) -> None:
 
 
 def _signed(word: int) -> int:
-    """The int32 of the same bits."""
+    """The int32 with the same bits."""
     word %= _WORD
     return word - _WORD if word >= _WORD // 2 else word

@@ -1,10 +1,10 @@
-"""Methods that are a codec: three ways in which packets meet, with or without error feedback.
+"""Compressor for methods that are a codec: three ways to exchange packets, with or without error feedback.
 
-| way | what a rank sends of a bucket packed into P bytes, W ranks |
+| way | bytes that a rank sends of a bucket packed into P bytes, W ranks |
 |---|---|
-| added up, where packets allow it | what the strategy's all-reduce sends of P bytes |
-| two-phase | 2 (W-1) packets of a W-th of the bucket: each rank collects its share from all, adds it up in float32, packs the mean again and sends it to all (Tang et al. 2021, 1-bit Adam; Wang et al. 2023, ZeRO++) |
-| gather | (W-1) P: everyone receives all packets; grows with the ranks |
+| sum, where packets allow it | the bytes that the strategy's all-reduce sends of P bytes |
+| two-phase | 2 (W-1) packets of a W-th of the bucket: each rank collects its share from all, sums it in float32, packs the mean again and sends it to all (Tang et al. 2021, 1-bit Adam; Wang et al. 2023, ZeRO++) |
+| gather | (W-1) P: every rank receives all packets; grows with the number of ranks |
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shardscope.training.compression.memory import ErrorFeedback, Memory
 
 _SHARE = "share."
 _APART = 7919
-"""Between the seeds of a bucket's exchanges in one step."""
+"""Distance between the seeds of a bucket's exchanges in one step."""
 
 
 def share_size(num_elements: int, world_size: int, align: int) -> int:
@@ -39,14 +39,14 @@ def share_size(num_elements: int, world_size: int, align: int) -> int:
 
 
 class Packed(Compressor):
-    """A codec, what is remembered, and a way to meet.
+    """Compressor made of a codec, memories of residuals, and a way to exchange packets.
 
     Args:
-        name: Of the method, for errors.
-        codec: Its codec.
-        memory: Of this rank's own gradient.
-        shares: Of this rank's share of the mean, which the two-phase way packs a second time.
-        exchange: ``"two-phase"`` or ``"gather"``; not looked at where packets can be added up.
+        name: The method's name, for errors.
+        codec: The method's codec.
+        memory: Residuals of this rank's own gradient.
+        shares: Residuals of this rank's share of the mean, which the two-phase way packs a second time.
+        exchange: ``"two-phase"`` or ``"gather"``; ignored where packets can be summed.
         carries_overflow: Whether NaN and infinities are passed on instead of refused.
     """
 
@@ -68,7 +68,7 @@ class Packed(Compressor):
 
     @classmethod
     def of(cls, name: str, codec: Codec, *, feedback: bool, exchange: str = "two-phase") -> Packed:
-        """With error feedback on what is packed, on both sides, or with none."""
+        """Build a compressor with error feedback for every packet, gradients and shares, or without feedback."""
         if not feedback:
             return cls(name, codec, exchange=exchange)
         shares = ErrorFeedback("share") if exchange == "two-phase" and codec.summable is None else None
@@ -118,7 +118,7 @@ class Packed(Compressor):
     def _look_for_overflow(self, packed: Tensor, unpacked: Bucket) -> None:
         """Refuse infinities that packing has made of finite gradients, or of their sum.
 
-        Looked at is whatever is in float32, the packet or what came out of it: torch is slow to add up short formats.
+        The check reads the packet or the unpacked values, whichever is in float32: torch is slow to sum short formats.
         """
         if not self.codec.may_overflow or self.carries_overflow:
             return
@@ -150,7 +150,7 @@ class Packed(Compressor):
     def forget(self) -> None:
         self.memory, self.shares = Memory(), Memory()
 
-    # The three ways to meet.
+    # The three ways to exchange packets.
 
     def _sum(self, bucket: Bucket, values: Tensor, out: Tensor, carrier: Carrier) -> None:
         packets = self._pack_summands(bucket, values, values.numel(), 1, carrier)
@@ -167,7 +167,7 @@ class Packed(Compressor):
         share = share_size(count, world_size, self.codec.align)
         incoming = carrier.packets.all_to_all(self._pack(bucket, values, share, world_size, carrier))
         pieces = [out[rank * share : (rank + 1) * share] for rank in range(world_size)]
-        mean = _whole(pieces[carrier.rank], share)  # what was in `out` is packed by now
+        mean = _whole(pieces[carrier.rank], share)  # `out` may be overwritten: its values are packed already
         self._add_up(incoming, mean, bucket, carrier, row=carrier.rank)
         gathered = carrier.packets.all_gather(self._pack_share(bucket, mean, carrier))
         for rank, (packet, piece) in enumerate(zip(gathered, pieces, strict=True)):
@@ -180,7 +180,7 @@ class Packed(Compressor):
     # Packing and unpacking.
 
     def _pack(self, bucket: Bucket, values: Tensor, share: int, count: int, carrier: Carrier) -> Tensor:
-        """Packets of the `count` shares of `values`, [count, bytes]; the memory learns what they leave out."""
+        """Pack the `count` shares of `values`, [count, bytes], and store the residuals in the memory."""
         rows = list(_rows(values, share, count))
         packets = self._room(len(rows), share)
         with carrier.meter.span("codec", "encode"):
@@ -193,12 +193,12 @@ class Packed(Compressor):
     def _remember(
         self, bucket: Bucket, values: Tensor, packets: Tensor, rows: list[Tensor], carrier: Carrier
     ) -> None:
-        """Tell the memory what of `values` is in the packets, or take that off them where they lie."""
+        """Pass the decoded packets to the memory, or subtract them from `values` in place."""
         seeds = [self._seed(bucket, carrier, j) for j in range(len(rows))]
         if self.memory.keeps_values:
             for j, piece in enumerate(values.split(rows[0].numel()) if values.numel() else ()):
                 self.codec.subtract(packets[j], rows[j], seeds[j])
-                if rows[j].numel() != piece.numel():  # a row of its own, filled up with zeros
+                if rows[j].numel() != piece.numel():  # a separate row, padded with zeros
                     piece.copy_(rows[j][: piece.numel()])
             return
         back = torch.empty(len(rows), rows[0].numel())
@@ -210,10 +210,10 @@ class Packed(Compressor):
         size = self.codec.num_bytes(share)
         if self.codec.summable is None:
             return packet_rows(count, size)
-        return torch.empty(count * size, dtype=torch.uint8).view(count, size)  # to be added up as one tensor
+        return torch.empty(count * size, dtype=torch.uint8).view(count, size)  # to be summed as one tensor
 
     def _pack_share(self, bucket: Bucket, mean: Tensor, carrier: Carrier) -> Tensor:
-        """The packet of this rank's share of the mean, which has a memory of its own."""
+        """Pack this rank's share of the mean, which has its own memory."""
         own = bucket.cut(mean, carrier.rank * mean.numel())
         seed = self._seed(bucket, carrier, carrier.world_size)
         packet = packet_rows(1, self.codec.num_bytes(mean.numel()))[0]
@@ -231,10 +231,10 @@ class Packed(Compressor):
     def _pack_summands(
         self, bucket: Bucket, values: Tensor, share: int, count: int, carrier: Carrier
     ) -> Tensor:
-        """Packets to be added up to the mean, as numbers.
+        """Packets that sum to the mean, viewed as numbers.
 
-        Divided by the ranks before they are packed, or else a short format would overflow earlier; but what is
-        remembered is in units of the gradient, and packets of methods that remember are of float32.
+        Values are divided by the number of ranks before packing, as a short format would overflow earlier otherwise.
+        Residuals, however, are in units of the gradient. Methods that keep them pack float32 and divide afterwards.
         """
         assert self.codec.summable is not None
         if self.memory.is_needed:
@@ -248,7 +248,7 @@ class Packed(Compressor):
             self.codec.decode(packet, out, seed)
 
     def _add_up(self, packets: Tensor, out: Tensor, bucket: Bucket, carrier: Carrier, *, row: int) -> None:
-        """The mean of what all ranks packed as their share `row`, added in the order of the ranks."""
+        """Write to `out` the mean of all ranks' packets of share `row`, added in the order of the ranks."""
         with carrier.meter.span("codec", "decode"):
             for rank, packet in enumerate(packets):
                 self.codec.decode(packet, out, self._seed(bucket, carrier, row, rank), add=rank > 0)
@@ -260,7 +260,7 @@ class Packed(Compressor):
         seed = seed_of(carrier.seed, bucket.step, bucket.names, None if self.codec.shared_seed else who)
         return seed + row + _APART * bucket.part
 
-    # What is kept.
+    # State kept between steps.
 
     @property
     def memories(self) -> Sequence[Memory]:
@@ -284,7 +284,7 @@ class Packed(Compressor):
         return {**self.memory.state_dict(), **self.shares.state_dict()}
 
     def merge(self, states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """As for all; what shares owe, which each rank owes alone, joins the residual of every rank."""
+        """Merge as in the base class; the residual of each share, which one rank alone holds, joins every residual."""
         owed: dict[str, Tensor] = {}
 
         def without_shares() -> Iterator[dict[str, Tensor]]:
@@ -294,11 +294,13 @@ class Packed(Compressor):
 
         merged = super().merge(without_shares())
         kind = next(iter(self.memory.kept), None)
-        if kind is None:  # without feedback nothing is owed
+        if kind is None:  # without feedback there are no residuals
             return merged
         for piece, tensor in owed.items():
             name, _, start = piece.removeprefix(_SHARE).rpartition("@")
-            residual = merged.get(f"{kind}.{name}")  # none where this method has no use for another's
+            residual = merged.get(
+                f"{kind}.{name}"
+            )  # None where this method cannot use another method's residual
             if start != PADDING and residual is not None:
                 residual.view(-1)[int(start) :][: tensor.numel()] += tensor
         return merged
@@ -309,12 +311,12 @@ class Packed(Compressor):
 
 
 def _whole(piece: Tensor, share: int) -> Tensor:
-    """Room for a whole share: `piece` itself, or fresh where it is the last and short."""
+    """Buffer for a whole share: `piece` itself, or a new tensor if it is the last and short."""
     return piece if piece.numel() == share else torch.empty(share)
 
 
 def _rows(values: Tensor, share: int, count: int) -> Iterator[Tensor]:
-    """`count` shares of `values`; what is missing at the end is zero."""
+    """`count` shares of `values`, padded with zeros at the end."""
     for j in range(count):
         row = values[j * share : (j + 1) * share]
         yield row if row.numel() == share else pad(row, (0, share - row.numel()))

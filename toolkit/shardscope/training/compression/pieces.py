@@ -1,8 +1,8 @@
-"""Codecs that work through a tensor piece by piece, compiled where numba is installed, in plain torch elsewhere.
+"""Codecs that process a tensor piece by piece, compiled where numba is installed, in plain torch elsewhere.
 
-Both routes write the same bytes. The plain one cuts a tensor into pieces that stay in a core's cache from one torch
-operation to the next, instead of sending all of it through memory once an operation. The compiled one does all
-operations on an element at once, and shares the elements out to threads.
+Both routes write the same bytes. The plain route cuts a tensor into pieces that stay in a core's cache from one torch
+operation to the next, instead of streaming the whole tensor through memory for each operation. The compiled route does
+all operations on an element at once, and distributes the elements over threads.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from shardscope.training.compression.noise import Keys, keys_of
 from shardscope.training.compression.route import choose_route, share_out
 
 PIECE = 1 << 16
-"""Elements of a piece in plain torch, about; a quarter of a megabyte. Threads get no fewer."""
+"""Approximate elements per piece in plain torch, a quarter of a megabyte; also the minimum per thread."""
 CHUNK = 4096
-"""Elements that compiled loops take at a time where a codec has no blocks."""
+"""Elements that compiled loops process at a time where a codec has no blocks."""
 SET, ADD, SUBTRACT = 0, 1, 2
-"""What to do with unpacked values: put them in the place of what is there, add them to it, subtract them from it."""
+"""Modes of unpacking: overwrite the output with the values, add them to it, or subtract them from it."""
 
 
 class PieceCodec(Codec):
-    """Base: the choice of the route, and one way to unpack for setting, adding and subtracting."""
+    """Base class that chooses the route and unpacks by one method for setting, adding and subtracting."""
 
     def __init__(self) -> None:
         self.is_compiled = choose_route() == "numba"
@@ -48,14 +48,14 @@ class PieceCodec(Codec):
 
     @abstractmethod
     def unpack(self, packet: Tensor, out: Tensor, mode: int) -> None:
-        """Unpack into, onto or off `out`, as `mode` says; no codec of this kind needs the seed for it."""
+        """Unpack into `out` in the given `mode`: set, add or subtract. These codecs need no seed for it."""
 
 
 class CodeCodec(PieceCodec):
-    """Base of codecs with a code of `bits` bits an element, after a head of float32 scales.
+    """Base of codecs with a code of `bits` bits per element, after a header of float32 scales.
 
     Args:
-        bits: Of a code, 1 to 8.
+        bits: Bits per code, 1 to 8.
         grain: Pieces begin at a multiple of it; a multiple of 8.
     """
 
@@ -66,7 +66,7 @@ class CodeCodec(PieceCodec):
 
     @abstractmethod
     def num_scales(self, num_elements: int) -> int:
-        """Of a packet with this many values."""
+        """Number of scales in a packet with `num_elements` values."""
 
     def num_bytes(self, num_elements: int) -> int:
         return 4 * self.num_scales(num_elements) + packed_size(num_elements, self.bits)
@@ -103,17 +103,17 @@ class CodeCodec(PieceCodec):
         return packed[start * self.bits // 8 : packed_size(stop, self.bits)]
 
     def begin(self, values: Tensor, scales: Tensor) -> None:
-        """Fill in what scales depend on all of the values."""
+        """Fill in the scales that depend on all values."""
 
     @abstractmethod
     def codes(self, values: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
-        """Codes of a piece, uint8 and flat; `start` is the index of its first element. May fill in its scales."""
+        """Return the codes of a piece, uint8 and flat; may fill in its scales. `start` is its first element's index."""
 
     @abstractmethod
     def values(self, codes: Tensor, scales: Tensor, start: int) -> Tensor:
-        """What the codes of a piece stand for, flat float32."""
+        """Return the values of a piece's codes, flat float32."""
 
-    # Compiled; without these two it is all in plain torch.
+    # Compiled. A subclass that overrides neither of these two runs in plain torch.
 
     @classmethod
     def _has_loops(cls) -> bool:
@@ -121,23 +121,23 @@ class CodeCodec(PieceCodec):
         return encodes or cls.unpack_compiled is not CodeCodec.unpack_compiled
 
     def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:
-        """All of it by a compiled loop, if there is one: the same bytes as from plain torch."""
+        """Encode all values by a compiled loop, if there is one: the same bytes as from plain torch."""
         self._encode_plain(values, scales, packed, keys)
 
     def unpack_compiled(self, scales: Tensor, packed: Tensor, out: Tensor, mode: int) -> None:
-        """All of it by a compiled loop, if there is one: the same values as from plain torch."""
+        """Unpack all values by a compiled loop, if there is one: the same values as from plain torch."""
         self._unpack_plain(scales, packed, out, mode)
 
 
 def cuts(num_elements: int, align: int = 8) -> Iterator[tuple[int, int]]:
-    """First and last + 1 of each piece, which begins at a multiple of `align`."""
+    """Start and stop index of each piece; pieces begin at multiples of `align`."""
     size = max(1, PIECE // align) * align
     for start in range(0, num_elements, size):
         yield start, min(start + size, num_elements)
 
 
 def over_blocks(loop: Callable[..., None], block: int, count: int, *arguments: Any) -> None:
-    """Run a compiled loop over all blocks of `count` elements, on torch's number of threads; tensors go as arrays."""
+    """Run a compiled loop over all blocks of `count` elements on torch's threads; tensors are passed as arrays."""
     arrays = [each.detach().numpy() if isinstance(each, Tensor) else each for each in arguments]
     share_out(loop, arrays, count=-(-count // block), at_least=max(1, PIECE // block))
 
@@ -148,12 +148,12 @@ def words_of(values: Tensor) -> Tensor:
 
 
 def as_words(keys: Keys) -> tuple[np.uint32, np.uint32]:
-    """Keys as compiled loops take them."""
+    """Keys in the form that compiled loops take."""
     return np.uint32(keys[0]), np.uint32(keys[1])
 
 
 def put(values: Tensor, out: Tensor, mode: int) -> None:
-    """`values` into, onto or off `out`."""
+    """Set `out` to `values`, add them to it or subtract them from it."""
     if mode == SET:
         out.copy_(values)
     else:

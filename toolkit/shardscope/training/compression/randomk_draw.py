@@ -1,8 +1,8 @@
-"""Which elements to take at random: k of n without repetition, in ascending order up to one turn, for the price of k.
+"""Random choice of k of n elements without replacement, in ascending order up to a rotation, in O(k) time.
 
-Shuffling n numbers to keep k of them costs 150 times a copy of the gradient at 25 million. Here the n places are cut
-into k strata as even as whole numbers allow, one place is drawn from each, and all are turned by one offset common to
-them: with the offset, every place is drawn with a chance of exactly k/n, however uneven the strata.
+Shuffling n numbers to keep k of them costs 150 times a copy of the gradient at 25 million. Here the n indices are cut
+into k strata that are as even as whole numbers allow. One index is drawn from each, and all are rotated by a common
+offset. With the offset, every index is drawn with a probability of exactly k/n, however uneven the strata.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-@lru_cache(maxsize=2)  # packing, unpacking and adding up ask for the same draw one after another
+@lru_cache(maxsize=2)  # packing, unpacking and summing request the same draw one after another
 def draw(num_elements: int, count: int, seed: int) -> Tensor:
-    """`count` different places below `num_elements`, int64; the same for the same seed on every machine.
+    """Draw `count` distinct indices below `num_elements`, int64; the same for the same seed on every machine.
 
     Example:
         >>> sorted(draw(5, 5, seed=1).tolist())
@@ -37,7 +37,7 @@ def draw(num_elements: int, count: int, seed: int) -> Tensor:
 
 
 def _hashed(count: int, seed: int) -> npt.NDArray[np.uint64]:
-    """Numbers that look random: splitmix64 (Steele, Lea and Flood 2014), started at a hash of the seed."""
+    """Pseudo-random numbers: splitmix64 (Steele, Lea and Flood 2014), started at a hash of the seed."""
     start = np.uint64((seed * 0xBF58476D1CE4E5B9 + _GOLDEN) & _MASK)
     z = start + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,8 +1,8 @@
-"""Imported to have numba ready: by the launch server before the first run that compresses, once for all ranks.
+"""Loads numba on import. The launch server imports this once for all ranks, before the first compressed run.
 
-To import numba and have it learn what it knows of Python takes most of a second of a core, and would in every rank of
-every run that compresses; the ranks are forked from the server. Nothing happens where there is no numba, or where
-codecs are to do without.
+Importing numba and initialising its compiler takes a core most of a second. Without the server, from which the ranks
+are forked, every rank of every compressed run would pay for it. Nothing happens if numba is not installed, or if
+codecs are set to run without it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from shardscope.training.compression.route import VARIABLE
 
 
 def load() -> bool:
-    """Whether it is ready now."""
+    """Load numba and return whether it is ready."""
     if not importlib.util.find_spec("numba") or os.environ.get(VARIABLE) == "torch":
         return False
-    with contextlib.suppress(Exception):  # whatever ails it: the run says so, and the server serves others
+    with contextlib.suppress(
+        Exception
+    ):  # the run reports any failure; the server must continue to serve others
         import numba
 
         from shardscope.training.compression import loops  # noqa: F401
 
-        numba.njit("int64(int64)")(lambda number: number)  # the first one that it compiles loads its compiler
+        numba.njit("int64(int64)")(lambda number: number)  # the first compilation loads the compiler
         return True
     return False
 

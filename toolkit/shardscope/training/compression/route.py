@@ -1,10 +1,10 @@
-"""Compiled loops where numba is installed, plain torch elsewhere: the same packets, to the bit, from both.
+"""Compiled loops where numba is installed, plain torch elsewhere; both make bit-identical packets.
 
-Packing is a few arithmetic operations a number. torch runs them as as many passes over memory; one loop that keeps a
-block in the cache is several times faster. numba (the extra ``fast``) compiles such loops to machine code on first
-use, one to three seconds of a core a method, and keeps them on disk; to load numba and them takes a second and some 50
-MB, which the launch server spends once for all ranks (`ready`). Compiled loops release the interpreter's lock, so that
-packing on the thread that sends leaves the backward pass alone. A run's start event says which of the two ran.
+Packing is a few arithmetic operations per number. torch makes one pass over memory for each operation; a single loop
+that keeps a block in the cache is several times faster. numba (the extra ``fast``) compiles these loops to machine code
+on first use, which takes one core one to three seconds per method, and caches them on disk. Loading numba and the loops
+takes a second and about 50 MB, which the launch server spends once for all ranks (`ready`). Compiled loops release the
+GIL, so packing on the sending thread does not slow the backward pass. A run's start event reports which route ran.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import torch
 from shardscope.errors import SpecError
 
 VARIABLE = "SHARDSCOPE_CODECS"
-"""Set it to ``torch`` to do without numba where it is installed."""
+"""Environment variable; set it to ``torch`` to avoid numba where it is installed."""
 ROUTES = ("numba", "torch")
 
 
 def choose_route() -> str:
-    """``"numba"`` or ``"torch"``, as installed or as asked for by the environment.
+    """Return ``"numba"`` or ``"torch"``, as the environment variable requests or as installed.
 
     Raises:
-        SpecError: The environment asks for something else, or for numba where there is none.
+        SpecError: The variable holds another value, or requests numba where it is not installed.
     """
     asked = os.environ.get(VARIABLE)
     installed = importlib.util.find_spec("numba") is not None
@@ -46,22 +46,22 @@ def choose_route() -> str:
 
 
 def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """A loop over NumPy arrays as machine code; compiled on the first call, from disk on later starts.
+    """Compile a loop over NumPy arrays to machine code on the first call; later starts load it from disk.
 
-    It is kept beside the source, or in the user's cache directory where that cannot be written, or nowhere.
+    It is cached next to the source, or in the user's cache directory if that cannot be written, or nowhere.
     """
     import numba
 
     settings: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
     try:
         fast: Callable[..., Any] = numba.njit(cache=True, **settings)(loop)
-    except RuntimeError:  # no directory can be written: numba then refuses to keep anything
+    except RuntimeError:  # no directory is writable: numba then refuses to cache
         fast = numba.njit(**settings)(loop)
     return fast
 
 
 def inlined(helper: Callable[..., Any]) -> Callable[..., Any]:
-    """A helper of compiled loops that becomes part of each of them."""
+    """Compile a helper that is inlined into each compiled loop."""
     import numba
 
     fast: Callable[..., Any] = numba.njit(forceinline=True, nogil=True, error_model="numpy")(helper)
@@ -69,13 +69,13 @@ def inlined(helper: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def share_out(loop: Callable[..., None], arguments: Sequence[Any], *, count: int, at_least: int) -> None:
-    """Run ``loop(*arguments, first, stop)`` over parts of ``range(count)``, on as many threads as torch computes with.
+    """Run ``loop(*arguments, first, stop)`` over parts of ``range(count)``, on up to torch's number of threads.
 
     Args:
-        loop: Must release the interpreter's lock.
-        arguments: For it.
-        count: Of what is worked through.
-        at_least: Fewest elements per part for which starting another thread pays.
+        loop: Must release the GIL.
+        arguments: Leading arguments of the loop.
+        count: Number of items to process.
+        at_least: Minimum number of items per part; below it, another thread is not worth starting.
     """
     parts = max(1, min(torch.get_num_threads(), count // at_least))
     bounds = [count * i // parts for i in range(parts + 1)]

@@ -1,4 +1,4 @@
-"""Codecs with one scale a block: a family says how a block's scale comes about, and what its codes are."""
+"""Codecs with one scale per block; a subclass defines how the scale is computed and how values are coded."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TINY = float(np.finfo(np.float32).tiny)
 """Scales below float32's smallest normal number count as zero: their reciprocals would be infinite."""
 LARGEST = float(np.finfo(np.float32).max)
 SHRINK = 2.0**-32
-"""By which values are multiplied where their sum would be infinite; with a power of two nothing is rounded."""
+"""Factor for values whose sum would be infinite; a power of two, so that the product is not rounded."""
 
 
 class BlockCodec(CodeCodec):
-    """Base: one float32 scale a block of consecutive elements, the last of which may be short.
+    """Base class: one float32 scale per block of consecutive elements. The last block may be short.
 
-    Methods are given blocks as rows, [blocks, block], the last filled up with zeros.
+    The abstract methods receive blocks as rows, [blocks, block], the last padded with zeros.
     """
 
     def __init__(self, bits: int, block: int) -> None:
@@ -54,19 +54,19 @@ class BlockCodec(CodeCodec):
 
     @abstractmethod
     def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:
-        """Fill in the scales of some blocks, of which `count` elements are real."""
+        """Fill in the scales of some blocks; the first `count` elements are not padding."""
 
     @abstractmethod
     def quantize(self, rows: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
-        """Codes, uint8 like `rows`; `start` is the index of the first element."""
+        """Return codes, uint8 and shaped like `rows`; `start` is the index of the first element."""
 
     @abstractmethod
     def dequantize(self, codes: Tensor) -> Tensor:
-        """What the codes stand for at a scale of 1, fresh float32."""
+        """Return the values of the codes at a scale of 1, as a new float32 tensor."""
 
 
 def peak_scale(rows: Tensor, scales: Tensor, largest: float) -> None:
-    """A block's largest magnitude over the largest number that a code can say."""
+    """Set each scale to its block's largest magnitude over the largest number that a code can represent."""
     torch.amax(rows.abs(), dim=1, out=scales)
     scales.div_(largest)
     scales.masked_fill_(scales < TINY, 0.0)
@@ -75,7 +75,7 @@ def peak_scale(rows: Tensor, scales: Tensor, largest: float) -> None:
 
 @cache
 def _largest_scale(largest: float) -> float:
-    """The largest with which the largest code is still finite: dividing float32's last number may have rounded up."""
+    """Largest scale at which the largest code stays finite: dividing float32's largest number may have rounded up."""
     scale = np.float32(LARGEST) / np.float32(largest)
     with np.errstate(over="ignore"):
         is_finite = np.isfinite(scale * np.float32(largest))
@@ -83,7 +83,7 @@ def _largest_scale(largest: float) -> float:
 
 
 def mean_magnitudes(rows: Tensor, count: int) -> Tensor:
-    """Of each row, of whose first elements only `count` are real."""
+    """Mean magnitude of each row, whose first `count` elements are not padding."""
     means = halving_sum(rows.abs()).div_(count)
     too_large = torch.isinf(means)
     if too_large.any():
@@ -93,14 +93,14 @@ def mean_magnitudes(rows: Tensor, count: int) -> Tensor:
 
 
 def inverse_of(scales: Tensor) -> Tensor:
-    """1 / scale, a column; 0 where the scale is."""
+    """1 / scale, as a column; 0 where the scale is 0."""
     return torch.where(scales > 0, scales.reciprocal(), 0.0)[:, None]
 
 
 def halving_sum(rows: Tensor) -> Tensor:
-    """Sums of rows, by adding their second half to their first until one column is left; `rows` is used up.
+    """Sums of rows, by adding their second half to their first until one column is left; `rows` is overwritten.
 
-    Float sums depend on their order; this one is the same in `loops`, to the bit.
+    Float sums depend on their order. This order is the same in `loops`, so the sums are bit-identical.
     """
     width = rows.shape[1]
     while width > 1:

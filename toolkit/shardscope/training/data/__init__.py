@@ -1,7 +1,7 @@
 """Data for training: from a name, a file or the user's own function to the batches of one rank.
 
-`load_data` opens a `Dataset` of two sources, one to train and one to test on. A `GlobalSampler` says which
-rows make up each step; `shard` cuts out a rank's own; `Loader` puts the three together.
+`load_data` opens a `Dataset` of two sources, one for training and one for testing. A `GlobalSampler` chooses the
+rows of each step, `shard` selects a rank's share of them, and `Loader` combines the three.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def load_data(
     """Open the data of a job.
 
     Args:
-        data: A name of `shardscope.spec.data.DATA`, the path of a file, or a function that makes the data.
-        seed: Handed to a function that takes one; nothing else here is random.
-        seq: Tokens of a training window, where the data are tokens.
+        data: A name in `shardscope.spec.data.DATA`, the path of a file, or a function that makes the data.
+        seed: Passed to a function that takes one; nothing else here is random.
+        seq: Tokens per training window, where the data are tokens.
         vocab: The model's vocabulary, to refuse tokens outside of it; None accepts all.
 
     Raises:

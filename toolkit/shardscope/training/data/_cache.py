@@ -1,7 +1,7 @@
 """Arrays made once for each machine, then read memory-mapped.
 
-Files are written beside their final name and moved into place, so any number of ranks may do it at once and a
-reader never sees half a file. Reading never unpickles.
+Files are written to a temporary name in the same folder and moved into place, so any number of ranks may do it at
+once and a reader never sees half a file. Reading never unpickles.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from shardscope.training.data.sources import Array
 
 
 def cached(name: str, make: Callable[[], Array]) -> Array:
-    """The array called `name` in the cache, made by `make` if it is not there or is damaged.
+    """Return the array called `name` from the cache; `make` creates it if it is missing or damaged.
 
-    It is not an error if the cache cannot be written: the array is then made anew for each process.
+    It is not an error if the cache cannot be written: each process then makes the array itself.
 
     Raises:
         DataError: Other users could have put anything into the cache directory.
@@ -39,10 +39,10 @@ def cached(name: str, make: Callable[[], Array]) -> Array:
 
 
 def cache_dir() -> Path:
-    """`$SHARDSCOPE_CACHE`, else `~/.cache/shardscope`; it need not exist yet.
+    """The cache directory: `$SHARDSCOPE_CACHE`, else `~/.cache/shardscope`; it need not exist yet.
 
     Raises:
-        DataError: Another user owns it or may write to it.
+        DataError: Another user owns the directory or may write to it.
     """
     path = Path(os.environ.get("SHARDSCOPE_CACHE") or Path.home() / ".cache" / "shardscope").expanduser()
     if path.exists() and not _is_private(path.stat()):

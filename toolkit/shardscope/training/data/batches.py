@@ -1,14 +1,14 @@
-"""Batches of any structure: what they may hold, and how they are split into micro-batches and handed to a model.
+"""Batches of any structure: their contents, and how they are split into micro-batches and passed to a model.
 
 A batch is a pair of inputs and targets, each a tensor or a structure of tensors: tuples, lists and mappings, nested
-as needed; None and booleans in it stay as they are. The structure of the inputs says how the model is called:
+as needed; None and booleans in it are left unchanged. The structure of the inputs decides how the model is called:
 
     tensor           model(inputs)
     tuple or list    model(*inputs)
     mapping          model(**inputs)
 
-A mapping with ``labels`` is a batch by itself, as Hugging Face's models take it: the model gets all of it, and the
-labels are the targets too.
+A mapping with ``labels`` is a whole batch, as Hugging Face's models take it: the model gets all of it, and the labels
+are also the targets.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Reads(Protocol):
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
-    """The model's output for inputs of any structure.
+    """Call the model on inputs of any structure and return its output.
 
     Raises:
         DataError: A layer of the model cannot compute with the inputs' number format.
@@ -61,7 +61,7 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
 
 
 def _refused_dtype(reason: str, inputs: Any) -> torch.dtype | None:
-    """The format that torch names in an error, if it is that of inputs; floats are cast before they get here."""
+    """The number format that an error of torch names, if inputs have it; floats are cast before they get here."""
     if re.search("dtype|scalar type|should be the same|not implemented for", reason) is None:
         return None
     return next(
@@ -71,7 +71,7 @@ def _refused_dtype(reason: str, inputs: Any) -> torch.dtype | None:
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """The same structure with `function` of each tensor; mappings become dicts."""
+    """Apply `function` to each tensor of a structure; mappings become dicts."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):
@@ -83,10 +83,10 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
 
 
 def named_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of a structure, with the expression that finds it, such as ``inputs['input_ids']``.
+    """Yield each tensor of a structure with its expression, such as ``inputs['input_ids']``.
 
     Raises:
-        DataError: The structure holds something else than tensors, None and booleans.
+        DataError: The structure holds other values than tensors, None and booleans.
     """
     if isinstance(value, Tensor):
         yield name, value
@@ -103,7 +103,7 @@ def named_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def named_tensors_of(batch: Batch) -> list[tuple[str, Tensor]]:
-    """All tensors of a batch, with the expressions that find them."""
+    """All tensors of a batch with their expressions."""
     inputs, targets = batch
     return [*named_tensors(inputs, "inputs"), *named_tensors(targets, "targets")]
 
@@ -114,12 +114,12 @@ def tensors_of(batch: Batch) -> list[Tensor]:
 
 
 def num_rows(inputs: Any) -> int:
-    """Samples in the inputs of a batch."""
+    """Number of samples in the inputs of a batch."""
     return next((len(tensor) for _, tensor in named_tensors(inputs, "inputs")), 0)
 
 
 def split(batch: Batch, parts: int) -> list[Batch]:
-    """Equal micro-batches, in order; their tensors are views of the batch's."""
+    """Split a batch into equal micro-batches, in order; their tensors are views of the batch's."""
     size = num_rows(batch[0]) // parts
 
     def cut(part: int) -> Batch:
@@ -130,10 +130,10 @@ def split(batch: Batch, parts: int) -> list[Batch]:
 
 
 def read_batch(source: _Reads, indices: Tensor) -> Batch:
-    """The rows of `source` at `indices`, as inputs and targets.
+    """Read the rows of `source` at `indices`, as inputs and targets.
 
     Raises:
-        DataError: The source gave no such pair, other things than tensors, or another number of rows.
+        DataError: The source returned no inputs and targets, values other than tensors, or another number of rows.
     """
     inputs, targets = as_pair(source.batch(indices))
     named = named_tensors_of((inputs, targets))
@@ -151,10 +151,10 @@ def read_batch(source: _Reads, indices: Tensor) -> Batch:
 
 
 def as_pair(batch: Any) -> Batch:
-    """Inputs and targets of what a source has given.
+    """Inputs and targets of a batch that a source returned.
 
     Raises:
-        DataError: It is neither a pair nor a mapping with ``labels``.
+        DataError: The batch is neither a pair nor a mapping with ``labels``.
     """
     if isinstance(batch, Mapping) and LABELS in batch:
         return batch, batch[LABELS]

@@ -1,4 +1,4 @@
-"""The handwritten digits that scikit-learn brings along, read from its files without importing it."""
+"""The handwritten digits that ship with scikit-learn, read from its files without importing it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TEST_EVERY = 5
 
 
 def read_digits() -> Dataset:
-    """Images `(N, 1, 8, 8)` in [0, 1] and classes `(N,)`; every fifth image of each class is for testing.
+    """Read images `(N, 1, 8, 8)` in [0, 1] and classes `(N,)`; every fifth image of each class is for testing.
 
     Raises:
         DataError: scikit-learn is not installed.
@@ -33,7 +33,7 @@ def read_digits() -> Dataset:
 
 
 def _read_table() -> Array:
-    """One row an image: 64 pixels from 0 to 16, then the class."""
+    """Table with one row per image: 64 pixels from 0 to 16, then the class."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise DataError(

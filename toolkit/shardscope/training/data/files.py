@@ -17,8 +17,8 @@ def read_path(path: Path, *, seq: int, vocab: int | None = None) -> Dataset:
 
     - ``.npz``: rows `x` and `y`, tested on `x_test` and `y_test` or, without them, on every tenth row.
     - ``.npy``: one row of integer tokens, memory-mapped.
-    - ``.bin``: the same as bare little-endian uint16, memory-mapped.
-    - anything else: text, a token a byte.
+    - ``.bin``: the same as raw little-endian uint16, memory-mapped.
+    - any other suffix: text, one token per byte.
 
     Raises:
         DataError: The file is missing, empty, unreadable or of the wrong shape or type.

@@ -14,16 +14,16 @@ from shardscope.training.data.sources import ArraySource, RowSource, Source, Ten
 
 
 class Loader:
-    """Reads the rows that are this rank's own at each step.
+    """Reads this rank's share of the rows of each step.
 
     Rows that only need copying are read on demand: a batch of 16 takes 0.05 ms (digits) to 0.15 ms (text),
-    and a thread to hide that was measured to gain nothing on a 2.7 ms step. Rows that run code of the user's,
-    as those of a torch data set do, are read one step ahead in a thread. Such code should draw random numbers
-    from a generator of its own, since torch's global one is in use by the training at the same time.
+    and a thread to hide that was measured to gain nothing on a 2.7 ms step. Rows that run the user's code, such
+    as those of a torch data set, are read one step ahead in a thread. That code should draw random numbers from
+    its own generator, since training uses torch's global one at the same time.
 
     Args:
         source: Rows to read.
-        sampler: Which rows make up each step.
+        sampler: Chooses the rows of each step.
         rank: This rank.
         world_size: Number of ranks that share a step.
         prefetch: Whether to read ahead; None decides by the kind of rows.
@@ -64,7 +64,7 @@ class Loader:
         return shard(self.sampler.indices(step), self.rank, self.world_size)
 
     def close(self) -> None:
-        """End the thread, if there is one, after the batch it is reading."""
+        """End the thread, if there is one, after the batch that it is reading."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self._thread = self._next = None
@@ -81,7 +81,7 @@ class Loader:
         if self._next is None:
             return None
         read_step, future = self._next
-        batch = future.result()  # waited for in any case: two threads must not use the sampler at once
+        batch = future.result()  # always waited for: two threads must not use the sampler at once
         return batch if read_step == step else None
 
     def _read(self, step: int) -> Batch:

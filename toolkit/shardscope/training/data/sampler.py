@@ -1,4 +1,4 @@
-"""Which rows make up the global batch of each step, and which of those are a rank's own."""
+"""The rows of each step's global batch, and each rank's share of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardscope.errors import DataError
 
 
 class Origin(NamedTuple):
-    """Where counting begins: before `step` (from 0), at `row` of the order of `epoch`, after `samples` samples."""
+    """Start of counting: before `step` (from 0), at `row` in the order of `epoch`, after `samples` samples."""
 
     step: int = 0
     epoch: int = 0
@@ -22,16 +22,16 @@ class Origin(NamedTuple):
 
 
 class GlobalSampler:
-    """The rows of every step's global batch: the same on every rank, at any world size.
+    """Chooses the rows of every step's global batch: the same on every rank, at any world size.
 
-    Each epoch visits the rows in a new order, made from the seed and the epoch's number alone, so any step
-    can be asked for at once, as after a restart. Rows left over at the end of an epoch are dropped. A run that goes
-    on with another `global_batch` goes on at the row that the one before had come to (`go_on`).
+    Each epoch visits the rows in a new order, which depends only on the seed and the epoch's number. So any step can
+    be computed directly, for example on resume. Rows left over at the end of an epoch are dropped. A run resumed
+    with another `global_batch` continues at the row that the earlier run had reached (`go_on`).
 
     Args:
-        num_samples: Rows to choose from.
-        global_batch: Rows of a step, over all ranks.
-        seed: Not negative.
+        num_samples: Number of rows to choose from.
+        global_batch: Rows per step, over all ranks.
+        seed: Seed of the orders; not negative.
 
     Raises:
         DataError: There are fewer rows than one global batch.
@@ -56,7 +56,7 @@ class GlobalSampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Global batches in an epoch."""
+        """Number of global batches in an epoch."""
         return self.num_samples // self.global_batch
 
     def indices(self, step: int) -> Tensor:
@@ -65,15 +65,15 @@ class GlobalSampler:
         return self._order_of(epoch)[start : start + self.global_batch]
 
     def samples_before(self, step: int) -> int:
-        """Rows that all steps before `step` have taken."""
+        """Number of rows that all steps before `step` have used."""
         return self.origin.samples + (step - self.origin.step) * self.global_batch
 
     def state_dict(self) -> dict[str, int]:
-        """What `go_on` needs, for a checkpoint; its keys are those of every checkpoint so far."""
+        """State that `go_on` needs, for a checkpoint; the keys are the same as in all earlier checkpoints."""
         return {"global_size": self.global_batch, **self.origin._asdict()}
 
     def go_on(self, step: int, state: Mapping[str, int]) -> None:
-        """Count on from before `step`, where another sampler of the same rows, of this `state_dict`, had come to."""
+        """Continue from `step` at the row that a sampler of the same rows, with this `state_dict`, had reached."""
         earlier = GlobalSampler(self.num_samples, state["global_size"], self.seed)
         earlier.origin = Origin(*(state[name] for name in Origin._fields))
         same = earlier.global_batch == self.global_batch
@@ -83,10 +83,10 @@ class GlobalSampler:
         return Origin(step, *self._place_of(step), self.samples_before(step))
 
     def _place_of(self, step: int) -> tuple[int, int]:
-        """Epoch and first row of a step."""
+        """Epoch of a step, and the position of its first row in that epoch's order."""
         since = step - self.origin.step
         assert since >= 0, "before where this run goes on from"
-        left = (self.num_samples - self.origin.row) // self.global_batch  # in the epoch it begins in
+        left = (self.num_samples - self.origin.row) // self.global_batch  # steps in the epoch of the origin
         if since < left:
             return self.origin.epoch, self.origin.row + since * self.global_batch
         epochs, position = divmod(since - left, self.steps_per_epoch)
@@ -101,9 +101,9 @@ class GlobalSampler:
 
 
 def shard(indices: Tensor, rank: int, world_size: int) -> Tensor:
-    """The contiguous part of a global batch that is `rank`'s own; the parts together are the batch, in order.
+    """Return the contiguous share of a global batch for `rank`; the shares of all ranks form the batch, in order.
 
-    Where the batch does not divide evenly, the first ranks have one row more.
+    If the batch does not divide evenly, the first ranks have one row more.
 
     Example:
         >>> shard(torch.arange(8), rank=1, world_size=4)

@@ -1,6 +1,6 @@
-"""Where rows come from: every source has a length and gives the batch of any rows asked for.
+"""Sources of rows: every source has a length and returns the batch of any requested rows.
 
-A source reads only the rows it is asked for, so a rank touches its own part of the data and no more.
+A source reads only the requested rows, so a rank reads only its own part of the data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows to train on and rows held back to test on."""
+    """Rows for training and rows held out for testing."""
 
     train: Source
     test: Source
@@ -46,8 +46,8 @@ class Dataset:
 class ArraySource:
     """Rows of two arrays of equal length, which may be memory-mapped.
 
-    Floats come out as float32 (float64 too), integers as int64; images of bytes, that is uint8 inputs of
-    three or more dimensions, as float32 in [0, 1].
+    Floats, including float64, become float32, and integers int64. Byte images, that is uint8 inputs of three
+    or more dimensions, become float32 in [0, 1].
     """
 
     x: Array
@@ -74,7 +74,7 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Rows of inputs and targets, tensors or structures of tensors, all of one length; given as they are."""
+    """Rows of inputs and targets, tensors or structures of tensors, all of one length; returned without conversion."""
 
     x: Any
     y: Any
@@ -99,7 +99,7 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class WindowSource:
-    """Windows of `seq` tokens cut from one long row, end to end; the target of each token is the next one.
+    """Adjacent windows of `seq` tokens, cut from one long row; the target of each token is the next one.
 
     Raises:
         DataError: The tokens are not one row of integers, or are too few for one window.
@@ -108,7 +108,7 @@ class WindowSource:
     tokens: Array
     seq: int
     vocab: int | None = None
-    """Tokens from here up are an error of the data; None accepts all."""
+    """Vocabulary size; tokens at or above it raise an error; None accepts all."""
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
@@ -126,7 +126,7 @@ class WindowSource:
         return max(0, (len(self.tokens) - 1) // self.seq)
 
     def batch(self, indices: Tensor) -> Batch:
-        """Tokens and next tokens of the windows at `indices`, each `(N, seq)` int64.
+        """Tokens and their next tokens of the windows at `indices`, each `(N, seq)` int64.
 
         Raises:
             DataError: A token is outside the vocabulary.
@@ -160,7 +160,7 @@ class ItemSource:
         """The items at `indices`, stacked.
 
         Raises:
-            DataError: The items do not stack, or not to a batch.
+            DataError: The items do not stack, or do not form a batch.
         """
         items = [self.items[index] for index in indices.tolist()]
         try:
@@ -175,7 +175,7 @@ class ItemSource:
 
 @dataclass(frozen=True)
 class RowSource:
-    """Some rows of another source."""
+    """A subset of the rows of another source."""
 
     source: Source
     rows: Tensor
@@ -184,15 +184,15 @@ class RowSource:
         return len(self.rows)
 
     def batch(self, indices: Tensor) -> Batch:
-        """The rows at `indices`, counted among these rows."""
+        """The rows at `indices`, which index this subset."""
         return self.source.batch(self.rows[indices])
 
 
 def hold_out(source: Source, *, every: int = 10) -> Dataset:
-    """Keep every tenth row for testing, so that no seed is needed and sorted classes stay balanced.
+    """Hold out one of `every` rows for testing, so that no seed is needed and sorted classes stay balanced.
 
     Raises:
-        DataError: There are too few rows to keep one.
+        DataError: There are too few rows to hold one out.
     """
     if len(source) < 2:
         raise DataError(f"data has {len(source)} rows; give at least 2, one to train on and one to test on")

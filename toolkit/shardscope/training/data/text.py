@@ -1,4 +1,4 @@
-"""Corpora of tokens: the standard library's source, and token rows cut into training and test windows."""
+"""Token corpora: the standard library's source, and token rows cut into training and test windows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 
 
 def read_python_source(*, seq: int, vocab: int | None = None) -> Dataset:
-    """Windows over the bytes of this Python's standard library: over 10 MB of real text on every machine."""
+    """Windows over the bytes of this Python's standard library, over 10 MB of real text on every machine."""
     stdlib = Path(sysconfig.get_path("stdlib"))
     place = hashlib.sha256(bytes(stdlib)).hexdigest()[:8]
     version = f"{sys.implementation.name}-{platform.python_version()}"
@@ -32,7 +32,7 @@ def split_windows(tokens: Array, *, seq: int, vocab: int | None = None) -> Datas
     """Windows of `seq` tokens to train on and, from the last 5 % of the tokens, to test on.
 
     Raises:
-        DataError: There are too few tokens for a window of each.
+        DataError: There are too few tokens for one training and one test window.
     """
     if tokens.ndim == 1 and len(tokens) < 2 * (seq + 1):
         raise DataError(

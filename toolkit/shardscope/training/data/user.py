@@ -20,13 +20,13 @@ _FORMS = (
 
 
 def call_user(make_data: Callable[..., Any], *, seed: int) -> Dataset:
-    """Call the user's function, with `seed` if it has such a parameter, and read what it returns.
+    """Call the user's function, with `seed` if it has that parameter, and open the data that it returns.
 
-    It may return one data set, of which every tenth row is held out, or a pair of them (train, test). A pair that can
+    The function may return one data set, of which every tenth row is held out, or a pair (train, test). A pair that can
     be read both ways, such as ``((a, b), (c, d))``, is (train, test).
 
     Raises:
-        DataError: It returned something else.
+        DataError: The function returned any other value.
     """
     made = make_data(seed=seed) if _takes_seed(make_data) else make_data()
     if isinstance(made, Dataset):
@@ -38,7 +38,7 @@ def call_user(make_data: Callable[..., Any], *, seed: int) -> Dataset:
 
 
 def _is_split(made: object) -> TypeGuard[tuple[Any, Any]]:
-    """Whether it is meant as (train, test); inputs and targets as structures of tensors are one data set."""
+    """Whether the value means (train, test); inputs and targets as structures of tensors are one data set."""
     if not isinstance(made, tuple) or len(made) != 2 or isinstance(made[0], Tensor):
         return False
     return not (_is_structure(made[0]) and _is_structure(made[1])) or all(
@@ -47,7 +47,7 @@ def _is_split(made: object) -> TypeGuard[tuple[Any, Any]]:
 
 
 def _is_structure(value: object) -> bool:
-    """Whether it is tensors in tuples, lists and mappings, and nothing else."""
+    """Whether the value consists only of tensors in tuples, lists and mappings."""
     if isinstance(value, Mapping):
         return bool(value) and all(map(_is_structure, value.values()))
     if isinstance(value, tuple | list):

@@ -1,15 +1,15 @@
-"""Activations: what autograd has saved for backward passes that are still to come.
+"""Activations: tensors that autograd has saved for coming backward passes.
 
-Counted is every tensor that an operation saves while `Activations.active`, from that moment until the graph lets go of
-it: the node has run backward, or the graph is dropped. Not counted are parameters (of this rank or gathered from
-others), the model's buffers and the step's inputs and targets, which are held anyway; copies of weights in a short
-format, which autocast makes and saves, are. A storage counts whole and once, however many tensors of it are saved by
-however many operations and micro-batches.
+Every tensor that an operation saves within `Activations.active` counts, from that moment until the graph releases it:
+when the node has run backward, or the graph is dropped. Parameters (of this rank or gathered from others), the model's
+buffers and the step's inputs and targets do not count, as they are held anyway. Copies of weights that autocast makes
+in a short format and saves do count. A storage counts whole and once, however many operations and micro-batches save
+tensors of it.
 
-Recomputation saves in two places that a graph does not see. What is recomputed for a block's backward pass counts
-from then until it is freed, and so do the results that selective recomputation keeps. `Recomputed` modules of
-`shardscope.training.recompute` report both; of a model that calls `torch.utils.checkpoint` itself, the inputs count
-and what is recomputed does not.
+Recomputation saves tensors in two places outside the graph. Tensors recomputed for a block's backward pass count until
+they are freed, and so do the results that selective recomputation keeps. `Recomputed` modules of
+`shardscope.training.recompute` report both. For a model that calls `torch.utils.checkpoint` itself, the inputs count,
+but recomputed tensors do not.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _active: ContextVar[Activations | None] = ContextVar("activations", default=None
 
 
 def counting() -> Activations | None:
-    """What counts activations in this thread now; None on all but measured steps."""
+    """The current counter of activations in this thread; None except on measured steps."""
     return _active.get()
 
 
 class Activations:
-    """Bytes saved for the backward pass: `bytes` now, and `peak` at most so far.
+    """Bytes saved for the backward pass: `bytes` is the current total, `peak` the maximum so far.
 
     Args:
         held: Storages that are held anyway.
-        at_parameter: Called with each parameter, or view of one, that is saved, and again when it is used: then all
-            that its operation needs is there.
+        at_parameter: Called with each parameter, or view of one, when it is saved and again when it is used: at that
+            moment everything that its operation needs is in memory.
     """
 
     def __init__(self, held: Storages, at_parameter: Callable[[Tensor], None] = lambda _: None) -> None:
@@ -62,7 +62,7 @@ class Activations:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Inside, what autograd saves in this thread is counted."""
+        """Context in which the tensors that autograd saves in this thread are counted."""
         token = _active.set(self)
         try:
             with saved_tensors_hooks(self._save, _Saved.unpack):
@@ -71,7 +71,7 @@ class Activations:
             _active.reset(token)
 
     def watch(self, tensor: Tensor) -> None:
-        """Count a tensor until its memory is freed, whoever holds it; one that is saved already counts as saved."""
+        """Count a tensor until its memory is freed, whatever holds it; one that is saved already counts as saved."""
         if self._is_held(tensor):
             return
         for storage in storages(tensor):
@@ -82,11 +82,11 @@ class Activations:
                     self._use(storage)
 
     def recomputing(self) -> AbstractContextManager[None]:
-        """Inside, run by a checkpoint in the backward pass, what it keeps of the recomputed tensors is counted."""
+        """Context for a checkpoint's recomputation in the backward pass that counts the tensors it keeps."""
         return _Recomputing(self)
 
     def keeping(self, operations: Collection[Any]) -> TorchDispatchMode:
-        """Inside, the results of these operations count until they are freed: somebody keeps them."""
+        """Context in which the results of these operations count until they are freed, as the caller keeps them."""
         return _Keeping(self, operations)
 
     def _save(self, tensor: Tensor) -> _Saved:
@@ -125,12 +125,12 @@ class Activations:
 
 
 def _is_parameter(tensor: Tensor) -> bool:
-    """Whether it is a parameter or a view of one."""
+    """Whether a tensor is a parameter or a view of one."""
     return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)  # noqa: SLF001
 
 
 class _Saved:
-    """What a node of the graph holds in place of a tensor: it lives as long as the node needs it."""
+    """Placeholder that a graph node holds instead of a tensor; it lives as long as the node needs it."""
 
     __slots__ = ("at_end", "at_use", "tensor")
 
@@ -140,11 +140,13 @@ class _Saved:
         at_end: Sequence[Callable[[], None]],
         at_use: Callable[[Tensor], None] | None = None,
     ) -> None:
-        self.tensor = tensor.detach()  # an operation's own output would hold the operation, which holds it
+        self.tensor = (
+            tensor.detach()
+        )  # an operation's own output would form a reference cycle with the operation
         self.at_end, self.at_use = at_end, at_use
 
     def unpack(self) -> Tensor:
-        """The tensor, for the backward pass."""
+        """Return the tensor for the backward pass."""
         if self.at_use is not None:
             self.at_use(self.tensor)
         return self.tensor
@@ -155,15 +157,13 @@ class _Saved:
 
 
 class _Recomputing(AbstractContextManager[None]):
-    """Watches what a checkpoint saves when it runs a part of the forward pass again."""
+    """Counts the tensors that a checkpoint saves when it runs a part of the forward pass again."""
 
     def __init__(self, activations: Activations) -> None:
         self._activations = activations
 
     def __enter__(self) -> None:
-        pack, unpack = (
-            top_saved_tensors_hooks()
-        )  # the checkpoint's own: the innermost hooks are the only ones asked
+        pack, unpack = top_saved_tensors_hooks()  # the checkpoint's own: only the innermost hooks are called
 
         def watch_and_pack(tensor: Tensor) -> Any:
             self._activations.watch(tensor)
@@ -179,7 +179,7 @@ class _Recomputing(AbstractContextManager[None]):
 
 
 class _Keeping(TorchDispatchMode):
-    """Watches the results of some operations."""
+    """Counts the results of some operations."""
 
     def __init__(self, activations: Activations, operations: Collection[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What a model and its optimizer hold, where a strategy adds nothing to them."""
+"""Tensors that a model and its optimizer hold, for strategies that add nothing to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def held_by_default(model: nn.Module, optimizer: Optimizer) -> Held:
     """The tensors of a model, which FSDP2 may shard, and of a torch optimizer, by kind."""
     sharded = fsdp_params(model)
     whole = [param._unsharded_param for param in sharded if hasattr(param, "_unsharded_param")]  # noqa: SLF001
-    gathered = {id(param) for param in whole}  # the model's own attributes while they are there
+    gathered = {id(param) for param in whole}  # while gathered, these are the model's own attributes
     own = [param.sharded_param for param in sharded]
     own += [param for param in model.parameters() if id(param) not in gathered]
     grads = [param.grad for param in [*own, *whole]]

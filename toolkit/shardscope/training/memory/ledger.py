@@ -1,7 +1,7 @@
-"""What is alive in a step, operation by operation: a record of when each storage was made and freed.
+"""Storages that are alive in a step, operation by operation: a record of when each was allocated and freed.
 
-Whether a result in the backward pass belongs to a parameter's gradient, and so does not grow with the batch, shows only
-once it has arrived there. So `Ledger` records events, and `Ledger.gradients` knows afterwards.
+Whether a result in the backward pass belongs to a parameter's gradient, and so does not grow with the batch, is known
+only after it has arrived there. So `Ledger` records events, and `Ledger.gradients` evaluates them afterwards.
 """
 
 from __future__ import annotations
@@ -25,40 +25,41 @@ _PASSED_ON = {
     torch.ops.aten.clone.default,
     torch.ops.aten.copy_.default,
 }
-"""What adds up the gradients of a parameter that is used in several places, or lays them out anew."""
+"""Operations that accumulate the gradients of a parameter with several uses, or change their layout."""
 
 
 class Made(NamedTuple):
-    """A storage, by its serial number, and its bytes."""
+    """A storage was allocated: its serial number and its bytes."""
 
     storage: int
     num_bytes: int
 
 
 class Freed(NamedTuple):
-    """A storage that was freed."""
+    """A storage was freed."""
 
     storage: int
 
 
 class Placed(NamedTuple):
-    """A storage is from now on the gradient of a parameter."""
+    """A storage became the gradient of a parameter."""
 
     storage: int
     owner: int
 
 
 class Ledger(TorchDispatchMode):
-    """Inside, every storage that an operation makes is recorded until it is freed; on fake tensors as on real ones.
+    """Mode that records every storage that an operation allocates until it is freed; also works on fake tensors.
 
     Args:
-        held: What is there all the time and is not recorded.
-        after: Called after each operation, when both its inputs and its results are there.
+        held: Storages that are held all the time and are not recorded.
+        after: Called after each operation, while both its inputs and its results are alive.
 
     Attributes:
-        events: What happened, in order; a caller may put in what else it wants to find among them.
-        num_operations: That have computed something; views have not.
-        moved_bytes: What those have read and written, products of matrices left out, whose time is in their FLOP.
+        events: The recorded events in order; a caller may add its own.
+        num_operations: Number of operations that computed something, so without views.
+        moved_bytes: Bytes that these operations have read and written, except matrix products, whose time follows from
+            their FLOP.
     """
 
     def __init__(self, held: Storages, after: Callable[[], None]) -> None:
@@ -87,13 +88,13 @@ class Ledger(TorchDispatchMode):
         return results
 
     def place(self, parameter: nn.Parameter, owner: int) -> None:
-        """The gradient of a parameter is complete and stays; whose it is goes into the record."""
+        """Record that the gradient of a parameter is complete, with its owner."""
         assert parameter.grad is not None
         for storage in storages(parameter.grad):
             self.events.append(Placed(self._serial(storage), owner))
 
     def gradients(self) -> set[int]:
-        """The storages that were parameters' gradients, or a part of one."""
+        """Serial numbers of the storages that were parameters' gradients, or parts of them."""
         found = {event.storage for event in self.events if isinstance(event, Placed)}
         for made, taken in reversed(self._sums):
             if made & found:
@@ -101,7 +102,7 @@ class Ledger(TorchDispatchMode):
         return found
 
     def _serial(self, storage: torch.UntypedStorage) -> int:
-        """Of a storage that is recorded, from now on if not before; 0 for what is held anyway."""
+        """Serial number of a storage, which is recorded if it is new; 0 for storages that are held anyway."""
         if storage in self._held:
             return 0
         key = id(storage)  # the same as long as the storage lives

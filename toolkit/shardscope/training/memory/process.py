@@ -1,4 +1,4 @@
-"""The memory of a whole process, as the system sees it."""
+"""The memory of a whole process, as the operating system reports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def anonymous_bytes() -> int:
     try:
         with open("/proc/self/statm", "rb") as file:
             fields = file.read().split()
-    except FileNotFoundError:  # not Linux: the peak is all there is
+    except FileNotFoundError:  # not Linux: only the peak is available
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")

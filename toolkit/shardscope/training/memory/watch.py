@@ -14,11 +14,11 @@ from shardscope.training.memory.storages import KINDS, Held, Storages
 
 
 class StepMemory:
-    """What one rank holds in one step, by kind, and at most; all figures in bytes.
+    """Peak memory of one rank in one step, by kind, in bytes.
 
     Args:
-        held: Says what the strategy holds by kind, now.
-        inputs: The step's inputs and targets, which are nobody's activations.
+        held: Returns the tensors that the strategy holds now, by kind.
+        inputs: The step's inputs and targets, which do not count as activations.
     """
 
     def __init__(self, held: Callable[[], Held], inputs: Iterable[Tensor]) -> None:
@@ -29,7 +29,7 @@ class StepMemory:
         self.activations = Activations(self._storages, self._at_parameter)
 
     def sample(self) -> None:
-        """Look at what is held now."""
+        """Count the tensors that are held now."""
         held = self._held()
         assert set(held) <= set(KINDS), f"{sorted(set(held) - set(KINDS))} are not kinds of memory"
         self._storages.add_all(held)
@@ -41,7 +41,7 @@ class StepMemory:
         self._note()
 
     def _at_parameter(self, tensor: Tensor) -> None:
-        """Where a parameter is used, it and its like have been gathered."""
+        """Sample where a parameter is used, as it and the others of its unit have then been gathered."""
         kinds = self._storages.kinds(tensor)
         if None in kinds:
             self.sample()
@@ -54,15 +54,15 @@ class StepMemory:
 
 
 class MemoryWatch:
-    """Follows the memory of one rank from where it starts.
+    """Follows the memory of one rank, from the creation of this object.
 
-    On a GPU the process's memory is what torch's allocator has handed out. On the CPU it is the anonymous memory of the
-    process beyond what it held before the model was built: the interpreter and libraries, mostly shared between ranks,
-    are left out.
+    On a GPU the process's memory is the memory that torch's allocator has handed out. On the CPU it is the anonymous
+    memory of the process beyond the amount before the model was built: the interpreter and libraries, mostly shared
+    between ranks, are left out.
 
     Attributes:
-        peak: The most that the process has held, in bytes.
-        step: What counts by kind on a measured step; None on all others.
+        peak: Maximum memory of the process so far, in bytes.
+        step: The counter by kind on a measured step; None on all others.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -72,7 +72,7 @@ class MemoryWatch:
         self._base = 0 if device.type == "cuda" else anonymous_bytes()
 
     def sample(self) -> int:
-        """What the process holds now, in bytes; also moves the peaks."""
+        """Current memory of the process, in bytes; also updates the peaks."""
         if self.step is not None:
             self.step.sample()
         if self.device.type == "cuda":
@@ -83,13 +83,13 @@ class MemoryWatch:
         return now
 
     def hold(self, kind: str, *tensors: Tensor) -> None:
-        """Count what comes and goes between two samples, such as gathered parameters; nothing on unmeasured steps."""
+        """Count tensors that live only between two samples, such as gathered parameters; a no-op on other steps."""
         if self.step is not None:
             self.step.hold(kind, tensors)
 
     @contextmanager
     def measure(self, held: Callable[[], Held], inputs: Iterable[Tensor]) -> Iterator[StepMemory]:
-        """Inside, memory is counted by kind; the arguments are those of `StepMemory`."""
+        """Context in which memory is counted by kind; the arguments are those of `StepMemory`."""
         self.step = StepMemory(held, inputs)
         try:
             self.step.sample()

@@ -2,7 +2,7 @@
 
 `build_model` turns a name, a config or the user's own callable into a module. Weights come from torch's
 global random generator, so ranks that set the same seed start from the same parameters. `blocks` lists the
-parts that recomputation works on, `units_of` those that a sharded strategy gathers one at a time.
+parts that recomputation uses, `units_of` those that a sharded strategy gathers one at a time.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def build_model(
 
     Args:
         model: What to build.
-        dtype: Type of the parameters; None leaves them as they are built.
+        dtype: Type of the parameters; None does not change it.
 
     Raises:
-        SpecError: No model has this name, or the callable returned something else than a module.
+        SpecError: No model has this name, or the callable did not return a module.
 
     Example:
         >>> build_model("gpt-nano")(torch.zeros(2, 64, dtype=torch.int64)).shape

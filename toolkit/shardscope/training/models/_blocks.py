@@ -1,4 +1,4 @@
-"""The parts of a model: blocks and cheap regions, for recomputation, and pieces that a pipeline can cut it into."""
+"""The parts of a model: blocks and cheap regions for recomputation, and pieces for pipeline stages."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from torch import Tensor, nn
 
 
 class CheapToRecompute(nn.Module):
-    """A region of a model that stores much for its backward pass and takes little arithmetic to run again.
+    """A region of a model that stores much for its backward pass and needs little arithmetic to recompute.
 
-    Selective recomputation keeps only the inputs of such a region. Where it ends in a linear layer, that
-    layer's product is not computed twice: recomputation stops once the layer's input is back.
+    Selective recomputation keeps only the region's inputs. If the region ends in a linear layer, that layer's
+    product is not computed twice: recomputation stops after the layer's input has been restored.
     """
 
 
 class Part(nn.Module):
-    """A piece of a model's forward pass that is not a module of its own, as one: for cutting the model into stages.
+    """Wraps a piece of a model's forward pass as a module, so that the model can be cut into stages.
 
     Args:
-        function: From the piece's input to its output; usually a method of the model.
-        uses: The modules whose parameters it reads.
+        function: Maps the piece's input to its output; usually a method of the model.
+        uses: The modules whose parameters the function reads.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor], *uses: nn.Module) -> None:
@@ -35,9 +35,9 @@ class Part(nn.Module):
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated parts of `model`, in order.
 
-    These are the items of its own `nn.ModuleList`s, `nn.ModuleDict`s and `nn.Sequential`s; for a model without any, its
-    direct children that have parameters; for a model without those either, the model itself. Containers that have no
-    forward pass of their own stand for what they contain.
+    These are the items of its own `nn.ModuleList`s, `nn.ModuleDict`s and `nn.Sequential`s. For a model without any,
+    they are its direct children that have parameters, and without those either, the model itself. Containers without
+    their own forward pass are replaced by their contents.
 
     Example:
         >>> len(blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
@@ -53,27 +53,27 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 def units_of(model: nn.Module, *, besides: Collection[str] = ()) -> list[nn.Module]:
     """The blocks of a model whose parameters no other part of it holds.
 
-    FSDP2 would cut a tensor that two blocks share in the first one only, and silently untie the second: such blocks
-    are left to the model around them, which keeps them tied. So are those named in `besides`.
+    FSDP2 would shard a tensor that two blocks share in the first one only, and silently untie the second. So blocks
+    with shared parameters are left to the root unit, which keeps them tied, as are those named in `besides`.
     """
     left = {model.get_submodule(name) for name in besides}
     owners: dict[int, set[int]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), set()).add(id(module))
-    found = dict.fromkeys(blocks(model))  # a block that runs twice is listed twice, and one unit
+    found = dict.fromkeys(blocks(model))  # a block that runs twice is listed twice, but is one unit
     return [
         block for block in found if block is not model and block not in left and _holds_alone(block, owners)
     ]
 
 
 def _runs(module: nn.Module) -> bool:
-    """Whether it has a forward pass; `nn.ModuleList` and `nn.ModuleDict` have none."""
+    """Whether the module has a forward pass; `nn.ModuleList` and `nn.ModuleDict` have none."""
     return type(module).forward is not nn.Module.forward
 
 
 def _that_run(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules in order, and in the place of each container without a forward pass, what it contains."""
+    """The modules in order, with each container without a forward pass replaced by its contents."""
     return [
         runs for module in modules for runs in ([module] if _runs(module) else _that_run(module.children()))
     ]

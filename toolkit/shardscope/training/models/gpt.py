@@ -17,7 +17,7 @@ _INIT_STD = 0.02
 
 
 class GPT(nn.Module):
-    """Tokens `(N, T)` to the scores of each next token `(N, T, vocab)`."""
+    """Tokens `(N, T)` to scores of each next token `(N, T, vocab)`."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention, then a feed-forward part, each added to the stream `(N, T, hidden)`."""
+    """Causal self-attention, then a feed-forward network, each added to the residual stream `(N, T, hidden)`."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention: one product makes queries, keys and values of `(N, T, hidden)`."""
+    """Causal self-attention: one matrix product computes queries, keys and values from `(N, T, hidden)`."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class AttentionCore(CheapToRecompute):
         self.project = nn.Linear(hidden, hidden)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """`(N, heads, T, hidden / heads)` three times to `(N, T, hidden)`."""
+        """Three tensors `(N, heads, T, hidden / heads)` to `(N, T, hidden)`."""
         heads = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         mixed: Tensor = self.project(heads.transpose(1, 2).flatten(2))
         return mixed

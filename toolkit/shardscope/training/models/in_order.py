@@ -1,12 +1,12 @@
-"""A model as a row of layers: what a pipeline can cut.
+"""A model as a sequence of layers, which a pipeline can cut.
 
-Three kinds of model can be cut: those of the catalogue, any `nn.Sequential` (nested ones are flattened), and a module
-of the user's that says itself how, by a method
+Three kinds of model can be cut: those of the catalogue, any `nn.Sequential` (nested ones are flattened), and the user's
+own modules that define a method
 
     def pipeline_layers(self) -> list[tuple[str, nn.Module]]: ...
 
-whose layers, called one after another on one tensor each, do what `forward` does. Names are only for messages: the
-parameters keep the names that they have in the whole model.
+whose layers, called one after another on one tensor each, compute the same as `forward`. Names are only for messages:
+the parameters keep the names that they have in the whole model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def layers_in_order(model: nn.Module) -> Layers:
     """The layers of `model` with their names, in the order in which they run.
 
     Raises:
-        SpecError: The model does not say how it can be cut.
+        SpecError: The model is not of one of these kinds.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 1)))
@@ -42,10 +42,10 @@ def layers_in_order(model: nn.Module) -> Layers:
 
 
 def _flattened(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The layers of nested Sequentials; one with a `forward` of its own (recomputed as a whole) is one layer."""
+    """The layers of nested Sequentials; one with its own `forward` (recomputed as a whole) is one layer."""
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         if prefix:
             yield prefix[:-1], module
         return
-    for index, child in enumerate(module):  # not named_children, which leaves a repeated layer out
+    for index, child in enumerate(module):  # not named_children, which leaves out repeated layers
         yield from _flattened(child, f"{prefix}{index}.")

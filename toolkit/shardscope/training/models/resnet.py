@@ -1,4 +1,4 @@
-"""The residual network for small images, normalised by groups so that ranks need not share statistics."""
+"""The residual network for small images, with group norm so that ranks need not share statistics."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ResNet(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut; halves the image where it widens the channels."""
+    """Two 3x3 convolutions with a shortcut; halves the image where it changes the number of channels."""
 
     def __init__(self, inputs: int, outputs: int, *, groups: int) -> None:
         super().__init__()

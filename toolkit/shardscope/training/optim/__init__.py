@@ -1,4 +1,4 @@
-"""What optimizers share: the parameters they update, layers with trust ratios, a second moment that stands still."""
+"""Shared parts of optimizers: the parameters they update, layer-wise trust ratios, a frozen second moment."""
 
 from __future__ import annotations
 

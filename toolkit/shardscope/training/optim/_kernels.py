@@ -1,10 +1,10 @@
-"""The few list operations LAMB and LARS are made of, each in its quickest form for the device.
+"""The few list operations that LAMB and LARS consist of, each in its fastest form for the device.
 
 Measured on CPU: a loop over tensors still in the cache beats `torch._foreach_*`, `torch.dot` beats
 `torch.linalg.vector_norm`, and the fused AdamW kernel beats both forms of the moment update. On other
-devices launches dominate, so there everything is one call over the whole list. Between two kernels that
-have swept the cache, every further operation on a CPU costs as much as a whole small layer: what is one
-number a layer is a Python float there. No value is read back from any other device.
+devices kernel launches dominate, so each operation is one call over the whole list. On a CPU, every
+further operation between two kernels that have swept the cache costs as much as a whole small layer, so
+per-layer numbers are Python floats there. No value is read back from any other device.
 """
 # ruff: noqa: SLF001 - torch documents its foreach operations under these names
 
@@ -22,7 +22,7 @@ from shardscope.training import _compat
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
 Number = TypeVar("Number", float, Tensor)
-"""What is computed alike for one layer in a float and for many in a vector."""
+"""A quantity of one layer as a float, or of many layers as a vector."""
 
 Scalars = list[float] | Tensor
 """One number for each layer: floats on a CPU, elsewhere a float64 vector on the device."""
@@ -30,7 +30,7 @@ Scalars = list[float] | Tensor
 
 @dataclass(frozen=True, slots=True)
 class AdamRun:
-    """Tensors that take one Adam step together, index by index alike in shape, dtype and device.
+    """Tensors that take one Adam step together. Tensors at the same index have equal shape, dtype and device.
 
     `updates` is overwritten: from ``x`` to ``x - r``, where ``r`` is Adam's bare update. `steps` are 0-d
     float32 tensors on the host, which already count this step.
@@ -55,19 +55,19 @@ class Moments:
 
     @property
     def fit_fused_kernel(self) -> bool:
-        """The kernel always averages the gradient into the first moment."""
+        """Whether the fused kernel applies; it always averages the gradient into the first moment."""
         return self.grad_averaging and _compat.HAS_FUSED_ADAMW
 
     def counts(self, steps: Tensors) -> list[float]:
-        """The steps that the bias corrections see; after infinitely many, both corrections are 1."""
+        """Step counts for the bias corrections; infinity makes both corrections 1."""
         return [float(step) for step in steps] if self.bias_correction else [math.inf] * len(steps)
 
 
 def fused_moments_(run: AdamRun, moments: Moments) -> None:
     """Advance both moments and subtract the update, in one pass over memory.
 
-    The fused kernel computes ``w -= lr * r``; handed `updates` for the weights and 1 for the learning rate,
-    it leaves the bare update there.
+    The fused kernel computes ``w -= lr * r``. With `updates` as the weights and a learning rate of 1, it
+    leaves the bare update in `updates`.
     """
     _compat.fused_adamw_(
         run.updates,
@@ -81,7 +81,7 @@ def fused_moments_(run: AdamRun, moments: Moments) -> None:
 
 
 def plain_moments_(run: AdamRun, moments: Moments) -> None:
-    """What `fused_moments_` does, in public operations: for every device, dtype and variant."""
+    """Do the same as `fused_moments_` in public operations, for every device, dtype and variant."""
     beta1, beta2 = moments.betas
     counts = moments.counts(run.steps)
     torch._foreach_mul_(run.exp_avgs, beta1)
@@ -109,7 +109,7 @@ def scale_into(out: Tensors, tensors: Tensors, factor: float) -> None:
 
 
 def sums_of_squares(tensors: Tensors) -> Tensors:
-    """The sum of squares of each tensor, as 0-d tensors of at least single precision."""
+    """Sum of squares of each tensor, as 0-d tensors of at least single precision."""
     first = tensors[0]
     wide = torch.promote_types(first.dtype, torch.float32)
     if first.is_cpu and first.dtype == wide and all(tensor.dim() == 1 for tensor in tensors):
@@ -129,5 +129,5 @@ def add_scaled_(tensors: Tensors, directions: Tensors, factor: float, scales: Sc
 
 
 def at_most(number: Number, bound: float) -> Number:
-    """The number or, where that is less, the bound; not a number stays so."""
+    """The smaller of the number and the bound; NaN stays NaN."""
     return number.clamp(max=bound) if isinstance(number, Tensor) else min(number, bound)

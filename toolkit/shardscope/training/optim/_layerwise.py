@@ -1,9 +1,9 @@
-"""What LAMB and LARS share: a step in two phases around the norms of all layers.
+"""Base of LAMB and LARS: a step in two phases around the norms of all layers.
 
-Phase one computes two sums of squares for each layer (a parameter tensor): of its weights, and of what its
-update divides by. Phase two turns them into trust ratios and moves the weights. By default the layers go
-through both phases in batches that fit the cache, so phase two still finds its tensors there. Where tensors
-are sharded, `reduce_squares` takes the sums of all layers at once: phase one then runs over all batches
+Phase one computes two sums of squares for each layer (a parameter tensor): of its weights, and of the vector whose
+norm the trust ratio divides by. Phase two turns them into trust ratios and moves the weights. By default the
+layers go through both phases in batches that fit the cache, so that phase two still finds its tensors there. Where
+tensors are sharded, `reduce_squares` takes the sums of all layers at once: phase one then runs over all batches
 first, and the ratios of the whole model cost one all-reduce.
 """
 
@@ -26,8 +26,8 @@ from shardscope.training.optim.sparse import refuse_sparse
 from shardscope.training.sharding import ReduceSquares, local
 
 CACHE_ELEMENTS = 1 << 21
-"""Elements that are worked on together on a CPU: the best of 2**16 to 2**25 for 25 M parameters. In smaller batches
-the calls between kernels, which run on a cold cache, cost more than the memory traffic they save."""
+"""Elements per batch on a CPU: the best of 2**16 to 2**25 for 25 M parameters. In smaller batches the calls between
+kernels, which run on a cold cache, cost more than the memory traffic they save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Layer:
     grad: Tensor
     state: dict[str, Tensor]
     is_flat: bool
-    """Whether every tensor is one contiguous row in host memory, which can be cut anywhere."""
+    """Whether every tensor is flat and contiguous in host memory, so that it can be cut anywhere."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Batch:
         return [layer.state[key] for layer in self.layers]
 
     def takes(self, layer: Layer) -> bool:
-        """Add the layer, if it is of the same kind and the whole still fits the cache."""
+        """Add the layer if dtype and device match and the batch still fits the cache; return whether it was added."""
         first, weights = self.layers[0], layer.weights
         num_elements = self.num_elements + weights.numel()
         if (first.weights.dtype, first.weights.device) != (weights.dtype, weights.device):
@@ -78,9 +78,9 @@ class Batch:
         return True
 
     def pieces(self, *columns: list[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
-        """Lists of one tensor a layer, cut alike into pieces that stay in the cache together.
+        """Cut lists with one tensor per layer into corresponding pieces that fit the cache together.
 
-        Only a batch of one large layer is cut; the others fit as they are.
+        Only a batch of one large layer is cut; the others fit already.
         """
         if len(self.layers) > 1 or not self.layers[0].is_flat:
             yield columns
@@ -95,24 +95,24 @@ class Staged:
 
     batch: Batch
     directions: list[Tensor]
-    """Where each layer's weights will move, up to a factor."""
+    """Direction in which each layer's weights will move, up to a factor."""
     squares: Squares | None
     """None where the group has no ratios."""
 
 
 class Scratch:
-    """Buffers kept from step to step: fresh memory costs a CPU more than the arithmetic in it."""
+    """Buffers kept from step to step: on a CPU, allocating memory costs more than the arithmetic on it."""
 
     def __init__(self) -> None:
         self.buffers: list[Tensor] = []
         self._taken = 0
 
     def rewind(self) -> None:
-        """Hand out the same buffers again."""
+        """Make all buffers available again."""
         self._taken = 0
 
     def take(self, batch: Batch) -> list[Tensor]:
-        """Uninitialised tensors like the batch's weights."""
+        """Return uninitialised tensors like the batch's weights."""
         weights = batch.weights
         if not batch.layers[0].is_flat:
             return [torch.empty_like(tensor) for tensor in weights]
@@ -136,13 +136,13 @@ class LayerwiseOptimizer(Optimizer, ABC):
     device other than the CPU.
 
     Attributes:
-        method: What errors call it.
-        is_watched: Whether the norms of the next step will be asked for, also where the step itself needs none.
+        method: The optimizer's name in error messages.
+        is_watched: Whether the norms of the next step will be read, even if the step itself needs none.
 
     Args:
         params: As for every torch optimizer; with names, `trust_ratios` uses them.
         defaults: Settings of the groups; ``adapt=False`` gives a group's layers no trust ratio.
-        reduce_squares: Sums squares over the ranks that hold other shards of the same tensors; called once a
+        reduce_squares: Sums squares over the ranks that hold other shards of the same tensors; called once per
             step. All ranks must hold the same layers in the same order; a layer's shard may be empty.
     """
 
@@ -171,7 +171,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step; a `closure` that evaluates the model anew is called first, its loss returned."""
+        """Take one step. A `closure` that re-evaluates the model is called first, and its loss is returned."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
         self._last.clear()
@@ -187,22 +187,22 @@ class LayerwiseOptimizer(Optimizer, ABC):
 
     @property
     def work_space(self) -> list[Tensor]:
-        """Buffers kept from step to step that belong to no parameter."""
+        """Buffers that are kept from step to step and belong to no parameter."""
         return self._scratch.buffers
 
     def trust_ratios(self) -> dict[str | int, float]:
-        """The ratios of the last step by parameter name, or by index if the parameters came without names.
+        """Trust ratios of the last step by parameter name, or by index if the parameters came without names.
 
         Reading them waits for the device. Layers that were not adapted are left out.
         """
         return {signal.layer: signal.ratio for signal in self.layer_signals() if signal.ratio is not None}
 
     def layer_signals(self) -> list[LayerSignal]:
-        """What the last step did to each layer it moved, in their order. Waits for the device."""
+        """Signals of the last step for each layer that it moved, in their order. Waits for the device."""
         return [signal for taken in self._last for signal in taken.signals(self._divisor, self._bound)]
 
     def _finish(self, staged: list[Staged]) -> None:
-        """Phase two of what is staged, which is then forgotten."""
+        """Run phase two of the staged batches and clear them."""
         squares = [item.squares for item in staged if item.squares is not None]
         if squares and self.reduce_squares is not None:
             squares = _reduced(squares, self.reduce_squares)
@@ -219,7 +219,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
         self._apply(staged, ratios)
 
     def _ratios(self, squares: Squares, group: dict[str, Any]) -> Scalars:
-        """The trust ratio of each layer: 1 where its weights or its divisor are all 0."""
+        """Trust ratio of each layer: 1 where its weight norm or its divisor is 0."""
         of_weights, of_updates = squares
         if isinstance(of_weights, Tensor) and isinstance(of_updates, Tensor):
             weight_norm = of_weights.sqrt()
@@ -267,14 +267,14 @@ class LayerwiseOptimizer(Optimizer, ABC):
 
     @abstractmethod
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        """What a parameter carries from step to step, before its first."""
+        """Return a parameter's initial optimizer state."""
 
     def _prepare(self, batches: list[Batch]) -> None:
-        """Whatever needs all layers before phase one."""
+        """Do the work that needs all layers before phase one."""
 
     @abstractmethod
     def _stage(self, batch: Batch) -> Staged:
-        """Phase one of a batch: its directions, and the squares of its layers."""
+        """Run phase one of a batch: compute its directions and the squares of its layers."""
 
     def _divisor(
         self,
@@ -282,24 +282,24 @@ class LayerwiseOptimizer(Optimizer, ABC):
         update_norm: Number,
         group: dict[str, Any],  # noqa: ARG002
     ) -> Number:
-        """What a ratio divides by."""
+        """Return the divisor of a ratio."""
         return update_norm
 
     @abstractmethod
     def _ratio(self, weight_norm: Number, divisor: Number, group: dict[str, Any]) -> Number:
-        """The ratio of one layer whose norm and divisor are above 0, or of many in tensors."""
+        """Return the ratio of one layer whose norm and divisor are above 0, or of many layers as tensors."""
 
     @abstractmethod
     def _bound(self, weight_norm: float, divisor: float, group: dict[str, Any]) -> str | None:
-        """The setting that holds the ratio of such a layer down; None where it is as the formula has it."""
+        """Return the setting that limits the layer's ratio; None where the ratio follows the plain formula."""
 
     @abstractmethod
     def _apply(self, staged: Staged, ratios: Scalars | None) -> None:
-        """Move the weights along the directions, scaled by the ratios where there are any."""
+        """Move the weights along the directions, scaled by the ratios if there are any."""
 
 
 def total_squares(squares: list[Tensor], num_layers: int) -> Squares | None:
-    """Squares of weights and of updates by turns, piece by piece, summed over the pieces."""
+    """Sum squares over pieces; the input holds, piece by piece, first the weights' and then the updates' squares."""
     if not squares:
         return None
     if squares[0].is_cpu:
@@ -311,7 +311,7 @@ def total_squares(squares: list[Tensor], num_layers: int) -> Squares | None:
 
 
 def _reduced(squares: list[Squares], reduce_squares: ReduceSquares) -> list[Squares]:
-    """The squares of all batches, summed over the ranks at once."""
+    """Sum the squares of all batches over the ranks in one call."""
     tensors = [torch.stack([torch.as_tensor(row, dtype=torch.float64) for row in rows]) for rows in squares]
     joined = torch.cat(tensors, dim=1)
     sums = reduce_squares(joined.flatten()).view_as(joined).split([rows.shape[1] for rows in tensors], dim=1)

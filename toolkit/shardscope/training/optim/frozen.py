@@ -1,19 +1,20 @@
-"""AdamW and LAMB whose second moment stands still from some step on, for methods that exchange first moments.
+"""AdamW and LAMB with a second moment that is frozen after some step, for methods that exchange first moments.
 
-Until `freeze` they are what they are otherwise, to the bit. From then on a step expects in each parameter's
-gradient not a gradient but the new first moment, as the ranks have agreed on it:
+Until `freeze` they are bit-identical to the plain optimizers. From then on, a step expects the new first moment,
+on which the ranks have agreed, in each parameter's gradient:
 
-    advance_(param, grad)      this rank's gradient becomes what it proposes as first moment
+    advance_(param, grad)      turns this rank's gradient into its proposal for the first moment
     ...                        the ranks agree on one
-    step()                     takes it over and moves the weights
+    step()                     stores it and moves the weights
 
-Both moments stay bias-corrected as they were (neither paper corrects them): the first goes on counting steps, the
-second keeps the correction of its last one, so that a freeze changes no step's size.
+Both moments stay bias-corrected as before (neither paper corrects them). The first continues to count steps, and the
+second keeps the correction of its last step, so that a freeze does not change the size of a step.
 
 Weights that hardly had a gradient before the freeze (a pixel that is seldom lit, a rare token) have a second moment
-near zero, and once it can no longer grow, any later moment throws them far off, a coded one most of all. On digits (100
-steps, 2 ranks, 3 seeds) such weights ran to 53, 65 and 610 under 1-bit Adam, against 1.1 uncompressed, and the last to
-19 without any code. So a freeze lifts each second moment to a floor beside its layer's mean; the 610 are then 1.3.
+near zero. After it can no longer grow, any later first moment moves them far off, most of all a compressed one. On
+digits (100 steps, 2 ranks, 3 seeds) the largest of these weights grew to 53, 65 and 610 under 1-bit Adam, against 1.1
+uncompressed, and the last to 19 without any coding. So a freeze raises each second moment to a floor relative to its
+layer's mean, which reduces the 610 to 1.3.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 FLOOR = 0.1
-"""Least root of a frozen second moment, relative to the root mean square of its layer's; 0 stays 0."""
+"""Minimum root of a frozen second moment, relative to the root of the layer's mean second moment; 0 stays 0."""
 
 
 class FrozenVariance(Optimizer):
-    """What an optimizer with Adam's two moments needs to go on without its second."""
+    """Base of optimizers with Adam's two moments that can freeze the second."""
 
     frozen_after: int | None = None
-    """The last step that has moved the second moment; None while it still moves."""
+    """The last step that updated the second moment; None while it is not frozen."""
 
     @torch.no_grad()
     def freeze(self, after: int) -> None:
-        """Leave the second moment as step `after` has left it, but for what `FLOOR` says.
+        """Freeze the second moment as step `after` left it, except for the floor of `FLOOR`.
 
-        Every parameter has taken as many steps, or, where a run goes on from a checkpoint, more.
+        Every parameter has taken `after` steps, or more if the run was resumed from a checkpoint.
         """
         self.frozen_after = after
         for state in self.state.values():
@@ -49,18 +50,18 @@ class FrozenVariance(Optimizer):
                 torch.where(square > 0, square.clamp(min=floor), square, out=square)
 
     def advance_(self, param: nn.Parameter, grad: Tensor) -> None:
-        """`grad`, of the parameter's shape, becomes the first moment that it leads to."""
+        """Replace `grad`, of the parameter's shape, by the first moment that it leads to."""
         group = self._group_of(param)
         moment = self.first_moment(param).to(grad.device)
         grad.mul_(weight_of_gradient(group)).add_(moment, alpha=group["betas"][0])
 
     def first_moment(self, param: nn.Parameter) -> Tensor:
-        """As the last step has left it, of the parameter's shape."""
+        """First moment after the last step, of the parameter's shape."""
         moment: Tensor = self.state[param]["exp_avg"]
         return moment
 
     def used(self, param: nn.Parameter) -> Tensor:
-        """1 where there has ever been a gradient, else 0: there the weights have no reason to move."""
+        """Mask of elements: 1 where there has ever been a gradient, else 0, as those weights need not move."""
         square: Tensor = self.state[param]["exp_avg_sq"]
         return (square > 0).to(torch.float32)
 
@@ -73,18 +74,18 @@ class FrozenVariance(Optimizer):
 
 
 def weight_of_gradient(group: dict[str, Any]) -> float:
-    """With which a gradient enters the first moment."""
+    """Weight of a gradient in the first moment."""
     return 1 - float(group["betas"][0]) if group.get("grad_averaging", True) else 1.0
 
 
 def corrected_root(square: Tensor, group: dict[str, Any], steps: float) -> Tensor:
-    """The root of a second moment after `steps` steps, plus eps."""
+    """Root of the bias-corrected second moment after `steps` steps, plus eps."""
     correction = 1 - group["betas"][1] ** steps if group.get("bias_correction", True) else 1.0
     return square.sqrt().div_(math.sqrt(correction)).add_(group["eps"])
 
 
 def first_correction(group: dict[str, Any], step: Tensor) -> Tensor:
-    """What the first moment is divided by after `step` steps; the device is not waited for."""
+    """Bias-correction divisor of the first moment after `step` steps; does not wait for the device."""
     if not group.get("bias_correction", True):
         return torch.ones((), dtype=torch.float64, device=step.device)
     correction: Tensor = 1 - group["betas"][0] ** step.double()

@@ -1,4 +1,4 @@
-"""The parameters that an optimizer updates on one rank, and what it takes to look at all of them over the ranks."""
+"""The parameters that an optimizer updates on one rank, and the reductions for norms over all ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from shardscope.training.sharding import ReduceSquares
 
 
 def built_by(spec: Optimizer, parameters: TrainedParameters) -> torch.optim.Optimizer:
-    """The optimizer that a spec builds.
+    """Build the optimizer of a spec.
 
     Raises:
-        SpecError: A spec of the user's built something else.
+        SpecError: A user-defined spec built an object that is not a `torch.optim.Optimizer`.
     """
     built = spec.build(parameters)
     if not isinstance(built, torch.optim.Optimizer):
@@ -28,14 +28,14 @@ def built_by(spec: Optimizer, parameters: TrainedParameters) -> torch.optim.Opti
 
 
 class TrainedParameters:
-    """Those of some named parameters that take a gradient; what `shardscope.spec.optimizer.Parameters` promises.
+    """The named parameters that require a gradient; implements `shardscope.spec.optimizer.Parameters`.
 
     Args:
         named: As from ``model.named_parameters()``.
-        reduce_squares: Of shards: sums the layers' squares over the ranks.
-        reduce_grad_square: Sums the one square of all gradients over all ranks that hold distinct ones.
-        dimensions: How many dimensions the whole tensor has, by name, where a parameter is a flat piece of it: what
-            is excluded goes by the whole. None: the parameters' own.
+        reduce_squares: For shards: sums squared norms per layer over the ranks.
+        reduce_grad_square: Sums the squared norm of all gradients over all ranks that hold distinct ones.
+        dimensions: Number of dimensions of the whole tensor, by name, where a parameter is a flat piece of it; it
+            decides which parameters are excluded. None uses the parameters' own.
         uncounted: Parameters whose gradients another rank counts already in that square.
         is_freezable: Whether compression will freeze the second moment.
     """
@@ -56,7 +56,7 @@ class TrainedParameters:
         self._dimensions = dimensions or {}
 
     def groups(self, exclude: str = "none", **instead: Any) -> list[dict[str, Any]]:
-        """One group, or two where biases and norms are excluded and have `instead` as settings; none is empty."""
+        """One group, or two where biases and norms are excluded and get the settings `instead`; none is empty."""
         if exclude == "none":
             return [{"params": self.named}]
         kept = [item for item in self.named if self._dimensions_of(*item) > 1]
@@ -69,5 +69,5 @@ class TrainedParameters:
 
     @property
     def take_fused(self) -> bool:
-        """Whether torch has fused kernels for all of them: floating, on a CPU, CUDA or MPS device."""
+        """Whether torch has fused kernels for all parameters: floating-point, on a CPU, CUDA or MPS device."""
         return all(p.is_floating_point() and p.device.type in {"cpu", "cuda", "mps"} for _, p in self.named)

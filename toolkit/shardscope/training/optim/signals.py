@@ -1,4 +1,4 @@
-"""What a step of LAMB or LARS did to each layer, kept by reference in the step and worked out only when asked for."""
+"""Signals of a LAMB or LARS step for each layer: references kept in the step, and computed only when read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from shardscope.training.optim._kernels import Scalars
 
 Squares = tuple[Scalars, Scalars]
-"""Sums of squares of the weights and of the update, layer by layer."""
+"""Sums of squares of the weights and of the update, per layer."""
 Divisor = Callable[[float, float, dict[str, Any]], float]
 Bound = Callable[[float, float, dict[str, Any]], str | None]
 
@@ -22,10 +22,11 @@ class LayerSignal(NamedTuple):
 
     Attributes:
         layer: Name of the parameter, or its index if the parameters came without names.
-        ratio: The trust ratio that the step was taken with; None where the layer is not adapted.
-        weight_norm: Of the weights before the step, whole also where they are sharded; None where nobody needed it.
-        update_norm: What the ratio divides by: LAMB's update, LARS's gradient with its decay.
-        bound: The setting that held the ratio down: ``clamp``, ``trust_clip``, or of 1-bit LAMB ``factor``; else None.
+        ratio: The trust ratio of the step; None where the layer is not adapted.
+        weight_norm: Norm of the weights before the step, of the whole tensor also where it is sharded; None where it
+            was not needed.
+        update_norm: The ratio's divisor: norm of LAMB's update, or of LARS's gradient with its decay.
+        bound: The setting that limited the ratio: ``clamp``, ``trust_clip``, or ``factor`` of 1-bit LAMB; else None.
     """
 
     layer: str | int
@@ -37,17 +38,17 @@ class LayerSignal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A batch of layers that has been moved."""
+    """A batch of layers after its update."""
 
     names: list[str | int]
     group: dict[str, Any]
     squares: Squares | None
     ratios: Scalars | None
     bounds: list[str | None] | None = None
-    """Where the norms alone do not tell."""
+    """The layers' bounds, where they do not follow from the norms alone."""
 
     def signals(self, divisor: Divisor, bound: Bound) -> Iterator[LayerSignal]:
-        """One for each layer; `divisor` and `bound` are those of the optimizer."""
+        """Yield one signal per layer; `divisor` and `bound` are the optimizer's functions."""
         ratios = [None] * len(self.names) if self.ratios is None else _to_list(self.ratios)
         norms = [None] * len(self.names) if self.squares is None else self._norms(self.squares, divisor)
         bounds = self.bounds or [self._bound_of(pair, bound) for pair in norms]

@@ -1,7 +1,7 @@
-"""Gradients that hold only the rows an embedding has looked up: who takes them, and who refuses them.
+"""Sparse gradients, which hold only the rows that an embedding has looked up, and which optimizers accept them.
 
-torch's SGD takes them in its plain form; AdamW, LAMB and LARS move every row in every step. Where ranks exchange
-gradients, those of embeddings are dense from the start.
+torch's SGD accepts them in its plain form. AdamW, LAMB and LARS move every row in every step and refuse them. Where
+ranks exchange gradients, those of embeddings are dense from the start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def settle_sparse_embeddings(model: nn.Module, *, optimizer: Optimizer, world_si
     """Check every trained ``nn.Embedding(sparse=True)`` of the model, and make its gradient dense on several ranks.
 
     Raises:
-        SpecError: The optimizer takes no sparse gradients.
+        SpecError: The optimizer does not support sparse gradients.
     """
     for name, module in model.named_modules():
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag) or not module.sparse:
@@ -48,11 +48,12 @@ def refuse_in_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def prepare_sgd(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before a step of SGD: give torch's fused kernel what it expects of a gradient and of its momentum.
+    """Before a step of SGD: prepare gradients and momenta for torch's fused kernel.
 
-    It takes a group's momenta all or none, so a parameter whose first gradient comes late starts from a momentum of 0,
-    which is what the plain form comes to. It takes no sparse gradient: bare SGD then changes to the plain form, which
-    moves only the rows that are there; with a momentum or a decay every row moves, so the gradient becomes dense.
+    The kernel needs the momenta of all parameters in a group or of none. So a parameter whose first gradient comes late
+    starts from a momentum of 0, which gives the same result as the plain form. The kernel accepts no sparse gradient.
+    SGD without momentum and decay then uses the plain form, which moves only the gradient's rows. With momentum or
+    decay every row moves, so the gradient becomes dense.
     """
     for group in optimizer.param_groups:
         moves_all = group["momentum"] or group["weight_decay"] or hasattr(optimizer, "found_inf")

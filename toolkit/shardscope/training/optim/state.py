@@ -1,18 +1,18 @@
-"""What an optimizer carries from step to step, complete before it is saved or loaded into."""
+"""An optimizer's state, filled in completely before it is saved or loaded into."""
 
 from __future__ import annotations
 
 import torch
 
 STEP = "step"
-"""The one entry of a state that is a number for the whole tensor, under each of torch's optimizers and ours."""
+"""Key of the step count, the only state entry that is one number per tensor, in torch's optimizers and ours."""
 
 
 def fill_in_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give parameters that have never been updated the state of their start, by a step that moves nothing.
+    """Give parameters that have never been updated their initial state, by a step that moves nothing.
 
-    Those are all of a fresh optimizer, which a checkpoint is loaded into, and those that the loss does not use. Called
-    by all ranks, for norms may be summed over them. Gradients are gone afterwards.
+    These are all parameters of a new optimizer, which a checkpoint is loaded into, and those that the loss does not
+    use. Called by all ranks, as norms may be summed over them. Gradients are cleared afterwards.
     """
     groups = optimizer.param_groups
     fresh = [p for group in groups for p in group["params"] if not optimizer.state.get(p)]

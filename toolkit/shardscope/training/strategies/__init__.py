@@ -1,10 +1,10 @@
-"""What strategies build: how one rank trains together with its peers.
+"""Base classes of strategies: how one rank trains together with its peers.
 
 base            RankStrategy, one step from the forward pass to the update
 bucketed        DistributedDataParallel's buckets, and own_all_reduce, where a strategy sums them itself
 partitioned     an optimizer that updates this rank's pieces only; fully_sharded, on FSDP2
 
-A strategy itself stands in its folder of `shardscope.methods.strategies`.
+Each strategy has its own folder in `shardscope.methods.strategies`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from shardscope.training.strategies.base import RankStrategy, StepResult
 
 
 def build_strategy(job: Job, context: RankContext) -> RankStrategy:
-    """The strategy of `job` for the rank of `context`.
+    """Build the strategy of `job` for the rank of `context`.
 
     Raises:
-        SpecError: A strategy of the user's built something else.
+        SpecError: A user-defined strategy built an object that is not a `RankStrategy`.
     """
     built = job.strategy.build(job, context)
     if not isinstance(built, RankStrategy):

@@ -1,4 +1,4 @@
-"""`DistributedDataParallel`'s buckets in hands of our own: one thread a rank exchanges them in their order."""
+"""Communication hook for `DistributedDataParallel`'s buckets: one thread per rank exchanges them in order."""
 
 # No postponed annotations here: DistributedDataParallel checks the types of a hook at run time.
 
@@ -17,11 +17,11 @@ from shardscope.training.context import RankContext
 
 
 class BucketHook:
-    """Hands every bucket to `exchange_`, on a thread of its own, while the backward pass goes on.
+    """Passes every bucket to `exchange_` on a separate thread, while the backward pass continues.
 
     Args:
-        ddp: What fills the buckets.
-        context: The rank.
+        ddp: The module that fills the buckets.
+        context: This rank's context.
         exchange_: Replaces a flat tensor in CPU memory by its mean over all ranks, in place.
     """
 
@@ -30,9 +30,9 @@ class BucketHook:
     ) -> None:
         self.context, self.exchange_ = context, exchange_
         self.index = 0
-        """Of the bucket under way."""
+        """Index of the bucket in progress."""
         self.is_idle = False
-        """Whether buckets are handed back as they are."""
+        """Whether buckets are returned unchanged."""
         self._names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
         self._sender = Sender("buckets")
         ddp.register_comm_hook(None, self._exchange)
@@ -42,7 +42,7 @@ class BucketHook:
         self._sender.close()
 
     def finish(self) -> None:
-        """After a backward pass, when all buckets are back: raise what went wrong with the first that failed."""
+        """Raise the error of the first bucket that failed; called after a backward pass, when all have returned."""
         if self._sender.failure is not None:
             raise self._sender.failure
 
@@ -58,7 +58,7 @@ class BucketHook:
             self.index = index
             self._mean(buffer, parameters)
 
-        # also after a failure: DistributedDataParallel would only say that it is not a tensor; `finish` tells
+        # also after a failure: DistributedDataParallel would only report a non-tensor; `finish` raises the real error
         self._sender.submit(send).add_done_callback(lambda _: done.set_result(buffer))
         return done
 

@@ -1,8 +1,8 @@
-"""Which blocks of a model have parameters that are read while the block does not run.
+"""Find the blocks of a model whose parameters are read while the block does not run.
 
-FSDP2 gathers a block's parameters when its forward pass begins and lets them go when it ends. Some models read them
+FSDP2 gathers a block's parameters when its forward pass begins and frees them when it ends. Some models read them
 elsewhere, such as a head's weight in ``F.linear(h, self.head.weight)``, or one block's in another. A pass over an
-example shows which; what such blocks hold is then left to the model around them, where it is there all the time.
+example finds these blocks. Their parameters then go to the root unit, where they stay gathered all the time.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from shardscope.training.models import units_of
 from shardscope.training.twin import twin_of
 
 _GIVES_NUMBERS = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__"}
-"""Functions that read a tensor's elements but return no tensor; all others of that kind ask for its shape or type."""
+"""Functions that read a tensor's elements but return no tensor; all other such functions read its shape or type."""
 
 
 def blocks_read_outside(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[str, bool]:
-    """For each block that could be a unit, by name, whether it has a parameter that is read outside it.
+    """Map each block that could be a unit, by name, to whether one of its parameters is read outside it.
 
     Args:
-        model: Stays as it is; only a twin of it runs.
-        run: Calls the model it is given. What goes wrong there goes wrong in the first step too, which says it better.
+        model: Stays unchanged; only a twin of it runs.
+        run: Calls the model it is given. Its errors are ignored: the first step reports them better.
     """
     units, twin, found = set(units_of(model)), twin_of(model), set[str]()
     names = [name for name, module in model.named_modules() if module in units]
@@ -40,10 +40,10 @@ def blocks_read_outside(model: nn.Module, run: Callable[[nn.Module], Any]) -> di
 
 @contextmanager
 def explaining_reads(strategy: str) -> Iterator[None]:
-    """Inside, a read that no example has shown is refused in words.
+    """Context in which a read that the example did not show raises a clear error.
 
     Raises:
-        SpecError: The model reads a shard where it wants a whole parameter.
+        SpecError: The model reads a shard where it expects a whole parameter.
     """
     try:
         yield
@@ -58,7 +58,7 @@ def explaining_reads(strategy: str) -> Iterator[None]:
 
 
 def read_outside(model: nn.Module, blocks: Sequence[str], run: Callable[[nn.Module], Any]) -> set[str]:
-    """Those of the blocks, by name, that have a parameter which `run` reads outside their forward pass.
+    """Names of the blocks with a parameter that `run` reads outside the block's forward pass.
 
     Args:
         model: Left with hooks on its blocks; meant to be a copy.
@@ -75,7 +75,7 @@ def read_outside(model: nn.Module, blocks: Sequence[str], run: Callable[[nn.Modu
 
 
 class _Watch(TorchFunctionMode):
-    """Sees every torch function that is called inside, with its arguments."""
+    """Intercepts every torch function that is called in its context, with its arguments."""
 
     def __init__(self, owners: Mapping[int, str]) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _Watch(TorchFunctionMode):
         self.found: set[str] = set()
 
     def follow(self, name: str, module: nn.Module) -> None:
-        """Note when this block runs."""
+        """Record when this block runs."""
         module.register_forward_pre_hook(lambda *_: self.running.append(name), prepend=True)
         module.register_forward_hook(lambda *_: self.running.remove(name), always_call=True)
 

@@ -1,9 +1,9 @@
-"""A flat gradient as FSDP2 lays it out for one number of ranks, for another number, and parameter by parameter.
+"""Conversion of a flat gradient between FSDP2's layouts for different numbers of ranks, and to one per parameter.
 
-Rank r's chunk holds rows [r k, (r+1) k) of every parameter of the unit, k being a W-th of its rows, rounded up. On one
-rank that is one parameter after another.
+Rank r's chunk holds rows [r k, (r+1) k) of every parameter of the unit, where k is a W-th of its rows, rounded up. On
+one rank, that is one parameter after another.
 
-What compressors remember goes by ``kind.unit`` where units are sharded, and by ``kind.parameter`` everywhere else.
+Compressor state has keys ``kind.unit`` where units are sharded, and ``kind.parameter`` everywhere else.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from torch import Tensor, nn
 from shardscope.training.models import units_of
 
 ROOT = "model"
-"""The unit of what no block holds alone."""
+"""Name of the root unit, which holds the parameters that no block holds alone."""
 SHARDS = "shards of "
-"""In the name of a layout, before the number of shards."""
+"""Text in the name of a layout before the number of shards."""
 LEFT = "without "
-"""Before the blocks, as JSON, that are not units because their parameters are read outside them."""
+"""Text before the JSON list of blocks that are not units because their parameters are read outside them."""
 Units = Mapping[str, Mapping[str, torch.Size]]
-"""Of each unit, the shapes of its trained parameters by name, in their order."""
+"""Shapes of each unit's trained parameters by name, in their order."""
 
 
 def shards_of(layout: str) -> int | None:
-    """How many a layout is for; None where it is not one of shards."""
+    """Number of shards of a layout; None if it is not a sharded layout."""
     _, is_sharded, count = layout.rpartition(SHARDS)
     return int(count) if is_sharded else None
 
 
 def left_of(layout: str) -> list[str]:
-    """The blocks that a layout leaves to the model around them."""
+    """Blocks whose parameters a layout leaves to the root unit."""
     head, _, _ = layout.rpartition(SHARDS)
     _, _, names = head.partition(LEFT)
     return list(json.loads(names)) if names else []
 
 
 def can_be_cut(shape: torch.Size) -> bool:
-    """Whether FSDP2 shards a parameter of this shape: it has rows, and elements in them."""
+    """Whether FSDP2 shards a parameter of this shape: it has rows, and the rows have elements."""
     return len(shape) > 0 and shape.numel() > 0
 
 
 def units_with_parameters(
     model: nn.Module, *, besides: Collection[str] = ()
 ) -> dict[str, dict[str, torch.Size]]:
-    """The units that `model` is sharded in, or would be; each parameter that can be cut is in the innermost with it.
+    """Units that `model` is or would be sharded in, each parameter that can be cut in its innermost unit.
 
     Args:
         model: Whole or sharded.
-        besides: Blocks, by name, that are left to the model around them.
+        besides: Names of blocks that are left to the root unit.
     """
     whole = {id(unit) for unit in units_of(model, besides=besides)}
     named = {
@@ -67,7 +67,7 @@ def units_with_parameters(
 
 
 def by_parameter(state: Mapping[str, Tensor], units: Units, ranks: int) -> dict[str, Tensor]:
-    """What lies by unit, for `ranks` ranks, by parameter; flat."""
+    """Convert state by unit, laid out for `ranks` ranks, to flat state by parameter."""
     found: dict[str, Tensor] = {}
     for key, flat in state.items():
         kind, _, unit = key.partition(".")
@@ -78,7 +78,7 @@ def by_parameter(state: Mapping[str, Tensor], units: Units, ranks: int) -> dict[
 
 
 def by_unit(state: Mapping[str, Tensor], units: Units, ranks: int) -> dict[str, Tensor]:
-    """What lies by parameter, by unit for `ranks` ranks; where a parameter has nothing, zeros."""
+    """Convert state by parameter to state by unit for `ranks` ranks; a missing parameter becomes zeros."""
     return {
         f"{kind}.{unit}": relayout(_joined(state, kind, shapes), list(shapes.values()), 1, ranks)
         for kind in _kinds(state)
@@ -92,19 +92,19 @@ def _kinds(keys: Iterable[str]) -> list[str]:
 
 
 def _joined(state: Mapping[str, Tensor], kind: str, shapes: Mapping[str, torch.Size]) -> Tensor:
-    """The parameters of a unit, one after another."""
+    """State of a unit's parameters, flat and concatenated."""
     none = {name: torch.zeros(shape.numel()) for name, shape in shapes.items()}
     return torch.cat([state.get(f"{kind}.{name}", none[name]).view(-1) for name in shapes])
 
 
 def relayout(flat: Tensor, shapes: Sequence[torch.Size], old: int, new: int) -> Tensor:
-    """What lies in `flat` for `old` ranks as it lies for `new` ones; padding is zero.
+    """Convert `flat` from its layout for `old` ranks to the layout for `new` ranks; padding is zero.
 
     Args:
-        flat: One-dimensional; all chunks one after another.
-        shapes: Of the unit's parameters, in their order; none is a scalar.
-        old: Ranks that `flat` is laid out for.
-        new: Ranks to lay it out for.
+        flat: One-dimensional; all chunks concatenated.
+        shapes: Shapes of the unit's parameters, in their order; none is a scalar.
+        old: Number of ranks that `flat` is laid out for.
+        new: Number of ranks to lay it out for.
     """
     wholes, table, column = [], flat.view(old, -1), 0
     for shape in shapes:

@@ -1,7 +1,7 @@
 """Parameters that a model also keeps outside its modules, in a list or a closure.
 
-FSDP2 puts shards in the place of a module's parameters. A reference elsewhere would go on with the first values, and
-what is computed with it would be trained by nobody.
+FSDP2 replaces a module's parameters with shards. A reference elsewhere would keep the initial values, and those would
+never be trained.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from shardscope.errors import SpecError
 
 @contextmanager
 def refusing_strays(model: nn.Module, strategy: str) -> Iterator[None]:
-    """Inside, parameters are replaced; afterwards, a gradient for one that was replaced is refused.
+    """Context in which parameters are replaced; afterwards, a gradient for a replaced one is refused.
 
-    The refusal is a `SpecError` out of the backward pass.
+    The refusal is a `SpecError` raised from the backward pass.
     """
     replaced = {name: weakref.ref(p) for name, p in model.named_parameters() if p.requires_grad}
     yield
-    gc.collect()  # what nobody keeps is gone
+    gc.collect()  # frees unreferenced parameters
     kept = {id(parameter) for parameter in model.parameters()}
     for name, reference in replaced.items():
         parameter = reference()

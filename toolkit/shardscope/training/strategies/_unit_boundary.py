@@ -1,13 +1,13 @@
-"""FSDP2 shown every tensor that comes out of a unit, and kept from copying what goes into it.
+"""Boundary of an FSDP2 unit: registers every tensor that comes out, and keeps FSDP2 from copying inputs.
 
-Before a unit's backward pass FSDP2 gathers its parameters. It learns that the pass begins from the gradients of the
-tensors that the unit returned, and looks for them in tuples, mappings and dataclasses only. Those in objects of other
-classes, left in an attribute of the module (as the load-balancing loss of a mixture of experts), or put into a dict,
-list or dataclass that the unit was given, are shown to it here. A unit none of whose tensors can be found is refused.
+FSDP2 gathers a unit's parameters before its backward pass. It detects the start of the pass by the gradients of the
+tensors that the unit returned, and searches only tuples, mappings and dataclasses for them. This module registers the
+others: tensors in objects of other classes, in an attribute of the module (such as the load-balancing loss of a mixture
+of experts), or in a dict, list or dataclass that the unit was given. A unit without any such tensor is refused.
 
-FSDP2 also puts its own nodes behind a unit's inputs, and for that copies the dicts, lists and dataclasses that hold
-them: what the unit writes into one would be lost. So these are passed around it; the gradients of a unit that takes
-nothing else are reduced at the end of the backward pass.
+FSDP2 also puts its own autograd nodes behind a unit's inputs, and for that copies the dicts, lists and dataclasses that
+hold them, so results that the unit writes into one would be lost. These arguments therefore bypass FSDP2. The gradients
+of a unit that takes nothing else are reduced at the end of the backward pass.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class UnitBoundary:
-    """What goes into one unit and comes out of it.
+    """Inputs and outputs of one unit.
 
         boundary = UnitBoundary(name, unit, strategy)
         fully_shard(unit, ...)
         boundary.surround()
 
-    So FSDP2's hooks lie between its own, and the user's outside of them.
+    In this order, FSDP2's hooks lie between the boundary's own, and the user's hooks outside both.
 
     Args:
-        name: For messages.
+        name: The unit's name, for messages.
         unit: The module.
-        strategy: For messages.
+        strategy: The strategy's name, for messages.
     """
 
     def __init__(self, name: str, unit: Any, strategy: str) -> None:
         self.name, self.unit, self.strategy = name, unit, strategy
         self.given: list[_Hidden] = []
         self.modules = [(module, _names_of(module)) for module in unit.modules()]
-        """With the names of attributes that are not the user's results: torch's own, and later FSDP2's."""
+        """Modules, each with the names of attributes that are not the user's results: torch's own, later FSDP2's."""
         unit.register_forward_pre_hook(self._uncover, prepend=True, with_kwargs=True)
 
     def surround(self) -> None:
-        """After `fully_shard`."""
+        """Register the outer hooks; called after `fully_shard`."""
         self.modules = [
             (module, _TORCHS_OWN | (_names_of(module) - before)) for module, before in self.modules
         ]
@@ -83,13 +83,12 @@ class UnitBoundary:
             tensor.register_hook(self.gather)
 
     def _left_behind(self) -> list[Tensor]:
-        """Results in attributes of the unit's modules, looked for in every pass: which it leaves may depend on data."""
+        """Results in attributes of the unit's modules. Every pass searches again, as they may depend on the data."""
         kept = [
             value
             for module, others in self.modules
             for key, value in vars(module).items()
-            if key not in others
-            and not key.startswith("__")  # where FSDP2 keeps the state of a unit in this one
+            if key not in others and not key.startswith("__")  # FSDP2 keeps the state of a nested unit there
         ]
         return [tensor for tensor in tensors_in(kept) if tensor.grad_fn is not None]
 
@@ -104,13 +103,13 @@ class UnitBoundary:
 
 
 class _Hidden:
-    """An argument that FSDP2 does not look into, and the tensors in it before the unit ran."""
+    """An argument hidden from FSDP2, and the tensors in it before the unit ran."""
 
     def __init__(self, value: Any) -> None:
         self.value, self.before = value, tensors_in(value)
 
     def written(self) -> list[Tensor]:
-        """Tensors that are in it by now and were not before."""
+        """Tensors that the unit has added to the argument."""
         known = {id(tensor) for tensor in self.before}
         return [tensor for tensor in tensors_in(self.value) if id(tensor) not in known]
 
@@ -123,7 +122,7 @@ _TORCHS_OWN = _names_of(nn.Module())
 
 
 def _can_be_written_to(value: Any) -> bool:
-    """Whether a unit that is given it could hand on results in it."""
+    """Whether a unit could write results into this argument."""
     if isinstance(value, Tensor | str | int | float | None):
         return False
     return any(map(_can_be_written_to, value)) if isinstance(value, tuple) else not callable(value)

@@ -1,19 +1,19 @@
-"""What a strategy is: how a rank takes one optimizer step together with its peers.
+"""The strategy of one rank: how it takes an optimizer step together with its peers.
 
-A strategy is made once a rank and lives as long as the training. The trainer calls, in this order,
+Each rank makes one strategy, which lives as long as the training. The trainer calls, in this order,
 
     setup(model)                        once: wrap or cut the module, make the starting weights equal everywhere
-    rehearse(loss_function)             once: where compressed gradients must lie in the same buckets from the start
-    build_optimizer()                   once: over the parameters, or the shards of them, that this rank updates
+    rehearse(loss_function)             once: fix the buckets where compressed gradients need the same ones throughout
+    build_optimizer()                   once: over the parameters, or their shards, that this rank updates
     step(micro_batches, ...)            every step: forward, backward, exchange, clip, update; returns the loss
-    meet(step)                          before an evaluation, a checkpoint and the end: all ranks at one point
-    evaluating(), checkpoint_state()    looks at the run: nothing that training goes on from is changed by them
+    meet(step)                          before an evaluation, a checkpoint and the end: synchronise all ranks
+    evaluating(), checkpoint_state()    read the run without changing the state that training continues from
     close()                             once: end threads
 
-`RankStrategy.step` is the template that data-parallel strategies share; they say only how gradients are exchanged. A
-strategy that cuts the model itself (a pipeline) or has no common step (a parameter server) overrides `step` whole.
-Where gradients or weights lie in pieces on several ranks, `reduce_squares` and `reduce_grad_square` make the norms of
-LAMB, LARS and the clip those of the whole.
+`RankStrategy.step` is the template that data-parallel strategies share; they define only how gradients are exchanged.
+A strategy that cuts the model itself (a pipeline) or has no common step (a parameter server) overrides `step` whole.
+Where gradients or weights are cut over several ranks, `reduce_squares` and `reduce_grad_square` make the norms that
+LAMB, LARS and gradient clipping use those of the whole tensors.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 
 Predict = Callable[[Any], Any]
-"""From inputs to outputs; None on a rank that computes no outputs."""
+"""Function from inputs to outputs; it returns None on a rank that computes no outputs."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step left behind on this rank.
+    """The result of one step on this rank.
 
     `loss` is the mean over the rank's own samples; None on a rank that computes no loss (a server, an inner stage).
-    `noise` is there on steps whose gradient noise scale is measured.
+    `noise` is set on steps whose gradient noise scale is measured.
     """
 
     loss: float | None
@@ -64,26 +64,26 @@ class StepResult:
 
 
 class RankStrategy(ABC):
-    """Base of what a strategy builds: the training of one rank."""
+    """Base class of the object that a strategy builds: the training of one rank."""
 
     settings: Any
-    """The job's strategy."""
+    """The job's strategy settings."""
     lockstep: ClassVar[bool] = False
-    """Whether a forward pass needs all ranks, so that in an evaluation each must make equally many."""
+    """Whether a forward pass needs all ranks, so that in an evaluation each must run the same number of passes."""
     reduce_squares: ReduceSquares | None = None
-    """Sums layers' squares over the ranks that hold other pieces of the same tensors; None where tensors are whole."""
+    """Sums squared norms per layer over the ranks that hold other pieces of the same tensors; None if unsharded."""
     reduce_grad_square: ReduceSquares | None = None
-    """Sums the square of all gradients over all ranks that hold distinct ones; None where each rank holds all."""
+    """Sums the squared norm of all gradients over the ranks that hold distinct ones; None if each rank holds all."""
     uncounted: Sequence[nn.Parameter] = ()
     """Parameters of this rank whose gradients another rank counts already (tied copies)."""
     buffers_from: int = 0
-    """The rank whose buffers count wherever the run is looked at."""
+    """The rank whose buffers evaluations and checkpoints use."""
     copies_of_gradients: int | None = None
     """Ranks that hold each piece of the mean gradient; None where all ranks hold all of it."""
     carrier: Carrier
-    """How compressed gradients travel; set by `wrap` where gradients can be compressed."""
+    """Transport of compressed gradients; set by `wrap` where gradients can be compressed."""
     example: Callable[[], MicroBatch]
-    """Gives one micro-batch, the same on every rank; set before `setup`, for strategies that try the model out."""
+    """Returns a micro-batch, the same on every rank; set before `setup`, for strategies that try the model out."""
 
     def __init__(self, job: Job, context: RankContext) -> None:
         self.job = job
@@ -96,11 +96,11 @@ class RankStrategy(ABC):
 
     @property
     def name(self) -> str:
-        """The strategy's."""
+        """The strategy's name."""
         return self.job.strategy.name
 
     def setup(self, model: nn.Module) -> nn.Module:
-        """Take the model, on its device; returns the module whose `forward` the step calls."""
+        """Set up the model, which is on its device already, and return the module whose `forward` the step calls."""
         self.model = model
         self.module = self.wrap(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -109,20 +109,20 @@ class RankStrategy(ABC):
         return self.module
 
     def watch_noise(self, noise: GradientNoise) -> None:
-        """Have `noise` see every gradient that this rank's backward passes give."""
+        """Pass every gradient of this rank's backward passes to `noise`."""
         noise.watch((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The module that trains in place of `model`, sharing its parameters."""
+        """Return the module that trains in place of `model` and shares its parameters."""
 
     @property
     def data_rank(self) -> int | None:
-        """Which share of the global batch this rank takes, below ``job.num_data_ranks``; None takes none."""
+        """Index of this rank's share of the global batch, below ``job.num_data_ranks``; None if it takes no data."""
         return self.context.rank
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """The job's optimizer over what this rank updates."""
+        """Build the job's optimizer over the parameters that this rank updates."""
         compressor = self.compressor
         parameters = TrainedParameters(
             self.model.named_parameters(), reduce_squares=self.reduce_squares,
@@ -136,41 +136,41 @@ class RankStrategy(ABC):
 
     @property
     def tells_of_layers(self) -> bool:
-        """Whether this rank is to say what its optimizer did: one for all where all ranks' layers are the same."""
+        """Whether this rank reports its optimizer's updates; only rank 0 does where all ranks' layers are the same."""
         return self.context.rank == 0 or self.job.compression.period > 1
 
     def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
-        """What the last update did to the layers that this rank is to tell of."""
+        """Signals of the last update for the layers that this rank reports."""
         if not self.tells_of_layers or not isinstance(optimizer, LayerwiseOptimizer):
             return []
         return optimizer.layer_signals()
 
     def stops_before(self, step: int, *, asked: bool) -> bool:  # noqa: ARG002
-        """Whether this rank takes no further step; `asked` if it has seen that the run is to stop before `step`."""
+        """Whether this rank takes no further step; `asked` if it has seen the request to stop before `step`."""
         return asked
 
     def meet(self, step: int, *, ending: bool = False) -> int | None:  # noqa: ARG002
-        """Wait for the others after this rank's `step`; called wherever all ranks are to do something together.
+        """Wait for the other ranks after this rank's `step`; called before every joint operation.
 
         Args:
             step: The last step that this rank has taken.
             ending: Whether this rank takes no further step.
 
         Returns:
-            The step that all ranks have taken; None where another rank is ending, so that what all were to do together
-            must be left out (only where ranks can be at different steps).
+            The step that all ranks have taken. None where another rank is ending, so that the joint operation must be
+            skipped (only where ranks can be at different steps).
         """
         return step
 
     def close(self) -> None:
-        """End what the strategy has started."""
+        """End the threads that the strategy has started."""
 
     def no_exchange(self) -> AbstractContextManager[None]:
-        """Inside, a backward pass only accumulates: gradients are exchanged after the last micro-batch."""
+        """Context in which a backward pass only accumulates: gradients are exchanged after the last micro-batch."""
         return nullcontext()
 
     def finish_exchange(self) -> None:
-        """After the last backward pass: when it returns, every rank holds the mean gradient."""
+        """Finish the exchange after the last backward pass; on return, every rank holds the mean gradient."""
 
     def step(
         self,
@@ -178,7 +178,7 @@ class RankStrategy(ABC):
         loss_function: LossFunction,
         optimizer: torch.optim.Optimizer,
     ) -> StepResult:
-        """One optimizer step over this rank's micro-batches, which are of equal size."""
+        """Take one optimizer step over this rank's micro-batches, which are of equal size."""
         optimizer.zero_grad(set_to_none=True)
         if self.compressor is not None:
             self.compressor.begin_step(self.context.meter.step)
@@ -222,32 +222,34 @@ class RankStrategy(ABC):
         return loss.detach()
 
     def averaged(self) -> StandIns:
-        """Parameters that the ranks train apart, and the mean over all ranks for each; called by all ranks.
+        """Map each parameter that the ranks train separately to its mean over all ranks; called by all ranks.
 
-        Nothing where all ranks hold the same.
+        Empty where all ranks hold the same values.
         """
         return {} if self.compressor is None else self.compressor.averaged(self.carrier)
 
     def consensus(self) -> StandIns:
-        """What stands for the run as a whole in place of this rank's own tensors; called by all ranks.
+        """Tensors that represent the whole run, keyed by this rank's own tensors; called by all ranks.
 
-        Parameters that the ranks train apart are averaged. Buffers, such as a batch norm's running means, are those of
-        the first rank that trains, as under DistributedDataParallel.
+        Parameters that the ranks train separately are averaged. Buffers, such as a batch norm's running means, are
+        those of the first rank that trains, as under DistributedDataParallel.
         """
         if self.context.group is None:
             return self.averaged()
         buffers = {buffer: _copied(buffer) for buffer in self.model.buffers()}
         for copy in buffers.values():
-            if copy.layout == torch.strided:  # no backend sends another, so each rank looks at its own
+            if copy.layout == torch.strided:  # backends send no other layout, so each rank uses its own
                 dist.broadcast(copy, src=self.buffers_from)
         return {**self.averaged(), **buffers}
 
     @contextmanager
     def evaluating(self) -> Iterator[Predict]:
-        """Inside, the model is the run's consensus, in evaluation mode and without gradients; afterwards, as it was.
+        """Context in which the model holds the run's consensus, in evaluation mode and without gradients.
+
+        The model is restored afterwards.
 
         Yields:
-            From inputs to outputs, or to None on a rank that computes no outputs (an inner stage).
+            A function from inputs to outputs, or to None on a rank that computes no outputs (an inner stage).
         """
         model = self.plain_module
         with unchanged(model, self.consensus()), torch.no_grad(), self.precision.autocast():
@@ -261,15 +263,15 @@ class RankStrategy(ABC):
         return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
 
     def full_parameters(self) -> dict[str, Tensor]:
-        """All parameters by name, whole, on this rank; called by all ranks."""
+        """All parameters by name, unsharded, on this rank; called by all ranks."""
         averaged = self.averaged()
         return {name: averaged.get(p, p) for name, p in self.plain_module.named_parameters()}
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
-        """What this rank holds between and within steps, by kind, named at any moment of a measured step.
+        """Tensors that this rank holds between and within steps, by kind; called at any moment of a measured step.
 
-        A strategy with buffers of its own says so here. What comes and goes between the samples that `step` takes
-        (after each forward and backward pass) is told to ``self.memory.hold`` when it comes.
+        A strategy with its own buffers adds them here. It reports tensors that live only between the samples that
+        `step` takes (after each forward and backward pass) to ``self.memory.hold`` when it allocates them.
         """
         held = held_by_default(self.model, optimizer)
         kept = [] if self.compressor is None else self.compressor.work_space
@@ -284,34 +286,34 @@ class RankStrategy(ABC):
         return {"model": self.model_state(), "optimizer": optimizer_state_of(self.model, optimizer)}
 
     def model_state(self) -> dict[str, Any]:
-        """The run's consensus by the names of `state_dict`, the same on all ranks; called by all ranks."""
+        """The run's consensus under the names of `state_dict`, the same on all ranks; called by all ranks."""
         shared = self.consensus()
         own = self.model.state_dict(keep_vars=True)
         return {name: shared.get(v, v).detach() if isinstance(v, Tensor) else v for name, v in own.items()}
 
     def state_to_fill(self, optimizer: torch.optim.Optimizer, known: set[str]) -> dict[str, Any]:  # noqa: ARG002
-        """`checkpoint_state` in the form that a checkpoint which holds `known` can fill; called by all ranks."""
+        """`checkpoint_state` in the form that a checkpoint with the keys `known` can fill; called by all ranks."""
         return self.checkpoint_state(optimizer)
 
-    # What the compressor remembers, beside that.
+    # The compressor's state, which is saved in addition.
 
     @property
     def layout(self) -> str:
-        """How gradients lie on ranks: what was remembered under another layout is not this rank's own."""
+        """Name of the layout of gradients on ranks; state saved under another layout must be converted."""
         return f"{self.name} {self.context.world_size}"
 
     def remembered(self) -> dict[str, Tensor]:
-        """What this rank must find again after a restart, by name."""
+        """Compressor state that this rank must restore on resume, by name."""
         assert self.compressor is not None
         return self.compressor.state_dict()
 
     def recall(self, state: dict[str, Tensor]) -> None:
-        """Put back what `remembered` gave."""
+        """Restore the state that `remembered` returned."""
         assert self.compressor is not None
         self.compressor.load_state_dict(state)
 
     def recut(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
-        """What was remembered under another `layout`, as it is laid out under this one: by parameter."""
+        """Convert compressor state saved under another `layout` to this strategy's layout: by parameter."""
         old = shards_of(layout)
         if old is None:
             return state
@@ -319,23 +321,23 @@ class RankStrategy(ABC):
 
     @property
     def gradient_order(self) -> list[str]:
-        """The trained parameters in the order of their gradients, where what is exchanged depends on it."""
+        """Names of the trained parameters in the order of their gradients, where the exchange depends on it."""
         return []
 
     def follow_order(self, names: list[str]) -> None:
-        """Before the first step of a run that goes on: exchange gradients as the run before did, which had `names`."""
+        """Before the first step of a resumed run: exchange gradients in the order `names` of the run before."""
 
     def rehearse(self, loss_function: LossFunction) -> None:
-        """After `setup`: bring about what a first step would change for all others, and leave the model as it was."""
+        """After `setup`: make the lasting changes of a first step in advance, and leave the model unchanged."""
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Take over what `checkpoint_state` gave, filled from a checkpoint."""
+        """Load the state that `checkpoint_state` returned, filled from a checkpoint."""
         from shardscope.training.checkpoint import load_state_of
 
         load_state_of(state, self.model, optimizer)
 
 
 def _copied(buffer: Tensor) -> Tensor:
-    """A copy that can be sent: contiguous, where its layout knows of that."""
+    """Return a copy that can be sent: contiguous, if its layout is strided."""
     is_strided = buffer.layout == torch.strided
     return buffer.clone(memory_format=torch.contiguous_format) if is_strided else buffer.clone()

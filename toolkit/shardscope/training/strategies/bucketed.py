@@ -1,4 +1,4 @@
-"""Data parallel by `DistributedDataParallel` and the backend's own all-reduce."""
+"""Data parallelism with `DistributedDataParallel` and the backend's all-reduce."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BucketedRank(RankStrategy):
     """Each bucket of gradients is reduced as soon as the backward pass has filled it."""
 
     hook: BucketHook | None = None
-    """What exchanges buckets where `DistributedDataParallel` does not do so itself."""
+    """The hook that exchanges buckets; None if `DistributedDataParallel` exchanges them itself."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.ddp = DistributedDataParallel(
@@ -41,7 +41,7 @@ class BucketedRank(RankStrategy):
         return self.ddp
 
     def _take_over(self) -> None:
-        """From here on, buckets are exchanged by `exchange_`."""
+        """Have `exchange_` exchange the buckets from here on."""
         group = self.context.group
         assert group is not None
         self.carrier = Carrier(self.sum_, Packets(group), self.context.meter, self.job.seed)
@@ -53,10 +53,10 @@ class BucketedRank(RankStrategy):
         return buffer
 
     def sum_(self, buffer: Tensor) -> Tensor:
-        """As `reduce_`, in place in any case.
+        """Sum like `reduce_`, but always in place.
 
         Raises:
-            SpecError: `reduce_` returned something else than the sum.
+            SpecError: `reduce_` did not return a tensor of the same shape.
         """
         summed = self.reduce_(buffer)
         if not isinstance(summed, Tensor) or summed.shape != buffer.shape:
@@ -67,22 +67,22 @@ class BucketedRank(RankStrategy):
         return buffer if summed.data_ptr() == buffer.data_ptr() else buffer.copy_(summed)
 
     def exchange_(self, bucket: Bucket) -> None:
-        """The bucket becomes its mean over all ranks."""
+        """Replace the bucket by its mean over all ranks."""
         if self.compressor is None:
             self.sum_(bucket.flat.div_(self.context.world_size))
         else:
             self.compressor.mean_(bucket, self.carrier)
 
     def rehearse(self, loss_function: LossFunction) -> None:
-        """Pass once over the example without exchange: `DistributedDataParallel` then cuts its buckets for good.
+        """Run one pass over the example without exchange, after which `DistributedDataParallel` fixes its buckets.
 
-        It does so in the order in which gradients came in its first pass. What a compressor remembers lies in buckets,
-        and a run that goes on from a checkpoint must pack the same ones as the run that it continues.
+        It builds them in the order in which gradients arrived in its first pass. Compressor state is kept by bucket,
+        so a resumed run must pack the same buckets as the run that it continues.
         """
         if self.hook is None or self.compressor is None:
             return
         twin = twin_of(self.model)
-        if twin is None:  # rather buckets in another order than a model that has seen data
+        if twin is None:  # buckets in another order are better than a model that has seen data
             self.follow_order([name for name, p in self.model.named_parameters() if p.requires_grad][::-1])
             return
         inputs, targets = self.example()
@@ -99,16 +99,16 @@ class BucketedRank(RankStrategy):
         return self.arrivals.names
 
     def follow_order(self, names: list[str]) -> None:
-        """Have the buckets of the run that this one continues, from the first step on."""
+        """Use the buckets of the run that this one continues, from the first step on."""
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        if self.gradient_order or trained.keys() != set(names):  # cut already, or of other layers
+        if self.gradient_order or trained.keys() != set(names):  # buckets are fixed already, or other layers
             return
         with self._standing_in(InOrder([trained[name] for name in names])):
             self._pass_once(self.module)
 
     @contextmanager
     def _standing_in(self, module: nn.Module) -> Iterator[None]:
-        """Inside, `DistributedDataParallel` calls this module, which has the model's parameters, in its place."""
+        """Context in which `DistributedDataParallel` calls `module`, which has the model's parameters, instead."""
         model, broadcasts = self.ddp.module, self.ddp.broadcast_buffers
         self.ddp.module, self.ddp.broadcast_buffers = module, False
         try:
@@ -117,7 +117,7 @@ class BucketedRank(RankStrategy):
             self.ddp.module, self.ddp.broadcast_buffers = model, broadcasts
 
     def _pass_once(self, loss: Callable[[], Tensor]) -> None:
-        """Forward and back without exchange, where buckets are in our hands."""
+        """Run one forward and backward pass, without exchange if a hook exchanges the buckets."""
         if self.hook is not None:
             self.hook.is_idle = True
         loss().backward()
@@ -137,7 +137,7 @@ class BucketedRank(RankStrategy):
             (name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None), None
         )
         of_last = first_left_out(self.ddp) if absent is None else None
-        if absent or of_last:  # DistributedDataParallel would only say so in the next step
+        if absent or of_last:  # DistributedDataParallel would report it only in the next step
             where = "" if absent else " of the last micro-batch"
             raise SpecError(
                 f"parameter {absent or of_last!r} took no part in the loss{where}, and strategy={self.name!r} needs a "
@@ -147,7 +147,7 @@ class BucketedRank(RankStrategy):
 
     @property
     def layout(self) -> str:
-        """Ends in the size of buckets: each rank owes its share of each of them alone."""
+        """Name of the layout; it ends in the bucket size, as each rank alone keeps its residual share of a bucket."""
         return f"{super().layout} buckets of {self.settings.bucket_mb:g} MB"
 
     def no_exchange(self) -> AbstractContextManager[Any]:

@@ -1,9 +1,10 @@
-"""The pattern of ZeRO-2 and ZeRO-3: torch's `fully_shard` (FSDP2) on every block, with our ring in its collectives.
+"""Base of ZeRO-2 and ZeRO-3: torch's `fully_shard` (FSDP2) on every block, with our ring in its collectives.
 
-Each block of the model is one unit of communication; what no block holds alone (embeddings, norms, heads, and whatever
-several blocks share) is one more. Parameters become DTensors cut along their first dimension, padded to a multiple of
-the ranks; the optimizer works on the shards, and norms are summed over the ranks that hold other shards. What has no
-rows to cut, a single number or nothing, stays whole on every rank: its gradient is averaged at the step's end.
+Each block of the model is one unit of communication. The root unit holds the parameters that no block holds alone:
+embeddings, norms, heads, and those that several blocks share. Parameters become DTensors cut along their first
+dimension, padded to a multiple of the ranks. The optimizer works on the shards, and norms are summed over the ranks
+that hold other shards. A scalar or empty parameter has no rows to cut and stays whole on every rank; its gradient is
+averaged at the end of the step.
 """
 
 from __future__ import annotations
@@ -61,18 +62,20 @@ _APART = 7919
 
 
 class FullySharded(Partitioned):
-    """Base of both stages; `keeps_gathered` is all they differ in."""
+    """Base class of both stages, which differ only in `keeps_gathered`."""
 
     lockstep = True
     keeps_gathered: ClassVar[bool]
-    """Whether parameters stay gathered from the forward to the end of the last micro-batch's backward pass."""
+    """Whether parameters stay gathered from the forward pass to the end of the last micro-batch's backward pass."""
     exchanged = 0
-    """Micro-batches of the step whose gradients have been exchanged."""
+    """Number of the step's micro-batches whose gradients have been exchanged."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import FSDPModule  # imports much; only these strategies need it
 
-        for parameter in model.parameters():  # FSDP2 takes no others, such as those in channels_last
+        for (
+            parameter
+        ) in model.parameters():  # FSDP2 takes only contiguous parameters, not those in channels_last
             parameter.data = parameter.data.contiguous()
         mesh = self._mesh()
         self.shard_group = mesh.get_group(mesh.ndim - 1)
@@ -99,7 +102,7 @@ class FullySharded(Partitioned):
         return model
 
     def _mesh(self) -> DeviceMesh:
-        """All ranks in a row, or a row for each replica."""
+        """One-dimensional mesh of all ranks, or a two-dimensional one with a row for each replica."""
         replicas, kind = self.settings.replicas, self.context.device.type
         if replicas == 1:
             return init_device_mesh(kind, (self.context.world_size,))
@@ -123,7 +126,7 @@ class FullySharded(Partitioned):
             boundary.surround()
 
     def _find_reads(self, model: nn.Module) -> list[str]:
-        """The blocks that must not be units of their own, alike on all ranks."""
+        """Blocks that must not be units, the same on all ranks."""
         with random_state_kept(), self.precision.autocast():
             found = blocks_read_outside(model, lambda twin: call(twin, self.example()[0]))
         flags = torch.tensor(list(found.values()), dtype=torch.uint8, device=self.context.device)
@@ -138,7 +141,7 @@ class FullySharded(Partitioned):
     def _make_ring(self, group: MeteredProcessGroup) -> ShardRing:
         shards = dist.get_process_group_ranks(self.shard_group)
         around, packets, compress = Ring(group, members=shards), None, None
-        if self.compressor is not None:  # replicas draw random numbers of their own
+        if self.compressor is not None:  # each replica draws its own random numbers
             seed = self.job.seed + _APART * (self.context.rank // len(shards))
             packets, compress = Packets(group, tuple(shards)), self._compress
             self.carrier = Carrier(
@@ -152,7 +155,7 @@ class FullySharded(Partitioned):
         return ring
 
     def _plug(self) -> None:
-        """Put collectives that carry what they are for in the place of FSDP2's."""
+        """Replace FSDP2's collectives with ones that carry their purpose."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for name, unit in zip(self.unit_names, self.units, strict=True):
             if not holds_parameters(unit):
@@ -179,12 +182,12 @@ class FullySharded(Partitioned):
         return StockAllGather(name, self.agreement, gather), StockReduceScatter(name, self.agreement, reduce)
 
     def watch_noise(self, noise: GradientNoise) -> None:
-        """Whole gradients are seen only where they are about to be cut."""
+        """Measure `noise` in the ring, which sees whole gradients just before they are cut."""
         assert self.ring is not None
         self.ring.look_at = noise.look_at
 
     def _compress(self, unit: str, flat: Tensor, out: Tensor) -> None:
-        """This rank's share of the mean over its shard group, divided for the sum over the replicas to come."""
+        """Write this rank's share of its shard group's mean to `out`, divided for the later sum over replicas."""
         assert self.compressor is not None
         bucket = Bucket([unit], [flat.shape], flat, self.context.meter.step, self.exchanged)
         self.compressor.scatter_mean(bucket, self.carrier, out)
@@ -201,12 +204,12 @@ class FullySharded(Partitioned):
         return {**held, "buffers": [*held["buffers"], *rings]}
 
     def close(self) -> None:
-        if not self.agreement.refused:  # else its thread waits for a peer that never comes
+        if not self.agreement.refused:  # otherwise its thread waits for a peer that never arrives
             self.sender.close()
 
     @contextmanager
     def no_exchange(self) -> Iterator[None]:
-        """Inside, gradients are reduce-scattered as ever, for a rank holds only shards of them; the rest can wait.
+        """Context in which gradients are still reduce-scattered, as a rank holds only shards; the rest is deferred.
 
         Replicas exchange the sum of all micro-batches once, and parameters that stay gathered are not freed.
         """
@@ -215,16 +218,16 @@ class FullySharded(Partitioned):
         self._set_last(True)
         self.exchanged += 1
 
-    # What error feedback keeps lies like the buffers that are reduce-scattered.
+    # Error-feedback residuals have the layout of the reduce-scattered buffers.
 
     @property
     def layout(self) -> str:
-        """Ends in the number of shards."""
+        """Name of the layout; it ends in the number of shards."""
         left = f"{LEFT}{json.dumps(self.read_outside)} " if self.read_outside else ""
         return f"{self.name} {self.context.world_size} {left}{SHARDS}{dist.get_world_size(self.shard_group)}"
 
     def recut(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
-        """Cut anew for this number of shards, or out of what another kind of strategy has kept by parameter."""
+        """Cut state for this number of shards, from another number or from another strategy's state by parameter."""
         units = units_with_parameters(self.model, besides=self.read_outside)
         whole = super().recut(state, layout)
         return by_unit(whole, units, dist.get_world_size(self.shard_group))
@@ -246,12 +249,14 @@ class FullySharded(Partitioned):
         for piece in self.pieces:
             piece.whole.grad = None
         self.exchanged = 0
-        if self.ring is not None:  # a gradient that is added to another must be there
+        if (
+            self.ring is not None
+        ):  # a gradient that is accumulated or reduced over replicas cannot be deferred
             self.ring.deferred = len(micro_batches) == 1 and self.settings.replicas == 1
         return super().step(micro_batches, loss_function, optimizer)
 
     def _place(self) -> str:
-        """Where training is, for the words of a refusal."""
+        """Description of the current point in training, for error messages."""
         if not self.model.training:
             return f"the evaluation after step {self.context.meter.step}"
         return f"micro-batch {self.exchanged + 1} of step {self.context.meter.step}"
@@ -271,7 +276,7 @@ class FullySharded(Partitioned):
         with super().evaluating() as predict, explaining_reads(self.name):
             yield predict
         for unit in self.units:
-            unit.reshard()  # what a forward pass without a backward has left gathered would go stale
+            unit.reshard()  # parameters left gathered by a forward pass without a backward would go stale
 
     def full_parameters(self) -> dict[str, Tensor]:
         for unit in self.units:
@@ -282,10 +287,10 @@ class FullySharded(Partitioned):
         return whole
 
     def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As DTensors, cut like the parameters: nothing is gathered."""
+        """Return DTensors that are sharded like the parameters; nothing is gathered."""
         return {piece.name: _like(piece.whole, parts[piece.name]) for piece in self.pieces}
 
-    def part(self, piece: Piece, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor knows
+    def part(self, piece: Piece, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor holds its own shard
         return local(whole)
 
 
@@ -298,7 +303,7 @@ def _like(whole: nn.Parameter, part: Tensor) -> Tensor:
 
 
 def _average(numbers: Sequence[Tensor]) -> None:
-    """Each becomes its mean over all ranks, in place; all have one element or none."""
+    """Replace each tensor by its mean over all ranks, in place; each has one element or none."""
     if any(number.numel() for number in numbers):
         flat = torch.cat([number.view(-1) for number in numbers]).double()
         dist.all_reduce(flat)

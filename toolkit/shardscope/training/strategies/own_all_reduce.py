@@ -1,7 +1,7 @@
-"""The pattern of data-parallel strategies with an all-reduce of our own.
+"""Base of data-parallel strategies with their own all-reduce.
 
-`DistributedDataParallel` fills buckets of gradients and hands each to a hook; the hook puts it on a queue, and one
-thread a rank reduces the buckets in that order while the backward pass goes on.
+`DistributedDataParallel` fills buckets of gradients and passes each to a hook, which puts it on a queue. One thread
+per rank reduces the buckets in that order while the backward pass continues.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class OwnAllReduce(BucketedRank):
         return module
 
     def prepare(self) -> None:
-        """Make what `reduce_` needs, out of ``self.settings`` and ``self.context.group``."""
+        """Create the objects that `reduce_` needs from ``self.settings`` and ``self.context.group``."""
 
     @abstractmethod
     def reduce_(self, buffer: Tensor) -> Tensor:
-        """Return the sum of a flat tensor in CPU memory over all ranks: in place, or another tensor.
+        """Return the sum of a flat tensor in CPU memory over all ranks: in place, or as another tensor.
 
-        It is called by one thread, with the same buckets in the same order on all ranks.
+        One thread calls it, with the same buckets in the same order on all ranks.
         """
 
     def work_space(self) -> list[Tensor]:
@@ -45,6 +45,6 @@ class OwnAllReduce(BucketedRank):
         return {**held, "buffers": [*held["buffers"], *self.work_space()]}
 
     def trace(self, chunk: dict[str, Any]) -> None:
-        """Write one event about a message of the bucket under way."""
+        """Write one event about a message of the bucket in progress."""
         index = 0 if self.hook is None else self.hook.index
         self.context.events.emit("chunk", step=self.context.meter.step, bucket=index, **chunk)

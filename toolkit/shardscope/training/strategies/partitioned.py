@@ -1,8 +1,8 @@
-"""The pattern of strategies whose optimizer updates only this rank's pieces of the parameters.
+"""Base of strategies whose optimizer updates only this rank's pieces of the parameters.
 
-The optimizer works on plain tensors, views of what the rank holds, under the names of the whole parameters: so it runs
-in the fused kernels, and never through DTensor's dispatch. Checkpoints hold its state by the same names as every other
-strategy's and in the shape of the whole, so that any number of ranks, and any strategy, can take it up.
+The optimizer works on plain tensors, views of the rank's shards, under the names of the whole parameters. It therefore
+runs in the fused kernels and never through DTensor's dispatch. Checkpoints hold its state under the same names as every
+other strategy's and in the shape of the whole, so that any number of ranks, and any strategy, can load it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from shardscope.training.strategies.base import RankStrategy
 
 @dataclass(frozen=True)
 class Piece:
-    """This rank's part of a parameter; empty where the rank has none of it."""
+    """This rank's part of a parameter; empty if the rank has none of it."""
 
     name: str
     whole: nn.Parameter
     parameter: nn.Parameter
-    """What the optimizer updates: a view of what this rank holds."""
+    """The tensor that the optimizer updates: a view of this rank's part."""
 
 
 class Partitioned(RankStrategy):
-    """Base: a subclass's `wrap` sets `pieces`, for the same parameters in the same order on every rank."""
+    """Base class whose subclasses set `pieces` in `wrap`, for the same parameters in the same order on every rank."""
 
     pieces: list[Piece]
 
@@ -53,11 +53,11 @@ class Partitioned(RankStrategy):
 
     @abstractmethod
     def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One tensor of state for each piece, by name, as tensors (or DTensors) shaped like the whole parameters."""
+        """Join one state tensor per piece, by name, into tensors (or DTensors) shaped like the whole parameters."""
 
     @abstractmethod
     def part(self, piece: Piece, whole: Tensor) -> Tensor:
-        """What `join` made, cut again to this rank's piece."""
+        """Cut a tensor that `join` made back to this rank's piece."""
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         fill_in_state(optimizer)
@@ -78,7 +78,7 @@ class Partitioned(RankStrategy):
                     mine.copy_(value if key == STEP else self.part(piece, value))
 
     def _state_keys(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        """What a parameter carries from step to step; nothing for plain SGD."""
+        """Keys of the optimizer state per parameter; empty for plain SGD."""
         state = optimizer.state.get(self.pieces[0].parameter, {})
         return [key for key, value in state.items() if isinstance(value, Tensor)]
 
