@@ -1,4 +1,4 @@
-"""The closed forms: what formulas say of a job before it runs. NumPy only, no torch."""
+"""Closed forms: predictions of a job's communication, memory and schedule before it runs. NumPy only, no torch."""
 
 from shardscope.analytic import communication, memory, schedules
 

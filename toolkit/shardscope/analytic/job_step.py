@@ -1,4 +1,4 @@
-"""One step of a job on a traced model: what strategies need to know to say what ranks send in it, and hold."""
+"""One step of a job with a traced model: the inputs from which strategies compute what ranks send and hold in it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Backend = Literal["gloo", "nccl"]
 
 @dataclass(frozen=True)
 class JobStep:
-    """A step, from 1, of a job whose model has been traced.
+    """One step of a job whose model has been traced.
 
     Attributes:
-        job: What is trained.
-        trace: A step of its model, traced on shapes.
-        number: Of the step.
-        backend: What carries out collectives that are not our own.
+        job: The job.
+        trace: A step of the job's model, traced on shapes.
+        number: Number of the step, from 1.
+        backend: The library that runs the collectives that are not Shardscope's own.
     """
 
     job: Job
@@ -34,17 +34,17 @@ class JobStep:
 
     @property
     def world_size(self) -> int:
-        """W, the ranks."""
+        """W, the number of ranks."""
         return self.job.world_size
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one weight, and of its gradient and moments."""
+        """Bytes of one weight, of one gradient element and of one optimizer moment."""
         return self.job.element_bytes
 
     @property
     def kept(self) -> OptimizerStates:
-        """What the optimizer keeps, with what compression adds to it."""
+        """States that the optimizer keeps, including those that compression adds."""
         return self.job.compression.optimizer_states(self.job.optimizer.states)
 
     @cached_property
@@ -54,23 +54,23 @@ class JobStep:
 
     @cached_property
     def arriving(self) -> list[ParameterRow]:
-        """The same in the order in which the backward pass finishes their gradients."""
+        """The trained parameters, in the order in which the backward pass finishes their gradients."""
         rows = self.trace.parameters
         found = [rows[place] for place in self.trace.gradient_order]
         return found if len(found) == len(self.trained) else self.trained[::-1]
 
     @cached_property
     def rows(self) -> list[ParameterRow]:
-        """All parameters, in the module's order; those that the loss does not depend on, as if they were frozen."""
+        """All parameters, in the module's order; those on which the loss does not depend count as frozen."""
         reached, rows = set(self.trace.gradient_order), self.trace.parameters
         if not reached or all(place in reached for place, row in enumerate(rows) if row.is_trained):
             return list(rows)
         return [row if place in reached else row.replace(is_trained=False) for place, row in enumerate(rows)]
 
     def buckets(self, bucket_mb: float) -> list[list[tuple[int, ...]]]:
-        """Shapes of the tensors in each bucket of `DistributedDataParallel`, in the order in which they leave.
+        """Shapes of the tensors in each bucket of `DistributedDataParallel`, in the order in which buckets are sent.
 
-        In its first pass, which is step 1 unless gradients are compressed, it has one bucket only.
+        In its first pass it has only one bucket. That is step 1, unless gradients are compressed.
         """
         if self.number == 1 and not self.job.compression.is_on:
             return [shapes_of(self.arriving)]
@@ -78,38 +78,38 @@ class JobStep:
 
     @property
     def num_elements(self) -> int:
-        """Of all trained parameters."""
+        """Number of elements of all trained parameters."""
         return sum(row.num_elements for row in self.trained)
 
     @property
     def micro_batches(self) -> int:
-        """Forward and backward passes of a rank."""
+        """Number of micro-batches of a rank, each one forward and one backward pass."""
         return self.job.num_micro_batches
 
     @property
     def samples(self) -> int:
-        """Of one micro-batch."""
+        """Number of samples in one micro-batch of a rank."""
         return self.job.batch.per_rank(self.job.num_data_ranks) // self.micro_batches
 
     @property
     def saved_bytes(self) -> float | None:
-        """What a micro-batch of the whole model saves for its backward pass; None where the loss was not traced."""
+        """Bytes that a micro-batch saves for the backward pass of the whole model; None if the loss was not traced."""
         saved = self.trace.saved_bytes.get(self.job.recompute)
         return None if saved is None else self.samples * saved
 
     @property
     def is_compressed(self) -> bool:
-        """Whether gradients are compressed in this step: not while a method warms up."""
+        """Whether gradients are compressed in this step; they are not while a method warms up."""
         compression = self.job.compression
         return compression.is_on and self.number > compression.uncompressed(self.job.steps)
 
     @property
     def compression(self) -> Compression:
-        """The job's, as it is set in this step."""
+        """The job's compression with its settings in this step; ``none`` while it is off."""
         now = self.job.compression
         return now.at_step(self.number) if self.is_compressed else Compression.by_name("none")
 
 
 def shapes_of(rows: Iterable[ParameterRow]) -> list[tuple[int, ...]]:
-    """The shapes of parameter tensors."""
+    """Return the shapes of parameter tensors."""
     return [tuple(row.shape) for row in rows]

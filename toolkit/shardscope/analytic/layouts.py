@@ -1,4 +1,4 @@
-"""Many layouts as one table of arrays, so that one layout and a million are the same call."""
+"""A table of layouts as arrays, so that one layout and a million take the same call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class _Columns(NamedTuple):
-    """The fields of `Layouts`, which counts its rows instead of these."""
+    """The columns of `Layouts`; there, unlike here, `len` counts rows."""
 
     data: Ints
     tensor: Ints
@@ -25,7 +25,7 @@ class _Columns(NamedTuple):
     expert: Ints
     zero: Ints
     shard: Ints
-    """Ranks that ZeRO partitions over, filled in (never 0)."""
+    """Number of ranks that ZeRO shards over, with the default filled in (never 0)."""
     micro_batch: Ints
     num_micro_batches: Ints
     virtual_stages: Ints
@@ -35,30 +35,30 @@ class _Columns(NamedTuple):
     compression: Ints
     sequence_parallel: Ints
     compressions: tuple[Compression, ...]
-    """What `compression` counts; the first is ``none``."""
+    """Methods that `compression` indexes; the first is ``none``."""
     precision: str
     optimizer: LayoutOptimizer
     flash_attention: bool
 
 
 def distinct(methods: Iterable[Compression]) -> tuple[Compression, ...]:
-    """The different ones among them, after ``none``."""
+    """Return ``none``, then the distinct methods."""
     return tuple(dict.fromkeys([Compression(name="none"), *methods]))
 
 
 class Layouts(_Columns):
-    """The fields of `spec.Layout`, an array each; names are indices into the tuples of `spec.layout`,
-    and methods of compression into `compressions`.
+    """The fields of `spec.Layout`, one array each.
 
-    Precision, optimizer and flash attention are one for the whole table: they change which formula holds, and a search
-    calls once for each.
+    Names are indices into the tuples of `spec.layout`, and compression methods indices into `compressions`. Precision,
+    optimizer and flash attention are shared by the whole table: they select the formulas, and a search makes one call
+    for each combination.
     """
 
     __slots__ = ()
 
     @classmethod
     def of(cls, layouts: Iterable[Layout]) -> Layouts:
-        """A table of given layouts, which share precision, optimizer and flash attention."""
+        """Build a table of layouts, which must share precision, optimizer and flash attention."""
         rows = list(layouts)
         first = rows[0]
         alike = {(row.precision, row.optimizer, row.flash_attention) for row in rows}
@@ -97,9 +97,9 @@ class Layouts(_Columns):
         )
 
     def __len__(self) -> int:
-        """Layouts in the table."""
+        """Number of layouts in the table."""
         return self.data.size
 
     def _replace(self, **columns: Any) -> Self:
-        """A table with some columns changed; the tuple's own counts `len` where it means columns."""
+        """Return a table with some columns changed; the tuple's own method relies on `len` counting columns."""
         return type(self)(**{**self._asdict(), **columns})

@@ -1,9 +1,9 @@
-"""Pareto fronts: the rows of a table of costs that no other row dominates, for trials, members and layouts alike.
+"""Pareto fronts: the rows of a table of costs that no other row dominates, for trials, members and layouts.
 
-Every column is a cost, the lower the better. A row dominates another if it is nowhere higher and somewhere lower (Deb
-et al. 2002, NSGA-II, section III.A). Equal rows share a front, unless they take turns: then the first of them dominates
-the others, as where any one of them would do. A NaN compares with nothing: its row dominates nobody, and nobody
-dominates it. Rows that break a constraint are left out of the table by whoever makes it.
+Every column is a cost; lower is better. A row dominates another if it is nowhere higher and somewhere lower (Deb et al.
+2002, NSGA-II, section III.A). Equal rows share a front. With `in_turn`, the first of them dominates the others, for
+callers that need only one of them. A NaN is not comparable: its row neither dominates nor is dominated. The caller
+leaves out rows that break a constraint.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Indices = npt.NDArray[np.intp]
 
 
 def dominates(one: npt.ArrayLike, other: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Whether rows dominate rows; broadcasts over all axes but the last, which has the costs."""
+    """Whether rows of `one` dominate rows of `other`; broadcasts over all axes except the last, that of the costs."""
     one, other = np.asarray(one, float), np.asarray(other, float)
     return np.asarray((one <= other).all(axis=-1) & (one < other).any(axis=-1))
 
 
 def front(costs: npt.ArrayLike, *, in_turn: bool = False) -> Indices:
-    """The rows that no other dominates, in their order in the table.
+    """Indices of the Pareto-optimal rows, in the order of the table.
 
     Example:
         >>> front([[3.0, -9.0], [1.0, -1.0], [2.0, -5.0], [2.5, -4.0]]).tolist()
@@ -32,14 +32,14 @@ def front(costs: npt.ArrayLike, *, in_turn: bool = False) -> Indices:
 
 
 def front_numbers(costs: npt.ArrayLike, *, count: int | None = None, in_turn: bool = False) -> Indices:
-    """The front of each row, each front taken once those before it are gone.
+    """Front number of each row; a front is the Pareto front of the rows left after removing the fronts before it.
 
     Two columns take O(n log n + n count), any other number O(n²).
 
     Args:
         costs: Shape `(rows, columns)`.
-        count: Fronts to number, from 0; rows behind them get this number. None numbers all.
-        in_turn: Whether of equal rows only the first is on a front, the next on the one behind it, and so on.
+        count: Number of fronts to find; rows behind them get this number. None finds all.
+        in_turn: Whether equal rows take successive fronts, the first of them the earliest, instead of sharing one.
     """
     columns = np.ascontiguousarray(np.asarray(costs, float).T)
     if not columns.size:
@@ -58,13 +58,13 @@ def front_numbers(costs: npt.ArrayLike, *, count: int | None = None, in_turn: bo
 
 
 def lexical_order(costs: npt.ArrayLike) -> Indices:
-    """Rows by the first cost, then by the second, and so on, then as they came: none is dominated by a later one."""
+    """Row indices sorted by the first cost, then the second, and so on, stably: no row is dominated by a later one."""
     columns = np.asarray(costs, float).T
     return np.lexsort(columns[::-1]) if columns.size else np.arange(len(np.asarray(costs)))
 
 
 def _sweep(x: Floats, y: Floats, count: int) -> Indices:
-    """Fronts of rows in order: those whose second cost is lower than that of every row before lead."""
+    """Front numbers of sorted rows with two costs: a front is the rows whose second cost is below all earlier ones."""
     numbers, left = np.full(len(x), count), np.arange(len(x))
     y = np.where(np.isnan(x), x, y)
     for number in range(count):
@@ -78,7 +78,7 @@ def _sweep(x: Floats, y: Floats, count: int) -> Indices:
 
 
 def _chains(columns: Floats) -> Indices:
-    """Fronts of rows in order: as many as the longest chain of rows that dominate one another up to each."""
+    """Front numbers of sorted rows: the length of the longest chain of dominating rows that ends at each."""
     numbers = np.zeros(columns.shape[1], np.intp)
     for row in range(1, len(numbers)):
         above = (columns[:, :row] <= columns[:, row, None]).all(axis=0)

@@ -1,9 +1,9 @@
-"""How gradients are cut: into the buckets that leave together, and by ZeRO into shards, padding by its name.
+"""How gradients are split: into buckets that are sent together, and under ZeRO into shards, with or without padding.
 
-Replicas fill `DistributedDataParallel`'s buckets, whole tensors each. ZeRO's stage 1 cuts flat buckets element by
-element (`shardscope.analytic.communication.chunk_sizes`): nothing is padded, and a rank's share differs from another's
-by at most one element a bucket. Stages 2 and 3 are FSDP2's: every tensor is cut along its first dimension into pieces
-of ``ceil(d0 / N)`` rows, and what the last ones lack is padded for communication.
+Replicas fill the buckets of `DistributedDataParallel` with whole tensors. ZeRO-1 splits flat buckets element by element
+(`shardscope.analytic.communication.chunk_sizes`): nothing is padded, and the shares of two ranks differ by at most one
+element per bucket. Stages 2 and 3 are FSDP2's: every tensor is split along its first dimension into pieces of
+``ceil(d0 / N)`` rows, and the last pieces are padded for communication.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ Shape = Sequence[int]
 def replica_buckets(
     shapes: Sequence[tuple[int, ...]], bucket_mb: float, *, element_bytes: int = 4
 ) -> list[list[tuple[int, ...]]]:
-    """Shapes of the tensors in each bucket of `DistributedDataParallel`, in the order in which the buckets leave.
+    """Shapes of the tensors in each bucket of `DistributedDataParallel`, in the order in which the buckets are sent.
 
-    It closes a bucket as soon as it holds no
-    less than its size, so that buckets are as a rule larger (``_compute_bucket_assignment_by_size`` in torch's
-    reducer; ZeRO-1's, `bucket_elements`, are never larger unless one tensor is). Before its second step it has one
-    bucket only.
+    A bucket is closed after it reaches its size, so buckets are usually larger than that
+    (``_compute_bucket_assignment_by_size`` in torch's reducer). ZeRO-1's buckets (`bucket_elements`) are larger only if
+    a single tensor is. Before its second step, `DistributedDataParallel` has only one bucket.
 
     Args:
-        shapes: Of the trained tensors, in the order in which their gradients come: the last layer's first.
+        shapes: Shapes of the trained tensors, in the order in which their gradients are ready: the last layer's first.
         bucket_mb: Size of a bucket in MiB.
-        element_bytes: Of a gradient.
+        element_bytes: Bytes of one gradient element.
     """
     capacity = int(bucket_mb * 2**20)
     buckets: list[list[tuple[int, ...]]] = []
@@ -48,7 +47,7 @@ def replica_buckets(
 
 
 def bucket_elements(tensor_elements: Sequence[int], capacity: int) -> list[int]:
-    """Elements of the flat buckets of ZeRO-1: tensors in reverse, up to `capacity` elements or one tensor a bucket."""
+    """Elements of each flat bucket of ZeRO-1: tensors in reverse order, up to `capacity` elements or one tensor."""
     buckets: list[int] = []
     for num_elements in reversed(tensor_elements):
         if not buckets or buckets[-1] + num_elements > capacity:
@@ -61,9 +60,9 @@ def flat_shard_elements(bucket_elements: Sequence[int], world_size: int, *, is_p
     """Elements that each rank updates under ZeRO-1, over all buckets; shape `(W,)`, by rank.
 
     Args:
-        bucket_elements: Of each flat bucket, without padding.
-        world_size: W, the ranks.
-        is_padded: Whether buckets are padded to equal shares; the padding, which nobody updates, is in the last ones.
+        bucket_elements: Elements of each flat bucket, without padding.
+        world_size: W, the number of ranks.
+        is_padded: Whether buckets are padded to equal shares; the padding, which no rank updates, is in the last ones.
     """
     total = np.zeros(world_size, dtype=np.int64)
     for num_elements in bucket_elements:
@@ -81,9 +80,9 @@ def flat_piece_elements(
     """Elements of each tensor that each rank updates under ZeRO-1; shape `(tensors, W)`.
 
     Args:
-        tensor_elements: Of each tensor, in the module's order.
+        tensor_elements: Elements of each tensor, in the module's order.
         capacity: As for `bucket_elements`.
-        world_size: W, the ranks.
+        world_size: W, the number of ranks.
         is_padded: As for `flat_shard_elements`.
     """
     found = np.zeros((len(tensor_elements), world_size), dtype=np.int64)
@@ -101,9 +100,9 @@ def flat_piece_elements(
 
 
 def padded_elements(shape: Shape, num_shards: int) -> int:
-    """Elements of a tensor once FSDP2 has padded its first dimension to a multiple of `num_shards`.
+    """Elements of a tensor after FSDP2 has padded its first dimension to a multiple of `num_shards`.
 
-    A single number is whole on every rank.
+    A scalar is whole on every rank.
     """
     if not shape:
         return num_shards
@@ -112,9 +111,9 @@ def padded_elements(shape: Shape, num_shards: int) -> int:
 
 
 def row_shard_elements(shapes: Sequence[Shape], num_shards: int) -> Ints:
-    """Elements that each rank of a shard group holds of tensors cut along their first dimension; shape `(N,)`.
+    """Elements that each rank of a shard group holds of tensors split along their first dimension; shape `(N,)`.
 
-    Single numbers are whole on every rank. Padding is left out: it is in FSDP2's buffers (`padded_elements`), not in
+    Scalars are whole on every rank. Padding is left out: it is in FSDP2's buffers (`padded_elements`), not in
     gradients and optimizer state.
     """
     total = np.zeros(num_shards, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""A tree of terms as text and as HTML that opens part by part."""
+"""A tree of terms as text and as collapsible HTML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STEPS = {
 
 
 def figure(value: float, unit: str) -> str:
-    """A value with four digits and a fitting unit: ``18.13 s``, ``1.25 GiB``."""
+    """Format a value with four digits and a suitable unit: ``18.13 s``, ``1.25 GiB``."""
     for size, name in _STEPS.get(unit, ((1.0, unit),)):
         if abs(value) >= size:
             return f"{value / size:.4g} {name}"
@@ -21,7 +21,7 @@ def figure(value: float, unit: str) -> str:
 
 
 def term_text(term: Term, depth: int = 0) -> str:
-    """One line a term, parts indented below it, with the share of the whole; of a maximum, the largest."""
+    """Format one line per term with its share of the whole, parts indented below; of a maximum, the largest part."""
     return "\n".join(_lines(term, depth, term.value))
 
 
@@ -34,7 +34,7 @@ def _lines(term: Term, depth: int, whole: float) -> list[str]:
 
 
 def term_html(term: Term) -> str:
-    """Nested ``<details>``: closed, a name and a figure; open, the parts, or formula, inputs and source."""
+    """Nested ``<details>``: name and value if closed; parts, or formula, inputs and source if open."""
     head = f"{escape(term.name)}: <strong>{escape(figure(term.value, term.unit))}</strong>"
     if term.parts:
         inside = "".join(term_html(part) for part in term.parts)

@@ -1,4 +1,4 @@
-"""A figure that can be opened: its parts, the formula of each, what went in, and where the formula comes from."""
+"""Terms: explained numbers, as trees of parts with formulas, inputs and sources."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Unit = Literal["s", "bytes", "FLOP", "USD", "1"]
 
 @dataclass(frozen=True)
 class Term:
-    """A number, and either the formula it comes from or the parts it is made of.
+    """A number with either its formula or its parts.
 
     Attributes:
-        name: Short, as in a legend: ``"optimizer state"``.
-        value: In `unit`.
-        formula: As in a paper: ``"KΨ / N"``; for a sum of parts, empty.
-        inputs: What the formula took, by symbol.
-        source: Paper, section or equation; or the calibration.
-        parts: Terms that add up to `value` (`how` is ``"sum"``), or of which it is the largest (``"max"``).
+        name: Short name, as in a legend: ``"optimizer state"``.
+        value: The number, in `unit`.
+        formula: Formula, as in a paper: ``"KΨ / N"``; empty if there are parts.
+        inputs: Inputs of the formula, by symbol.
+        source: Paper with section or equation, or the calibration.
+        parts: Terms whose sum (`how` is ``"sum"``) or maximum (``"max"``) is `value`.
     """
 
     name: str
@@ -33,25 +33,25 @@ class Term:
 
     @classmethod
     def total(cls, name: str, parts: tuple[Term, ...], *, how: Literal["sum", "max"] = "sum") -> Term:
-        """The term of its parts, which share a unit."""
+        """Return the sum or maximum of parts, which must share a unit, as a term."""
         values = [part.value for part in parts]
         return cls(name, sum(values) if how == "sum" else max(values), parts[0].unit, parts=parts, how=how)
 
     def __getitem__(self, name: str) -> Term:
-        """The part of that name, at any depth."""
+        """Return the part with this name, at any depth."""
         for term in self.walk():
             if term.name == name:
                 return term
         raise KeyError(name)
 
     def walk(self) -> Iterator[Term]:
-        """This term and all below it, a parent before its parts."""
+        """Yield this term and all terms below it, each before its parts."""
         yield self
         for part in self.parts:
             yield from part.walk()
 
     def to_dict(self) -> dict[str, object]:
-        """The tree, for JSON."""
+        """Return the tree as plain values, for JSON."""
         inside: dict[str, object] = {"how": self.how, "parts": [part.to_dict() for part in self.parts]}
         leaf: dict[str, object] = {
             "formula": self.formula,

@@ -1,1 +1,1 @@
-"""What a job, or a layout, is predicted to send, to hold and to take."""
+"""Predictions for a job or a layout: bytes sent, bytes held and step time."""

@@ -1,4 +1,4 @@
-"""The trace of a job's model in this process, which has torch."""
+"""Traces a job's model in this process, which has torch."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from shardscope.training.random_state import random_state, set_random_state
 
 _CPU = torch.device("cpu")
 _FEW = 2
-"""Samples that are read of the user's own data."""
+"""Number of samples read from the user's own data."""
 _DIGIT = (1, 8, 8)
-"""An image of the embedded digits."""
+"""Shape of one image of the built-in digits data."""
 
 
 def trace(job: Job, *, builds: bool = True) -> Traced:
-    """Of a job on one rank, of as many samples as are to be traced.
+    """Trace of a single-rank job; its batch is the number of samples to trace.
 
-    The model is built on shapes alone, and for real only where its code needs values and `builds`. Random generators
-    that the user's code draws from are left as they were.
+    The model is built on the meta device. Only if that fails, and `builds` is true, is it built with real values.
+    The state of the random generators is restored if the job has user code.
 
     Raises:
-        SpecError: The user's code, or what it makes, fails.
+        SpecError: The user's code, or the model or loss that it returns, fails.
     """
     brings_code = bool(job.user_code)
     before = random_state(_CPU) if brings_code else {}
@@ -45,7 +45,7 @@ def trace(job: Job, *, builds: bool = True) -> Traced:
         return _by_shapes(job, builds=builds)
     except (ShardscopeError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # of the user's code, whatever it may be: SystemExit too
+    except BaseException as error:  # user code can raise anything, SystemExit too
         raise SpecError(
             f"model={label_of(job.model)!r} cannot be traced on shapes ({type(error).__name__}: {error}); mend it, or "
             "run the job without a prediction"
@@ -91,7 +91,7 @@ def _resolved(value: Any) -> Any:
 
 
 def _example(job: Job, module: Any) -> tuple[Any, Any]:
-    """What the model is called with, and its targets."""
+    """Example inputs of the model, and their targets."""
     samples, dtype = job.batch.per_rank(1), weight_dtype(job.precision)
     config = model_config(job.model) if isinstance(job.model, str) else getattr(module, "config", None)
     classes = torch.empty(samples, dtype=torch.int64, device="meta")
@@ -113,10 +113,10 @@ def _example(job: Job, module: Any) -> tuple[Any, Any]:
 
 
 def answer(asked: str, path: Path) -> None:
-    """Trace the job of this JSON and leave the trace, or a line on why there is none, in a file that appears whole."""
+    """Trace the job in this JSON and write the trace, or a one-line error, to `path` atomically."""
     try:
         found = trace(Job.from_json(asked)).to_json()
-    except Exception as error:  # noqa: BLE001 - no memory, numbers that overflow: whoever waits is told
+    except Exception as error:  # noqa: BLE001 - out of memory, overflow: the waiting process gets the reason
         found = json.dumps({"error": str(error) or type(error).__name__})
     part = path.with_suffix(".part")
     part.write_text(found)

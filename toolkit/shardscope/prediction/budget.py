@@ -1,4 +1,4 @@
-"""What a budget of tokens takes, at the rate that is predicted."""
+"""Training time and cost of a token budget, at the predicted rate."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ HOUR_S = 3600.0
 
 
 class Budgeted(ABC):
-    """A prediction with a rate of tokens on a number of devices."""
+    """A prediction with a token rate on a number of devices."""
 
     @property
     @abstractmethod
     def tokens_per_s(self) -> float:
-        """Of all devices together."""
+        """Tokens per second, all devices together."""
 
     @property
     @abstractmethod
     def num_devices(self) -> int:
-        """That are paid for."""
+        """Number of devices that are paid for."""
 
     @property
     @abstractmethod
     def priced(self) -> Cluster | None:
-        """Where it runs; None on this machine."""
+        """The cluster whose price applies; None on this machine."""
 
     def time_to_train(self, tokens: float) -> float:
         """Seconds to train on a number of tokens, without failures or evaluation."""

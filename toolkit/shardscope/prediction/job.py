@@ -1,4 +1,4 @@
-"""One job, before it runs: what each rank sends and holds, how long a step takes, and why."""
+"""Prediction of one job before it runs: bytes that each rank sends and holds, and step time, term by term."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 
 AGENT_BYTES = 200e6
 RANK_BYTES = 80e6
-"""What the agent and a rank of a tiny model take: proportional set size, measured on Linux with 4 ranks."""
+"""Bytes of the agent process, and of a rank of a tiny model: proportional set size, measured on Linux with 4 ranks."""
 Tracer = Callable[[Job], Traced]
 _SETTLED = 3
-"""The first step in which optimizers have their states and DistributedDataParallel its last buckets."""
+"""First step in which optimizer states exist and DistributedDataParallel has its final buckets."""
 
 
 @dataclass(frozen=True)
 class JobPrediction(Budgeted):
-    """What the formulas say of one job, worked out as it is asked for; `time` and `memory` open into terms.
+    """Prediction of one job, computed lazily; `time` and `memory` are trees of terms.
 
     Attributes:
-        job: What is trained.
-        cluster: Where; None for this machine.
-        step: Of the job, once all has settled: the one that `traffic` and `states` are of.
-        found: A step of its model, traced.
+        job: The job.
+        cluster: The cluster it runs on; None for this machine.
+        step: The step of the job that `traffic` and `states` describe, after everything has settled.
+        found: Trace of one step of the job's model.
         calibration: The cluster's constants; None on this machine.
     """
 
@@ -62,32 +62,32 @@ class JobPrediction(Budgeted):
 
     @cached_property
     def traffic(self) -> Traffic | None:
-        """Bytes and messages that each rank sends in a step, by collective; None where the strategy does not say."""
+        """Bytes and messages that each rank sends in a step, by collective; None if the strategy has no formula."""
         said: Traffic | None = self.job.strategy.traffic(self.step)
         return said
 
     @cached_property
     def states(self) -> RankStates | None:
-        """Bytes that each rank holds of parameters, gradients and optimizer state; None where nothing is known."""
+        """Bytes of parameters, gradients and optimizer state on each rank; None if unknown."""
         said: RankStates | None = self.job.strategy.states(self.step)
         return said
 
     @cached_property
     def by_rank(self) -> list[Term] | None:
-        """Bytes on each rank at its peak; None where the strategy, or the loss, says too little."""
+        """Peak memory of each rank, in bytes; None if the strategy has no formula or the loss was not traced."""
         return rank_memory(self.step, self.found, self.states)
 
     @property
     def memory(self) -> Term | None:
-        """Bytes on the fullest rank at its peak; None where nothing is known."""
+        """Peak memory of the fullest rank, in bytes; None if unknown."""
         return None if self.by_rank is None else max(self.by_rank, key=lambda term: term.value)
 
     @cached_property
     def time(self) -> Term:
         """Seconds of one step.
 
-        Of a transformer of the catalogue that its strategy spreads as a layout does, on a cluster, that layout's; of
-        any other model those of its operations, one after another.
+        On a cluster, a transformer from the catalogue whose strategy corresponds to a layout gets that layout's step
+        time. In all other cases it is the sum over the model's operations, without overlap.
         """
         if self.cluster is None or self.calibration is None:
             return job_time_term(self.step, self.found.table, self.traffic, Rates.of_this_machine(self.job))
@@ -98,7 +98,7 @@ class JobPrediction(Budgeted):
                 layout = self.job.layout()
                 layout.check(model, self.cluster)
             except SpecError:
-                pass  # no layout has this strategy or this cut
+                pass  # no layout corresponds to this strategy or this split
             else:
                 return time_term(model, layout, self.cluster, self.calibration)
         rates = Rates.of_cluster(self.job, self.cluster, self.calibration)
@@ -111,22 +111,22 @@ class JobPrediction(Budgeted):
 
     @property
     def run_time_s(self) -> float:
-        """Seconds of all steps, without start, evaluations and checkpoints."""
+        """Seconds of all steps, without start-up, evaluations and checkpoints."""
         return self.step_time_s * self.job.last_step
 
     @property
     def peak_bytes(self) -> float | None:
-        """Bytes on the fullest rank; None where nothing is known."""
+        """Peak memory of the fullest rank, in bytes; None if unknown."""
         return None if self.memory is None else self.memory.value
 
     @property
     def sent_bytes(self) -> Any:
-        """Bytes that each rank sends in a step; shape `(W,)`, by rank; None where nothing is known."""
+        """Bytes that each rank sends in a step; shape `(W,)`, by rank; None if unknown."""
         return None if self.traffic is None else sent_bytes(self.traffic) + np.zeros(self.job.world_size, int)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the fullest rank fits its device, or all of them this machine; None where nothing is known."""
+        """Whether the fullest rank fits its device, or on this machine all ranks together; None if unknown."""
         if self.by_rank is None:
             return None
         if self.cluster is not None:
@@ -135,22 +135,22 @@ class JobPrediction(Budgeted):
 
     @property
     def machine_bytes(self) -> float | None:
-        """Of all processes on this machine, interpreters and libraries included; None where nothing is known."""
+        """Bytes of all processes on this machine, interpreters and libraries included; None if unknown."""
         if self.by_rank is None:
             return None
         return AGENT_BYTES + self.job.world_size * RANK_BYTES + sum(term.value for term in self.by_rank)
 
     @property
     def samples_per_s(self) -> float:
-        """Of all ranks together."""
+        """Samples per second, all ranks together."""
         return self.job.batch.global_batch / self.step_time_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all ranks together.
+        """Tokens per second, all ranks together.
 
         Raises:
-            SpecError: The model reads no tokens.
+            SpecError: The model does not read tokens.
         """
         config = _config(self.job)
         if not isinstance(config, GPTConfig):
@@ -161,7 +161,7 @@ class JobPrediction(Budgeted):
 
     @property
     def num_devices(self) -> int:
-        """One a rank."""
+        """Number of devices, one per rank."""
         return self.job.world_size
 
     @property
@@ -170,7 +170,7 @@ class JobPrediction(Budgeted):
         return self.cluster
 
     def frame(self) -> pd.DataFrame:
-        """A row for each collective and rank: ``bytes``, ``messages``, and the ``fewest`` and ``most`` bytes."""
+        """A row for each collective and rank: ``bytes``, ``messages``, and the bounds ``fewest`` and ``most`` bytes."""
         import pandas as pd
 
         rows = [
@@ -182,7 +182,7 @@ class JobPrediction(Budgeted):
         return pd.DataFrame(rows, columns=["collective", "rank", "bytes", "messages", "fewest", "most"])
 
     def _table(self) -> pd.DataFrame:
-        """A row for each collective: what a rank sends of it, and all of them."""
+        """A row for each collective: bytes and messages per rank, and bytes of all ranks."""
         import pandas as pd
 
         rows = [
@@ -200,7 +200,7 @@ class JobPrediction(Budgeted):
         )
 
     def to_dict(self) -> dict[str, object]:
-        """The figures and both trees, for JSON."""
+        """The figures and both trees of terms as plain values, for JSON."""
         states = self.states and {
             kind: [int(each) for each in getattr(self.states, kind)]
             for kind in ("parameters", "gradients", "optimizer")
@@ -264,7 +264,7 @@ class JobPrediction(Budgeted):
 
 
 def _span(values: Any, layout: str) -> str:
-    """One number where all ranks have the same, else the least and the most."""
+    """One number if all ranks have the same, else the minimum and the maximum."""
     low, high = int(values.min()), int(values.max())
     return f"{low:{layout}}" if low == high else f"{low:{layout}} to {high:{layout}}"
 
@@ -282,16 +282,16 @@ def predict_job(
     *,
     trace: Tracer = traced,
 ) -> JobPrediction:
-    """What a job's ranks send and hold in a step, rank by rank, and how long it takes.
+    """Predict the bytes that each rank of a job sends and holds in a step, and the step time.
 
     Args:
-        job: What is trained.
-        cluster: Where, a device a rank; None for this machine.
-        calibration: The cluster's constants; None for `Calibration.of` its device.
-        trace: Traces the job's model.
+        job: The job.
+        cluster: The cluster it runs on, one device per rank; None for this machine.
+        calibration: The cluster's constants; None for `Calibration.of` the cluster's device.
+        trace: Function that traces the job's model.
 
     Raises:
-        SpecError: The cluster has more or fewer devices than the job ranks, or the model cannot be traced on shapes.
+        SpecError: The cluster's devices and the job's ranks differ in number, or the model cannot be traced on shapes.
     """
     if cluster is not None and cluster.num_devices != job.world_size:
         raise SpecError(
@@ -310,7 +310,7 @@ def predict_job(
 
 
 def _settled(job: Job) -> int:
-    """A step in which everything is sent that is ever sent, and no warm-up goes on."""
+    """Number of a step after all warm-up, in which every periodic message is sent."""
     first = max(_SETTLED, job.compression.uncompressed(job.steps) + 1)
     if not job.compression.is_fixed:
         first = max(first, job.last_step)

@@ -1,4 +1,4 @@
-"""The bytes that each rank of a job holds at its peak, kind by kind."""
+"""Peak memory of each rank of a job, kind by kind."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _WORK = "what compression remembers, updates that wait for norms, messages that 
 
 
 def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list[Term] | None:
-    """Bytes that each rank holds at its peak, by rank; None where the strategy, or the loss, says too little.
+    """Peak memory of each rank, in bytes; None if the strategy has no formula or the loss was not traced.
 
     Args:
-        step: Of the job.
-        found: Its model, traced.
-        states: What each rank holds of the model.
+        step: The step of the job.
+        found: Trace of the job's model.
+        states: Bytes of model states on each rank; None if unknown.
     """
     if not step.trace.saved_bytes:
         return None
     ranks: list[Term] = []
     if step.job.strategy.zero_stage is not None:
-        shards = _shards(step.job)  # ranks with as many elements to update hold the same
+        shards = _shards(step.job)  # ranks that update equally many elements hold the same
         seen: dict[tuple[float, ...], Term] = {}
         for rank in range(shards):
             kind = (
@@ -59,7 +59,7 @@ def _work(states: RankStates | None, rank: int, otherwise: float) -> float:
 
 
 def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: int) -> Term:
-    """Of replicas and shards, at the moment at which most is alive."""
+    """Memory of one rank of a replicated or sharded model, at the step's peak."""
     job = step.job
     assert job.strategy.zero_stage is not None
     held = module_memory(
@@ -81,7 +81,7 @@ def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: i
 
 
 def _shards(job: Job) -> int:
-    """Ranks that hold the model together, each with its share."""
+    """Number of ranks that the model is sharded over."""
     degrees = job.strategy.degrees(job.world_size) or {}
     return int(degrees.get("shard", job.world_size))
 

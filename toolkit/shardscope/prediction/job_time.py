@@ -1,4 +1,4 @@
-"""The seconds of a job's step, operation by operation: for every model that can be traced and every strategy."""
+"""Step time of a job from its traced operations, for every model that can be traced and every strategy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shardscope.prediction.rates import Rates
 from shardscope.spec.model.table import LayerTable
 
 _PASSES = {"none": 3, "selective": 3, "full": 4}
-"""Forward passes that a step's products of matrices amount to: one forward, two backward, one again."""
+"""Matrix products of a step, in forward passes: one forward, two backward, and one for full recomputation."""
 
 
 def job_time_term(step: JobStep, table: LayerTable, traffic: Traffic | None, rates: Rates) -> Term:
     """Seconds of one step as a sum of terms; no overlap is assumed.
 
-    Each operation takes the time of its products or of the memory that it moves, and is launched; an optimizer reads
-    and writes all it keeps; the rank that sends most sends its bytes and messages one after the other.
+    Each operation takes the time of its matrix products or of the memory that it moves, plus a launch. The optimizer
+    reads and writes all its states. Communication is that of the rank that sends most: bytes, then messages.
     """
     job, trace = step.job, step.trace
     work, samples = max(job.strategy.work(step)), step.samples * step.micro_batches
@@ -55,7 +55,7 @@ def job_time_term(step: JobStep, table: LayerTable, traffic: Traffic | None, rat
 
 
 def _sent(traffic: Traffic | None) -> tuple[float, float]:
-    """Bytes and messages of the rank that sends most; W - 1 of a backend's collective, whose messages nobody counts."""
+    """Most bytes and most messages of any rank; a backend's collective, whose messages are unknown, counts W - 1."""
     if not traffic:
         return 0.0, 0.0
     messages = np.zeros(1)

@@ -1,4 +1,4 @@
-"""One layout of one model on one cluster: how long a step takes, what a device holds, what it costs, and why."""
+"""Prediction of one layout of a model on a cluster: step time, memory and cost, term by term."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GIB = 2**30
 
 
 class Interval(NamedTuple):
-    """Where nine in ten measured steps lay, for such predictions, on rows that were not fitted."""
+    """Interval that held nine in ten measured step times in held-out rows, in seconds."""
 
     low: float
     high: float
@@ -31,7 +31,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction(Budgeted):
-    """What the formulas say of one layout; `time` and `memory` open into terms."""
+    """Prediction of one layout; `time` and `memory` are trees of terms."""
 
     model: Transformer
     cluster: Cluster
@@ -40,7 +40,7 @@ class Prediction(Budgeted):
     time: Term
     """Seconds of one optimizer step."""
     memory: Term
-    """Bytes on the fullest device."""
+    """Peak memory of the fullest device, in bytes."""
 
     @property
     def step_time_s(self) -> float:
@@ -49,40 +49,40 @@ class Prediction(Budgeted):
 
     @property
     def interval(self) -> Interval:
-        """Seconds of one step, from the calibration's residuals: the 5th to the 95th of a hundred."""
+        """Interval of the step time in seconds: 5th to 95th percentile of the calibration's residuals."""
         quantiles = self.calibration.quantiles
         return Interval(self.step_time_s * quantiles["5"], self.step_time_s * quantiles["95"])
 
     @property
     def peak_bytes(self) -> float:
-        """Bytes on the fullest device."""
+        """Peak memory of the fullest device, in bytes."""
         return self.memory.value
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest device holds them, and its share of the host and its drives what is offloaded."""
+        """Whether the peak fits the device, and what is offloaded fits its share of host memory and drives."""
         return self.peak_bytes <= self.cluster.device.memory_bytes and not self._homeless_bytes
 
     @property
     def _homeless_bytes(self) -> float:
-        """Offloaded bytes of a device that neither its share of the host's memory nor of its drives holds."""
+        """Offloaded bytes of a device that fit neither its share of the host's memory nor that of its drives."""
         room = host_room(self.cluster)
         parts = device_memory(self.model, Layouts.of([self.layout]), host_capacity=room)
         return max(0.0, float(parts.nvme[0]) - drive_room(self.cluster))
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all devices together."""
+        """Tokens per second, all devices together."""
         return self.layout.global_batch * self.model.seq / self.step_time_s
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs (3 x forward) over what the devices promise in a step's time."""
+        """Model FLOPs utilization: model FLOPs (3 x forward) over the devices' peak FLOPs in a step's time."""
         return float(model_flops(self.model, self.layout.global_batch)) / self._promised_flops
 
     @property
     def hfu(self) -> float:
-        """The same with recomputation's FLOPs."""
+        """Hardware FLOPs utilization: as `mfu`, with the FLOPs of recomputation."""
         done = hardware_flops(self.model, self.layout.global_batch, recompute=self.layout.recompute)
         return float(done) / self._promised_flops
 
@@ -93,7 +93,7 @@ class Prediction(Budgeted):
 
     @property
     def num_devices(self) -> int:
-        """That the layout takes."""
+        """Number of devices that the layout takes."""
         return self.layout.num_devices
 
     @property
@@ -102,7 +102,7 @@ class Prediction(Budgeted):
         return self.cluster
 
     def to_dict(self) -> dict[str, object]:
-        """The figures and both trees, for JSON."""
+        """The figures and both trees of terms as plain values, for JSON."""
         return {
             "model": self.model.name,
             "cluster": self.cluster.name,
@@ -146,17 +146,17 @@ class Prediction(Budgeted):
 def predict_layout(
     model: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration | None = None
 ) -> Prediction:
-    """Step time and memory of a layout, by the closed forms and a machine's calibration.
+    """Predict the step time and memory of a layout, by the closed forms and a machine's calibration.
 
     Args:
-        model: What is trained.
-        cluster: What it is trained on; the layout takes all of its devices.
-        layout: How it is laid out.
-        calibration: The machine's constants; by default `Calibration.of` the cluster's device, which for a device never
-            measured is a transfer that says so and doubles the interval.
+        model: The model.
+        cluster: The cluster; the layout takes all of its devices.
+        layout: The layout.
+        calibration: The machine's constants; by default `Calibration.of` the cluster's device. For a device that was
+            never measured this is a transfer, which its note states, with the interval doubled.
 
     Raises:
-        SpecError: The layout takes more or fewer devices than there are, or does not divide the model or the batch.
+        SpecError: The layout does not take exactly the cluster's devices, or does not divide the model or the batch.
     """
     layout.check(model, cluster)
     known = Calibration.of(cluster.device) if calibration is None else calibration

@@ -1,4 +1,4 @@
-"""The front door: a job, or a layout of a model, and what the formulas say of it."""
+"""The entry point of predictions, for a job or for a layout of a model."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def predict(
     layout: Layout | None = None,
     calibration: Calibration | None = None,
 ) -> JobPrediction | Prediction:
-    """Predict a job, or a layout of a model too large to run: what is sent, what is held, how long a step takes.
+    """Predict bytes sent, memory and step time of a job, or memory and step time of a layout of a large model.
 
     Args:
         job: A job, or the model of a layout.
-        cluster: Where it is trained; a layout, or a job's ranks, take all of its devices. For a job None is this
-            machine.
-        layout: Of a model: how it is laid out. A job has its own.
-        calibration: The cluster's constants; by default `Calibration.of` its device, which for a device never measured
-            is a transfer that says so and doubles the interval.
+        cluster: The cluster to train on; a layout, or a job's ranks, take all of its devices. For a job, None means
+            this machine.
+        layout: The layout of a model; a job has its own.
+        calibration: The cluster's constants; by default `Calibration.of` its device. For a device that was never
+            measured this is a transfer, which its note states, with the interval doubled.
 
     Example:
         >>> import shardscope as ss
@@ -45,8 +45,8 @@ def predict(
         [260412, 260412, 260412, 260412]
 
     Raises:
-        SpecError: The cluster has more or fewer devices than are taken, the layout does not divide the model or the
-            batch, or the job's model cannot be traced on shapes.
+        SpecError: The job or layout does not take exactly the cluster's devices, the layout does not divide the model
+            or the batch, or the job's model cannot be traced on shapes.
     """
     if not isinstance(job, Job | Transformer):
         require(job, Job, by="predict", write="ss.predict(ss.Job(...))")

@@ -1,4 +1,4 @@
-"""What turns a step's counts into seconds: on this machine, or on a cluster under a calibration."""
+"""Rates that turn a step's counts into seconds, on this machine or on a cluster under a calibration."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from shardscope.spec.cluster import Cluster
 from shardscope.spec.job import IN_LAYOUTS
 
 PRODUCTS, ELEMENTWISE = 0.82, 0.11
-"""Of one core's speed as NumPy reaches it, that a training step's own operations do in torch on a CPU."""
+"""Share of the speed that NumPy reaches on one core, for a training step's operations in torch on a CPU."""
 OPERATION_S = 68e-6
-"""Of each operation, whatever its size, with what the trainer does around it."""
+"""Seconds per operation, whatever its size, including the trainer's work around it."""
 LOOPBACK, MESSAGE_S = 7.3e8, 3.1e-3
-"""Bytes a second that a rank sends to another on the same machine over gloo, and seconds of each message, waits of
-ranks that share cores included."""
-# Fitted to 40 jobs on 2 cores (8 models, 5 strategies, 1 and 2 ranks; torch 2.13), whose steps come out at 0.72 to 1.31
-# of what was measured; tests/benchmarks/job_time.py lays 16 others beside (MAPE 24 %).
+"""Bytes per second from one rank to another on the same machine over gloo, and seconds per message. Both include the
+waits of ranks that share cores."""
+# Fitted to 40 jobs on 2 cores (8 models, 5 strategies, 1 and 2 ranks; torch 2.13), whose predicted steps are 0.72 to
+# 1.31 of the measured ones; tests/benchmarks/job_time.py compares 16 other jobs (MAPE 24 %).
 
 
 class Rates(NamedTuple):
-    """Of one rank."""
+    """Rates of one rank."""
 
     flops: float
     """FLOP/s of matrix products."""
     bandwidth: float
-    """Bytes a second that all other operations read and write."""
+    """Bytes per second that all other operations read and write."""
     operation_s: float
-    """Of each operation, whatever its size."""
+    """Seconds per operation, whatever its size."""
     step_s: float
-    """Once a step."""
+    """Seconds of fixed cost per step."""
     link: float
-    """Bytes a second that it sends."""
+    """Bytes per second that the rank sends."""
     message_s: float
     source: str
 
     @classmethod
     def of_this_machine(cls, job: Job) -> Rates:
-        """Of a rank among all those of the job, which share the cores; no faster than the job's link.
+        """Rates of one of the job's ranks, which share the cores; sending is at most as fast as the job's link.
 
-        Right within a factor of two, as the constants of another machine differ.
+        Accurate within a factor of two, as the constants of another machine differ.
         """
         speed = core_speed()
         cores = usable_cores() / job.world_size
@@ -64,10 +64,10 @@ class Rates(NamedTuple):
 
     @classmethod
     def of_cluster(cls, job: Job, cluster: Cluster, calibration: Calibration) -> Rates:
-        """Of a device of a cluster; messages go over the slowest link between the ranks.
+        """Rates of one device of a cluster; messages take the slowest link between the ranks.
 
         Raises:
-            SpecError: The device has none of the formats of the job's precision.
+            SpecError: The device supports none of the formats of the job's precision.
         """
         machine = Machine.of(cluster, calibration, IN_LAYOUTS.get(job.precision, "fp32"))
         link, latency = (float(figure) for figure in machine.link(job.world_size, 1))

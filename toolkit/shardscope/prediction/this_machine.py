@@ -1,4 +1,4 @@
-"""How fast this machine computes, from two kernels of NumPy that are timed once a process."""
+"""Compute speed of this machine, from two NumPy kernels that are timed once per process."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _REPEATS = 15
 
 
 class CoreSpeed(NamedTuple):
-    """Of one core."""
+    """Speed of one core."""
 
     flops: float
     """FLOP/s of matrix products in float32."""
     bandwidth: float
-    """Bytes a second that adding a constant to 4 MB reads and writes."""
+    """Bytes per second read and written when a constant is added to 4 MB."""
 
 
 @cache
 def core_speed() -> CoreSpeed:
-    """Of this machine; takes about 20 ms, once a process.
+    """Speed of one core of this machine; measuring takes about 20 ms, once per process.
 
-    The best of several repeats counts: whatever else runs makes kernels slower, never faster.
+    The fastest of several repeats counts: other load makes kernels slower, never faster.
     """
     with threadpool_limits(1):
         a = np.random.default_rng(0).random((_SIDE, _SIDE), dtype=np.float32)

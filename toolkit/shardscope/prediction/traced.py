@@ -1,9 +1,9 @@
-"""A training step of a job's model, traced by torch on shapes: what predictions need to know of it.
+"""Trace of a training step of a job's model, made by torch on shapes, as predictions need it.
 
     python -m shardscope.prediction.traced        reads a job as JSON on standard input, writes its trace
 
-A notebook's kernel and a study's driver need no torch (200 MB, seconds to import), so a job without code of the user's
-is traced in a process of its own. Where torch is loaded already, or the job brings functions, the trace is made in this
+A notebook's kernel and a study's driver do not need torch (200 MB, seconds to import), so a job without user code is
+traced in a separate process. If torch is already loaded, or the job has user functions, the trace is made in this
 process, which takes a tenth of the time.
 """
 
@@ -24,38 +24,39 @@ from shardscope.spec.model.table import LayerTable
 
 Elsewhere = Callable[[str], str]
 _FEW = 2
-"""Samples of a trace where all that is held grows with them."""
+"""Number of samples to trace if all memory scales with it."""
 _WITHIN_S = 120.0
 _MOST_KNOWN = 64
 _KNOWN: dict[tuple[Any, ...], Traced] = {}
 
 
 class Traced(Spec):
-    """A model's layers and step, and what it is fed."""
+    """A model's layers and step, and the size of its data."""
 
     table: LayerTable
     sample_bytes: float
-    """Inputs and targets of one sample."""
+    """Bytes of the inputs and targets of one sample."""
 
 
 def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True) -> Traced:
-    """The trace of a job's model, on the job's data and in its precision.
+    """Return the trace of a job's model, on the job's data and in its precision.
 
-    Traces of jobs without code of the user's are remembered, those with such code where nothing is built for real.
+    Traces of jobs without user code are cached. With user code, the cache is used only if `builds` is false.
 
     Args:
         job: A job.
-        elsewhere: Traces the job of this JSON in a process that has torch, and gives JSON; None starts one.
-        builds: Whether a model whose code does not run on shapes may be built for real.
+        elsewhere: Function that traces a job, given as JSON, in a process that has torch, and returns JSON; None
+            starts a process.
+        builds: Whether a model whose code does not run on shapes may be built with real values.
 
     Example:
         >>> traced(Job(model="mlp", data="digits")).sample_bytes
         264.0
 
     Raises:
-        SpecError: The model or the loss fails on shapes, or a function of the job was not loaded with it.
+        SpecError: The model or the loss fails on shapes, or the job was loaded without one of its functions.
         DataError: The data cannot be read.
-        StudyError: The process that was to make the trace failed.
+        StudyError: The tracing process failed.
     """
     codes = [*job.user_functions.values()]
     grows = not codes and job.precision in ("fp32", "fp64")
@@ -83,7 +84,7 @@ def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True)
 
 
 def _file(data: object) -> tuple[Any, object]:
-    """Data as a process in another folder finds them, and what changes with a file's contents."""
+    """The data with its path made absolute, and a stamp that changes with the file's contents."""
     if not isinstance(data, str) or data in DATA:
         return data, None
     path = Path(data).absolute()

@@ -1,8 +1,9 @@
-"""Communication by formula: exact bytes on the wire of the strategies that run, and times of many more algorithms.
+"""Communication by formula: exact bytes of the strategies that run here, and times of many more algorithms.
 
-A module for each way of moving bytes counts them to the last one, for runs to be held against. `collective_time` and
-`collective_volume` are the textbook's forms of these and of what does not run here, in `algorithms`; `groups` times the
-collectives of a layout, `crossover` tells where one algorithm overtakes another, `compression` what packing is worth.
+One module for each way of moving bytes counts them exactly, so that runs can be checked against them.
+`collective_time` and `collective_volume` are the textbook forms of these and of the other algorithms in `algorithms`.
+`ring` times the collectives of a layout's groups, `crossover` finds where one algorithm overtakes another, and
+`compression` computes whether packing pays.
 """
 
 from shardscope.analytic.communication.algorithms import ALGORITHMS, OPS

@@ -1,4 +1,4 @@
-"""Whether what was asked for can be: one sentence for each way in which it cannot."""
+"""Validation of arguments, with one error message for each kind of invalid value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardscope.errors import SpecError, unknown_name
 
 
 def find_algorithm(name: str, op: str) -> Algorithm:
-    """The algorithm of that name, which does that operation."""
+    """Return the algorithm of this name; raise a `SpecError` if it is unknown or does not support the operation."""
     if op not in OPS:
         raise unknown_name("op", op, OPS)
     if name not in ALGORITHMS:
@@ -33,7 +33,7 @@ def numbers(
     is_whole: bool = False,
     is_open: bool = False,
 ) -> Floats:
-    """`value` as floats, all of them finite or infinite numbers from `least`, and whole where they count."""
+    """Return `value` as floats, after checking that all are at least `least`, and whole if `is_whole`."""
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -57,7 +57,7 @@ def _wanted(least: float, unit: str, is_whole: bool, is_open: bool) -> str:
 
 
 def check_options(name: str, algorithm: Algorithm, options: dict[str, Any]) -> dict[str, Any]:
-    """The options as arrays or switches, those not given left out."""
+    """Return the given options as arrays or booleans."""
     unknown = [option for option in options if option not in algorithm.options]
     if unknown:
         known = ", ".join(algorithm.options) or "none"

@@ -1,4 +1,4 @@
-"""Time and volume of a collective operation by any algorithm, and both opened into terms."""
+"""Time and volume of a collective operation by any algorithm, and its time as a tree of terms."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def collective_time(
     Args:
         op: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"broadcast"``, ``"reduce"``, ``"all_to_all"`` or
             ``"send_recv"``.
-        algorithm: A name in `ALGORITHMS`, which also holds each one's formula, source and options.
-        num_bytes: S: of the whole tensor. What an all-gather ends with, a reduce-scatter starts with, and what one
-            rank sends in an all-to-all, its own block included.
-        workers: W.
-        bandwidth: B: bytes a second that a worker sends while it receives as many.
-        latency: α: seconds a message.
-        reduce_bandwidth: γ: bytes a second that a worker adds to others; infinite leaves adding out.
-        options: Of the algorithm, for example ``servers=4`` or ``per_node=8, inner_bandwidth=300e9``.
+        algorithm: A name in `ALGORITHMS`, which also holds the formula, source and options of each algorithm.
+        num_bytes: S, bytes of the whole tensor: the output of an all-gather, the input of a reduce-scatter, or the
+            data of one rank in an all-to-all, its own block included.
+        workers: W, the number of workers.
+        bandwidth: B, bytes per second that a worker sends while it receives at the same rate.
+        latency: α, seconds per message.
+        reduce_bandwidth: γ, bytes per second that a worker adds up; infinite makes adding free.
+        options: Options of the algorithm, for example ``servers=4`` or ``per_node=8, inner_bandwidth=300e9``.
 
     Raises:
-        SpecError: A number is out of range, or there is no such algorithm, or it does not do this operation.
+        SpecError: A number is out of range, the algorithm is unknown, or it does not support this operation.
 
     Example:
         >>> link = {"bandwidth": 12.5e9, "latency": 5e-6}
@@ -55,19 +55,19 @@ def collective_time(
 
 
 class Outcome(NamedTuple):
-    """A collective's time by what it is spent on, in seconds, and its volumes, in bytes; arrays that broadcast."""
+    """A collective's time by kind, in seconds, and its volumes, in bytes; arrays that broadcast."""
 
     latency_s: Floats
     bandwidth_s: Floats
     reduction_s: Floats
     sent_bytes: Floats
-    """By the busiest worker, over all its links."""
+    """Bytes that the busiest worker sends over all its links."""
     carried_bytes: Floats
-    """By the busiest link, one way."""
+    """Bytes that the busiest link carries one way."""
 
     @property
     def seconds(self) -> Floats:
-        """As `collective_time` has it."""
+        """Total time in seconds, equal to `collective_time`."""
         total: Floats = self.latency_s + self.bandwidth_s + self.reduction_s
         return total
 
@@ -83,7 +83,7 @@ def collective_outcome(
     reduce_bandwidth: npt.ArrayLike = np.inf,
     **options: Any,
 ) -> Outcome:
-    """`collective_time` and `collective_volume` in one, opened. Takes what they take."""
+    """Compute `collective_time`, by kind, and `collective_volume` in one call, from the same arguments."""
     asked = _asked(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
     cost, rates = _work_out(op, algorithm, asked, options)
     return Outcome(*_price(cost, rates), cost.sent, cost.carried)
@@ -100,8 +100,8 @@ def collective_volume(
 ) -> Any:
     """Bytes that the busiest worker sends, or that the busiest link carries one way. All numbers broadcast.
 
-    With segments left open, their number is that for a bandwidth of 1e10 bytes a second and 5 µs, and matters to no
-    volume.
+    If the number of segments is not given, it is that for a bandwidth of 1e10 bytes per second and a latency of 5 µs;
+    it does not change any volume.
     """
     cost, _ = _work_out(op, algorithm, _asked(num_bytes, workers, 1e10, 5e-6, np.inf), options)
     volume = cost.sent if of == "worker" else cost.carried
@@ -120,7 +120,7 @@ def collective_term(
     reduce_bandwidth: float = np.inf,
     **options: Any,
 ) -> Term:
-    """The time of one collective, in seconds, opened into its phases, and those into steps, bytes and additions."""
+    """The time of one collective in seconds as a tree of terms: phases, and for each its steps, bytes and additions."""
     asked = _asked(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
     cost, rates = _work_out(op, algorithm, asked, options)
     found = find_algorithm(algorithm, op)
@@ -156,7 +156,7 @@ def _asked(*values: npt.ArrayLike) -> dict[str, npt.ArrayLike]:
 def _work_out(
     op: str, algorithm: str, link: dict[str, npt.ArrayLike], options: dict[str, Any]
 ) -> tuple[Cost, Rates]:
-    """Check everything, and turn the message into a cost and the links into rates."""
+    """Check all arguments, and turn the message into a cost and the links into rates."""
     found = find_algorithm(algorithm, op)
     message = Message(
         numbers("num_bytes", link["num_bytes"], least=0, unit="bytes"),

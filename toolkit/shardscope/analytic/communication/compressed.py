@@ -1,4 +1,4 @@
-"""What compressed gradients weigh, to the byte: the primitives that each method's own formula is made of."""
+"""Exact size of compressed gradients in bytes: the primitives from which each method builds its formula."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def blocks_bytes(num_elements: int, block: int, bits: int) -> int:
 
 
 def kept_bytes(num_elements: int, ratio: float) -> int:
-    """Bytes of the float32 values of a share `ratio` of the elements."""
+    """Bytes of the float32 values if a share `ratio` of the elements is kept."""
     return FLOAT_BYTES * int(kept_elements(num_elements, ratio))
 
 
 def placed_bytes(num_elements: int, ratio: float) -> int:
-    """Bytes of the float32 values of a share `ratio` of the elements, and of their places (Lin et al. 2018)."""
+    """Bytes of the float32 values and their indices if a share `ratio` of the elements is kept (Lin et al. 2018)."""
     kept = int(kept_elements(num_elements, ratio))
     return FLOAT_BYTES * kept + int(index_bytes(num_elements, kept))
 
 
 def share_size(num_elements: int, world_size: int, align: int) -> int:
-    """Elements of each rank's share in the two-phase way: a W-th, rounded up to a multiple of `align`."""
+    """Elements of each rank's share in a two-phase exchange: 1/W of all, rounded up to a multiple of `align`."""
     return -(-num_elements // (world_size * align)) * align
 
 
 def collective_bytes(collective: Collective, world_size: int, *, directions: int = 1) -> Ints:
-    """Bytes each rank sends in one collective, sums going around the ring; shape `(W,)`, by rank.
+    """Bytes that each rank sends in one collective, with sums over the ring; shape `(W,)`, by rank.
 
     Args:
-        collective: Which, and of what size.
-        world_size: W, the ranks.
-        directions: Of the ring.
+        collective: The collective and its size.
+        world_size: W, the number of ranks.
+        directions: Directions of the ring, 1 or 2.
     """
     op, count, width = collective
     if op == "sum":
@@ -63,16 +63,16 @@ def collective_bytes(collective: Collective, world_size: int, *, directions: int
 def low_rank_elements(
     shapes: Sequence[tuple[int, ...]], ranks: Sequence[int], *, probes: int = 0
 ) -> tuple[int, int]:
-    """Float32 elements in the two messages by which PowerSGD brings one bucket (Vogels et al. 2019, algorithm 1).
+    """Float32 elements of PowerSGD's two messages for one bucket (Vogels et al. 2019, algorithm 1).
 
-    A tensor of two dimensions or more is a matrix of its first dimension by all others, m x n. Its left factor has
-    r m elements, in the first message, its right one r n, in the second. Where r (m + n) is no less than m n, it goes
-    as it is with the first message, as do tensors of one dimension.
+    A tensor of two or more dimensions is a matrix of its first dimension by all others, m x n. Its left factor, r m
+    elements, is in the first message, and its right factor, r n elements, in the second. If r (m + n) is at least m n,
+    the tensor is sent uncompressed with the first message, as are tensors of one dimension.
 
     Args:
-        shapes: Of the tensors in the bucket.
-        ranks: Of each tensor's approximation, r; 0 to send it as it is.
-        probes: Vectors of m elements each that go with every left factor.
+        shapes: Shapes of the tensors in the bucket.
+        ranks: r, the rank of each tensor's approximation; 0 to send it uncompressed.
+        probes: Number of vectors of m elements sent with every left factor.
     """
     first = second = 0
     for shape, rank in zip(shapes, ranks, strict=True):
@@ -86,9 +86,9 @@ def low_rank_elements(
 def mixed_packet_bytes(
     shapes: Sequence[tuple[int, ...]], bits: Sequence[int], block: int, world_size: int
 ) -> int:
-    """Bytes of one rank's share of a bucket whose tensors are integers of different bits, packed.
+    """Bytes of one rank's share of a bucket whose tensors are packed as integers of different bit widths.
 
-    Neighbours of the same bits are one piece, and each rank has a share of every piece.
+    Adjacent tensors of the same bit width form one piece, and each rank has a share of every piece.
     """
     sizes = zip(bits, (prod(shape) for shape in shapes), strict=True)
     pieces = [

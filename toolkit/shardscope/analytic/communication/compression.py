@@ -1,13 +1,13 @@
-"""Compressed gradients in a plan: what they weigh, what packing them takes, and below which bandwidth that pays.
+"""Compressed gradients in a plan: their size, the time to pack them, and the bandwidth below which that pays.
 
-A sum of compressed gradients is compressed only if the method is linear: half-precision floats and PowerSGD's factors
-can be all-reduced. Integers go in two phases: each worker unpacks and adds up its share of all gradients and packs it
-again for all, so that the volume is the all-reduce's, packed (Tang et al. 2021). What is sparse is gathered: each
-worker sends its part to all others and unpacks W of them. Its volume grows with W, and from some number of workers on
-it loses whatever its ratio (Agarwal et al. 2022, "On the utility of gradient compression in distributed training
+Only linear methods allow compressed gradients to be added: half-precision floats and PowerSGD's factors can be
+all-reduced. Integers take two phases: each worker unpacks and adds up its share of all gradients and packs the sum
+again for all, so that the volume is that of a packed all-reduce (Tang et al. 2021). Sparse gradients are all-gathered:
+each worker sends its part to all others and unpacks W parts. The volume grows with W, so beyond some number of workers
+the method loses at any ratio (Agarwal et al. 2022, "On the utility of gradient compression in distributed training
 systems").
 
-`compressed` counts the bytes of the methods that really run to the last one; this is for plans, over arrays.
+`compressed` counts the exact bytes of the methods that run; this module is for plans, over arrays.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ from shardscope.spec.compression import Compression
 from shardscope.spec.layout_compression import compression_names, layout_compression
 
 MATRIX_ROWS = 4096
-"""Rows of the matrices that low-rank methods are taken to factor, unless told otherwise."""
+"""Default number of rows of the matrices that low-rank methods factor."""
 FEEDBACK_PASSES = 2.0
-"""Of error feedback: the residual is added to the gradient, and what the packet leaves out is written back."""
+"""Memory passes of error feedback: the residual is added to the gradient, and the new residual is written back."""
 _LONG = 1 << 24
-"""Elements of a gradient whose packet ends in no odd block."""
+"""Elements of a gradient whose packet has no partial block at its end."""
 
 
 class _Packet(NamedTuple):
-    """What a method makes of a long gradient."""
+    """Packet of a method for a long gradient: bytes per element, and messages."""
 
     bytes_per_element: float
     messages: float
-    """Collectives, one after another."""
+    """Number of consecutive collectives."""
 
 
 @lru_cache(maxsize=256)
 def _packet(method: Compression, matrix_rows: int) -> _Packet:
-    """Read off an exchange between two ranks, each of which sends as many bytes as one gradient has packed."""
+    """Derive the packet from an exchange between two ranks, in which each sends the bytes of one packed gradient."""
     shapes = [(matrix_rows, matrix_rows)] if method.carriage == "layers" else [(_LONG,)]
     sent = float(method.bucket_bytes(shapes, 2).max())
     return _Packet(sent / prod(shapes[0]), method.rounds(shapes, 2) / (1 if method.meets == "gather" else 2))
 
 
 class CompressedCost(NamedTuple):
-    """What a compressed all-reduce takes; arrays that broadcast."""
+    """Bytes and seconds of a compressed all-reduce; arrays that broadcast."""
 
     packed_bytes: Floats
-    """Of one worker's gradient."""
+    """Bytes of one worker's packed gradient."""
     sent_bytes: Floats
-    """By each worker, over the ring."""
+    """Bytes that each worker sends over the ring."""
     wire_s: Floats
     codec_s: Floats
 
     @property
     def total_s(self) -> Floats:
-        """Packing, sending and unpacking, one after the other."""
+        """Total seconds of packing, sending and unpacking, without overlap."""
         seconds: Floats = self.wire_s + self.codec_s
         return seconds
 
@@ -77,13 +77,13 @@ def packed_bytes(
 ) -> Floats:
     """Bytes of one worker's packed gradient. Broadcasts over `num_elements`.
 
-    Low-rank methods send r (rows + columns) float32 for each matrix: with square ones of `matrix_rows`, 2 r / rows an
-    element; a matrix whose factors would weigh more goes as it is.
+    Low-rank methods send r (rows + columns) float32 values for each matrix: with square matrices of `matrix_rows`,
+    2 r / rows per element. A matrix whose factors would be larger is sent uncompressed.
 
     Args:
-        method: A method of compression that layouts take, or its name.
-        num_elements: Of the gradient.
-        element_bytes: Of one element uncompressed.
+        method: A compression method that layouts support, or its name.
+        num_elements: Elements of the gradient.
+        element_bytes: Bytes of one uncompressed element.
         matrix_rows: Rows, and columns, of the matrices that make up the model.
     """
     packing = layout_compression(method)
@@ -109,17 +109,17 @@ def compression_cost(
     """Bytes and seconds of an all-reduce of compressed gradients over a ring. All numbers broadcast.
 
     Args:
-        method: A method of compression that layouts take, or its name.
-        num_elements: Of the gradient.
-        workers: W.
-        bandwidth: Of the link: bytes a second, one way.
-        latency: Seconds a message.
-        codec_bandwidth: Bytes a second that the codec reads and writes; near the memory's for kernels on a device.
-        element_bytes: Of one element uncompressed.
-        matrix_rows: Of the matrices that low-rank methods factor.
+        method: A compression method that layouts support, or its name.
+        num_elements: Elements of the gradient.
+        workers: W, the number of workers.
+        bandwidth: Bytes per second of the link, one way.
+        latency: Seconds per message.
+        codec_bandwidth: Bytes per second that the codec reads and writes; near memory bandwidth for device kernels.
+        element_bytes: Bytes of one uncompressed element.
+        matrix_rows: Rows of the matrices that low-rank methods factor.
 
     Raises:
-        SpecError: The method is not known, or a number is out of range.
+        SpecError: The method is unknown, or a number is out of range.
     """
     packing = layout_compression(method)
     packed = packed_bytes(packing, num_elements, element_bytes=element_bytes, matrix_rows=matrix_rows)
@@ -142,9 +142,10 @@ def compression_cost(
 
 
 def _codec_bytes(method: Compression, whole: Floats, packed: Floats, workers: Floats) -> Floats:
-    """Bytes read and written to pack once and to unpack what arrives: nothing where there is nobody to send to.
+    """Bytes read and written to pack once and to unpack what arrives; 0 for a single worker.
 
-    In two phases, what arrives is a share of everyone's, which is packed once more, and then everyone's share.
+    In a two-phase exchange, a share of every worker's gradient arrives first, whose sum is packed again, and then the
+    shares of all workers.
     """
     if not method.is_on:
         return np.zeros(np.broadcast_shapes(whole.shape, workers.shape))
@@ -170,18 +171,18 @@ def break_even_bandwidth(
     element_bytes: float = 4,
     matrix_rows: float = MATRIX_ROWS,
 ) -> Floats:
-    """Bandwidth in bytes a second below which compressing pays: 0 where none is low enough, infinite where any is.
+    """Bandwidth in bytes per second below which compressing pays; 0 if it never does, infinite if it always does.
 
-    Both times are a constant plus a volume over B, so that they are level where `worth.level_rate` says.
+    Both times are a constant plus a volume over B, so `worth.level_rate` gives the bandwidth at which they are equal.
 
     Args:
-        method: A method of compression that layouts take other than ``none``, or its name.
-        num_elements: Of the gradient.
-        workers: W.
-        latency: Seconds a message.
-        codec_bandwidth: Bytes a second that the codec reads and writes.
-        element_bytes: Of one element uncompressed.
-        matrix_rows: Of the matrices that low-rank methods factor.
+        method: A compression method that layouts support, other than ``none``, or its name.
+        num_elements: Elements of the gradient.
+        workers: W, the number of workers.
+        latency: Seconds per message.
+        codec_bandwidth: Bytes per second that the codec reads and writes.
+        element_bytes: Bytes of one uncompressed element.
+        matrix_rows: Rows of the matrices that low-rank methods factor.
     """
     packing = layout_compression(method)
     if not packing.is_on:

@@ -1,8 +1,8 @@
-"""What a collective costs before it is priced: steps, bytes and additions on its critical path.
+"""Cost of a collective before it is converted to seconds: steps, bytes and additions on its critical path.
 
-`Message` says what is to be moved and over what; an algorithm turns it into a `Cost` of `Phase`s; `Cost.seconds` is the
-alpha-beta-gamma model: each step waits a latency α, bytes pass at the bandwidth B and are added at the rate γ
-(Hockney 1994; Thakur, Rabenseifner and Gropp 2005, section 3). All numbers are arrays that broadcast.
+A `Message` states the data to move and the link. An algorithm turns it into a `Cost` of `Phase`s. `Rates.price` is the
+alpha-beta-gamma model: each step waits a latency α, bytes are sent at the bandwidth B and added at the rate γ (Hockney
+1994; Thakur, Rabenseifner and Gropp 2005, section 3). All numbers are arrays that broadcast.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from shardscope.analytic.communication.ring import Floats
 
 
 class Message(NamedTuple):
-    """What is asked of an algorithm."""
+    """Input of an algorithm: the tensor, the workers and the link."""
 
     num_bytes: Floats
-    """S: the whole tensor; what each rank has of it before or after depends on the operation."""
+    """S, bytes of the whole tensor; how much of it each rank has before or after depends on the operation."""
     workers: Floats
-    """W, whole numbers from 1."""
+    """W, the number of workers; integers from 1."""
     bandwidth: Floats
-    """B: bytes a second that one worker sends while it receives as many."""
+    """B, bytes per second that one worker sends while it receives at the same rate."""
     latency: Floats
-    """α: seconds a message takes besides."""
+    """α, seconds of latency per message."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps one after the other over links of one kind.
+    """Consecutive steps over links of one kind.
 
     Attributes:
-        name: In words.
-        steps: Messages that wait for one another.
-        num_bytes: Bytes that pass the busiest link one way while the others wait, over all steps.
+        name: Description of the phase.
+        steps: Number of consecutive messages.
+        num_bytes: Bytes on the critical path: those that the busiest link carries one way, over all steps.
         reduced: Bytes that a worker adds to its own on the way.
-        inside: Over the links inside a node instead of those between nodes.
-        pause: Seconds that each step takes besides its latency: a switch that turns.
+        inside: Whether the links are those inside a node instead of those between nodes.
+        pause: Seconds of each step in addition to its latency, such as reconfiguring an optical switch.
     """
 
     name: str
@@ -54,13 +54,13 @@ class Cost(NamedTuple):
 
     phases: tuple[Phase, ...]
     sent: Floats
-    """By the worker that sends most, over all its links."""
+    """Bytes sent by the worker that sends most, over all its links."""
     carried: Floats
-    """One way, over the link that carries most: a server's, a parent's, or every worker's alike."""
+    """Bytes one way over the link that carries most: a server's, a parent's, or that of any worker if all are equal."""
 
 
 class Price(NamedTuple):
-    """Seconds of one phase, by what they are spent on."""
+    """Seconds of one phase, by kind."""
 
     latency: Floats
     bandwidth: Floats
@@ -68,13 +68,13 @@ class Price(NamedTuple):
 
     @property
     def total(self) -> Floats:
-        """All three."""
+        """Sum of all three, in seconds."""
         seconds: Floats = self.latency + self.bandwidth + self.reduction
         return seconds
 
 
 class Rates(NamedTuple):
-    """What the links and the adding cost: α in seconds, B and γ in bytes a second."""
+    """Rates of links and addition: α in seconds, B and γ in bytes per second."""
 
     bandwidth: Floats
     latency: Floats
@@ -83,7 +83,7 @@ class Rates(NamedTuple):
     inner_latency: Floats
 
     def price(self, phase: Phase) -> Price:
-        """The seconds of a phase."""
+        """Return the seconds of a phase."""
         bandwidth = self.inner_bandwidth if phase.inside else self.bandwidth
         latency = self.inner_latency if phase.inside else self.latency
         reduction: Floats = phase.reduced / self.reduce_bandwidth
@@ -91,12 +91,12 @@ class Rates(NamedTuple):
 
 
 def log2_ceil(workers: Floats) -> Floats:
-    """⌈log2 W⌉, exact for whole numbers."""
+    """⌈log2 W⌉, exact for integers."""
     exponent: Floats = np.frexp(np.maximum(workers - 1, 0.0))[1].astype(np.float64)
     return exponent
 
 
 def log2_floor(workers: Floats) -> Floats:
-    """⌊log2 W⌋, exact for whole numbers."""
+    """⌊log2 W⌋, exact for integers."""
     exponent: Floats = np.frexp(workers)[1].astype(np.float64) - 1
     return exponent

@@ -1,4 +1,4 @@
-"""Where one algorithm overtakes another, and how far adding workers pays."""
+"""Crossovers between algorithms, and scaling efficiency."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from shardscope.analytic.communication.ring import Floats
 from shardscope.errors import SpecError, unknown_name
 
 Contender = str | tuple[str, Mapping[str, Any]]
-"""The name of an algorithm, or that and its options."""
+"""Name of an algorithm, or a pair of name and options."""
 RANGES = {"num_bytes": (1.0, 1e12), "bandwidth": (1e6, 1e13), "workers": (2, 4096)}
-"""Where `crossover` looks unless told otherwise: bytes, bytes a second, workers."""
+"""Default ranges of `crossover`: bytes, bytes per second, workers."""
 POINTS = 800
 
 
 class Crossing(NamedTuple):
-    """One place at which the fastest algorithm changes."""
+    """A point at which the fastest algorithm changes."""
 
     value: float
-    """Of what was varied. Workers: the first number at which `above` is faster."""
+    """Value of the varied quantity; for workers, the first number at which `above` is faster."""
     below: str
-    """The algorithm that is fastest just below."""
+    """Algorithm that is fastest just below `value`."""
     above: str
     seconds: float
-    """What `above` takes there."""
+    """Seconds that `above` takes at `value`."""
 
 
 def crossover(
@@ -40,13 +40,13 @@ def crossover(
     over: Literal["num_bytes", "workers", "bandwidth"],
     **how: Any,
 ) -> tuple[Crossing, ...]:
-    """All places at which one of two algorithms overtakes the other, from low to high: a `frontier` of two.
+    """All points at which one of two algorithms overtakes the other, from low to high: a `frontier` of two.
 
     Args:
         algorithm_a: A name, or a name and options: ``("hierarchical", {"per_node": 8})``.
-        algorithm_b: Another.
-        over: What is varied.
-        how: The other arguments of `frontier`, and those of `collective_time` that stay as they are.
+        algorithm_b: The other algorithm.
+        over: Quantity to vary.
+        how: The other arguments of `frontier`, and the fixed arguments of `collective_time`.
 
     Example:
         >>> link = {"bandwidth": 12.5e9, "latency": 5e-6}
@@ -66,23 +66,23 @@ def frontier(
     points: npt.ArrayLike | None = None,
     **fixed: Any,
 ) -> tuple[Crossing, ...]:
-    """All places between `low` and `high` at which the fastest of several algorithms changes, from low to high.
+    """All points between `low` and `high` at which the fastest of several algorithms changes, from low to high.
 
-    A logarithmic grid of `POINTS` finds where another one is ahead, and each place is narrowed to the last bits; of
-    workers, every whole number is looked at. Ties count for who was ahead; who leads only between two points of the
-    grid is not found.
+    A logarithmic grid of `POINTS` finds where the fastest algorithm changes, and each point is then refined to machine
+    precision. For workers, every integer is tried. In a tie, the algorithm that led before still leads. An algorithm
+    that is fastest only between two points of the grid is not found.
 
     Args:
         algorithms: Names, or pairs of a name and options.
-        over: What is varied.
-        op: What all do.
-        low: Where to start; None takes that of `RANGES`.
-        high: Where to end; None takes that of `RANGES`.
-        points: Values to look at instead, from low to high. Algorithms may need, say, multiples of 8 workers.
+        over: Quantity to vary.
+        op: Operation of all algorithms.
+        low: Lower end; None takes that of `RANGES`.
+        high: Upper end; None takes that of `RANGES`.
+        points: Values to try instead, from low to high, for algorithms that need, say, multiples of 8 workers.
         fixed: The other arguments of `collective_time`: `num_bytes`, `workers`, `bandwidth`, `latency`, ...
 
     Raises:
-        SpecError: As of `collective_time`, or there is nothing between `low` and `high`.
+        SpecError: As for `collective_time`, or the range from `low` to `high` is empty.
     """
     if over not in RANGES:
         raise unknown_name("over", over, RANGES)
@@ -99,14 +99,14 @@ def frontier(
 
 
 class _Race(NamedTuple):
-    """Algorithms side by side."""
+    """Algorithms to compare over the varied quantity."""
 
     names: list[str]
     seconds: list[Callable[[Floats], Floats]]
-    """Of each, from values to its seconds."""
+    """For each algorithm, the function from values to seconds."""
 
     def changes(self, grid: Floats, is_whole: bool) -> list[Crossing]:
-        """Where the leader on the grid changes; between values that are not whole, narrowed."""
+        """Find where the fastest algorithm on the grid changes, refined unless values are integers."""
         leaders = _leaders(np.array([seconds(grid) for seconds in self.seconds]))
         found = []
         for left in np.flatnonzero(np.diff(leaders)):
@@ -117,7 +117,7 @@ class _Race(NamedTuple):
         return found
 
     def _narrow(self, low: float, high: float, below: int, above: int) -> float:
-        """Where `above` overtakes `below`: a grid within the gap, and within its gap again."""
+        """Find where `above` overtakes `below`, by repeatedly laying a grid over the gap."""
         while high / low - 1 > 1e-13:
             values = np.geomspace(low, high, 65)
             ahead = self.seconds[above](values) < self.seconds[below](values)
@@ -130,7 +130,7 @@ class _Race(NamedTuple):
 
 
 def _leaders(seconds: Floats) -> npt.NDArray[np.int64]:
-    """The fastest at each value; whoever is ahead stays so until another is faster by more than rounding."""
+    """Index of the fastest algorithm at each value; it changes only if another is faster by more than rounding."""
     fastest: npt.NDArray[np.int64] = np.argmin(seconds, axis=0)
     least = seconds.min(axis=0) * (1 + 1e-12)
     leader = int(fastest[0])
@@ -162,20 +162,20 @@ def scaling_efficiency(
     overlap: npt.ArrayLike = 0.0,
     **options: Any,
 ) -> Any:
-    """Share of the ideal speed-up that W workers reach when each step ends in an all-reduce of gradients.
+    """Share of the ideal speed-up that W workers reach if each step ends in an all-reduce of gradients.
 
-    Weak scaling keeps the batch of a worker: c / (c + e). Strong scaling keeps the whole batch, of which a worker
-    computes c/W: (c/W) / (c/W + e). Here e is what of the all-reduce no computation hides.
+    Weak scaling keeps the batch per worker: c / (c + e). Strong scaling keeps the global batch, so that a worker
+    computes for c/W: (c/W) / (c/W + e). Here e is the exposed time of the all-reduce.
 
     Args:
-        compute_s: c: seconds that one worker alone computes in a step.
-        num_bytes: Of all gradients.
-        workers: W.
-        algorithm: Of the all-reduce.
-        bandwidth: Bytes a second, one way.
-        latency: Seconds a message.
+        compute_s: c, seconds that a single worker computes in a step.
+        num_bytes: Bytes of all gradients.
+        workers: W, the number of workers.
+        algorithm: Algorithm of the all-reduce.
+        bandwidth: Bytes per second, one way.
+        latency: Seconds per message.
         scaling: ``"weak"`` or ``"strong"``.
-        overlap: Share of a worker's computation, 0 to 1, behind which communication can hide. The backward pass is 2/3.
+        overlap: Share of a worker's computation, 0 to 1, that can hide communication; 2/3 for the backward pass.
         options: Further arguments of `collective_time`.
     """
     if scaling not in {"weak", "strong"}:

@@ -1,4 +1,4 @@
-"""Gossip with ring neighbours, by formula: its bytes, and how fast the ranks come together."""
+"""Gossip with ring neighbours, by formula: its bytes, and how fast the ranks reach consensus."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def mix_traffic(
     packet_bytes: int | None = None,
     slice_mb: float = 4.0,
 ) -> Traffic:
-    """What each rank sends in one averaging: all its parameters to each neighbour, in slices, or one packet.
+    """Traffic of each rank in one averaging: all its parameters to each neighbour, in slices, or one packet.
 
     Args:
-        num_elements: Of all parameters.
+        num_elements: Elements of all parameters.
         element_bytes: Bytes of one element.
-        world_size: W, the ranks.
-        packet_bytes: Of the packed difference, where it is compressed.
+        world_size: W, the number of ranks.
+        packet_bytes: Bytes of the packed difference, if it is compressed.
         slice_mb: Longest slice in MiB.
     """
     size = num_elements * element_bytes if packet_bytes is None else packet_bytes
@@ -38,22 +38,23 @@ def mix_traffic(
 
 
 def consensus_traffic(num_bytes: int, world_size: int) -> Traffic:
-    """What each rank sends to measure how far the ranks are apart: the parameters' sum, and that of one number."""
+    """Traffic of each rank to measure the distance between ranks: the sum of the parameters, and that of one number."""
     sums = (by_backend("all_reduce", size, world_size)["all_reduce"] for size in (num_bytes, 8))
     return together({"consensus": sent} for sent in sums)
 
 
 def gossip_contraction(world_size: int) -> float:
-    """The factor by which averaging once shrinks the ranks' distance from their mean, at least: |lambda_2|.
+    """Upper bound of the factor by which one averaging scales the ranks' distance from their mean: |lambda_2|.
 
     The second largest absolute eigenvalue of the mixing matrix, a circulant: (1 + 2 cos(2 pi k / W)) / 3, k = 1 .. W-1,
-    with weights of 1/3; two ranks average at once (Lian et al. 2017, assumption 1; Xiao and Boyd 2004).
+    with weights of 1/3; two or three ranks reach the mean in one averaging (Lian et al. 2017, assumption 1; Xiao and
+    Boyd 2004).
 
     Example:
         >>> [round(gossip_contraction(world_size), 3) for world_size in (2, 3, 4, 8)]
         [0.0, 0.0, 0.333, 0.805]
     """
-    if world_size <= 3:  # everybody is a neighbour of everybody
+    if world_size <= 3:  # all ranks are neighbours
         return 0.0
     angles = 2 * np.pi * np.arange(1, world_size) / world_size
     return float(np.abs(1 + 2 * np.cos(angles)).max() / 3)

@@ -1,4 +1,4 @@
-"""Bytes on the wire of rings inside nodes and across them, by formula."""
+"""Bytes that rings inside and across nodes send, by formula."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class HierarchicalBytes(NamedTuple):
     """Bytes that each rank sends, by phase; each of shape `(W,)`, by rank."""
 
     reduce_scatter: Ints
-    """Inside the node."""
+    """Bytes of the reduce-scatter inside the node."""
     across: Ints
-    """To the rank of the same position in the next node."""
+    """Bytes to the rank of the same position in the next node."""
     all_gather: Ints
-    """Inside the node."""
+    """Bytes of the all-gather inside the node."""
 
     @property
     def inside(self) -> Ints:
-        """Over the links inside a node."""
+        """Bytes over the links inside a node."""
         sent: Ints = self.reduce_scatter + self.all_gather
         return sent
 
     @property
     def total(self) -> Ints:
-        """Over all links. The sum over ranks is 2(W-1) S, exactly."""
+        """Bytes over all links. The sum over ranks is exactly 2(W-1) S."""
         sent: Ints = self.inside + self.across
         return sent
 
@@ -43,13 +43,13 @@ def hierarchical_all_reduce_bytes(
 ) -> HierarchicalBytes:
     """Bytes that each rank sends in a hierarchical all-reduce.
 
-    Inside its node of m ranks, a rank sends 2(m-1)/m S; of its m-th part, 2(n-1)/n across the n nodes.
+    Inside its node of m ranks, a rank sends 2(m-1)/m S. Across the n nodes it sends 2(n-1)/n of its part, S/m.
 
     Args:
         num_elements: Elements of the tensor.
         element_bytes: Bytes of one element.
-        world_size: Ranks in all.
-        per_node: Ranks a node; divides `world_size`.
+        world_size: W, the number of ranks.
+        per_node: Ranks per node; divides `world_size`.
     """
     num_nodes = world_size // per_node
     scatter = ring_reduce_scatter_bytes(num_elements, element_bytes, per_node)

@@ -1,4 +1,4 @@
-"""Communication behind computation: what of it is left to wait for."""
+"""Overlap of communication with computation: the exposed time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from shardscope.analytic.communication.ring import Floats
 
 
 def exposed_time(communication: npt.ArrayLike, overlappable: npt.ArrayLike) -> Floats:
-    """Seconds of communication that nothing hides: max(0, communication - overlappable). Broadcasts.
+    """Seconds of exposed communication: max(0, communication - overlappable). Broadcasts.
 
     Args:
-        communication: Seconds.
-        overlappable: Seconds of computation that go on meanwhile.
+        communication: Seconds of communication.
+        overlappable: Seconds of concurrent computation.
     """
     hidden = np.asarray(overlappable, dtype=np.float64)
     exposed: Floats = np.maximum(np.asarray(communication, dtype=np.float64) - hidden, 0.0)

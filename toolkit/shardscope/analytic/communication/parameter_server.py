@@ -1,8 +1,8 @@
-"""Bytes on the wire of a parameter server, by formula: a star, so all that a server exchanges passes its one link.
+"""Bytes that a parameter server and its workers send, by formula; all traffic of a server passes its one link.
 
-Ranks 0 to k-1 serve a shard each. A worker pushes a gradient to every server and pulls parameters from every server; a
-worker on a server's own rank does so in memory. With one server beside a worker, 2(W-1) S passes its link in a step
-(Li et al. 2014, section 2; against the ring's 2(W-1)/W S a rank, Patarasuk and Yuan 2009).
+Ranks 0 to k-1 each serve one shard. A worker pushes gradients to every server and pulls parameters from every server; a
+worker on a server's own rank does so in memory. With one server that shares its rank with a worker, 2(W-1) S passes its
+link in a step (Li et al. 2014, section 2). A ring sends 2(W-1)/W S per rank (Patarasuk and Yuan 2009).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardscope.analytic.communication.traffic import Sent, Traffic
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 HEADER_BYTES = 24
-"""What goes in front of every message: three float64."""
+"""Bytes of the header in front of every message: three float64 values."""
 
 
 def parameter_server_push_bytes(
@@ -27,7 +27,7 @@ def parameter_server_push_bytes(
 
     Args:
         shard_bytes: Bytes of the parameters that each server holds; their number is the number of servers.
-        world_size: Ranks, servers included.
+        world_size: W, the number of ranks, servers included.
         dedicated: Whether the servers' ranks compute no gradients.
     """
     remote = _remote_workers(len(shard_bytes), world_size, dedicated=dedicated)
@@ -38,7 +38,7 @@ def parameter_server_push_bytes(
 def parameter_server_pull_bytes(
     shard_bytes: Sequence[int], world_size: int, *, dedicated: bool = False
 ) -> Ints:
-    """Bytes of parameters that each rank sends in a step: its shard, to every worker elsewhere; shape `(W,)`."""
+    """Bytes of parameters that each rank sends in a step: its shard, to every worker on another rank; shape `(W,)`."""
     sent = np.zeros(world_size, dtype=np.int64)
     remote = _remote_workers(len(shard_bytes), world_size, dedicated=dedicated)
     sent[: len(shard_bytes)] = remote.sum(axis=1) * np.asarray(shard_bytes, dtype=np.int64)
@@ -46,10 +46,10 @@ def parameter_server_pull_bytes(
 
 
 def even_server_bytes(num_bytes: Floats, workers: Floats, servers: Floats, *, dedicated: bool) -> Floats:
-    """Bytes that a server takes in, and hands out, with k shards of equal size: R/k S from R workers elsewhere.
+    """Bytes that a server receives, and sends, with k shards of equal size: R/k S for R workers on other ranks.
 
-    Broadcasts over whole numbers; the exact forms above become this where k divides the tensor. Dedicated servers come
-    on top of `workers`; others are beside a worker each, which reaches its own server in memory.
+    Broadcasts over integers. The exact forms above equal this if k divides the tensor. Dedicated servers are additional
+    to `workers`; other servers each share a rank with a worker, which reaches its own server in memory.
     """
     remote = workers - (0.0 if dedicated else 1.0)
     return num_bytes * remote / servers
@@ -58,13 +58,13 @@ def even_server_bytes(num_bytes: Floats, workers: Floats, servers: Floats, *, de
 def parameter_server_control_bytes(
     servers: int, world_size: int, *, dedicated: bool = False, sums: int = 0
 ) -> Ints:
-    """Bytes that each rank sends in a step besides: headers, and squares that servers sum; shape `(W,)`, by rank.
+    """Control bytes that each rank sends in a step: headers, and squares summed between servers; shape `(W,)`, by rank.
 
     Args:
         servers: Number of servers.
-        world_size: Ranks, servers included.
+        world_size: W, the number of ranks, servers included.
         dedicated: Whether the servers' ranks compute no gradients.
-        sums: Norms of the whole gradient that servers need in an update: one to clip, one for LAMB's own clip.
+        sums: Number of norms of the whole gradient in an update: one for clipping, one for LAMB's own clipping.
     """
     remote = _remote_workers(servers, world_size, dedicated=dedicated)
     messages = remote.sum(axis=0)
@@ -82,14 +82,14 @@ def parameter_server_traffic(
     dedicated: bool = False,
     sums: int = 0,
 ) -> Traffic:
-    """What each rank sends in a step: gradients, parameters, and what goes with them.
+    """Traffic of each rank in a step: gradients, parameters and control messages.
 
-    A header travels with its message, so that only the sums of squares are messages of their own.
+    A header is sent with its message, so only the sums of squares are separate messages.
 
     Args:
-        pushed_bytes: Of one worker's gradients for each server, packed or not.
-        pulled_bytes: Of the parameters that each server holds.
-        world_size: Ranks, servers included.
+        pushed_bytes: Bytes of one worker's gradients for each server, packed or not.
+        pulled_bytes: Bytes of the parameters that each server holds.
+        world_size: W, the number of ranks, servers included.
         dedicated: Whether the servers' ranks compute no gradients.
         sums: As for `parameter_server_control_bytes`.
     """
@@ -111,7 +111,7 @@ def parameter_server_traffic(
 
 
 def _remote_workers(servers: int, world_size: int, *, dedicated: bool) -> Ints:
-    """1 where a worker (column) is on another rank than a server (row), else 0; shape `(k, W)`."""
+    """1 if a worker (column) is on another rank than a server (row), else 0; shape `(k, W)`."""
     remote = 1 - np.eye(servers, world_size, dtype=np.int64)
     if dedicated:
         remote[:, :servers] = 0

@@ -14,13 +14,13 @@ from shardscope.analytic.communication.traffic import Sent, Traffic, by_ring
 def pipeline_bytes(boundary_bytes: Sequence[int], stage_ranks: Sequence[int], microbatches: int) -> Ints:
     """Bytes that each rank sends in a step: shape `(W,)`, by rank.
 
-    Every micro-batch crosses every boundary once as activations and once, the other way, as their gradients, which are
-    as large. A boundary between two stages of the same rank costs nothing.
+    Every micro-batch crosses every boundary once as activations and once, in the other direction, as gradients of the
+    same size. A boundary between two stages of the same rank sends nothing.
 
     Args:
-        boundary_bytes: Of one micro-batch's activations behind each stage but the last.
+        boundary_bytes: Bytes of one micro-batch's output activations, for each stage except the last.
         stage_ranks: The rank that holds each stage.
-        microbatches: In a step.
+        microbatches: Number of micro-batches in a step.
 
     Example:
         >>> pipeline_bytes([100, 100], stage_ranks=[0, 1, 2], microbatches=4).tolist()
@@ -37,7 +37,7 @@ def pipeline_bytes(boundary_bytes: Sequence[int], stage_ranks: Sequence[int], mi
 def tied_bytes(num_elements: int, element_bytes: int, holders: Sequence[int], world_size: int) -> Ints:
     """Bytes that each rank sends to sum the gradients of one parameter that several ranks hold; shape `(W,)`.
 
-    The holders form a ring: between two of them each sends the whole gradient once.
+    The holders form a ring; if there are two, each sends the whole gradient once.
     """
     sent = np.zeros(world_size, dtype=np.int64)
     sent[list(holders)] = ring_all_reduce_bytes(num_elements, element_bytes, len(holders))
@@ -51,13 +51,13 @@ def pipeline_traffic(
     *,
     bounds: tuple[int, int] | None = None,
 ) -> Traffic:
-    """What each rank sends in a step, one message for each micro-batch, boundary and direction.
+    """Traffic of each rank in a step: one message for each micro-batch, boundary and direction.
 
     Args:
         boundary_bytes: As for `pipeline_bytes`.
         stage_ranks: The rank that holds each stage.
-        microbatches: In a step.
-        bounds: Fewest and most bytes that cross a boundary, where the boundaries are not known beforehand.
+        microbatches: Number of micro-batches in a step.
+        bounds: Fewest and most bytes that cross a boundary, if the boundaries are not known beforehand.
     """
     sent = pipeline_bytes(boundary_bytes, stage_ranks, microbatches)
     messages = pipeline_bytes([1] * len(boundary_bytes), stage_ranks, microbatches)
@@ -66,7 +66,7 @@ def pipeline_traffic(
 
 
 def tied_traffic(num_elements: int, element_bytes: int, holders: Sequence[int], world_size: int) -> Traffic:
-    """What each rank sends to sum the gradients of one parameter that several ranks hold."""
+    """Traffic of each rank to sum the gradients of one parameter that several ranks hold."""
     ring = by_ring("all_reduce", num_elements, element_bytes, len(holders))["ring_all_reduce"]
     messages = np.zeros(world_size, dtype=np.int64)
     messages[list(holders)] = ring.messages

@@ -1,7 +1,7 @@
-"""Rings: what each rank sends, which link a group of ranks spans, and how long a ring over it takes.
+"""Rings: bytes that each rank sends, the link that a group of ranks spans, and the time of a ring over it.
 
-Made for millions of groups at once. Ranks are numbered with tensor innermost, then context, data and pipeline, so that
-the heaviest traffic stays on the fastest links. A group is `group_size` ranks, each `stride` behind the one before.
+All functions take arrays, for millions of groups at once. Ranks are numbered with tensor innermost, then context, data
+and pipeline, so that the heaviest traffic stays on the fastest links. A group is `group_size` ranks, `stride` apart.
 
 Example:
     >>> strides = group_strides(tensor=8, context=1, data=16)
@@ -22,7 +22,7 @@ from shardscope.spec.cluster import Cluster
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 RING_PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
-"""How often every byte but a rank's own share goes by."""
+"""Number of passes over the ring of every byte except a rank's own share."""
 
 
 def even_share_bytes(num_bytes: npt.ArrayLike, workers: npt.ArrayLike) -> Floats:
@@ -33,18 +33,18 @@ def even_share_bytes(num_bytes: npt.ArrayLike, workers: npt.ArrayLike) -> Floats
 
 
 def chunk_sizes(num_elements: int, world_size: int) -> Ints:
-    """Elements in each of `world_size` nearly equal chunks, the first ones taking the remainder; shape `(W,)`."""
+    """Elements in each of `world_size` nearly equal chunks; the first chunks take the remainder; shape `(W,)`."""
     base, rest = divmod(num_elements, world_size)
     return base + (np.arange(world_size) < rest).astype(np.int64)
 
 
 def ring_reduce_scatter_bytes(num_elements: int, element_bytes: int, world_size: int) -> Ints:
-    """Bytes that each rank sends in a ring reduce-scatter: all chunks but its own; shape `(W,)`, by rank."""
+    """Bytes that each rank sends in a ring reduce-scatter: all chunks except its own; shape `(W,)`, by rank."""
     return (num_elements - chunk_sizes(num_elements, world_size)) * element_bytes
 
 
 def ring_all_gather_bytes(num_elements: int, element_bytes: int, world_size: int) -> Ints:
-    """Bytes that each rank sends in a ring all-gather: all chunks but its successor's; shape `(W,)`, by rank."""
+    """Bytes that each rank sends in a ring all-gather: all chunks except its successor's; shape `(W,)`, by rank."""
     return (num_elements - np.roll(chunk_sizes(num_elements, world_size), -1)) * element_bytes
 
 
@@ -67,7 +67,7 @@ def ring_all_reduce_bytes(
     first = (num_elements + 1) // 2
     clockwise = ring_all_reduce_bytes(first, element_bytes, world_size)
     rest = chunk_sizes(num_elements - first, world_size)
-    # the other way around, a rank gathers all chunks but its predecessor's
+    # in the other direction, a rank gathers all chunks except its predecessor's
     counter = 2 * rest.sum() - rest - np.roll(rest, 1)
     sent: Ints = clockwise + counter * element_bytes
     return sent
@@ -83,18 +83,18 @@ class Strides(NamedTuple):
 
 
 class Spanned(NamedTuple):
-    """What one rank of a group has for it; each broadcast over the groups asked for."""
+    """Link of one rank in the ring of its group; arrays broadcast over the given groups."""
 
     bandwidth: Floats
-    """Bytes a second, one way."""
+    """Bytes per second, one way."""
     latency: Floats
-    """Seconds a message."""
+    """Seconds per message."""
 
 
 def group_strides(*, tensor: npt.ArrayLike, context: npt.ArrayLike, data: npt.ArrayLike) -> Strides:
-    """The strides of a layout's groups; degrees broadcast.
+    """Return the strides of a layout's groups; degrees broadcast.
 
-    Experts and ZeRO's shards are taken from data x context and so have the stride of `context`.
+    Expert groups and ZeRO's shard groups are taken from data x context and so have the stride of `context`.
     """
     tensor, context, data = (np.asarray(degree, dtype=np.int64) for degree in (tensor, context, data))
     one = np.ones_like(tensor)
@@ -102,7 +102,7 @@ def group_strides(*, tensor: npt.ArrayLike, context: npt.ArrayLike, data: npt.Ar
 
 
 def members_per_node(cluster: Cluster, group_size: npt.ArrayLike, stride: npt.ArrayLike) -> Floats:
-    """Ranks of a group that share a node, at least 1: per_node / stride, no more than the group has."""
+    """Ranks of a group that share a node: per_node / stride, at least 1 and at most the group's size."""
     group, step = np.asarray(group_size, dtype=np.float64), np.asarray(stride, dtype=np.float64)
     members: Floats = np.minimum(np.maximum(np.floor(cluster.per_node / step), 1.0), group)
     return members
@@ -111,19 +111,19 @@ def members_per_node(cluster: Cluster, group_size: npt.ArrayLike, stride: npt.Ar
 def is_inside_node(
     cluster: Cluster, group_size: npt.ArrayLike, stride: npt.ArrayLike
 ) -> npt.NDArray[np.bool_]:
-    """Whether every group of this shape lies within one node: none straddles two."""
+    """Whether every group of this shape lies within one node."""
     group, step = np.asarray(group_size, dtype=np.float64), np.asarray(stride, dtype=np.float64)
-    groups = cluster.per_node / (group * step)  # a division of floats takes a tenth of that of integers
+    groups = cluster.per_node / (group * step)  # float division takes a tenth of the time of integer division
     inside: npt.NDArray[np.bool_] = (group == 1) | (groups == np.floor(groups))
     return inside if cluster.nodes > 1 else np.ones_like(inside)
 
 
 def spanning_link(cluster: Cluster, group_size: npt.ArrayLike, stride: npt.ArrayLike) -> Spanned:
-    """Bandwidth and latency that one rank has in a ring over its group; arguments broadcast.
+    """Bandwidth and latency of one rank in a ring over its group; arguments broadcast.
 
-    Inside a node, the node's link. Across nodes, rings with r members a node leave it by r of the node's shares of the
-    network, for their other members send nothing out (NCCL builds a ring a card for that); but never faster than
-    inside: min(B_intra, r B_inter), and every step waits for the slower latency.
+    Inside a node this is the node's link. Across nodes, a ring with r members per node leaves the node over r devices'
+    shares of the network, as NCCL builds one ring per network card. The bandwidth is at most that inside the node,
+    min(B_intra, r B_inter), and every step waits for the slower latency.
     """
     inside = is_inside_node(cluster, group_size, stride)
     rails = members_per_node(cluster, group_size, stride)
@@ -148,10 +148,10 @@ def ring_time(
 
     Args:
         op: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"all_to_all"`` or ``"send_recv"``.
-        num_bytes: S; of the whole tensor, gathered or not yet scattered.
-        group_size: W.
-        bandwidth: B, bytes a second that one rank sends while it receives as many.
-        latency: α, seconds a message.
+        num_bytes: S, bytes of the whole tensor, after gathering or before scattering.
+        group_size: W, the number of ranks in the group.
+        bandwidth: B, bytes per second that one rank sends while it receives at the same rate.
+        latency: α, seconds per message.
     """
     count = np.asarray(group_size, dtype=np.float64)
     size, rate, delay = (np.asarray(value, dtype=np.float64) for value in (num_bytes, bandwidth, latency))

@@ -1,4 +1,4 @@
-"""Sparse gradients: how many elements a ratio keeps, and the bytes that say which."""
+"""Sparse gradients: the number of elements that a ratio keeps, and the bytes of their indices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WIDEST = 48
 
 
 def kept_elements(num_elements: npt.ArrayLike, ratio: npt.ArrayLike) -> Ints:
-    """Elements that are sent of `num_elements`: the nearest whole number to the ratio of them, and at least one of any.
+    """Number of elements sent: `ratio` times `num_elements`, rounded, and at least one unless there are none.
 
     Example:
         >>> int(kept_elements(25_000_000, 0.01))
@@ -21,11 +21,12 @@ def kept_elements(num_elements: npt.ArrayLike, ratio: npt.ArrayLike) -> Ints:
 
 
 def index_bytes(num_elements: npt.ArrayLike, kept: npt.ArrayLike) -> Ints:
-    """Bytes that say which `kept` of `num_elements` elements are sent; arrays broadcast.
+    """Bytes that encode which `kept` of `num_elements` elements are sent; arrays broadcast.
 
-    The shortest of: ascending indices cut into low bits, written as they are, and high ones in unary, ``k + n/2**low``
-    bits in all, at the best number of low bits (Elias 1974, "Efficient storage and retrieval by content and address of
-    static files"; Fano 1971); a bitmap; and nothing where all are sent.
+    The shortest of three encodings. Elias-Fano splits ascending indices into low bits, stored verbatim, and high bits
+    in unary, which take ``k + n/2**low`` bits, at the best number of low bits (Elias 1974, "Efficient storage and
+    retrieval by content and address of static files"; Fano 1971). The others are a bitmap, and nothing if all elements
+    are sent.
 
     Example:
         >>> 8 * int(index_bytes(25_000_000, 250_000)) / 250_000  # bits an element sent
@@ -39,9 +40,9 @@ def index_bytes(num_elements: npt.ArrayLike, kept: npt.ArrayLike) -> Ints:
 
 
 def least_index_bits(num_elements: npt.ArrayLike, kept: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """The least bits an element sent that any format needs whose length is fixed: log2 of n over k, by k.
+    """Least bits per sent element of any fixed-length format: log2 of the binomial (n over k), divided by k.
 
-    By Stirling's series, within 1e-4 bits from ten elements up.
+    Uses Stirling's series; accurate within 1e-4 bits from ten elements up.
     """
     n, k = np.asarray(num_elements, dtype=np.float64), np.asarray(kept, dtype=np.float64)
     rest = np.maximum(n - k, 1e-300)

@@ -1,4 +1,4 @@
-"""Bytes of a step of a job on our ring, whatever its method of compression does at that step."""
+"""Bytes of one step of a job on Shardscope's ring, for every compression method and phase of it."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ def stepwise_bytes(
 ) -> Ints:
     """Bytes that each rank sends in one step; shape `(W,)`, by rank.
 
-    A 1-bit method sends 2 (W-1)/W S at each of its warm-up steps and about a 32nd of that afterwards (Tang et al. 2021,
-    section 5); PowerSGD as much while it warms up, and then its factors (Vogels et al. 2019). Local SGD sends nothing
-    but, at every `every`-th step, 2 (W-1)/W S of parameters as one tensor (Stich 2019, Algorithm 1); evaluations and
-    checkpoints between them cost as much once more.
+    A 1-bit method sends 2 (W-1)/W S at each warm-up step and about 1/32 of that afterwards (Tang et al. 2021, section
+    5). PowerSGD sends the same while it warms up, and then its factors (Vogels et al. 2019). Local SGD sends
+    2 (W-1)/W S of parameters as one tensor at every `every`-th step, and nothing at the others (Stich 2019, Algorithm
+    1). An evaluation or checkpoint between these steps costs the same amount once more.
 
     Args:
         compression: The method with its settings.
         buckets: Shapes of the tensors of each bucket.
-        world_size: W, the ranks.
-        step: From 1.
-        steps: Of the job.
-        element_bytes: Of a gradient or parameter.
-        directions: Of the ring.
-        warmup_ended: The last step of a 1-bit method's warm-up in a run that goes on from another, as its ``resume``
-            event says: what is frozen stays so, whatever the length of the job would be now. None for a run from its
-            start, whose warm-up is the job's.
-        plan: Of a method that adapts: each tensor's bits or rank in force, as for its `bucket_bytes`.
+        world_size: W, the number of ranks.
+        step: Number of the step, from 1.
+        steps: Number of steps of the job.
+        element_bytes: Bytes of one gradient or parameter element.
+        directions: Directions of the ring, 1 or 2.
+        warmup_ended: The last warm-up step of a 1-bit method in a resumed run, from its ``resume`` event: frozen state
+            stays frozen, even if the job's length has changed. None for a run from the start, which uses the job's
+            warm-up.
+        plan: For an adaptive method, each tensor's current bits or rank, as for its `bucket_bytes`.
     """
     sizes = [sum(prod(shape) for shape in shapes) for shapes in buckets]
-    if compression.period > 1:  # parameters are averaged now and then, as one tensor
+    if compression.period > 1:  # parameters are averaged periodically, as one tensor
         whole = ring_all_reduce_bytes(sum(sizes), element_bytes, world_size, directions=directions)
         return whole if step % compression.period == 0 else np.zeros_like(whole)
     warmup = compression.uncompressed(steps) if warmup_ended is None else warmup_ended

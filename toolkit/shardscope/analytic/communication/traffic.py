@@ -1,8 +1,8 @@
-"""What each rank sends in one step, collective by collective: bytes and messages, by formula.
+"""Traffic of each rank in one step, collective by collective: bytes and messages, by formula.
 
-The names are those under which a run counts its traffic. Where Shardscope sends the messages itself, bytes and messages
-are exact, slice by slice. Where the backend does, bytes are each rank's even share of what its algorithm sends, and its
-messages are not known: they count as none, as in a run.
+The names are those under which a run counts its traffic. For Shardscope's own collectives, bytes and messages are
+exact, slice by slice. For the backend's collectives, bytes are each rank's even share of what the algorithm sends.
+Their messages are unknown and count as 0, as in a run.
 """
 
 from __future__ import annotations
@@ -24,31 +24,30 @@ from shardscope.analytic.communication.tree import tree_all_reduce_bytes
 
 MIB = 2**20
 _PASSES = {"all_reduce": 2, "reduce_scatter": 1}
-"""How often a backend sends W - 1 times the payload, over all ranks together; once where not listed."""
+"""Bytes that a backend sends over all ranks, in units of (W - 1) times the payload; 1 if not listed."""
 _PASSES_GLOO = {**_PASSES, "reduce_scatter": 2}
-"""gloo runs an all-reduce inside its reduce-scatter."""
+"""Passes of gloo, which runs an all-reduce inside its reduce-scatter."""
 
 
 class Sent(NamedTuple):
-    """What each rank sends under one collective's name; arrays of shape `(W,)`, by rank."""
+    """Bytes and messages that each rank sends in one kind of collective; arrays of shape `(W,)`, by rank."""
 
     bytes: Ints
     messages: Ints
     bounds: tuple[Ints, Ints] | None = None
-    """The fewest and the most bytes, where something that is not known beforehand decides; None where `bytes` is
-    exact."""
+    """Fewest and most bytes, if they depend on something not known beforehand; None if `bytes` is exact."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether a run sends just that."""
+        """Whether a run sends exactly these bytes."""
         return self.bounds is None
 
     def times(self, count: int) -> Sent:
-        """The same collective, `count` times."""
+        """Return the traffic of `count` such collectives."""
         return self.each(lambda column: column * count)
 
     def each(self, change: Callable[[Ints], Ints]) -> Sent:
-        """With each column changed."""
+        """Return a copy with `change` applied to each column."""
         bounds = None if self.bounds is None else (change(self.bounds[0]), change(self.bounds[1]))
         return Sent(change(self.bytes), change(self.messages), bounds)
 
@@ -63,11 +62,11 @@ class Sent(NamedTuple):
 
 
 Traffic = Mapping[str, Sent]
-"""By collective."""
+"""Traffic of each rank, by name of the collective."""
 
 
 def together(parts: Iterable[Traffic]) -> dict[str, Sent]:
-    """The sum of several parts of a step's traffic."""
+    """Return the sum of several parts of a step's traffic."""
     total: dict[str, Sent] = {}
     for part in parts:
         for name, sent in part.items():
@@ -82,7 +81,7 @@ def sent_bytes(traffic: Traffic) -> Ints:
 
 
 def between(least: Traffic, expected: Traffic, most: Traffic) -> Traffic:
-    """Traffic of the same collectives of which only bounds are known, and what to expect, which is brought inside."""
+    """Traffic with bounds `least` and `most`, and the expected bytes clipped to them; all of the same collectives."""
     return {
         name: Sent(
             np.clip(expected[name].bytes, least[name].bytes, sent.bytes),
@@ -94,17 +93,17 @@ def between(least: Traffic, expected: Traffic, most: Traffic) -> Traffic:
 
 
 def repeated(traffic: Traffic, groups: int) -> Traffic:
-    """The same in each of several groups of N ranks; rank r is number r mod N of group r div N."""
+    """Repeat the traffic for several groups of N ranks; rank r is member r mod N of group r div N."""
     return {name: sent.each(lambda column: np.tile(column, groups)) for name, sent in traffic.items()}
 
 
 def by_backend(op: str, num_bytes: int, world_size: int, *, backend: str = "gloo") -> Traffic:
-    """A collective that gloo or NCCL carries out.
+    """Traffic of a collective that gloo or NCCL runs.
 
     Args:
         op: ``all_reduce``, ``reduce_scatter``, ``all_gather`` or ``broadcast``.
         num_bytes: The payload: the reduced tensor, the gathered output, the scattered input.
-        world_size: W.
+        world_size: W, the number of ranks.
         backend: ``gloo`` or ``nccl``.
     """
     passes = (_PASSES_GLOO if backend == "gloo" else _PASSES).get(op, 1)
@@ -120,16 +119,16 @@ def by_ring(
     directions: int = 1,
     slice_mb: float = 4.0,
 ) -> Traffic:
-    """A collective around our own ring, under the name ``ring_`` and `op`.
+    """Traffic of a collective on Shardscope's ring, named ``ring_`` plus `op`.
 
-    A chunk, one W-th of the tensor, is sent in slices of at most `slice_mb`; empty ones are not sent.
+    A chunk, 1/W of the tensor, is sent in slices of at most `slice_mb`; empty slices are not sent.
 
     Args:
         op: ``all_reduce``, ``reduce_scatter`` or ``all_gather``.
         num_elements: Elements of the whole tensor.
         element_bytes: Bytes of one element.
-        world_size: W.
-        directions: Of an all-reduce: 2 sends the second half the other way around.
+        world_size: W, the number of ranks.
+        directions: Directions of an all-reduce; with 2, the second half goes the other way around.
         slice_mb: Longest message in MiB.
     """
     if op == "all_reduce":
@@ -150,7 +149,7 @@ def by_ring(
 
 
 def _ring_messages(op: str, num_elements: int, slices: int, world_size: int, *, step: int) -> Ints:
-    """As bytes: a rank scatters every chunk but its own, and gathers every chunk but its successor's."""
+    """Messages of each rank: it scatters every chunk except its own and gathers every chunk except its successor's."""
     each = np.minimum(chunk_sizes(num_elements, world_size), slices)
     scattered, gathered = each.sum() - each, each.sum() - np.roll(each, -step)
     messages: Ints = {"reduce_scatter": scattered, "all_gather": gathered}.get(op, scattered + gathered)
@@ -158,7 +157,7 @@ def _ring_messages(op: str, num_elements: int, slices: int, world_size: int, *, 
 
 
 def by_tree(num_elements: int, element_bytes: int, world_size: int, *, slice_mb: float) -> Traffic:
-    """An all-reduce over our own binary tree, in slices of at most `slice_mb` MiB."""
+    """Traffic of an all-reduce over Shardscope's binary tree, in slices of at most `slice_mb` MiB."""
     num_bytes = tree_all_reduce_bytes(num_elements, element_bytes, world_size)
     slices = min(num_elements, -(-num_elements * element_bytes // int(slice_mb * MIB)))
     return {"tree_all_reduce": Sent(num_bytes, tree_all_reduce_bytes(slices, 1, world_size))}
@@ -167,7 +166,7 @@ def by_tree(num_elements: int, element_bytes: int, world_size: int, *, slice_mb:
 def by_hierarchy(
     num_elements: int, element_bytes: int, world_size: int, per_node: int, *, slice_mb: float
 ) -> Traffic:
-    """An all-reduce over rings inside nodes of `per_node` ranks and across them."""
+    """Traffic of an all-reduce over rings inside nodes of `per_node` ranks and across nodes."""
     if per_node in (1, world_size):
         return by_ring("all_reduce", num_elements, element_bytes, world_size, slice_mb=slice_mb)
     sent = hierarchical_all_reduce_bytes(num_elements, element_bytes, world_size, per_node)
@@ -188,7 +187,7 @@ def by_hierarchy(
 
 
 def packets(name: str, packet_bytes: int, world_size: int) -> Traffic:
-    """Each rank sends one packet to each other rank; nothing where packets are empty."""
+    """Traffic if each rank sends one packet to each other rank; nothing if packets are empty."""
     each = world_size - 1 if packet_bytes else 0
     return {name: Sent(np.full(world_size, each * packet_bytes), np.full(world_size, each))}
 

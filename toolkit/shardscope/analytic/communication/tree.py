@@ -1,4 +1,4 @@
-"""Bytes on the wire of the binary tree, by formula."""
+"""Bytes that an all-reduce over a binary tree sends, by formula."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def tree_all_reduce_bytes(num_elements: int, element_bytes: int, world_size: int
     """Bytes that each rank sends in a tree all-reduce; shape `(W,)`, by rank.
 
     The whole tensor goes up once to the parent (r-1) // 2, and down once to each of the children 2r+1 and 2r+2 that
-    there are. The sum is 2(W-1) S, exactly; the busiest ranks send 3 S.
+    exist. The sum over ranks is exactly 2(W-1) S; the busiest ranks send 3 S.
 
     Args:
         num_elements: Elements of the tensor.
         element_bytes: Bytes of one element.
-        world_size: Ranks in the tree.
+        world_size: W, the number of ranks in the tree.
     """
     messages = _messages(np.arange(world_size, dtype=np.int64), np.int64(world_size))
     sent: Ints = messages * num_elements * element_bytes
@@ -25,9 +25,9 @@ def tree_all_reduce_bytes(num_elements: int, element_bytes: int, world_size: int
 
 
 def busiest_tree_messages(workers: npt.ArrayLike) -> Floats:
-    """How often the worker with the most neighbours sends the whole tensor in a tree all-reduce. Broadcasts.
+    """Times that the worker with the most neighbours sends the whole tensor in a tree all-reduce. Broadcasts.
 
-    That is the root or its first child: ranks further down have no more children.
+    That worker is the root or its first child: no rank further down has more children.
     """
     count = np.asarray(workers, dtype=np.int64)
     second = np.where(count > 1, _messages(np.int64(1), count), 0)
@@ -36,7 +36,7 @@ def busiest_tree_messages(workers: npt.ArrayLike) -> Floats:
 
 
 def _messages(rank: Ints | np.int64, workers: Ints | np.int64) -> Ints:
-    """To the parent and to the children of a rank, as far as there are any."""
+    """Number of neighbours of a rank: its parent and its children, as far as they exist."""
     children = (2 * rank + 1 < workers).astype(np.int64) + (2 * rank + 2 < workers)
     messages: Ints = (rank > 0).astype(np.int64) + children
     return messages

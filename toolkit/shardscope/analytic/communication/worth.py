@@ -1,14 +1,14 @@
-"""Whether compressing pays on a link: a step's exchange by formula, and the bandwidth at which two ways are level.
+"""Whether compression pays on a link: a step's exchange by formula, and the bandwidth at which two exchanges tie.
 
-An exchange is three numbers, however it is done: the bytes that the busiest rank sends, the messages that have to wait
-for one another, and the seconds of packing and unpacking. Buckets of gradients are exchanged one after the other, each
-with its own padding and its own messages, and what they take adds up. On a link of bandwidth B and latency a it takes
+Every exchange is described by three numbers: the bytes that the busiest rank sends, the number of consecutive messages,
+and the seconds of packing and unpacking. Buckets of gradients are exchanged one after the other, each with its own
+padding and messages, and their costs add up. On a link of bandwidth B and latency a, an exchange takes
 
     T(B) = codec + rounds a + bytes / B
 
-so that two ways are level at B = (bytes - bytes') / (rest' - rest), with the rest of each its codec and latencies
-(Agarwal et al. 2022, "On the utility of gradient compression in distributed training systems", eq. 1, of which this is
-the form for any method).
+so two exchanges take equally long at B = (bytes - bytes') / (rest' - rest), where the rest is codec time and latencies.
+This generalises eq. 1 of Agarwal et al. 2022, "On the utility of gradient compression in distributed training systems",
+to any method.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _FLOAT_BYTES = 4
 
 
 class Exchange(NamedTuple):
-    """What it takes that all ranks end with the mean of one step's gradients."""
+    """Cost of giving all ranks the mean of one step's gradients."""
 
     sent_bytes: float
-    """By the rank that sends most."""
+    """Bytes sent by the rank that sends most."""
     rounds: int
-    """Messages that wait for one another."""
+    """Number of consecutive messages."""
     codec_s: float = 0.0
     """Seconds of packing and unpacking on one rank."""
 
@@ -47,15 +47,15 @@ def exchange_of(
     element_bytes: int = _FLOAT_BYTES,
     directions: int = 1,
 ) -> Exchange:
-    """The exchange of one step's gradients, bucket after bucket, over our ring where they are added up.
+    """The exchange of one step's gradients, bucket after bucket; sums go over Shardscope's ring.
 
     Args:
-        compression: The method; ``none`` is the ring.
+        compression: The method; ``none`` is the plain ring.
         buckets: Shapes of the tensors of each bucket.
-        world_size: W.
-        codec_s: Of packing and unpacking all of them, as measured or calculated.
-        element_bytes: Of a gradient as it is.
-        directions: Of the ring.
+        world_size: W, the number of ranks.
+        codec_s: Seconds of packing and unpacking all buckets, measured or computed.
+        element_bytes: Bytes of one uncompressed gradient element.
+        directions: Directions of the ring, 1 or 2.
     """
     if world_size == 1:
         return Exchange(0.0, 0, 0.0)
@@ -73,12 +73,12 @@ def exchange_of(
 
 
 def exchange_time(exchange: Exchange, bandwidth: npt.ArrayLike, latency: npt.ArrayLike = 0.0) -> Floats:
-    """Seconds on a link. Broadcasts.
+    """Seconds of an exchange on a link. Broadcasts.
 
     Args:
-        exchange: What is exchanged.
-        bandwidth: Bytes a second, one way, of each rank's link.
-        latency: Seconds a message.
+        exchange: The exchange.
+        bandwidth: Bytes per second of each rank's link, one way.
+        latency: Seconds per message.
 
     Raises:
         SpecError: A number is out of range.
@@ -90,12 +90,12 @@ def exchange_time(exchange: Exchange, bandwidth: npt.ArrayLike, latency: npt.Arr
 
 
 def level_bandwidth(plain: Exchange, packed: Exchange, latency: npt.ArrayLike = 0.0) -> Floats:
-    """The bandwidth in bytes a second below which `packed` is quicker: 0 where none is low enough, infinite where any.
+    """Bandwidth in bytes per second below which `packed` is faster; 0 if it never is, infinite if it always is.
 
     Args:
-        plain: The exchange as it is.
-        packed: The exchange compressed.
-        latency: Seconds a message. Broadcasts.
+        plain: The uncompressed exchange.
+        packed: The compressed exchange.
+        latency: Seconds per message. Broadcasts.
     """
     delay = numbers("latency", latency, least=0, unit="s")
     extra = (packed.codec_s + packed.rounds * delay) - (plain.codec_s + plain.rounds * delay)
@@ -103,12 +103,13 @@ def level_bandwidth(plain: Exchange, packed: Exchange, latency: npt.ArrayLike = 
 
 
 def level_rate(saved_bytes: npt.ArrayLike, extra_s: npt.ArrayLike) -> Floats:
-    """Bytes a second at which sending less takes as long as what it costs: 0 where nothing is saved, infinite where
-    nothing is paid for it.
+    """Bandwidth in bytes per second at which the time saved by sending less equals the extra time.
+
+    It is 0 if no bytes are saved, and infinite if there is no extra time.
 
     Args:
-        saved_bytes: Fewer by the compressed way. Broadcasts.
-        extra_s: Seconds that it takes more besides sending.
+        saved_bytes: Bytes that the compressed exchange saves. Broadcasts.
+        extra_s: Extra seconds of the compressed exchange, sending excluded.
     """
     saved, extra = np.asarray(saved_bytes, dtype=np.float64), np.asarray(extra_s, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,9 +1,9 @@
-"""What ranks send under ZeRO's three stages, by formula (Rajbhandari et al., arXiv 1910.02054, section 7).
+"""Bytes that ranks send under ZeRO's three stages, by formula (Rajbhandari et al., arXiv 1910.02054, section 7).
 
-Stages 1 and 2 move what the ring does, 2(W-1)/W S a rank and step: gradients reduce-scattered, parameters gathered.
-Stage 3 gathers parameters twice, for the forward and for the backward pass, and so moves 1.5 times as much. FSDP2 adds
-padding (`shardscope.analytic.sharding.padded_elements`), which these forms count. Compressed gradients are
-reduce-scattered as packets, one for each rank's share; parameters are gathered as they are.
+Stages 1 and 2 send the same bytes as a ring all-reduce, 2(W-1)/W S per rank and step: gradients are reduce-scattered,
+parameters all-gathered. Stage 3 gathers parameters twice, for the forward and for the backward pass, and so sends 1.5
+times as much. FSDP2 adds padding (`shardscope.analytic.sharding.padded_elements`), which these forms count. Compressed
+gradients are reduce-scattered as packets, one for each rank's share; parameters are gathered uncompressed.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _DIGEST_BYTES = 8
 
 
 class Shares(Protocol):
-    """A method of compression whose packets are of single numbers, so that a share of a bucket can be one."""
+    """A compression method that works element by element, so that a share of a bucket can be a packet."""
 
     def share_collective(self, share: int, world_size: int) -> Collective:
-        """The collective by which each rank comes to its own share of the mean of one bucket."""
+        """The collective that gives each rank its share of the mean of one bucket."""
 
 
 @dataclass(frozen=True)
 class ShardCollectives:
-    """What carries the reduce-scatters and all-gathers of shards.
+    """Settings of the reduce-scatters and all-gathers of shards.
 
     Attributes:
         element_bytes: Bytes of one element.
-        compression: Of the gradients; None for none.
-        backend: ``gloo`` or ``nccl`` for its own collectives; None for our ring.
+        compression: Compression of the gradients; None for none.
+        backend: ``gloo`` or ``nccl`` for the backend's collectives; None for Shardscope's ring.
     """
 
     element_bytes: int
@@ -50,14 +50,14 @@ class ShardCollectives:
     backend: str | None = None
 
     def carried(self, op: str, num_elements: int, world_size: int, element_bytes: int = 0) -> Traffic:
-        """One collective of a whole tensor of `num_elements`."""
+        """Traffic of one collective on a whole tensor of `num_elements`."""
         width = element_bytes or self.element_bytes
         if self.backend is None:
             return by_ring(op, num_elements, width, world_size)
         return by_backend(op, num_elements * width, world_size, backend=self.backend)
 
     def reduced(self, num_elements: int, world_size: int) -> Traffic:
-        """Gradients, reduce-scattered; in equal shares where they are compressed."""
+        """Traffic of reduce-scattering gradients, in equal shares if they are compressed."""
         if self.compression is None:
             return self.carried("reduce_scatter", num_elements, world_size)
         op, count, width = self.compression.share_collective(num_elements // world_size, world_size)
@@ -66,19 +66,19 @@ class ShardCollectives:
         return packets("packet_all_to_all", count * width, world_size)
 
     def gathered(self, num_elements: int, world_size: int) -> Traffic:
-        """Parameters, all-gathered."""
+        """Traffic of all-gathering parameters."""
         return self.carried("all_gather", num_elements, world_size)
 
 
 def zero_1_traffic(bucket_elements: Sequence[int], world_size: int, collectives: ShardCollectives) -> Traffic:
-    """What ranks send in a step of ZeRO-1, however many micro-batches it has.
+    """Traffic of a step of ZeRO-1, for any number of micro-batches.
 
-    Buckets are padded to equal shares where gradients are compressed, or the backend carries them.
+    Buckets are padded to equal shares if gradients are compressed or the backend runs the collectives.
 
     Args:
         bucket_elements: Elements of each flat bucket.
-        world_size: W, the ranks.
-        collectives: What carries them.
+        world_size: W, the number of ranks.
+        collectives: Settings of the collectives.
     """
     is_even = collectives.compression is not None or collectives.backend is not None
     padding = world_size if is_even else 1
@@ -91,12 +91,12 @@ def zero_1_traffic(bucket_elements: Sequence[int], world_size: int, collectives:
 
 
 def agreement_traffic(meetings: int, world_size: int) -> Traffic:
-    """The digests by which ranks prove, under ZeRO-2 and ZeRO-3, that all have taken the same layers.
+    """Traffic of the digests by which ranks check, under ZeRO-2 and ZeRO-3, that all have run the same layers.
 
     Args:
-        meetings: In a step: one at its end, one before each collective of the backend, and with replicas one before
-            each unit crosses them.
-        world_size: W, the ranks.
+        meetings: Number of checks in a step: one at its end, one before each collective of the backend, and with
+            replicas one before each unit's all-reduce across them.
+        world_size: W, the number of ranks.
     """
     sent = packets("agreement", _DIGEST_BYTES, world_size)["agreement"]
     return {"agreement": sent.times(meetings)}
@@ -113,21 +113,21 @@ def fully_sharded_traffic(
     reduced: Sequence[Sequence[Shape]] | None = None,
     idle: Collection[int] = (),
 ) -> Traffic:
-    """What ranks send in a step of ZeRO-2 or ZeRO-3 under FSDP2, padding and agreement included.
+    """Traffic of a step of ZeRO-2 or ZeRO-3 under FSDP2, padding and agreement checks included.
 
     With N = W / replicas, P the padded elements and m micro-batches, a rank sends (N-1)/N P for each collective of its
-    shard group: m reduce-scatters, and the all-gathers. With replicas, the shards of the gradients are all-reduced
-    across them after the last micro-batch by the backend, and compression stays inside a group.
+    shard group: m reduce-scatters, and the all-gathers. With replicas, the backend all-reduces the gradient shards
+    across them after the last micro-batch, and compression applies only inside a group.
 
     Args:
-        units: For each module that communicates by itself, the shapes of its parameters.
-        world_size: W, the ranks.
-        collectives: What carries them.
-        gathers: All-gathers of each unit: 1 in stage 2, 2m in stage 3.
-        replicas: Groups that each hold the whole model in shards (HSDP); divides `world_size`.
-        micro_batches: m, forward and backward passes a step.
-        reduced: Of those, the shapes that get gradients; None for all of them.
-        idle: Units, by their place, that no forward pass comes to: they are gathered ahead of it all the same.
+        units: Shapes of the parameters of each FSDP unit.
+        world_size: W, the number of ranks.
+        collectives: Settings of the collectives.
+        gathers: All-gathers of each unit in a step: 1 in stage 2, 2m in stage 3.
+        replicas: Number of groups that each hold the whole model in shards (HSDP); divides `world_size`.
+        micro_batches: m, the forward and backward passes of a step.
+        reduced: For each unit, the shapes that get gradients; None for all of them.
+        idle: Indices of the units that no forward pass reaches; they are prefetched all the same.
     """
     num_shards = world_size // replicas
     taught = units if reduced is None else reduced
@@ -158,6 +158,6 @@ def _times(traffic: Traffic, count: int) -> Traffic:
 
 
 def _across(num_bytes: int, num_shards: int, replicas: int) -> Traffic:
-    """The backend's all-reduce of each rank's shard over the replicas."""
+    """Traffic of the backend's all-reduce of each rank's shard across the replicas."""
     sent = by_backend("all_reduce", num_bytes, replicas)["all_reduce"]
     return {"all_reduce": sent.each(lambda column: np.repeat(column, num_shards))}

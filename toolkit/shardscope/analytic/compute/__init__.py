@@ -1,4 +1,4 @@
-"""What a transformer computes: its matrix products, the bytes beside them, and the FLOPs of a step."""
+"""Computation of a transformer: matrix products, bytes that other operations move, and FLOPs of a step."""
 
 from shardscope.analytic.compute.work import Matmul, Split
 

@@ -16,7 +16,7 @@ Numbers = npt.ArrayLike
 
 
 def products(model: Transformer) -> tuple[tuple[Matmul, float], ...]:
-    """Every matrix product of one sequence's forward pass, and how often the model does it."""
+    """Every matrix product of one sequence's forward pass, and how many times the model runs it."""
     one = Split.of()
     routed = model.num_mixture_layers
     every = (*work.projections(model, one), *work.attention_core(model, one))
@@ -36,17 +36,17 @@ def forward_flops(model: Transformer) -> float:
 
 
 def model_flops(model: Transformer, sequences: Numbers) -> Floats:
-    """FLOPs that a step needs: forward, and twice as much backward. The numerator of MFU."""
+    """FLOPs that a step needs: forward, plus twice as many backward. The numerator of MFU."""
     return np.asarray(3.0 * forward_flops(model) * np.asarray(sequences, float))
 
 
 def hardware_flops(model: Transformer, sequences: Numbers, *, recompute: str = "none") -> Floats:
-    """FLOPs that a step does, recomputation included. The numerator of HFU.
+    """FLOPs that a step executes, recomputation included. The numerator of HFU.
 
     Args:
-        model: Its sizes.
-        sequences: Of the global batch.
-        recompute: ``"none"``, ``"selective"`` (attention's inner part again) or ``"full"`` (every block again).
+        model: The model.
+        sequences: Sequences of the global batch.
+        recompute: ``"none"``, ``"selective"`` (core attention again) or ``"full"`` (every block again).
     """
     again = {"none": 0.0, "selective": _core(model), "full": _blocks(model)}[recompute]
     return np.asarray((3.0 * forward_flops(model) + again) * np.asarray(sequences, float))

@@ -1,17 +1,17 @@
-"""The work of a transformer's block: its matrix products with the seconds they take, and the bytes moved beside them.
+"""Work of a transformer block: its matrix products with their seconds, and the bytes that other operations move.
 
 A device reaches its peak only on large matrices. The time of ``count`` products of (m x k) by (k x n) is
 
     t = count 2mnk / (peak e) * (1 + w (1/m + 1/n + 1/k))
 
-with e the share of the peak that huge matrices reach and w the size at which moving the operands takes as long as
-multiplying them: bytes / FLOPs of a product is proportional to 1/m + 1/n + 1/k, so this is the roofline (Williams
-et al., CACM 2009) with its corner rounded off. Both are constants of `spec.Calibration`.
+Here e is the share of the peak that very large matrices reach, and w the size at which moving the operands takes as
+long as multiplying them. Both are constants of `spec.Calibration`. The bytes / FLOPs of a product are proportional to
+1/m + 1/n + 1/k, so this is the roofline (Williams et al., CACM 2009) with a smooth corner.
 
-Bytes beside the products are counted forward, as each operator reads and writes them, in the operators' order of
-Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) with elements of 2 bytes and masks of 1: two norms (read and
-write), two residual additions with dropout (read two, write one, mask), the activation function, and attention's
-softmax and dropout over a s^2 scores where these are not fused into one kernel. The backward pass moves twice as much.
+Bytes of other operations are those that each operator reads and writes in the forward pass, in the order of Korthikanti
+et al. 2022 (arXiv 2205.05198, section 4.1), with 2-byte elements and 1-byte masks: two norms (read and write), two
+residual additions with dropout (read two, write one, mask), the activation function, and attention's softmax and
+dropout over a s^2 scores if these are not fused into one kernel. The backward pass moves twice as much.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class Matmul(NamedTuple):
 
     @property
     def flops(self) -> Floats:
-        """Multiplications and additions."""
+        """FLOPs of the products: multiplications and additions."""
         return np.asarray(2.0 * self.m * self.n * self.k * self.times)
 
     def seconds(self, rate: float, half_size: float) -> Floats:
-        """Time at `rate` FLOP/s for huge matrices; those of size `half_size` take longer in proportion."""
+        """Seconds at `rate` FLOP/s for very large matrices, times a slowdown of 1 + half_size (1/m + 1/n + 1/k)."""
         slowdown = 1.0 + half_size * (1.0 / self.m + 1.0 / self.n + 1.0 / self.k)
         return np.asarray(self.flops / rate * slowdown)
 
 
 class Split(NamedTuple):
-    """How one micro-batch is cut over devices; arrays of one shape."""
+    """How one micro-batch is split over devices; arrays of one shape."""
 
     tensor: Floats
     micro_batch: Floats
@@ -66,7 +66,7 @@ class Split(NamedTuple):
         context: npt.ArrayLike = 1,
         expert: npt.ArrayLike = 1,
     ) -> Split:
-        """Broadcast against each other."""
+        """Build a split from arrays that are broadcast against each other."""
         parts = np.broadcast_arrays(
             *(np.asarray(part, float) for part in (tensor, micro_batch, context, expert))
         )
@@ -78,12 +78,12 @@ class Split(NamedTuple):
 
 
 def key_value_width(model: Transformer, split: Split) -> Floats:
-    """Elements of a token's keys and values on one rank: at least those of one head, which ranks beyond repeat."""
+    """Elements of a token's keys and values on one rank: at least one head, of which further ranks hold copies."""
     return np.asarray(2.0 * np.maximum(model.kv_heads / split.tensor, 1.0) * model.head_size)
 
 
 def projections(model: Transformer, split: Split) -> tuple[Matmul, ...]:
-    """Attention's linear layers: query, key and value in, output out; for latent attention its narrow ones too."""
+    """Attention's linear layers: query, key, value and output projections; for latent attention the narrow ones too."""
     tokens, one = split.tokens(model.seq), np.ones_like(split.tensor)
     hidden, heads = one * model.hidden, model.heads / split.tensor
     if model.latent is None:
@@ -112,7 +112,7 @@ def projections(model: Transformer, split: Split) -> tuple[Matmul, ...]:
 
 
 def attention_core(model: Transformer, split: Split) -> tuple[Matmul, Matmul]:
-    """Scores and their product with the values, for every head: all seq x seq of them, causal or not."""
+    """Attention scores and their product with the values, for every head: all seq x seq scores, causal or not."""
     count = split.micro_batch * model.heads / split.tensor
     one = np.ones_like(count)
     own, every = one * model.seq / split.context, one * model.seq
@@ -139,7 +139,7 @@ def feed_forward(
 
 
 def experts(model: Transformer, split: Split) -> tuple[Matmul, ...]:
-    """Router, routed experts under even load, and what every token visits."""
+    """Router, routed experts under even load, and shared experts, which every token visits."""
     mixture = model.mixture
     assert mixture is not None
     tokens, one = split.tokens(model.seq), np.ones_like(split.tensor)
@@ -158,15 +158,15 @@ def experts(model: Transformer, split: Split) -> tuple[Matmul, ...]:
 
 
 class Linear(NamedTuple):
-    """A layer's linear layers by what they belong to."""
+    """Matrix products of a layer's linear layers, by part of the layer."""
 
     attention: tuple[Matmul, ...]
     dense: tuple[Matmul, ...]
-    """Of the feed-forward layer, in layers without experts."""
+    """Products of the feed-forward layer, in layers without experts."""
     shared: tuple[Matmul, ...]
-    """Router, and what every token visits, in layers with experts."""
+    """Products of the router and the shared experts, which every token visits, in layers with experts."""
     routed: tuple[Matmul, ...]
-    """Of the routed experts on this rank."""
+    """Products of the routed experts on this rank."""
 
 
 def weights(model: Transformer, split: Split) -> Linear:
@@ -181,13 +181,13 @@ def weights(model: Transformer, split: Split) -> Linear:
 
 
 def head(model: Transformer, split: Split) -> Matmul:
-    """The output projection onto the vocabulary, cut over the tensor ranks."""
+    """The output projection onto the vocabulary, split over the tensor ranks."""
     one = np.ones_like(split.tensor)
     return Matmul("head", split.tokens(model.seq), model.vocab / split.tensor, one * model.hidden, one)
 
 
 def orthogonalised(weight: Matmul) -> tuple[Matmul, ...]:
-    """The products that Muon's update of a layer's weight matrices takes: five steps of Newton and Schulz.
+    """The matrix products of Muon's update of a layer's weight matrices: five Newton-Schulz steps.
 
     Each step on an n x M matrix X, n <= M, is A = X Xᵀ, A A, and (b A + c A A) X: 4 n² M + 2 n³ FLOPs (Jordan et al.
     2024, "Muon: an optimizer for hidden layers in neural networks", NewtonSchulz5).
@@ -202,17 +202,17 @@ def orthogonalised(weight: Matmul) -> tuple[Matmul, ...]:
 
 
 WHOLE_BYTES = 2 * 4 + 2 * 7
-"""A token and hidden element: two norms (read 2, write 2), two additions (read 2 x 2, write 2, mask 1)."""
+"""Bytes per token and hidden element: two norms (read 2, write 2), two additions (read 2 x 2, write 2, mask 1)."""
 
 SCORE_BYTES = 13
-"""A score: written 2, softmax reads 2 and writes 2, dropout reads 2, writes 2 and a mask of 1, the product reads 2."""
+"""Bytes per score: written 2; softmax reads 2, writes 2; dropout reads 2, writes 2 and mask 1; the product reads 2."""
 
 LOGIT_BYTES = 20
-"""A logit, both passes: written and read in 2, cast to 4, maximum, exponential, sum and gradient over 4-byte values."""
+"""Bytes per logit in both passes: written and read in 2, cast to 4; maximum, exponential, sum and gradient in 4."""
 
 
 def block_bytes(model: Transformer, split: Split, *, sequence_parallel: npt.ArrayLike) -> Floats:
-    """What norms, additions, activation function and rotation move, without attention's scores."""
+    """Bytes that norms, additions and rotary embedding move, without attention scores."""
     tokens = split.tokens(model.seq)
     whole = WHOLE_BYTES * model.hidden / np.where(np.asarray(sequence_parallel), split.tensor, 1.0)
     heads = model.heads * model.head_size / split.tensor + key_value_width(model, split)
@@ -220,21 +220,21 @@ def block_bytes(model: Transformer, split: Split, *, sequence_parallel: npt.Arra
 
 
 def activation_bytes(model: Transformer, split: Split, width: float) -> Floats:
-    """What the activation function of a feed-forward layer of inner width `width` reads and writes."""
+    """Bytes that the activation function of a feed-forward layer of inner width `width` reads and writes."""
     return np.asarray(split.tokens(model.seq) * (6.0 if model.gated else 4.0) * width / split.tensor)
 
 
 def routing_bytes(model: Transformer, split: Split) -> Floats:
-    """What sorting tokens to experts and back moves: a read and a write each way of every visit."""
+    """Bytes moved to sort tokens to experts and back: one read and one write each way for every visit of an expert."""
     assert model.mixture is not None
     return np.asarray(split.tokens(model.seq) * model.mixture.active * 8.0 * model.hidden)
 
 
 def score_bytes(model: Transformer, split: Split) -> Floats:
-    """What softmax and dropout move where attention is not one fused kernel."""
+    """Bytes that softmax and dropout move if attention is not one fused kernel."""
     return np.asarray(SCORE_BYTES * split.tokens(model.seq) * model.seq * model.heads / split.tensor)
 
 
 def logit_bytes(model: Transformer, split: Split) -> Floats:
-    """What the cross-entropy moves over both passes."""
+    """Bytes that the cross-entropy moves in both passes."""
     return np.asarray(LOGIT_BYTES * split.tokens(model.seq) * model.vocab / split.tensor)

@@ -1,8 +1,8 @@
-"""The gradient noise scale: at which batch gradients stop getting better in proportion to what they cost.
+"""The gradient noise scale: the batch size beyond which larger batches improve gradients less than proportionally.
 
-With G the gradient over all data and Sigma the covariance of a single sample's, the mean of B samples' gradients has
-``E|g_B|^2 = |G|^2 + tr(Sigma) / B``. Two batch sizes are two equations: so the two norms that a data-parallel step has
-at hand anyway, of a rank's own gradient and of the mean, tell both |G|^2 and tr(Sigma). Their ratio
+Let G be the gradient over all data and Sigma the covariance of a single sample's gradient. The mean of B samples'
+gradients then has ``E|g_B|^2 = |G|^2 + tr(Sigma) / B``. Two batch sizes give two equations, so the two norms that a
+data-parallel step has anyway, of a rank's own gradient and of the mean, determine both |G|^2 and tr(Sigma). Their ratio
 ``tr(Sigma) / |G|^2`` is the simple noise scale, an estimate of the critical batch size.
 
 McCandlish, Kaplan, Amodei et al. 2018, An empirical model of large-batch training (arXiv 1812.06162), appendix A.1.
@@ -21,7 +21,7 @@ from shardscope.errors import SpecError
 
 Floats = NDArray[np.float64]
 _NORMAL_QUANTILE = 1.959964
-"""Of a normal distribution: 95 % lie within."""
+"""Quantile of the standard normal distribution: 95 % of values are within plus or minus this."""
 
 
 def _check_batches(small_batch: ArrayLike, large_batch: ArrayLike) -> tuple[Floats, Floats]:
@@ -37,16 +37,16 @@ def _check_batches(small_batch: ArrayLike, large_batch: ArrayLike) -> tuple[Floa
 def gradient_square(
     small_square: ArrayLike, large_square: ArrayLike, *, small_batch: ArrayLike, large_batch: ArrayLike
 ) -> Floats:
-    """``(B L - b s) / (B - b)``: without bias, |G|^2 of the gradient over all data (A.1 there). May come out negative.
+    """``(B L - b s) / (B - b)``: unbiased estimate of |G|^2 (A.1 there), the gradient over all data. May be negative.
 
     Args:
         small_square: ``s``, the squared norm of a gradient over `small_batch` samples.
-        large_square: ``L``, over `large_batch` samples.
+        large_square: ``L``, the squared norm over `large_batch` samples.
         small_batch: ``b``, in samples.
         large_batch: ``B``, in samples, above `small_batch`.
 
     Raises:
-        SpecError: Batches that are not above 0, or not in this order.
+        SpecError: A batch is not above 0, or the two are not in this order.
     """
     small, large = _check_batches(small_batch, large_batch)
     return np.asarray((large * np.asarray(large_square) - small * np.asarray(small_square)) / (large - small))
@@ -55,10 +55,10 @@ def gradient_square(
 def gradient_trace(
     small_square: ArrayLike, large_square: ArrayLike, *, small_batch: ArrayLike, large_batch: ArrayLike
 ) -> Floats:
-    """``(s - L) / (1/b - 1/B)``: without bias, tr(Sigma) of a single sample's gradient; the arguments are the same.
+    """``(s - L) / (1/b - 1/B)``: unbiased estimate of tr(Sigma) of a single sample's gradient; same arguments.
 
     Raises:
-        SpecError: As `gradient_square`.
+        SpecError: As for `gradient_square`.
     """
     small, large = _check_batches(small_batch, large_batch)
     return np.asarray((np.asarray(small_square) - np.asarray(large_square)) / (1 / small - 1 / large))
@@ -66,14 +66,14 @@ def gradient_trace(
 
 @dataclass(frozen=True)
 class NoiseEstimate:
-    """An estimate from many steps, or one for each step from those before it.
+    """Estimate of the noise scale: one from many steps, or one at each step from the steps up to it.
 
     Attributes:
         gradient_square: |G|^2, averaged.
         trace: tr(Sigma), averaged.
-        critical_batch: Their ratio, the simple noise scale in samples; infinite where the mean |G|^2 is not above 0.
-        low: Where its 95 % interval begins.
-        high: Where it ends; infinite where |G|^2 cannot be told from 0.
+        critical_batch: tr(Sigma) / |G|^2, the simple noise scale in samples; infinite if the mean |G|^2 is not above 0.
+        low: Lower end of its 95 % interval, in samples.
+        high: Upper end, in samples; infinite if |G|^2 does not differ significantly from 0.
     """
 
     gradient_square: Floats
@@ -91,21 +91,21 @@ def estimate(
     large_batch: float,
     blocks: int = 20,
 ) -> NoiseEstimate:
-    """One estimate from all steps (the last axis), of a model that stood still or nearly so.
+    """Estimate the noise scale from all steps (the last axis), for a model that is constant or nearly so.
 
-    |G|^2 and tr(Sigma) are averaged apart, and only then divided: a mean of ratios would be biased, for single steps'
-    |G|^2 are close to 0 and even below (A.1 there). The interval takes means over blocks of consecutive steps as
-    independent draws, and their ratio by Fieller's theorem (1954).
+    |G|^2 and tr(Sigma) are averaged separately and then divided: a mean of ratios would be biased, as |G|^2 of single
+    steps is close to 0 or even negative (A.1 there). The interval treats means over blocks of consecutive steps as
+    independent draws, and uses Fieller's theorem (1954) for their ratio.
 
     Args:
-        small_square: Step by step.
-        large_square: Step by step.
-        small_batch: In samples.
-        large_batch: In samples.
-        blocks: How many, at least 2; no more than there are steps.
+        small_square: Squared norms over `small_batch` samples, step by step.
+        large_square: Squared norms over `large_batch` samples, step by step.
+        small_batch: Smaller batch, in samples.
+        large_batch: Larger batch, in samples.
+        blocks: Number of blocks, at least 2 and at most the number of steps.
 
     Raises:
-        SpecError: As `gradient_square`, or fewer steps than blocks.
+        SpecError: As for `gradient_square`, or there are fewer steps than blocks.
     """
     batches = {"small_batch": small_batch, "large_batch": large_batch}
     square = gradient_square(small_square, large_square, **batches)
@@ -128,20 +128,20 @@ def track(
     large_batch: float,
     smoothing: float = 0.99,
 ) -> NoiseEstimate:
-    """An estimate at every step (the last axis), from exponential moving averages of the steps up to it.
+    """Estimate the noise scale at every step (the last axis), from exponential moving averages of the steps up to it.
 
-    The averages are free of start-up bias: the first steps' are plain means. An average over weights w counts as
-    ``(sum w)^2 / sum w^2`` steps, to its variance and to its interval, which is by Fieller's theorem (1954).
+    The averages have no start-up bias: those of the first steps are plain means. For its variance and its interval,
+    which uses Fieller's theorem (1954), an average with weights w counts as ``(sum w)^2 / sum w^2`` steps.
 
     Args:
-        small_square: Step by step.
-        large_square: Step by step.
-        small_batch: In samples.
-        large_batch: In samples.
-        smoothing: What is left of a step's weight one step later, 0 < value < 1; 0.99 looks back over 100 steps.
+        small_square: Squared norms over `small_batch` samples, step by step.
+        large_square: Squared norms over `large_batch` samples, step by step.
+        small_batch: Smaller batch, in samples.
+        large_batch: Larger batch, in samples.
+        smoothing: Factor on a step's weight per later step, 0 < value < 1; 0.99 averages over about 100 steps.
 
     Raises:
-        SpecError: As `gradient_square`, or `smoothing` out of range.
+        SpecError: As for `gradient_square`, or `smoothing` is out of range.
     """
     if not 0 < smoothing < 1:
         raise SpecError(
@@ -166,9 +166,9 @@ class _Moments(NamedTuple):
 
 
 def _moving(x: Floats, y: Floats, keep: float) -> Floats:
-    """Along the first axis: the moments of moving averages, as the rows of `_Moments`.
+    """Moments of moving averages along the first axis, as the rows of `_Moments`.
 
-    West 1979: means and squares of deviations are updated together, so nothing cancels.
+    West 1979: means and squares of deviations are updated together, so there is no cancellation.
     """
     rows = np.zeros((6, *x.shape))
     mean_x = mean_y = xx = yy = xy = np.zeros(x.shape[1:])
@@ -190,9 +190,9 @@ def _moving(x: Floats, y: Floats, keep: float) -> Floats:
 
 
 def _ratio(moments: _Moments) -> NoiseEstimate:
-    """``trace / square`` with its interval.
+    """Return ``trace / square`` with its interval.
 
-    The roots are those of the inverse ratio, whose denominator is never near 0 as |G|^2 can be.
+    The roots are those of the inverse ratio, whose denominator, unlike |G|^2, is never near 0.
     """
     square, trace, xx, yy, xy, freedom = moments
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -209,53 +209,56 @@ def _ratio(moments: _Moments) -> NoiseEstimate:
 
 
 def _quantile(freedom: Floats) -> Floats:
-    """Of Student's t distribution, 95 % within; Abramowitz and Stegun 26.7.5, within 1 % from 3 degrees of freedom."""
+    """Quantile of Student's t distribution for a 95 % interval.
+
+    Abramowitz and Stegun 26.7.5; accurate within 1 % from 3 degrees of freedom.
+    """
     z, nu = _NORMAL_QUANTILE, np.maximum(freedom, 1e-9)
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return np.asarray(z + first / nu + second / nu**2 + third / nu**3)
 
 
-# What a batch costs: the hyperbola of steps and examples.
+# Cost of a batch size: the hyperbola of steps and examples.
 
 
 def steps_to_target(batch: ArrayLike, *, min_steps: ArrayLike, critical_batch: ArrayLike) -> Floats:
-    """``min_steps (1 + critical_batch / batch)``: steps to one and the same loss (equation 2.11 with E = B S there).
+    """``min_steps (1 + critical_batch / batch)``: number of steps to a given loss (equation 2.11 with E = B S there).
 
     Args:
-        batch: In samples.
-        min_steps: As the batch grows without bound.
-        critical_batch: In samples.
+        batch: Batch size, in samples.
+        min_steps: Number of steps in the limit of an infinite batch.
+        critical_batch: Critical batch size, in samples.
 
     Raises:
-        SpecError: A value that is not above 0.
+        SpecError: A value is not above 0.
     """
     ratio = positive("critical_batch", critical_batch) / positive("batch", batch)
     return np.asarray(positive("min_steps", min_steps) * (1 + ratio))
 
 
 def examples_to_target(batch: ArrayLike, *, min_examples: ArrayLike, critical_batch: ArrayLike) -> Floats:
-    """``min_examples (1 + batch / critical_batch)``: samples seen until the same loss.
+    """``min_examples (1 + batch / critical_batch)``: number of samples to a given loss.
 
     Args:
-        batch: In samples.
-        min_examples: As the batch shrinks to nothing.
-        critical_batch: In samples.
+        batch: Batch size, in samples.
+        min_examples: Number of samples in the limit of a batch of 0.
+        critical_batch: Critical batch size, in samples.
 
     Raises:
-        SpecError: A value that is not above 0.
+        SpecError: A value is not above 0.
     """
     ratio = positive("batch", batch) / positive("critical_batch", critical_batch)
     return np.asarray(positive("min_examples", min_examples) * (1 + ratio))
 
 
 def examples_at(steps: ArrayLike, *, min_steps: ArrayLike, min_examples: ArrayLike) -> Floats:
-    """The samples E that go with S steps to the same loss: ``(S/S_min - 1) (E/E_min - 1) = 1`` (equation 2.11 there).
+    """Number of samples E for S steps to a given loss: ``(S/S_min - 1) (E/E_min - 1) = 1`` (equation 2.11 there).
 
-    The critical batch size of this hyperbola is ``min_examples / min_steps``, where both cost twice their least.
+    The critical batch size of this hyperbola is ``min_examples / min_steps``, where both are twice their minimum.
 
     Raises:
-        SpecError: A value that is not above 0, or steps that are not above their least.
+        SpecError: A value is not above 0, or `steps` is not above `min_steps`.
     """
     excess = positive("steps", steps) / positive("min_steps", min_steps) - 1
     if not (excess > 0).all():

@@ -1,4 +1,4 @@
-"""What a learning-rate range test tells: loss against a rate that rises exponentially from step to step."""
+"""Evaluation of a learning-rate range test: loss against a rate that rises exponentially from step to step."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from shardscope.errors import SpecError
 
 Floats = NDArray[np.float64]
 FEWEST = 5
-"""Finite losses without which there is nothing to read off."""
+"""Minimum number of finite losses."""
 
 
 @dataclass(frozen=True)
 class RateSuggestions:
-    """Rates to read off a range test.
+    """Learning rates suggested by a range test.
 
     Attributes:
-        steepest: Where the loss falls fastest against the logarithm of the rate. Smith 2015 (arXiv 1506.01186, section
-            3.3) takes rates from where the loss begins to fall; fastai's ``lr_find`` (``steep``) takes this one.
+        steepest: The rate at which the loss falls fastest against the logarithm of the rate. Smith 2015 (arXiv
+            1506.01186, section 3.3) uses rates from where the loss starts to fall; fastai's ``lr_find`` (``steep``)
+            uses this one.
         tenth_of_lowest: A tenth of the rate at which the loss is lowest; fastai's ``minimum``.
-        lowest: The rate at which the loss is lowest: the most that Smith's cycles should reach.
+        lowest: The rate at which the loss is lowest: the upper limit for Smith's cycles.
     """
 
     steepest: float
@@ -31,14 +32,14 @@ class RateSuggestions:
 
 
 def smoothed_loss(loss: ArrayLike, *, width: float | None = None) -> Floats:
-    """Averages of neighbouring losses, weighted by a normal curve about each.
+    """Smooth losses with Gaussian weights.
 
-    It looks both ways, so that the smooth curve does not lag behind, as a moving average's does, which would move
-    every rate read off it upwards.
+    The window is symmetric, so the smoothed curve does not lag behind, as a moving average would, which would shift
+    every suggested rate upwards.
 
     Args:
-        loss: Step by step, finite.
-        width: Standard deviation of the weights in steps; None takes a thirtieth of the steps, at least 1.
+        loss: Finite losses, step by step.
+        width: Standard deviation of the weights in steps; None for 1/30 of the number of steps, at least 1.
     """
     values = np.asarray(loss, dtype=float)
     steps = np.arange(values.size)
@@ -48,14 +49,14 @@ def smoothed_loss(loss: ArrayLike, *, width: float | None = None) -> Floats:
 
 
 def suggest_rates(lr: ArrayLike, smooth: ArrayLike) -> RateSuggestions:
-    """What to take from a smoothed curve.
+    """Suggest learning rates from a smoothed curve.
 
     Args:
-        lr: Rising.
+        lr: Learning rates, rising.
         smooth: The smoothed loss at each rate.
 
     Raises:
-        SpecError: Too few points, or a loss that never fell.
+        SpecError: There are too few points, or the loss never fell.
     """
     rates, losses = np.asarray(lr, dtype=float), np.asarray(smooth, dtype=float)
     if rates.size < FEWEST:

@@ -1,4 +1,4 @@
-"""The learning rate at another batch size, by the rules that have been published."""
+"""The learning rate at another batch size, by published rules."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shardscope.errors import SpecError, unknown_name
 
 Floats = NDArray[np.float64]
 SCALING_EXPONENTS = {"linear": 1.0, "sqrt": 0.5}
-"""By which power of the batch size the learning rate grows, rule by rule."""
+"""Exponent p of each rule: the learning rate grows with the batch size to the power of p."""
 
 
 def positive(name: str, values: ArrayLike) -> Floats:
-    """As an array of floats.
+    """Return `values` as an array of floats.
 
     Raises:
-        SpecError: One of them is not above 0.
+        SpecError: A value is not above 0.
     """
     array = np.asarray(values, dtype=float)
     if not (array > 0).all():
@@ -30,20 +30,20 @@ def positive(name: str, values: ArrayLike) -> Floats:
 def scaled_lr(
     batch: ArrayLike, *, lr: ArrayLike, base_batch: ArrayLike, rule: Literal["linear", "sqrt"]
 ) -> Floats:
-    """A learning rate that works at one batch size, carried to others: ``lr (batch / base_batch) ** p``.
+    """Scale a learning rate found at one batch size to others: ``lr (batch / base_batch) ** p``.
 
-    ``linear`` (p = 1) is for SGD: Goyal et al. 2017 (arXiv 1706.02677), section 2.1, good up to 8192 images there.
+    ``linear`` (p = 1) is for SGD: Goyal et al. 2017 (arXiv 1706.02677), section 2.1, valid up to 8192 images there.
     ``sqrt`` (p = 1/2) keeps the variance of an update: Krizhevsky 2014 (arXiv 1404.5997), section 3; You et al. 2020
     (LAMB, arXiv 1904.00962) use it for layer-wise adaptive optimizers.
 
     Args:
         batch: Global batch sizes to scale to, in samples.
         lr: Learning rate that was found at `base_batch`.
-        base_batch: In samples.
-        rule: Which.
+        base_batch: Base batch size, in samples.
+        rule: Name of the rule.
 
     Raises:
-        SpecError: Unknown rule, or a value that is not above 0.
+        SpecError: The rule is unknown, or a value is not above 0.
 
     Example:
         >>> scaled_lr([512, 8192], lr=0.1, base_batch=256, rule="linear").tolist()
@@ -58,16 +58,16 @@ def scaled_lr(
 def lr_for_noise(batch: ArrayLike, *, max_lr: ArrayLike, noise_scale: ArrayLike) -> Floats:
     """``max_lr / (1 + noise_scale / batch)``: linear in the batch well below the noise scale, flat well above it.
 
-    The step along a noisy gradient that lowers a quadratic loss most: McCandlish et al. 2018 (arXiv 1812.06162),
-    equation 2.6.
+    It is the step along a noisy gradient that reduces a quadratic loss most: McCandlish et al. 2018 (arXiv
+    1812.06162), equation 2.6.
 
     Args:
-        batch: In samples.
-        max_lr: The best rate along the noiseless gradient.
-        noise_scale: In samples.
+        batch: Batch size, in samples.
+        max_lr: Optimal learning rate along the noiseless gradient.
+        noise_scale: Gradient noise scale, in samples.
 
     Raises:
-        SpecError: A value that is not above 0.
+        SpecError: A value is not above 0.
 
     Example:
         >>> float(lr_for_noise(1000, max_lr=0.4, noise_scale=1000))
@@ -80,15 +80,15 @@ def lr_for_noise(batch: ArrayLike, *, max_lr: ArrayLike, noise_scale: ArrayLike)
 
 @dataclass(frozen=True)
 class LambRecipe:
-    """The LAMB paper's untuned line: the rate follows the square root of the batch, warm-up the batch itself.
+    """Untuned scaling of the LAMB paper: the rate grows with the square root of the batch, warm-up with the batch.
 
-    You et al. 2020 (arXiv 1904.00962), the tables of untuned LAMB. As many more samples are seen while warming up as
-    the batch is larger (linear-epoch warm-up): at a fixed number of epochs the warm-up's share of the steps grows so.
+    You et al. 2020 (arXiv 1904.00962), the tables of untuned LAMB. The samples seen during warm-up grow linearly with
+    the batch (linear-epoch warm-up), and so does the warm-up's share of the steps at a fixed number of epochs.
 
     Attributes:
-        lr: At `base_batch`.
-        warmup_ratio: Share of the steps that warm up, at `base_batch`.
-        base_batch: In samples.
+        lr: Learning rate at `base_batch`.
+        warmup_ratio: Share of warm-up steps, at `base_batch`.
+        base_batch: Base batch size, in samples.
     """
 
     lr: float
@@ -96,18 +96,18 @@ class LambRecipe:
     base_batch: float
 
     def lr_at(self, batch: ArrayLike) -> Floats:
-        """The learning rate at these batch sizes.
+        """Return the learning rate at these batch sizes.
 
         Raises:
-            SpecError: A batch that is not above 0.
+            SpecError: A batch is not above 0.
         """
         return scaled_lr(batch, lr=self.lr, base_batch=self.base_batch, rule="sqrt")
 
     def warmup_ratio_at(self, batch: ArrayLike) -> Floats:
-        """The share of the steps that warm up at these batch sizes.
+        """Return the share of warm-up steps at these batch sizes.
 
         Raises:
-            SpecError: A batch that is not above 0, or so large that the line would have more than all steps warm up.
+            SpecError: A batch is not above 0, or so large that warm-up would exceed all steps.
         """
         ratio = self.warmup_ratio * positive("batch", batch) / self.base_batch
         if (ratio > 1).any():
@@ -119,6 +119,6 @@ class LambRecipe:
 
 
 LAMB_BERT = LambRecipe(lr=5 / (2**3 * 1000), warmup_ratio=1 / 320, base_batch=512)
-"""BERT-Large's first phase."""
+"""Recipe of the first phase of BERT-Large."""
 LAMB_RESNET50 = LambRecipe(lr=4 / (2**3 * 100), warmup_ratio=0.3125 / 90, base_batch=512)
-"""ResNet-50 in 90 epochs."""
+"""Recipe of ResNet-50 in 90 epochs."""

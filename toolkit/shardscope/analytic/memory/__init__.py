@@ -1,8 +1,8 @@
-"""Bytes on a device, by formula: model states, saved activations, buffers, and what is offloaded.
+"""Bytes on a device, by formula: model states, saved activations, buffers, and offloaded bytes.
 
-`model_states` is the arithmetic of ZeRO for a count of parameters. `device_memory` puts it together with activations
-and buffers for a transformer under any layout, `stage_memory` does so stage by stage, and `memory_term` is the same
-figure as a tree that can be opened. What frameworks do differently is data: `FRAMEWORKS`.
+`model_states` is the arithmetic of ZeRO for a number of parameters. `device_memory` adds activations and buffers for a
+transformer under any layout, `stage_memory` does so stage by stage, and `memory_term` gives the same figure as a tree
+of terms. The differences between frameworks are data: `FRAMEWORKS`.
 """
 
 from shardscope.analytic.memory.activations import activation_bytes_per_layer

@@ -1,6 +1,6 @@
-"""Bytes of activations: what a layer saves for its backward pass, and what a rank works with at a step's peaks.
+"""Bytes of activations: those that a layer saves for its backward pass, and the working memory at a step's peaks.
 
-Saved are bytes of one token in one layer, as two numbers, one that tensor parallelism divides.
+Saved activations are counted in bytes per token and layer, in parts that tensor parallelism divides or leaves whole.
 
 Korthikanti et al. 2022 (arXiv 2205.05198), equations 1 to 6, with s tokens, b sequences, h hidden, a heads, t ranks:
 
@@ -10,12 +10,12 @@ Korthikanti et al. 2022 (arXiv 2205.05198), equations 1 to 6, with s tokens, b s
     selective            the same without 5as/h
     full                 2sbh
 
-They are special cases of what is counted here operation by operation: what a norm, a linear layer, the attention's core
-and the activation function save. Grouped queries, gated layers, latent attention, mixtures, flash attention (a float32
-log-sum-exp of each row in place of the 5as/h), other widths of numbers and a job without dropout are the others.
+They are special cases of the count here, which adds up what each operation saves: norms, linear layers, core attention
+and the activation function. It also covers grouped queries, gated layers, latent attention, mixtures of experts, flash
+attention (a float32 log-sum-exp of each row in place of the 5as/h), other number formats and jobs without dropout.
 
-Two instants can be a step's peak, and both are counted on top of all that is saved: the loss on the last stage
-(`at_the_loss`), and the backward pass through a layer (`in_a_layer`), which meets the most saved activations.
+The peak of a step is at one of two moments, both counted on top of all saved activations: the loss on the last stage
+(`at_the_loss`), and the backward pass through a layer (`in_a_layer`) while most activations are saved.
 """
 
 from __future__ import annotations
@@ -40,24 +40,26 @@ class PerToken(NamedTuple):
     """Bytes of one token in one layer."""
 
     whole: float
-    """The same on every tensor rank, unless the sequence is split over them."""
+    """Bytes that are whole on every tensor rank, unless the sequence is split over them."""
     split: float
-    """Divided by the tensor degree."""
+    """Bytes that the tensor degree divides."""
     whole_always: float = 0.0
-    """The same on every tensor rank in any case: tokens that experts were sent."""
+    """Bytes that are whole on every tensor rank in any case: tokens sent to experts."""
     keys: float = 0.0
-    """Divided by the tensor degree too, but no further than into the heads of keys and values: ranks beyond repeat."""
+    """Bytes that the tensor degree divides, at most by the number of key-value heads: further ranks hold copies."""
 
     def plus(self, other: PerToken) -> PerToken:
-        """Both."""
+        """Return the sum, part by part."""
         return PerToken(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 @lru_cache(maxsize=256)
 def attention_per_token(model: Transformer, recipe: Recipe, framework: Framework) -> PerToken:
-    """What norm, attention and residual save, without the attention's core."""
+    """Bytes that norm, attention and residual save, without core attention."""
     act, product, hidden = recipe.activation, recipe.product, model.hidden
-    whole = hidden * (act + product + framework.dropout)  # norm's input, the product's input, the mask after
+    whole = hidden * (
+        act + product + framework.dropout
+    )  # norm input, matrix-product input, dropout mask after it
     if model.latent is not None:
         latent, heads = model.latent, model.heads
         head = latent.nope_size + latent.rope_size
@@ -72,7 +74,7 @@ def attention_per_token(model: Transformer, recipe: Recipe, framework: Framework
 def feed_forward_per_token(
     model: Transformer, recipe: Recipe, framework: Framework, *, mixed: bool
 ) -> PerToken:
-    """What norm, feed-forward layer or mixture, and residual save."""
+    """Bytes that norm, feed-forward layer or mixture, and residual save."""
     act, product, hidden = recipe.activation, recipe.product, model.hidden
     whole = hidden * (act + product + framework.dropout)
     inner = inner_per_width(model, recipe, framework)
@@ -81,25 +83,25 @@ def feed_forward_per_token(
         return PerToken(whole, inner * model.ffn)
     sent = (
         mixture.active * hidden * product
-    )  # in the order of experts; their weights go into the activation function
+    )  # tokens sorted by expert; routing weights enter the activation function
     routing = 4 * mixture.experts  # float32 probabilities
     split = inner * mixture.shared_ffn + inner * mixture.active * mixture.ffn
     return PerToken(whole + routing, split, sent)
 
 
 def outside_core(model: Transformer, recipe: Recipe, framework: Framework, *, mixed: bool) -> PerToken:
-    """What one layer saves but for the attention's core."""
+    """Bytes that one layer saves, without core attention."""
     attention = attention_per_token(model, recipe, framework)
     return attention.plus(feed_forward_per_token(model, recipe, framework, mixed=mixed))
 
 
 def entry(model: Transformer, recipe: Recipe, *, tokens: Floats, divided: Floats) -> Floats:
-    """What full recomputation keeps of one layer: its input."""
+    """Bytes of one layer's input, which full recomputation keeps."""
     return np.asarray(recipe.activation * model.hidden * tokens / divided)
 
 
 def inner_per_width(model: Transformer, recipe: Recipe, framework: Framework) -> int:
-    """Bytes of one token and one unit of the inner width: the activation function's inputs, and its result."""
+    """Bytes per token and unit of inner width: the activation function's inputs and output."""
     inputs = framework.gated_tensors - 1 if model.gated else 1
     return recipe.activation * inputs + recipe.product
 
@@ -108,11 +110,11 @@ def inner_per_width(model: Transformer, recipe: Recipe, framework: Framework) ->
 def core_per_token(
     model: Transformer, recipe: Recipe, framework: Framework, *, flash: bool
 ) -> tuple[float, float]:
-    """What the attention's core saves: bytes of a token, and bytes of a token and a token it looks at; both divided."""
+    """Bytes that core attention saves per token, and per pair of tokens; tensor parallelism divides both."""
     act, heads = recipe.activation, model.heads
     if flash:
         return float(LOGSUMEXP_BYTES * heads), 0.0
-    return 0.0, float(heads * (act + framework.dropout * (1 + act)))  # softmax, mask, dropout's result
+    return 0.0, float(heads * (act + framework.dropout * (1 + act)))  # softmax, mask, dropout output
 
 
 def per_layer(
@@ -125,16 +127,16 @@ def per_layer(
     divided: Floats,
     key_heads: int,
 ) -> Floats:
-    """Bytes of `tokens` in one layer.
+    """Bytes that one layer saves for `tokens`.
 
     Args:
-        part: What is saved outside the attention's core.
-        core: As `core_per_token` gives it; zeros where it is recomputed.
-        tokens: Of one micro-batch on one context rank.
-        span: Tokens that each looks at on one context rank.
-        tensor: t.
-        divided: t where the sequence is split over the tensor ranks, else 1.
-        key_heads: Heads of keys and values.
+        part: Bytes per token saved outside core attention.
+        core: Result of `core_per_token`; zeros if core attention is recomputed.
+        tokens: Tokens of one micro-batch on one context rank.
+        span: Tokens that each token attends to on one context rank.
+        tensor: t, the tensor degree.
+        divided: t if the sequence is split over the tensor ranks, else 1.
+        key_heads: Number of key-value heads.
     """
     split = (part.split + core[0] + core[1] * span) / tensor + part.keys / np.minimum(tensor, key_heads)
     return np.asarray(tokens * (part.whole / divided + split + part.whole_always))
@@ -152,7 +154,7 @@ def core(
     tensor: Floats,
     divided: Floats,
 ) -> Floats:
-    """Bytes that the attention's core saves in one layer; over context ranks also the ring's copies of its output."""
+    """Bytes that core attention saves in one layer, including ring attention's output copies over context ranks."""
     inner = core_per_token(model, recipe, framework, flash=flash)
     nothing = PerToken(0.0, 0.0)
     once = per_layer(nothing, inner, tokens=tokens, span=span, tensor=tensor, divided=divided, key_heads=1)
@@ -179,16 +181,16 @@ def activation_bytes_per_layer(
     """Bytes that one layer saves of one micro-batch, on one rank; arrays broadcast.
 
     Args:
-        model: Of whose layers one is meant.
-        micro_batch: b, sequences.
-        tensor: t, ranks that share the matrices.
-        context: Ranks that share a sequence.
-        sequence_parallel: Whether what tensor parallelism leaves whole is split along the sequence.
-        recompute: ``none``, ``selective`` (the attention's core) or ``full`` (all but the layer's input).
-        flash_attention: Whether scores are never stored.
+        model: The model.
+        micro_batch: b, sequences per micro-batch.
+        tensor: t, the tensor degree.
+        context: Context-parallel degree.
+        sequence_parallel: Whether activations that tensor parallelism leaves whole are split along the sequence.
+        recompute: ``none``, ``selective`` (core attention) or ``full`` (everything except the layer's input).
+        flash_attention: Whether attention scores are never stored.
         mixed: Whether the layer has a mixture of experts.
-        recipe: Widths of numbers.
-        framework: Whose habits hold.
+        recipe: Bytes per element.
+        framework: Framework whose conventions apply.
 
     Source:
         Korthikanti et al. 2022, equations 1 to 6, and table 2.
@@ -216,10 +218,10 @@ def at_the_loss(
     tensor: Floats,
     divided: Floats,
 ) -> Floats:
-    """Bytes while the output projection runs backward: logits, the final norm's input and result, gradients of both.
+    """Bytes during the output projection's backward pass: logits, the final norm's input and output, and gradients.
 
-    With the sequence split over tensor ranks, the projection's input and its gradient are whole for that while
-    (Korthikanti et al. 2022, section 4.2.2). Logits are divided by the tensor degree (vocabulary parallel).
+    With the sequence split over tensor ranks, the projection's input and its gradient are whole during it (Korthikanti
+    et al. 2022, section 4.2.2). Logits are divided by the tensor degree (vocabulary parallel).
     """
     logits = framework.logits_bytes * model.vocab * tokens / tensor
     hidden = recipe.activation * model.hidden * tokens
@@ -229,9 +231,9 @@ def at_the_loss(
 def in_a_layer(
     model: Transformer, recipe: Recipe, *, tokens: Floats, tensor: Floats, divided: Floats
 ) -> Floats:
-    """Bytes while a dense feed-forward layer runs backward: gradients of its inner inputs, and of the residual.
+    """Bytes during a dense feed-forward layer's backward pass: gradients of its inner inputs, and of the residual.
 
-    The gradient of the second product's input takes the place of that input, which is no longer needed.
+    The gradient of the second matrix product's input replaces that input, which is no longer needed.
     """
     width = (1 + model.gated) * model.ffn
     return np.asarray(recipe.activation * tokens * (width / tensor + model.hidden / divided))
@@ -248,7 +250,7 @@ def in_a_mixture(
     tensor: Floats,
     divided: Floats,
 ) -> Floats:
-    """Bytes while a mixture runs: copies of routed tokens on their way, or gradients of its experts' inner inputs."""
+    """Bytes while a mixture runs: copies of routed tokens, or gradients of its experts' inner inputs."""
     copies = np.where(np.asarray(expert) > 1, framework.routed_copies, 2) * mixture.active * model.hidden
     width = (1 + model.gated) * (mixture.active * mixture.ffn + mixture.shared_ffn)
     return np.asarray(
@@ -259,5 +261,5 @@ def in_a_mixture(
 def in_the_attention(
     model: Transformer, recipe: Recipe, *, tokens: Floats, span: Floats, tensor: Floats
 ) -> Floats:
-    """Bytes while attention that stores its scores runs backward: gradients before and after the softmax."""
+    """Bytes during the backward pass of attention with stored scores: gradients before and after the softmax."""
     return np.asarray(2 * recipe.activation * model.heads * span * tokens / tensor)

@@ -1,4 +1,4 @@
-"""Bytes of every device of a layout, and of a million layouts at once."""
+"""Bytes on the devices of a layout, or of a million layouts at once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
 ROWS_AT_ONCE = 16384
-"""Layouts whose arrays fit a core's cache together."""
+"""Number of layouts whose arrays together fit a core's cache."""
 
 
 class MemoryParts(NamedTuple):
-    """Bytes by kind: five on the device, and what lies in the host's memory and on its drives for it."""
+    """Bytes by kind: five kinds on the device, and its offloaded bytes in host memory and on drives."""
 
     parameters: Floats
     gradients: Floats
@@ -42,7 +42,7 @@ class MemoryParts(NamedTuple):
 
     @property
     def drive_share(self) -> Floats:
-        """Of what is offloaded, the share that the host's memory has no room for; 0 where nothing is."""
+        """Share of the offloaded bytes that does not fit the host's memory; 0 if nothing is offloaded."""
         return np.asarray(self.nvme / np.maximum(self.host + self.nvme, 1.0))
 
 
@@ -57,12 +57,12 @@ def device_memory(
 
     Args:
         model: The model.
-        layouts: One layout or a million.
-        framework: A key of `FRAMEWORKS`, or habits of your own.
-        host_capacity: Bytes of the host's memory for one device; what is offloaded beyond it counts as `nvme`.
+        layouts: Table of layouts.
+        framework: A key of `FRAMEWORKS`, or your own `Framework`.
+        host_capacity: Bytes of host memory per device; offloaded bytes beyond it count as `nvme`.
 
     Returns:
-        Arrays of the length of `layouts`.
+        Arrays with one number per layout.
 
     Example:
         >>> from shardscope.spec.model import Model
@@ -83,7 +83,7 @@ def _of_length(length: int, parts: MemoryParts) -> MemoryParts:
 
 
 def _in_cache(layouts: Layouts) -> Iterator[Layouts]:
-    """The table in slices."""
+    """Yield the table in slices that fit the cache."""
     for start in range(0, max(1, len(layouts)), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         columns: dict[str, Any] = {
@@ -96,11 +96,11 @@ def _in_cache(layouts: Layouts) -> Iterator[Layouts]:
 def _fullest(
     model: Transformer, layouts: Layouts, framework: str | Framework, host_capacity: float
 ) -> MemoryParts:
-    """The fullest of the ranks that can be it.
+    """Bytes on the fullest rank, out of the ranks that can be the fullest.
 
-    They are the first, the last, and the first that has experts throughout; of a V with few micro-batches, where later
-    ranks hold more of them, also the last rank that has a layer more. What is offloaded is the most that any of them
-    offloads, which need not be the fullest.
+    These are the first, the last, and the first rank whose layers all have experts. In a V-shaped schedule with few
+    micro-batches, where later ranks hold more of them, the last rank with an extra layer is another. Offloaded bytes
+    are the maximum over these ranks, which need not be at the fullest.
     """
     rows = rows_of(model, layouts, framework)
     last = rows.pipeline.ranks - 1
@@ -121,7 +121,7 @@ def _fullest(
 
 
 def parts_of(blocks: Blocks, rows: Rows, host_capacity: float = np.inf) -> MemoryParts:
-    """Blocks by kind, once what is offloaded has left."""
+    """Bytes by kind, with offloaded blocks moved off the device."""
     parameters = blocks.dense.parameters + blocks.experts.parameters
     gradients = blocks.dense.gradients + blocks.experts.gradients
     optimizer = blocks.dense.optimizer + blocks.experts.optimizer
@@ -158,7 +158,7 @@ def stage_memory(
     framework: str | Framework = "megatron-core",
     host_capacity: float = np.inf,
 ) -> MemoryParts:
-    """Bytes on a device of every pipeline stage of one layout; arrays by stage.
+    """Bytes on one device of every pipeline stage of a layout; arrays by stage.
 
     Example:
         >>> from shardscope.spec.model import Model

@@ -1,4 +1,4 @@
-"""The memory of one layout as a tree of terms: stages, kinds, blocks, each block with formula, inputs and source."""
+"""Memory of one layout as a tree of terms: stages, kinds, and blocks with formula, inputs and source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers")
-"""What a device's memory is made of, in the order of `MemoryParts`."""
+"""Kinds of memory on a device, in the order of `MemoryParts`."""
 ZERO = "Rajbhandari et al. 2020 (arXiv 1910.02054), section 3"
 KORTHIKANTI = "Korthikanti et al. 2022 (arXiv 2205.05198)"
 _SAVED_FORMULAS = {
@@ -35,7 +35,7 @@ Inputs = dict[str, float | str]
 
 
 class _Stages(NamedTuple):
-    """Everything about all stages of a layout; arrays by stage."""
+    """Inputs and blocks of all stages of a layout; arrays by stage."""
 
     rows: Rows
     layout: Layout
@@ -55,9 +55,9 @@ def memory_term(
 
     Args:
         model: The model.
-        layout: One layout.
-        cluster: If given, the device's capacity joins the inputs of the root.
-        framework: A key of `FRAMEWORKS`, or habits of your own.
+        layout: The layout.
+        cluster: If given, the device's capacity is added to the inputs of the root.
+        framework: A key of `FRAMEWORKS`, or your own `Framework`.
 
     Example:
         >>> from shardscope.spec.model import Model
@@ -90,11 +90,11 @@ def _stage(stages: _Stages, place: int) -> Term:
 
 
 At = Callable[[Any], float]
-"""The value of a stage, from an array of all."""
+"""Function that picks one stage's value from an array of all stages."""
 
 
 def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
-    """Parameters, gradients and optimizer state, of experts and of everything else."""
+    """Terms of parameters, gradients and optimizer state, for experts and for everything else."""
     rows, blocks, own, recipe = stages.rows, stages.blocks, stages.own, stages.rows.recipe
     widths = {
         "parameters": recipe.parameter,
@@ -143,7 +143,7 @@ def _copies(rows: Rows, value: float) -> Term:
 
 
 def _away(term: Term, layout: Layout) -> Term:
-    """Nothing: it is in the host's memory."""
+    """Return the term with 0 bytes on the device, as it is in the host's memory."""
     formula = f"in the host's memory (offload={layout.offload!r})"
     return Term(term.name, 0.0, "bytes", formula, term.inputs, term.source)
 

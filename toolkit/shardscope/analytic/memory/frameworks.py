@@ -1,9 +1,9 @@
-"""What frameworks do differently with the same job, as data: whose habits they are, and where each is from.
+"""Differences between frameworks that change memory, as data, with the source of each.
 
-Three figures are inferred from measured peaks of Megatron-LM on B200 GPUs (SimuMax's, 11 rows), not read in code:
+Three figures are inferred from measured peaks of Megatron-LM on B200 GPUs (SimuMax's, 11 rows), not from code:
 `ring_copies` from the one row with context parallelism, `routed_copies` from the one with experts, and
-`workspace_bytes`, of which 52 MiB were left over in the dense rows. ``fsdp2`` and ``deepspeed`` follow what their
-documentation says and are not checked against a measured peak.
+`workspace_bytes` from a remainder of 52 MiB in the dense rows. ``fsdp2`` and ``deepspeed`` follow their documentation
+and are not checked against a measured peak.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import NamedTuple
 
 
 class Framework(NamedTuple):
-    """Habits of a framework that cost or save memory."""
+    """Conventions of a framework that change memory."""
 
     name: str
     source: str
     main_gradients: bool = False
-    """Gradients of a mixed recipe add up in float32, in place of the short ones."""
+    """Whether a mixed recipe accumulates gradients in float32 instead of the short format."""
     dropout: bool = False
-    """One byte a masked element is saved, of every dropout."""
+    """Whether every dropout saves a mask of one byte per element."""
     gated_tensors: int = 3
-    """Tensors of the inner width that a gated feed-forward layer saves: gate, input and product where SwiGLU is one
-    operation, and gate's activation too where it is two."""
+    """Number of tensors of the inner width that a gated feed-forward layer saves: gate, input and product if SwiGLU is
+    one operation, and the activated gate too if it is two."""
     logits_bytes: int = 10
-    """Of each logit at the peak of the loss."""
+    """Bytes per logit at the peak of the loss."""
     reused_gradient: bool = False
-    """One placeholder for each shape of weight stays allocated."""
+    """Whether one placeholder gradient for each weight shape stays allocated."""
     ring_copies: int = 1
-    """Copies of the attention's output that context parallelism keeps beside it."""
+    """Number of extra copies of the attention output that context parallelism keeps."""
     routed_copies: int = 5
-    """Of the tokens that experts get, while a mixture runs: as sorted, as received, the experts' results, those in the
-    senders' order, as returned. Without expert parallelism nothing is sent, and two of them are left."""
+    """Number of copies of the tokens of experts while a mixture runs: sorted, received, the experts' results, these in
+    the senders' order, and returned. Without expert parallelism nothing is sent, and two copies are left."""
     prefetched: int = 1
-    """Layers that are gathered ahead of the one that runs."""
+    """Number of layers that are prefetched."""
     workspace_bytes: float = 64 * 2**20
-    """Of matrix products."""
+    """Bytes of workspace for matrix products."""
 
 
 MEGATRON_CORE = Framework(

@@ -1,17 +1,17 @@
-"""What FSDP2 holds of a module's units beside their shards, at each moment of a step (torch 2.13).
+"""Bytes that FSDP2 holds for a module's units in addition to their shards, at each moment of a step (torch 2.13).
 
-The rules are those of ``torch/distributed/fsdp/_fully_shard`` with the next unit's gather asked for ahead in the
-forward pass (`set_modules_to_forward_prefetch`), as `shardscope.training.strategies` sets it up. With G a unit's
-parameters, each padded to a multiple of the ranks along its first dimension (see `analytic.sharding`):
+The rules are those of ``torch/distributed/fsdp/_fully_shard`` with the next unit prefetched in the forward pass
+(`set_modules_to_forward_prefetch`), as `shardscope.training.strategies` sets it up. With G bytes of a unit's
+parameters, each padded to a multiple of the number of ranks along its first dimension (see `analytic.sharding`):
 
-- a unit is gathered into one flat buffer of G bytes and copied out of it into tensors of G bytes together; the buffer
-  is freed once it is copied, which is where the unit before asks for the next one's;
-- unit 0, around the others, is gathered for its whole forward pass and again for its whole backward pass;
-- stage 3 frees a unit's tensors after its forward pass and gathers it again in the backward pass, where the unit before
-  it in the model is asked for ahead; stage 2 keeps all tensors from the forward pass to the unit's backward pass;
-- after a unit's backward pass its tensors are freed, its gradients copied into a buffer of G bytes, and reduced into
-  another of G / N; the gradients go once they are copied, the buffer when the next unit's are, and the last stays as
-  the gradient's shard.
+- a unit is gathered into one flat buffer of G bytes and copied out into tensors of G bytes in total; the buffer is
+  freed after the copy, which is when the next unit is prefetched;
+- unit 0, the root unit, stays gathered for its whole forward pass and again for its whole backward pass;
+- stage 3 frees a unit's tensors after its forward pass and gathers it again in the backward pass, where the preceding
+  unit in the model is prefetched; stage 2 keeps all tensors from the forward pass to the unit's backward pass;
+- after a unit's backward pass its tensors are freed, its gradients are copied into a buffer of G bytes, and reduced
+  into another of G / N; the gradients are freed after the copy, the buffer when the next unit's gradients are copied,
+  and the result stays as the gradient's shard.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Floats = npt.NDArray[np.float64]
 
 
 class Units(NamedTuple):
-    """Bytes of each unit's parameters with their padding, unit 0 first; shape `(units,)`."""
+    """Bytes of each unit's parameters with padding, unit 0 first; shape `(units,)`."""
 
     gathered: Floats
     reduced: Floats
-    """Of those that are trained."""
+    """Bytes of the trained parameters of each unit."""
 
 
 def units_of(step: StepTrace, ranks: int, element_bytes: int) -> Units:
-    """The units of a traced module on `ranks` ranks."""
+    """Return the units of a traced module on `ranks` ranks."""
     units = Units(np.zeros(len(step.units)), np.zeros(len(step.units)))
     for row in step.parameters:
         size = element_bytes * padded_elements(row.shape, ranks)
@@ -51,14 +51,14 @@ def units_of(step: StepTrace, ranks: int, element_bytes: int) -> Units:
 def beside_the_shards(
     moments: Moments, units: Units, *, stage: int, ranks: int, accumulates: bool = False
 ) -> Floats:
-    """Bytes beside shards and activations at each moment: gathered units, buffers, gradients.
+    """Bytes in addition to shards and activations at each moment: gathered units, buffers, gradients.
 
     Args:
-        moments: Of a traced step.
-        units: Of the same, on as many ranks.
-        stage: 2 or 3.
-        ranks: N.
-        accumulates: Whether shards of the gradients of an earlier micro-batch are there from the start.
+        moments: Moments of a traced step.
+        units: Units of the same step, on `ranks` ranks.
+        stage: ZeRO stage, 2 or 3.
+        ranks: N, the number of ranks.
+        accumulates: Whether gradient shards of an earlier micro-batch exist from the start.
     """
     gathered = _kept_gathered(moments, units.gathered) if stage == 2 else _gathered(moments, units.gathered)
     kept = units.reduced.sum() / ranks if accumulates else 0.0
@@ -66,7 +66,7 @@ def beside_the_shards(
 
 
 def _kept_gathered(moments: Moments, sizes: Floats) -> Floats:
-    """Stage 2: a unit's tensors from its forward to its backward pass."""
+    """Bytes of gathered tensors in stage 2, which stay from a unit's forward to its backward pass."""
     so_far, left = np.cumsum(sizes), len(sizes) - 1 - moments.done
     in_forward = so_far[moments.done] + _own(moments, sizes) + _asked_for(moments, sizes)
     in_backward = so_far[left] - np.where(moments.phase == "leave", sizes[moments.unit], 0.0)
@@ -74,7 +74,7 @@ def _kept_gathered(moments: Moments, sizes: Floats) -> Floats:
 
 
 def _gathered(moments: Moments, sizes: Floats) -> Floats:
-    """Stage 3: a unit's tensors in its forward pass, and in its backward pass."""
+    """Bytes of gathered tensors in stage 3, which exist in a unit's forward and in its backward pass."""
     phase, own, around = moments.phase, _own(moments, sizes), sizes[0]
     before = len(sizes) - 1 - moments.done - (moments.unit > 0)  # the next one in the backward pass
     in_forward = around + own + _asked_for(moments, sizes)
@@ -93,19 +93,19 @@ def _own(moments: Moments, sizes: Floats) -> Floats:
 
 
 def _asked_for(moments: Moments, sizes: Floats) -> Floats:
-    """In the forward pass, the flat buffer of the next unit, or as a unit is entered its own."""
+    """Bytes of the prefetched unit's flat buffer in the forward pass; at entry to a unit, of its own buffer."""
     following = np.minimum(moments.done + 1 + (moments.unit > 0), len(sizes))
     return np.where(moments.phase == "enter", sizes[moments.unit], np.append(sizes, 0.0)[following])
 
 
 def _gradients(moments: Moments, sizes: Floats, ranks: int) -> Floats:
-    """Those of the units that are not done, whole; shards of the others; and the buffers they are reduced from."""
+    """Bytes of whole gradients of unfinished units, gradient shards of finished units, and the reduction buffers."""
     unit, done, leaves = moments.unit, moments.done, moments.phase == "leave"
     shards = np.cumsum(np.append(0.0, sizes[:0:-1])) / ranks
     last_done = np.where(done > 0, sizes[len(sizes) - np.maximum(done, 1)], 0.0)
     mine = np.where(unit > 0, moments.own, moments.around)
     others = moments.own + moments.around - mine + moments.arriving
     buffers = np.where(leaves, sizes[unit], last_done)
-    reduced = np.where(leaves, np.maximum(mine, sizes[unit] / ranks), mine)  # gone once they are copied
+    reduced = np.where(leaves, np.maximum(mine, sizes[unit] / ranks), mine)  # freed after the copy
     backward = np.isin(moments.phase, ("turn", "backward", "leave"))
     return np.where(backward, others + reduced + buffers + shards[done], 0.0)

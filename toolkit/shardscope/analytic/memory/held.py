@@ -1,15 +1,14 @@
-"""What a rank holds of a module all the time: parameters or their shards, optimizer state, and buffers to work in.
+"""Bytes of a module that a rank holds throughout a step: parameters or shards, optimizer state, and work buffers.
 
-Cuts are those of `shardscope.training.strategies`: stage 1 cuts flat buckets element by element and keeps whole
-parameters and gradients; stages 2 and 3 are FSDP2's, which cuts each tensor along its first dimension and keeps shards
-of parameters and gradients padded. Our layerwise optimizers keep a buffer for the updates of the tensors whose norms
-they wait for: all that a rank has of them where norms are summed over ranks, else a batch of them that fits the cache.
-The ring receives two slices of a chunk ahead into buffers that it keeps.
+Sharding follows `shardscope.training.strategies`. Stage 1 splits flat buckets element by element and keeps whole
+parameters and gradients. Stages 2 and 3 are FSDP2's, which splits each tensor along its first dimension and keeps
+padded shards of parameters and gradients. Shardscope's layer-wise optimizers keep a buffer for updates that wait for
+the norms of their tensors: all updates of a rank if norms are summed over ranks, else a batch of tensors that fits the
+cache. The ring posts receives for two slices of a chunk ahead, into buffers that it keeps.
 
-`RankStates` is that of every rank in a step, to the byte, as a run measures it. A run adds up whole storages
-(`shardscope.training.memory`), and what counts is the most that a kind came to in a step. So padding counts where it
-lies in the same storage, as under FSDP2; a parameter's own counter counts by the tensor; and a parameter that is used
-twice counts once.
+`RankStates` holds the exact bytes of every rank in a step, as a run measures them. A run adds up whole storages
+(`shardscope.training.memory`), and reports the maximum of each kind in a step. So padding counts if it is in the same
+storage, as under FSDP2; step counters count once per tensor; and a parameter that is used twice counts once.
 """
 
 from __future__ import annotations
@@ -37,52 +36,52 @@ from shardscope.spec.optimizer import OptimizerStates
 
 Ints = npt.NDArray[np.int64]
 CACHE_ELEMENTS = 1 << 21
-"""Elements of a batch of tensors; a larger tensor is a batch of its own."""
+"""Elements of a batch of tensors; a larger tensor is a batch by itself."""
 MIB = 2**20
 RECEIVED_AHEAD = 2
-"""Messages that rings receive ahead."""
+"""Number of receives that a ring posts ahead."""
 Sums = Sequence[tuple[int, int]]
-"""Elements of each tensor that is summed, or gathered, and the bytes of one."""
+"""For each tensor that is summed or gathered, its number of elements and the bytes of one element."""
 ELEMENT_BYTES = 4
-"""Of a parameter, in float32."""
+"""Bytes of a parameter in float32."""
 
 
 class Sharding(NamedTuple):
-    """How a step is spread over devices."""
+    """How a step is distributed over devices."""
 
     stage: int
     ranks: int
     rank: int
     bucket_mb: float
     element_bytes: int = ELEMENT_BYTES
-    """Of one weight, and of its gradient and moments."""
+    """Bytes of one weight, of one gradient element and of one optimizer moment."""
     is_padded: bool = False
-    """Whether stage 1 pads its buckets to equal shares, as packets and the backends' collectives need them."""
+    """Whether stage 1 pads its buckets to equal shares, as packets and the backends' collectives require."""
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether gradients lie whole in buckets that stay from step to step."""
+        """Whether whole gradients are in buckets that persist from step to step."""
         return self.stage == 1 or (self.stage == 0 and self.ranks > 1)
 
 
 class Held(NamedTuple):
-    """Bytes a rank."""
+    """Bytes on one rank."""
 
     parameters: float
     gradients: float
-    """Once all are there."""
+    """Bytes of the gradients after all have been computed."""
     optimizer: float
     work: float
-    """Buffers of the optimizer and of the ring."""
+    """Bytes of work buffers of the optimizer and of the ring."""
     buffers: float
-    """The module's own."""
+    """Bytes of the module's own buffers."""
 
 
 def held_of(table: LayerTable, optimizer: AnyStates, sharding: Sharding) -> Held:
-    """What a rank holds of a module described by `table`.
+    """Bytes of the module described by `table` that a rank holds throughout a step.
 
     Raises:
-        SpecError: An unknown optimizer, or shards of a table that was not traced.
+        SpecError: The optimizer is unknown, or shards are requested of a table that was not traced.
     """
     kept = states_of(optimizer)
     step = table.step
@@ -106,19 +105,19 @@ def optimizer_bytes(
     num_tensors: npt.ArrayLike,
     element_bytes: int = ELEMENT_BYTES,
 ) -> npt.NDArray[np.float64]:
-    """Bytes that an optimizer keeps for the given elements and tensors, parts of tensors included; broadcasts."""
+    """Bytes that an optimizer keeps for the given numbers of elements and of (whole or partial) tensors; broadcasts."""
     moments = kept.bytes_per_param(element_bytes) * np.asarray(num_elements)
     return np.asarray(moments + kept.counter_bytes * np.asarray(num_tensors), dtype=np.float64)
 
 
 def _untraced(table: LayerTable) -> StepTrace:
-    """Rows in the place of tensors."""
+    """Stand-in for a traced step, with a layer's row for each tensor."""
     rows = tuple(ParameterRow(unit=0, shape=(layer.num_params,)) for layer in table.layers)
     return StepTrace(units=("",), parameters=rows, buffer_bytes=0, output_bytes=0, moments={})
 
 
 def not_traced(field: str) -> SpecError:
-    """The error where a table has no traced step and `field` needs one."""
+    """The error for a table without a traced step if `field` needs one."""
     return SpecError(
         f"{field} needs a traced step, which this table lacks; describe the module with "
         "Model.from_module(module, example, memory=True)"
@@ -131,9 +130,9 @@ def updated_elements(
     """Elements that each rank updates; shape `(N,)`, by rank.
 
     Args:
-        trained: Parameters, in the module's order.
-        sharding: How they are spread.
-        only: Those of them to count, by their place; None for all.
+        trained: Trained parameters, in the module's order.
+        sharding: How they are distributed.
+        only: Indices of the parameters to count; None for all.
     """
     if only is not None and len(only) < len(trained):
         if sharding.stage == 1:
@@ -150,7 +149,7 @@ def updated_elements(
 
 
 def weight_bytes(rows: Sequence[ParameterRow], sharding: Sharding) -> tuple[int, int]:
-    """Bytes of a rank's parameters and of their gradients, with their padding: the same on all ranks."""
+    """Bytes of a rank's parameters and of its gradients, padding included; equal on all ranks."""
     trained = [row for row in rows if row.is_trained]
     padding = sum(-size % sharding.ranks for size in _buckets(trained, sharding)) if sharding.is_padded else 0
     whole, grads = (_elements(part, sharding) + padding for part in (rows, trained))
@@ -158,7 +157,7 @@ def weight_bytes(rows: Sequence[ParameterRow], sharding: Sharding) -> tuple[int,
 
 
 def _elements(rows: Sequence[ParameterRow], sharding: Sharding) -> int:
-    """Of whole tensors, or of a rank's shards of them with their padding."""
+    """Number of elements of whole tensors, or of a rank's shards of them with padding."""
     if sharding.stage < 2:
         return sum(row.num_elements for row in rows)
     return sum(padded_elements(row.shape, sharding.ranks) for row in rows) // sharding.ranks
@@ -169,12 +168,12 @@ def _buckets(trained: Sequence[ParameterRow], sharding: Sharding) -> list[int]:
 
 
 def _capacity(sharding: Sharding) -> int:
-    """Elements of a flat bucket."""
+    """Capacity of a flat bucket, in elements."""
     return int(sharding.bucket_mb * 2**20) // sharding.element_bytes
 
 
 def largest_batch(sizes: Sequence[int]) -> int:
-    """Elements of the largest run of tensors that fits the cache, as `LayerwiseOptimizer` packs them."""
+    """Elements of the largest batch of consecutive tensors, as `LayerwiseOptimizer` packs them to fit the cache."""
     batches = [0]
     for size in sizes:
         if batches[-1] and batches[-1] + size > CACHE_ELEMENTS:
@@ -184,7 +183,7 @@ def largest_batch(sizes: Sequence[int]) -> int:
 
 
 def _ring_bytes(step: StepTrace, trained: Sequence[ParameterRow], sharding: Sharding) -> int:
-    """For the longest of its messages: slices of a chunk of a bucket, or of a unit."""
+    """Bytes of the ring's receive buffers for its longest message, a slice of a chunk of a bucket or unit."""
     if sharding.stage == 0:
         return 0
     width = sharding.element_bytes
@@ -196,12 +195,12 @@ def _ring_bytes(step: StepTrace, trained: Sequence[ParameterRow], sharding: Shar
 
 
 def ring_room(sums: Sums, members: int, *, directions: int = 1, slice_mb: float = 4.0) -> int:
-    """Bytes in which a rank of a ring receives, once these tensors have gone around it.
+    """Bytes of a ring's receive buffers on a rank, after the ring has summed or gathered these tensors.
 
     Args:
         sums: The tensors.
-        members: Ranks in the ring.
-        directions: 2 where half of each tensor travels the other way.
+        members: Number of ranks in the ring.
+        directions: 2 if half of each tensor goes the other way around.
         slice_mb: Longest message in MiB.
     """
 
@@ -215,12 +214,12 @@ def ring_room(sums: Sums, members: int, *, directions: int = 1, slice_mb: float 
 
 
 def slice_bytes(num_elements: int, element_bytes: int, num_slices: int) -> int:
-    """Of the longest of several slices."""
+    """Bytes of the longest slice."""
     return -(-num_elements // num_slices) * element_bytes
 
 
 def check_sharding(sharding: Sharding) -> None:
-    """Refuse a spread over devices that cannot be."""
+    """Raise a `SpecError` for an invalid sharding."""
     if sharding.stage not in (0, 1, 2, 3):
         raise SpecError(f"zero_stage={sharding.stage!r} is not a ZeRO stage; use 0, 1, 2 or 3")
     least = 2 if sharding.stage else 1
@@ -237,29 +236,29 @@ def check_sharding(sharding: Sharding) -> None:
 
 
 class RankStates(NamedTuple):
-    """Bytes that each rank holds at most in one step; int64 arrays of shape `(W,)`, by rank."""
+    """Maximum bytes that each rank holds in one step; int64 arrays of shape `(W,)`, by rank."""
 
     parameters: Ints
-    """Its own, or its shards of them, and the model's buffers."""
+    """Bytes of the rank's parameters or shards of them, and of the model's buffers."""
     gradients: Ints
-    """Where they are views of the buckets that are sent, the buckets."""
+    """Bytes of the gradients; if these are views of communication buckets, bytes of the buckets."""
     optimizer: Ints
-    """What the optimizer carries from step to step, counters included; as if no update had been skipped so far."""
+    """Bytes of state that the optimizer keeps from step to step, counters included, if no update has been skipped."""
     buffers: Ints | None = None
-    """What is kept to work in: room to receive in, updates that wait, a server's messages, what compression remembers.
-    None where it is not known: on GPUs, with compression that adapts, and for methods of a user's own."""
+    """Bytes of work buffers: receive buffers, waiting updates, a server's messages, residuals and other state of
+    compression. None if unknown: on GPUs, with adaptive compression, and for user-defined methods."""
     is_exact: bool = True
-    """Whether a run holds just that. Else something that is not known beforehand decides, or the optimizer keeps sums
-    of rows and columns or treats some tensors apart, which is not in it."""
+    """Whether a run holds exactly these bytes. Otherwise they depend on something not known beforehand, or the
+    optimizer keeps sums of rows and columns or treats some tensors separately, which is not counted."""
 
     def repeated(self, groups: int) -> RankStates:
-        """The same in each of several groups of ranks, one group after another."""
+        """Repeat the states for several groups of ranks, one group after another."""
         parameters, gradients, optimizer = (np.tile(kind, groups) for kind in self[:3])
         buffers = None if self.buffers is None else np.tile(self.buffers, groups)
         return self._replace(parameters=parameters, gradients=gradients, optimizer=optimizer, buffers=buffers)
 
     def working_in(self, step: JobStep, room: Callable[[], int | Ints | None]) -> RankStates:
-        """With what `room` gives as buffers of each rank, or of all alike, where that is known in a step."""
+        """Return a copy with the result of `room` as work buffers, by rank or equal on all, if known in this step."""
         found = room() if step.backend == "gloo" else None
         if found is None:
             return self
@@ -274,12 +273,12 @@ def spread_states(
     bucket_mb: float = 1.0,
     is_padded: bool = False,
 ) -> RankStates:
-    """Of ranks that hold the whole model, or shards of it.
+    """States of ranks that hold the whole model, or shards of it.
 
     Args:
-        step: Of a job.
-        stage: The stage of ZeRO whose shards they are; 0 for whole replicas.
-        ranks: That hold it together; None for all.
+        step: A step of a job.
+        stage: ZeRO stage; 0 for whole replicas.
+        ranks: Number of ranks that share one copy of the model; None for all.
         bucket_mb: Size of a flat bucket in MiB, under stage 1.
         is_padded: Whether stage 1 pads its buckets to equal shares.
     """
@@ -293,11 +292,11 @@ def spread_states(
 
 
 def placed_states(step: JobStep, placed: Sequence[Sequence[ParameterRow]]) -> RankStates:
-    """Of ranks that each hold some of the tensors, whole, and all that goes with them.
+    """States of ranks that each hold some whole tensors, with their gradients and optimizer state.
 
     Args:
-        step: Of a job.
-        placed: The tensors on each rank, out of `step.rows`.
+        step: A step of a job.
+        placed: Parameters on each rank, from `step.rows`.
     """
     trained = [[row for row in rows if row.is_trained] for rows in placed]
     weights, grads = (step.element_bytes * _elements_placed(part) for part in (placed, trained))
@@ -307,7 +306,7 @@ def placed_states(step: JobStep, placed: Sequence[Sequence[ParameterRow]]) -> Ra
 
 
 def _goes_by_element(step: JobStep) -> bool:
-    """Whether what the optimizer keeps follows from the numbers of elements and of tensors."""
+    """Whether the optimizer's state follows from the numbers of elements and of tensors alone."""
     return not (step.kept.per_factor or step.kept.outside_hidden)
 
 

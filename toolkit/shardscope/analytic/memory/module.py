@@ -1,29 +1,31 @@
-"""The peak memory of one training step of a module, on one device of several that replicate or shard it.
+"""Peak memory of one training step of a module, on one of the devices that replicate or shard it.
 
-The moments of the step at which most is alive say what is alive by what it grows with. To each is added what is
-held all the time (`analytic.memory.held`) and what the strategy holds just then; the largest counts. With N ranks:
+A traced step lists the moments that can be its peak, with the bytes alive at each. To each moment are added the bytes
+held throughout the step (`analytic.memory.held`) and those that the strategy holds at that moment; the largest sum is
+the peak. With N ranks:
 
 - one process holds gradients as the backward pass makes them (``zero_grad(set_to_none=True)``);
-- **stage 0** on several (DistributedDataParallel) and **stage 1** hold gradients whole all the time, flat in buckets,
-  into which those that arrive are added;
-- **stages 2 and 3** hold shards, and beside them what `analytic.memory.fully_sharded` lists. A reduction that falls
-  behind the backward pass keeps its buffer for longer; here each is over when the next unit's begins.
+- **stage 0** on several ranks (DistributedDataParallel) and **stage 1** always hold whole gradients, flat in buckets,
+  to which new gradients are added;
+- **stages 2 and 3** hold shards, and in addition what `analytic.memory.fully_sharded` lists. A reduction that lags
+  behind the backward pass keeps its buffer for longer; here each is assumed to end before the next unit's starts.
 
-A loss that was not traced with the module is taken to be a cross-entropy, which adds the scores' log-softmax and two
-gradients of their size, of the log-softmax and of the scores. The optimizer's step is one more moment: all gradients,
-with nothing saved. The rules were found in the operations that `torch.distributed._tools.MemTracker` (torch 2.13, CPU)
-lists, and are held against its peaks.
+A loss that was not traced with the module is assumed to be a cross-entropy, which adds the log-softmax of the scores
+and two gradients of the same size, of the log-softmax and of the scores. The optimizer's step is one more moment: all
+gradients, and no saved activations. The rules come from the operations that `torch.distributed._tools.MemTracker`
+(torch 2.13, CPU) lists, and are checked against its peaks.
 
-A traced module has its moments in `LayerTable.step`. For a table that nobody has traced a step of (a catalogue's, or a
-module's whose backward pass does not run on shapes) two rules give them, found in the operations of torch's backward
-passes as `torch.distributed._tools.MemTracker` (torch 2.13, CPU) lists them. Each layer of the backward pass holds
+A traced module has its moments in `LayerTable.step`. For a table without a traced step (from the catalogue, or of a
+module whose backward pass does not run on shapes) two rules give them, which come from the operations of torch's
+backward passes in the same tracker. Each layer of the backward pass holds
 
-- as it begins, what it and the layers before it save, with two gradients of its output's size;
-- as it ends, what the layers before it save, its own gradients, and the gradients of its input: one beside its output's
-  for a single operation, three for a layer of several (its input branches: two arrive, and their sum).
+- at its start, what it and the layers before it save, with two gradients of its output's size;
+- at its end, what the layers before it save, its own gradients, and gradients of its input: one in addition to its
+  output's for a single operation, three for a layer of several operations (its input branches: two gradients and their
+  sum).
 
-What a module saves outside its layers is then taken to be freed last, and a layer's input to be of the size of the
-output before it.
+What a module saves outside its layers is then assumed to be freed last, and a layer's input to have the size of the
+preceding layer's output.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ SINGLE_OPERATION_TENSORS = 2
 
 
 class Moments(NamedTuple):
-    """One row a moment; what is alive is in bytes, activations for one sample. Columns as in `Moment`."""
+    """The moments of a step, one row each, with the bytes alive; activations for one sample. Columns as in `Moment`."""
 
     phase: npt.NDArray[np.str_]
     unit: Ints
@@ -58,11 +60,11 @@ class Moments(NamedTuple):
     own: Floats
     around: Floats
     unit_gradients: Floats
-    """Bytes of the gradients of each unit, once all are there; shape `(units,)`, unit 0 first."""
+    """Bytes of each unit's gradients after all have been computed; shape `(units,)`, unit 0 first."""
 
     @property
     def in_place(self) -> Floats:
-        """Gradients that their parameters have, where nothing is reduced on the way."""
+        """Bytes of the gradients at each moment, if nothing is reduced during the backward pass."""
         last = np.cumsum(np.concatenate([[0.0], self.unit_gradients[:0:-1]]))
         is_backward = np.isin(self.phase, ("turn", "backward", "leave"))
         whole: Floats = self.own + self.around + np.where(is_backward, last[self.done], 0.0)
@@ -70,10 +72,10 @@ class Moments(NamedTuple):
 
 
 def moments_of(table: LayerTable, recompute: str, element_bytes: int = ELEMENT_BYTES) -> Moments:
-    """The moments of a step of `table`; `element_bytes` are those of a parameter.
+    """Return the moments of a step of `table`, whose parameters take `element_bytes` each.
 
     Raises:
-        SpecError: `recompute` is unknown, or needs a traced step and there is none.
+        SpecError: `recompute` is unknown, or needs a traced step and the table has none.
     """
     if recompute not in RECOMPUTE_MODES:
         raise SpecError(
@@ -107,7 +109,7 @@ def _by_rule(layers: Sequence[Layer]) -> Moments:
     outside = sum(layer.saved_bytes for layer in layers if not layer.output_bytes)
     saved = np.array([layer.saved_bytes for layer in inside])
     outputs = np.array([layer.output_bytes for layer in inside])
-    inputs = np.concatenate([[0.0], outputs])[: len(inside)]  # the data needs no gradient
+    inputs = np.concatenate([[0.0], outputs])[: len(inside)]  # the data does not need a gradient
     gradients = ELEMENT_BYTES * np.array([0.0, *(layer.num_params for layer in inside)])
     several = np.array([layer.num_tensors > SINGLE_OPERATION_TENSORS for layer in inside])
     up_to = np.cumsum(saved)
@@ -130,35 +132,35 @@ def _by_rule(layers: Sequence[Layer]) -> Moments:
 
 
 LOSS_BYTES = 8
-"""The loss and the number of rows that it averages over, while its backward pass runs."""
+"""Bytes of the loss and of the number of rows that it averages over, during its backward pass."""
 AT_THE_LOSS = 3
-"""Tensors like the scores: their log-softmax, its gradient and theirs."""
+"""Number of tensors of the scores' size: their log-softmax, and the gradients of both."""
 
 
 class ModuleMemory(NamedTuple):
-    """Bytes on one device."""
+    """Bytes on one device, by kind."""
 
     parameters: float
-    """Whole, or the shards with their padding."""
+    """Bytes of whole parameters, or of the shards with padding."""
     gradients: float
-    """Once all are there; whole, or the shards with their padding."""
+    """Bytes of the gradients after all have been computed; whole, or the shards with padding."""
     optimizer: float
     work: float
-    """What the optimizer and the ring keep to work in."""
+    """Bytes of work buffers of the optimizer and of the ring."""
     activations: float
-    """Saved for the backward pass, at most."""
+    """Maximum bytes saved for the backward pass."""
     buffers: float
-    """The module's own."""
+    """Bytes of the module's own buffers."""
     data: float
-    """Inputs and targets."""
+    """Bytes of inputs and targets."""
     alive: float
-    """At the peak: activations, results and their gradients."""
+    """Bytes of activations, results and their gradients at the peak."""
     moving: float
-    """At the peak: gradients of parameters, and parameters that are gathered."""
+    """Bytes of parameter gradients and gathered parameters at the peak."""
 
     @property
     def peak(self) -> float:
-        """The most that is held at once over the step, all kinds together."""
+        """Peak of the step in bytes, all kinds together."""
         held = self.parameters + self.optimizer + self.work + self.buffers + self.data
         return held + self.alive + self.moving
 
@@ -180,22 +182,23 @@ def module_memory(
 ) -> ModuleMemory:
     """Memory of one training step, on one of `data_parallel` devices.
 
-    Recomputation and shards need a traced step; without one, the layers' own figures are used. What does not grow with
-    the batch (BatchNorm's statistics, positions) is taken to: where it matters, trace on as many samples as `batch`.
+    Recomputation and shards need a traced step; without one, the layers' own figures are used. Bytes that do not grow
+    with the batch (BatchNorm's statistics, positions) are scaled with it nevertheless; if that matters, trace on
+    `batch` samples.
 
     Args:
         table: Traced by `Model.from_module`, with ``memory=True`` for its step.
-        batch: Samples of the device's step, at least 1.
-        scores_bytes: Of the model's output, for one sample, where no loss was traced; None for what was.
-        optimizer: Its name, an `Optimizer`, or the `OptimizerStates` that it keeps.
-        data_bytes: Inputs and targets that are held all the time, for one sample.
-        recompute: ``none``, ``selective`` or ``full``, as a job's.
-        zero_stage: 0 to 3; from 1 as the strategies ``zero-1``, ``zero-2`` and ``zero-3`` with the ring do it.
-        data_parallel: N, the devices that hold the model together.
-        rank: Which of them; the first hold most where a cut is uneven.
+        batch: Samples per step on the device, at least 1.
+        scores_bytes: Bytes of the model's output for one sample, if no loss was traced; None for the traced size.
+        optimizer: Name of the optimizer, an `Optimizer`, or its `OptimizerStates`.
+        data_bytes: Bytes of the inputs and targets of one sample, held throughout the step.
+        recompute: ``none``, ``selective`` or ``full``, as in a job.
+        zero_stage: 0 to 3; 1 to 3 as in the strategies ``zero-1``, ``zero-2`` and ``zero-3`` with the ring.
+        data_parallel: N, the number of devices that replicate or shard the model.
+        rank: Rank of the device; the first ranks hold most if sharding is uneven.
         bucket_mb: MiB of a gradient bucket under stage 1.
-        accumulates: Whether gradients of an earlier micro-batch are there from the start.
-        element_bytes: Of one weight, and of its gradient and moments: 8 in fp64.
+        accumulates: Whether gradients of an earlier micro-batch exist from the start.
+        element_bytes: Bytes of one weight, of one gradient element and of one optimizer moment: 8 in fp64.
 
     Raises:
         SpecError: A field is outside its range, or needs a traced step where there is none.
@@ -229,7 +232,7 @@ def module_memory(
 
 
 def _of_parameters(table: LayerTable, moments: Moments, sharding: Sharding, *, accumulates: bool) -> Floats:
-    """Gradients and gathered parameters at each moment."""
+    """Bytes of gradients and gathered parameters at each moment."""
     if sharding.stage < 2:
         keeps = sharding.keeps_gradients or accumulates
         whole: Floats = moments.arriving + (moments.unit_gradients.sum() if keeps else moments.in_place)

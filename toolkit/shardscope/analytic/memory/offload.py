@@ -1,4 +1,4 @@
-"""What leaves the device: bytes that the host and its drives hold instead, and bytes that travel in every step."""
+"""Offloading: bytes on the host and its drives instead of the device, and bytes moved in every step."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ OFFLOADS_ACTIVATIONS = np.array([name in ("activations", "all") for name in OFFL
 
 
 class Traffic(NamedTuple):
-    """What goes between one device and its host, each way: bytes, or the seconds they take."""
+    """Traffic between one device and its host, in each direction: bytes, or their seconds."""
 
     to_host: Floats
     to_device: Floats
 
     def plus(self, other: Traffic) -> Traffic:
-        """Both together."""
+        """Return the sum of both."""
         return Traffic(self.to_host + other.to_host, self.to_device + other.to_device)
 
     def times(self, factor: npt.ArrayLike) -> Traffic:
-        """These bytes times a number."""
+        """Return this traffic times a number."""
         count = np.asarray(factor)
         return Traffic(np.asarray(self.to_host * count), np.asarray(self.to_device * count))
 
 
 class StepTraffic(NamedTuple):
-    """When it goes: in each micro-batch's forward pass, in its backward pass, and once a step at the update."""
+    """Traffic of each micro-batch's forward pass, of its backward pass, and of the update, once per step."""
 
     forward: Traffic
     backward: Traffic
@@ -44,48 +44,48 @@ class StepTraffic(NamedTuple):
 
 
 class Away(NamedTuple):
-    """What a rank may keep on its host: bytes, or the seconds that they take to get there or back once."""
+    """Data that a rank may keep on its host: bytes, or the seconds to move them there or back once."""
 
     weights: Floats
-    """Those the rank keeps: all that it computes with, or under ZeRO 3 its partition of them."""
+    """Weights that the rank keeps: all that it computes with, or under ZeRO 3 its partition."""
     gradients: Floats
-    """The same: all of them, or under ZeRO 2 and 3 its partition."""
+    """Gradients that the rank keeps: all of them, or under ZeRO 2 and 3 its partition."""
     owned_weights: Floats
-    """Of the part that the rank updates."""
+    """Weights of the part that the rank updates."""
     owned_gradients: Floats
     saved: Floats
-    """By its layers, of one micro-batch."""
+    """Activations that its layers save of one micro-batch."""
 
 
 def tiers(offloaded: Floats, host_capacity: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Bytes of a rank in the host's memory, and what is left for its drives once `host_capacity` is full."""
+    """Offloaded bytes of a rank in the host's memory, and the bytes beyond `host_capacity`, which go to its drives."""
     host = np.minimum(offloaded, host_capacity)
     return host, offloaded - host
 
 
 def drive_room(cluster: Cluster) -> float:
-    """Bytes that a device's share of its node's drives holds; drives of unknown bandwidth (0) hold nothing."""
+    """Capacity in bytes of a device's share of its node's drives; 0 if their bandwidth is unknown (0)."""
     return cluster.nvme_bytes / cluster.per_node if cluster.nvme_bandwidth else 0.0
 
 
 def host_room(cluster: Cluster) -> float:
-    """Bytes that a device's share of its host's memory holds."""
+    """Capacity in bytes of a device's share of its host's memory."""
     return cluster.host_memory_bytes / cluster.per_node
 
 
 def step_traffic(offload: npt.ArrayLike, recompute: npt.ArrayLike, away: Away) -> StepTraffic:
-    """What an offloaded layout sends to its host and takes from it, and when. Broadcasts.
+    """Host traffic of an offloaded layout, in each direction, by part of the step. Broadcasts.
 
-    The optimizer's update on the host takes the gradients of the rank's partition and gives back its weights
+    The optimizer's update on the host receives the gradients of the rank's partition and returns its weights
     (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840, section 4.1: 2M + 2M bytes for M parameters). Offloaded weights
-    come once for each forward and each backward pass, once more where everything is recomputed, and gradients go
-    once a backward pass (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857, sections 4.1 and 5.1; each rank
-    brings its own partition, 6.1); activations go in the forward and come back in the backward pass.
+    are fetched once for each forward and each backward pass, and once more with full recomputation. Gradients are sent
+    once per backward pass (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857, sections 4.1 and 5.1; each rank
+    fetches its own partition, 6.1). Activations are sent in the forward pass and fetched in the backward pass.
 
     Args:
         offload: Index into `spec.layout.OFFLOAD_NAMES`.
         recompute: Index into `spec.layout.RECOMPUTE_NAMES`.
-        away: In bytes or in seconds, which is what the result is then in.
+        away: Offloadable data in bytes or in seconds; the result has the same unit.
     """
     kind = np.asarray(offload)
     states, activations = OFFLOADS_STATES[kind], OFFLOADS_ACTIVATIONS[kind]
@@ -109,14 +109,14 @@ def offload_traffic(
     saved: Floats,
     gradients: Floats | None = None,
 ) -> Traffic:
-    """Bytes that one device sends to its host and takes from it in one step: `step_traffic` of all micro-batches.
+    """Bytes that one device sends to its host and fetches from it in one step: `step_traffic` of all micro-batches.
 
     Args:
         layouts: The layouts.
-        parameters: Elements of the weights that the rank keeps: all that it computes with, or under ZeRO 3 its part.
+        parameters: Elements of the weights that the rank keeps: all it computes with, or under ZeRO 3 its partition.
         owned: Elements that the rank updates.
         saved: Bytes that its layers save of one micro-batch.
-        gradients: Elements of the gradients that the rank keeps; None where they are as many as the weights.
+        gradients: Elements of the gradients that the rank keeps; None if as many as the weights.
     """
     recipe = known_recipe(layouts.precision)
     away = Away(

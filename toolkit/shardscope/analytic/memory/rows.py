@@ -1,4 +1,4 @@
-"""What is known of each layout before any of its stages is: weights, pipeline, sizes; worked out once for a table."""
+"""Values of each layout that all its stages share: weights, pipeline, sizes; computed once for a table."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from shardscope.spec.model import Transformer
 
 
 class Shape(NamedTuple):
-    """Degrees and sizes as floats."""
+    """Degrees and sizes of each layout, as floats."""
 
     tokens: Floats
-    """Of a micro-batch on one context rank."""
+    """Tokens of a micro-batch on one context rank."""
     span: Floats
-    """Tokens that one looks at on one context rank."""
+    """Tokens that one token attends to on one context rank."""
     tensor: Floats
     divided: Floats
-    """Tensor ranks that share what tensor parallelism leaves whole."""
+    """Number of tensor ranks over which sequence parallelism splits the activations left whole; 1 without it."""
 
 
 class LayerSaved(NamedTuple):
-    """Bytes of one layer and one micro-batch."""
+    """Bytes that one layer saves of one micro-batch."""
 
     kept: Floats
     again: Floats
-    """That recomputation brings back while the layer runs backward."""
+    """Bytes that recomputation restores during the layer's backward pass."""
 
 
 class Rows(NamedTuple):
@@ -49,21 +49,22 @@ class Rows(NamedTuple):
     pipeline: Pipeline
     shape: Shape
     zero_ranks: Floats
-    """That ZeRO partitions over."""
+    """Number of ranks that ZeRO partitions over."""
     expert_ranks: Floats
-    """That ZeRO partitions experts over: those that hold the same ones."""
+    """Number of ranks that ZeRO partitions experts over: those that hold the same experts."""
     borrowed: dict[int, tuple[Floats, Floats]]
-    """By ZeRO stage from which a layer that runs is whole: the share of it that is not the rank's own; of experts."""
+    """By ZeRO stage from which the running layer is whole: the share of it that other ranks own, for dense weights and
+    for experts."""
     dense: LayerSaved
     mixed: LayerSaved
     in_dense: Floats
-    """Working bytes while a layer runs."""
+    """Working bytes while a dense layer runs."""
     in_mixed: Floats
     at_loss: Floats
 
 
 def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) -> Rows:
-    """Everything that all stages share, by a framework's habits or those of the one of that name."""
+    """Compute the values that all stages share, for a framework or the name of one."""
     framework = _known_framework(framework)
     recipe, shape = known_recipe(layouts.precision), _shape(model, layouts)
     zero_ranks = layouts.shard.astype(float)
@@ -99,7 +100,7 @@ def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) ->
 
 
 def _known_framework(framework: str | Framework) -> Framework:
-    """The framework of that name; raises `SpecError` where there is none."""
+    """Return the framework of this name; raise a `SpecError` if it is unknown."""
     if isinstance(framework, Framework):
         return framework
     if framework not in FRAMEWORKS:
@@ -110,7 +111,7 @@ def _known_framework(framework: str | Framework) -> Framework:
 def _borrowed(
     layouts: Layouts, stage: int, zero_ranks: Floats, expert_ranks: Floats
 ) -> tuple[Floats, Floats]:
-    """Where all states are offloaded, the layers that run are whole on the device whatever the stage."""
+    """Shares of the running layer that other ranks own; if all states are offloaded, it is whole at every stage."""
     away, is_on = OFFLOADS_STATES[layouts.offload], layouts.zero >= stage
     dense = np.where(away, 1.0, is_on * (1 - 1 / zero_ranks))
     if expert_ranks is zero_ranks:
@@ -153,44 +154,44 @@ Floats = npt.NDArray[np.float64]
 
 
 class Pipeline(NamedTuple):
-    """Of each layout, what does not depend on the place in its pipeline."""
+    """Values of each layout that do not depend on the rank's place in its pipeline."""
 
     ranks: Floats
     microbatches: Floats
     chunks: Floats
-    """Parts of the model on each rank that are not next to each other."""
+    """Number of non-adjacent parts of the model on each rank."""
     interleaved: npt.NDArray[np.bool_]
     rounded: npt.NDArray[np.bool_]
     """Whether the schedule is a V of building blocks, which hold whole micro-batches."""
     in_thirds: npt.NDArray[np.bool_]
-    """Whether every third rank holds one less where a third of the ranks leaves two thirds over."""
+    """Whether ranks 0, 3, 6, ... hold one micro-batch less if the number of ranks modulo 3 is 2."""
     head_at: Floats
     """Place of the output projection: a V-shaped schedule brings it back to the first rank."""
     layers: Floats
-    """On each rank."""
+    """Number of layers on each rank."""
     rest: Floats
-    """Layers that are left over: one more for each of the first ranks."""
+    """Number of remaining layers: one more for each of the first ranks."""
     of_left: Floats
     of_all: Floats
     constant: Floats
 
 
 class Holding(NamedTuple):
-    """Of one pipeline rank."""
+    """Layers and micro-batches that one pipeline rank holds."""
 
     layers: Floats
     mixed: Floats | None
-    """Of the layers, those with experts; None where the model has none."""
+    """Number of its layers with experts; None if the model has none."""
     embedding: Floats
-    """1 on the rank that holds it, else 0."""
+    """1 on the rank that holds the embedding, else 0."""
     head: Floats
-    """1 on the rank that holds it, else 0."""
+    """1 on the rank that holds the output projection, else 0."""
     in_flight: Floats
-    """Micro-batches whose activations it keeps, in units of the whole rank."""
+    """Micro-batches whose activations the rank keeps, in activations of one micro-batch on the whole rank."""
 
 
 def pipeline_of(layouts: Layouts, layers: int) -> Pipeline:
-    """The pipelines of the layouts, for a model's number of layers."""
+    """Return the pipelines of the layouts, for a model's number of layers."""
     ranks, schedule = layouts.pipeline.astype(float), layouts.schedule
     known = columns()
     folded, interleaved = known.v_shaped[schedule], known.leaves_stages[schedule]
@@ -212,12 +213,12 @@ def pipeline_of(layouts: Layouts, layers: int) -> Pipeline:
 
 
 def held_by(place: Floats, pipeline: Pipeline, *, dense: int | None) -> Holding:
-    """What the rank at `place` holds.
+    """Layers and micro-batches that the rank at `place` holds.
 
     Args:
-        place: In the pipeline, from 0, one for each layout.
+        place: Place of the rank in the pipeline, from 0, one for each layout.
         pipeline: The layouts' pipelines.
-        dense: How many of the first layers have no experts; None where none has.
+        dense: Number of leading layers without experts; None if no layer has experts.
     """
     own = pipeline.layers + (place < pipeline.rest)
     mixed = None
@@ -234,7 +235,7 @@ def held_by(place: Floats, pipeline: Pipeline, *, dense: int | None) -> Holding:
 
 
 def _in_flight(place: Floats, pipeline: Pipeline) -> Floats:
-    """Micro-batches in flight on the rank at `place`, in units of the whole rank.
+    """Micro-batches in flight on the rank at `place`, in activations of one micro-batch on the whole rank.
 
     Interleaved: Korthikanti et al. 2022, section 4.2.3, p (1 + (p-1)/(pv)) on the first rank.
     """
@@ -249,68 +250,68 @@ def _in_flight(place: Floats, pipeline: Pipeline) -> Floats:
         held = np.where(pipeline.interleaved, whole / chunks, held)
     if pipeline.rounded.any():
         whole = np.floor(held + 1e-9)
-        some = np.flatnonzero(pipeline.in_thirds)  # a remainder takes ten times an addition
+        some = np.flatnonzero(pipeline.in_thirds)  # a remainder takes ten times as long as an addition
         whole[some] -= (pipeline.ranks[some] % 3 == 2) & (np.broadcast_to(place, whole.shape)[some] % 3 == 0)
         held = np.where(pipeline.rounded, np.minimum(whole, (pipeline.microbatches + place + 1) / 2), held)
     return np.minimum(held, pipeline.microbatches)
 
 
 Matrix = tuple[int, int]
-"""Inputs and outputs of a linear layer."""
+"""Number of inputs and of outputs of a linear layer."""
 
 
 class Weights(NamedTuple):
-    """Elements; of one layer unless it says otherwise."""
+    """Matrix shapes and element counts of a model's weights, per layer unless stated otherwise."""
 
     attention: tuple[Matrix, ...]
     """Linear layers that tensor parallelism divides."""
     dense: tuple[Matrix, ...]
-    """Of the feed-forward layer, in layers without a mixture."""
+    """Linear layers of the feed-forward layer, in layers without a mixture."""
     shared: tuple[Matrix, ...]
-    """Of the experts that every token visits."""
+    """Linear layers of the shared experts, which every token visits."""
     expert: tuple[Matrix, ...]
-    """Of one routed expert."""
+    """Linear layers of one routed expert."""
     expert_params: int
-    """Of all routed experts."""
+    """Elements of all routed experts."""
     key_params: int
-    """Of `attention`, those that make keys and values; 0 with latent attention, whose heads are all divided."""
+    """Elements of `attention` that make keys and values; 0 with latent attention, all of whose heads are divided."""
     key_heads: int
-    """Heads of keys and values: tensor ranks beyond repeat them, as Megatron-Core does."""
+    """Number of key-value heads; further tensor ranks hold copies of them, as in Megatron-Core."""
     whole: int
-    """On every rank: norms, biases, narrow projections."""
+    """Elements that are whole on every tensor rank: norms, biases, narrow projections."""
     whole_mixed: int
-    """The same in a layer with experts, its router included."""
+    """Elements that are whole on every tensor rank in a layer with experts, its router included."""
     table: int
-    """Of the words, in the whole model."""
+    """Elements of the word embedding, in the whole model."""
     head: int
-    """Of the output projection, in the whole model; where it is tied, the table's."""
+    """Elements of the output projection, in the whole model; if it is tied, those of `table`."""
     before: int
-    """In the whole model, before the first layer, on every tensor rank: positions."""
+    """Elements before the first layer, whole on every tensor rank: positions; in the whole model."""
     behind: int
-    """In the whole model, behind the last layer, on every tensor rank: the final norm."""
+    """Elements after the last layer, whole on every tensor rank: the final norm; in the whole model."""
     tied: bool
 
     @property
     def attention_params(self) -> int:
-        """Divided by the tensor degree."""
+        """Elements of `attention`, which the tensor degree divides."""
         return _size(self.attention)
 
     @property
     def dense_params(self) -> int:
-        """Divided by the tensor degree."""
+        """Elements of `dense`, which the tensor degree divides."""
         return _size(self.dense)
 
     @property
     def shared_params(self) -> int:
-        """Divided by the tensor degree."""
+        """Elements of `shared`, which the tensor degree divides."""
         return _size(self.shared)
 
     def repeated_keys(self, tensor: Floats) -> Floats:
-        """Elements of a layer that a rank holds besides its t-th part, as there are more ranks than heads of keys."""
+        """Elements of a layer that a rank holds beyond its 1/t share, if there are more ranks than key-value heads."""
         return self.key_params * (1 / np.minimum(tensor, self.key_heads) - 1 / tensor)
 
     def factors(self, *, mixed: bool, experts: int) -> int:
-        """Rows and columns of one layer's matrices: of its experts, or of all others."""
+        """Number of rows and columns of one layer's matrices: of its experts, or of all others."""
         if mixed:
             return experts * sum(map(sum, self.expert))
         return sum(map(sum, (*self.attention, *(self.shared or self.dense))))
@@ -322,7 +323,7 @@ def _size(matrices: tuple[Matrix, ...]) -> int:
 
 @lru_cache(maxsize=256)
 def weights(model: Transformer) -> Weights:
-    """The table of a model."""
+    """Return the weights of a model."""
     mixture, attention = model.mixture, _attention(model)
     dense = _feed_forward(model, model.ffn)
     shared = _feed_forward(model, mixture.shared_ffn) if mixture and mixture.shared_ffn else ()
@@ -348,12 +349,12 @@ def weights(model: Transformer) -> Weights:
 
 
 def _feed_forward(model: Transformer, inner: int) -> tuple[Matrix, ...]:
-    """Gate and input as one matrix, as Megatron and vLLM keep them, and the way back."""
+    """Gate and up projection as one matrix, as in Megatron and vLLM, and the down projection."""
     return (model.hidden, (1 + model.gated) * inner), (inner, model.hidden)
 
 
 def _attention(model: Transformer) -> tuple[Matrix, ...]:
-    """The matrices that are divided: all of them, or with latent attention those that widen."""
+    """Matrices that tensor parallelism divides: all of them, or with latent attention those that widen."""
     latent, hidden, heads = model.latent, model.hidden, model.heads
     if latent is None:
         width = heads * model.head_size

@@ -1,8 +1,8 @@
-"""What ranks hold around a parameter server: every rank a copy of the model, and servers their shards of it besides.
+"""Bytes that ranks hold with a parameter server: a copy of the model on every rank, and its shard on each server.
 
-A server's tensors lie flat in the message in which workers pull them, header included; on a GPU they lie there by
-themselves, and the message, in host memory, is a buffer. So is the room in which a server adds up gradients: one
-tensor, and on a GPU another.
+A server's tensors are flat in the message in which workers pull them, header included. On a GPU they are separate, and
+the message, in host memory, is a work buffer. A server adds up gradients in one tensor, and on a GPU in a second one;
+both count as gradients.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Shards = Sequence[Sequence[ParameterRow]]
 def server_states(
     step: JobStep, shards: Shards, *, dedicated: bool = False, pack: Callable[[int], int] | None = None
 ) -> RankStates:
-    """What servers and workers hold in a step.
+    """States that servers and workers hold in a step.
 
     Args:
-        step: Of a job.
+        step: A step of a job.
         shards: The tensors of each server.
         dedicated: Whether the servers' ranks compute no gradients.
-        pack: Gives the packed bytes of a number of elements; None where gradients are sent uncompressed.
+        pack: Function that returns the packed bytes of a number of elements; None if gradients are uncompressed.
     """
     elsewhere: list[list[ParameterRow]] = [[] for _ in range(step.world_size - len(shards))]
     own = placed_states(step, [*shards, *elsewhere])
@@ -51,10 +51,10 @@ def server_states(
 def _room(
     step: JobStep, shards: Shards, *, dedicated: bool, pack: Callable[[int], int] | None
 ) -> Ints | None:
-    """Messages that a rank sends from, and receives in: a worker's to and from servers, and a server's from workers.
+    """Bytes of a rank's message buffers: a worker's to and from servers, and a server's from workers.
 
-    A worker on a server's rank hands its gradient over in a message, and needs none to be answered in. Packed gradients
-    are laid out in float32 by the worker, and unpacked in it by a server of another width.
+    A worker on a server's rank passes its gradient in a message, but needs no buffer for the reply. The worker lays out
+    gradients to be packed in float32, and a server whose elements have another width unpacks them in float32.
     """
     counts = [sum(row.num_elements for row in rows) for rows in shards]
     pulled = [HEADER_BYTES + step.element_bytes * count for count in counts]

@@ -1,4 +1,4 @@
-"""Bytes on one pipeline rank, block by block, for a table of layouts: the one place where all rules meet."""
+"""Bytes on one pipeline rank, block by block, for a table of layouts; combines all memory rules."""
 
 from __future__ import annotations
 
@@ -15,55 +15,55 @@ NO_STATES = ModelStates(NONE, NONE, NONE)
 
 
 class Blocks(NamedTuple):
-    """Bytes on one rank, before anything is offloaded."""
+    """Bytes on one rank, by block, before offloading."""
 
     dense: ModelStates
-    """Of all but routed experts."""
+    """States of all parameters except routed experts."""
     experts: ModelStates
     copies: Floats
-    """Short copies of weights."""
+    """Low-precision copies of weights."""
     saved: Floats
-    """By layers, for backward passes to come, of all micro-batches in flight."""
+    """Activations that layers save for later backward passes, of all micro-batches in flight."""
     saved_once: Floats
-    """By layers, of one micro-batch."""
+    """Activations that layers save of one micro-batch."""
     kept: Floats
-    """Of what layers save, what stays where the rest is offloaded."""
+    """Saved activations that stay on the device if the rest is offloaded."""
     embedding_mask: Floats
     at_loss: Floats
-    """Working bytes while the loss runs backward, where the rank has it."""
+    """Working bytes during the loss's backward pass, on the rank that has the loss."""
     in_layer: Floats
-    """Working bytes while a layer runs backward, with what is recomputed for it."""
+    """Working bytes during a layer's backward pass, including its recomputed activations."""
     gathered: Floats
-    """Parameters of other ranks."""
+    """Gathered parameters of other ranks."""
     bucket: Floats
-    """Gradients of a layer on their way to the ranks that own them."""
+    """Gradients of a layer that are being reduced to the ranks that own them."""
     placeholders: Floats
     workspace: Floats
 
 
 class Elements(NamedTuple):
-    """Parameters of one rank."""
+    """Number of parameters on one rank, by kind."""
 
     dense: Floats
     layer: Floats
-    """The largest layer without its experts."""
+    """Parameters of the largest layer without its experts."""
     vocabulary: Floats
-    """The embedding table, where the rank holds one."""
+    """Parameters of the embedding table, if the rank holds one."""
     aside: Floats
-    """Embeddings, head and vectors."""
+    """Parameters of embeddings, head and vectors."""
     experts: Floats | None
     layer_experts: Floats | None
 
     @property
     def matrices(self) -> Elements:
-        """Of these, what is copied in a short format: neither tables nor vectors."""
+        """Return only those that are copied in a short format: without embedding tables and vectors."""
         dense = self.dense - self.aside
         layer = np.minimum(self.layer, dense)
         return self._replace(dense=dense, layer=layer, vocabulary=np.zeros_like(dense))
 
 
 def blocks_of(rows: Rows, place: Floats) -> Blocks:
-    """Every block on the rank at `place` of each layout's pipeline."""
+    """Return every block on the rank at `place` of each layout's pipeline."""
     model, framework, recipe = rows.model, rows.framework, rows.recipe
     held = held_by(place, rows.pipeline, dense=model.mixture.dense_layers if model.mixture else None)
     own = elements_of(rows, held)
@@ -88,7 +88,7 @@ def blocks_of(rows: Rows, place: Floats) -> Blocks:
 
 
 def elements_of(rows: Rows, held: Holding) -> Elements:
-    """What a rank holds of the model, by count."""
+    """Number of the model's parameters that a rank holds, by kind."""
     table, tensor = rows.weights, rows.shape.tensor
     layer: Floats | int = table.attention_params + table.dense_params
     repeated = table.repeated_keys(tensor) if table.key_heads < rows.model.heads else 0.0
@@ -117,7 +117,7 @@ def elements_of(rows: Rows, held: Holding) -> Elements:
 
 
 def gradient_bytes(recipe: Recipe, framework: Framework) -> int:
-    """Of one gradient while micro-batches add up."""
+    """Bytes of one gradient element while micro-batches accumulate."""
     return 4 if framework.main_gradients and recipe.master else recipe.gradient
 
 
@@ -146,9 +146,9 @@ def _factors(rows: Rows, *, mixed: bool) -> int:
 
 
 def _gathered(rows: Rows, own: Elements, width: int, prefetched: int, stage: int) -> Floats:
-    """Layers that ZeRO gathers, or whose gradients it has not yet handed on, less a rank's own part of them.
+    """Bytes of layers that ZeRO gathers, or whose gradients it has not reduced yet, without the rank's own part.
 
-    Never more than the rank has to hold without ZeRO.
+    At most what the rank would hold without ZeRO.
     """
     if not width:
         return NONE
@@ -161,7 +161,7 @@ def _gathered(rows: Rows, own: Elements, width: int, prefetched: int, stage: int
 
 
 def _saved(rows: Rows, held: Holding) -> tuple[Floats, Floats]:
-    """Bytes that the rank's layers save of one micro-batch, and those that one of them works with."""
+    """Bytes that the rank's layers save of one micro-batch, and the working bytes of one layer."""
     if held.mixed is None:
         return held.layers * rows.dense.kept, rows.in_dense + rows.dense.again
     once = (held.layers - held.mixed) * rows.dense.kept + held.mixed * rows.mixed.kept
@@ -170,7 +170,7 @@ def _saved(rows: Rows, held: Holding) -> tuple[Floats, Floats]:
 
 
 def _embedding_mask(rows: Rows, held: Holding) -> Floats:
-    """Of the dropout after the embedding; Korthikanti et al. 2022, section 4.3."""
+    """Bytes of the mask of the dropout after the embedding; Korthikanti et al. 2022, section 4.3."""
     if not rows.framework.dropout:
         return NONE
     return held.embedding * held.in_flight * rows.model.hidden * rows.shape.tokens / rows.shape.divided
@@ -191,8 +191,8 @@ def _placeholders(rows: Rows, held: Holding) -> Floats:
 def _reused_gradients(table: Weights, recipe: Recipe, *, dense: bool, mixed: bool) -> float:
     """Bytes of one placeholder for each shape of weight in a rank's layers, before division by the tensor degree.
 
-    TransformerEngine 2.x `get_dummy_wgrad`: where the gradient is added to ``main_grad`` inside the product, autograd
-    is given a placeholder of the weight's shape, kept and reused for all weights of that shape.
+    TransformerEngine 2.x `get_dummy_wgrad`: if the gradient is added to ``main_grad`` inside the matrix product,
+    autograd receives a placeholder of the weight's shape, which is kept and reused for all weights of that shape.
     """
     shapes = set(table.attention)
     shapes |= set(table.dense) if dense else set()

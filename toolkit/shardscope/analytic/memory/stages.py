@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline hold: each its own layers, and all that goes with them."""
+"""States that the ranks of a pipeline hold: each its own layers, with gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shardscope.analytic.memory.work_space import updates_of
 from shardscope.spec.model.step import ParameterRow, PipelinePiece
 
 _PLACEHOLDER = ParameterRow(unit=0, shape=(1,))
-"""One number that a rank trains whose layers have no parameters, so that it has an optimizer like all others."""
+"""A scalar parameter for a rank whose layers have none to train, so that it has an optimizer like all others."""
 
 
 def pipeline_states(step: JobStep, stages: Sequence[tuple[int, Sequence[PipelinePiece]]]) -> RankStates:
-    """What each rank holds in a step.
+    """States that each rank holds in a step.
 
     Args:
-        step: Of a job.
+        step: A step of a job.
         stages: Each stage's rank and its layers.
     """
     pieces: list[list[PipelinePiece]] = [[] for _ in range(step.world_size)]
@@ -36,7 +36,7 @@ def pipeline_states(step: JobStep, stages: Sequence[tuple[int, Sequence[Pipeline
 
 
 def _rows(step: JobStep, held: Sequence[PipelinePiece]) -> list[ParameterRow]:
-    """The parameters of some layers, each once."""
+    """The parameters of some layers, without duplicates."""
     places = {place for piece in held for place in piece.parameters}
     rows = [step.rows[place] for place in sorted(places)]
     return rows if any(row.is_trained for row in rows) else [*rows, _PLACEHOLDER]

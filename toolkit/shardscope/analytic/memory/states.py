@@ -1,8 +1,8 @@
 """Bytes of model states, by formula: parameters, gradients and optimizer state, whole or partitioned.
 
-With Ψ parameters, p bytes each for them, g for their gradients and K for what the optimizer keeps of each, a rank holds
-(p + g + K) Ψ. ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 3) partitions over N ranks the optimizer state,
-then the gradients, then the parameters:
+With Ψ parameters, p bytes per parameter, g per gradient and K for the optimizer state of each, a rank holds
+(p + g + K) Ψ. ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 3) partitions first the optimizer state over N
+ranks, then also the gradients, then also the parameters:
 
     stage 1    (p + g) Ψ + K Ψ / N          the paper's 4Ψ + KΨ/N
     stage 2    p Ψ + (g + K) Ψ / N          2Ψ + (2+K)Ψ/N
@@ -11,7 +11,7 @@ then the gradients, then the parameters:
 `RECIPES` gives p, g and the bytes of a state and of a master copy for each precision. ``fp32``,
 ``bf16-autocast`` and ``fp16-autocast`` keep weights, gradients and states in 4 bytes, as Shardscope's own jobs do;
 ``fp16-mixed`` and ``bf16-mixed`` are the paper's: weights and gradients in 2 bytes, and a master copy of the weights
-among the states; ``fp8-mixed`` is TransformerEngine's: the same, and two copies of each weight in 1 byte for the matrix
+among the states. ``fp8-mixed`` is TransformerEngine's: the same, plus two 1-byte copies of each weight for the matrix
 products. ``bf16`` and ``fp16`` are aliases of the mixed ones.
 """
 
@@ -32,19 +32,19 @@ Floats = npt.NDArray[np.float64]
 
 
 class Recipe(NamedTuple):
-    """Bytes of one element by what it is for."""
+    """Bytes of one element, by use."""
 
     parameter: int
     gradient: int
     state: int
     master: int
-    """Of a copy of the weights that the optimizer updates; 0 where it updates the weights themselves."""
+    """Bytes of a master weight, which the optimizer updates; 0 if it updates the weights themselves."""
     activation: int = 4
-    """Of a saved activation."""
+    """Bytes of a saved activation element."""
     product: int = 4
-    """Of a saved input of a matrix product."""
+    """Bytes of an element of a saved matrix-product input."""
     copies: int = 0
-    """Of short copies of a weight: autocast's, or TransformerEngine's fp8 weight and its transpose (2.x)."""
+    """Bytes of short copies of a weight: autocast's, or TransformerEngine's fp8 weight and its transpose (2.x)."""
 
 
 RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
@@ -58,11 +58,11 @@ RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
         "fp8-mixed": Recipe(2, 2, 4, 4, 2, 1, copies=2),
     }
 )
-"""Every precision there is a formula for."""
+"""Recipes of all precisions that have a formula."""
 
 
 class ModelStates(NamedTuple):
-    """Bytes a rank, term by term."""
+    """Bytes of model states on a rank, by kind."""
 
     parameters: Floats
     gradients: Floats
@@ -70,7 +70,7 @@ class ModelStates(NamedTuple):
 
     @property
     def total(self) -> Floats:
-        """All three."""
+        """Sum of all three, in bytes."""
         return np.asarray(self.parameters + self.gradients + self.optimizer)
 
 
@@ -88,21 +88,21 @@ def model_states(
 ) -> ModelStates:
     """Bytes that one rank holds for parameters, gradients and optimizer state.
 
-    Shards are taken to be even; what a strategy pads them with, or how unevenly it cuts, comes on top.
+    Shards are assumed to be even; a strategy's padding or uneven shards are not included.
 
     Args:
         num_params: Ψ, elements of all parameters.
         zero_stage: 0 partitions nothing, 1 the optimizer state, 2 also gradients, 3 also parameters.
-        data_parallel: N, the ranks that partition.
-        optimizer: Its name, an `Optimizer`, or the `OptimizerStates` that it keeps.
+        data_parallel: N, the number of ranks to partition over.
+        optimizer: Name of the optimizer, an `Optimizer`, or its `OptimizerStates`.
         precision: A key of `RECIPES`, or an alias.
-        num_tensors: Parameter tensors whose step counters this rank holds; the paper counts none.
-        num_factors: Rows and columns of all matrices, for optimizers such as Adafactor.
+        num_tensors: Number of parameter tensors whose step counters this rank holds; the paper counts none.
+        num_factors: Number of rows and columns of all matrices, for optimizers such as Adafactor.
         num_aside: Elements of embeddings, the output projection and vectors, for optimizers such as Muon.
-        gradient_bytes: Of one gradient, where it is not the recipe's: 4 for Megatron's ``main_grad``.
+        gradient_bytes: Bytes of one gradient element if not the recipe's: 4 for Megatron's ``main_grad``.
 
     Raises:
-        SpecError: An unknown optimizer or precision, or a stage that is not 0 to 3.
+        SpecError: The optimizer or precision is unknown, or the stage is not 0 to 3.
 
     Example:
         >>> states = model_states(7.5e9, zero_stage=1, data_parallel=64, precision="fp16-mixed")
@@ -124,7 +124,7 @@ def model_states(
 
 
 def partitioned(whole: ModelStates, *, stage: npt.NDArray[np.int64], ranks: Floats) -> ModelStates:
-    """What a rank holds of `whole` states: stage 1 divides the optimizer's, 2 gradients too, 3 parameters too."""
+    """Partition `whole` states: stage 1 divides the optimizer state by `ranks`, 2 also gradients, 3 also parameters."""
     part = 1 / ranks
     return ModelStates(
         whole.parameters * np.where(stage >= 3, part, 1.0),
@@ -134,7 +134,7 @@ def partitioned(whole: ModelStates, *, stage: npt.NDArray[np.int64], ranks: Floa
 
 
 def known_recipe(precision: str) -> Recipe:
-    """The recipe of that name or alias; raises `SpecError` where there is none."""
+    """Return the recipe of this name or alias; raise a `SpecError` if it is unknown."""
     if precision not in RECIPES:
         precision = full_name(precision)
     if precision not in RECIPES:
@@ -145,14 +145,14 @@ def known_recipe(precision: str) -> Recipe:
 def optimizer_bytes(
     kept: OptimizerStates, recipe: Recipe, elements: Floats, *, aside: npt.ArrayLike, factors: npt.ArrayLike
 ) -> Floats:
-    """Bytes that an optimizer keeps of `elements` parameters, with the master copy and without step counters.
+    """Bytes that an optimizer keeps for `elements` parameters, with the master copy and without step counters.
 
     Args:
-        kept: What it keeps.
-        recipe: Of the precision.
-        elements: Parameters.
-        aside: Of them, those of embeddings, the output projection and vectors.
-        factors: Rows and columns of their matrices.
+        kept: States of the optimizer.
+        recipe: Recipe of the precision.
+        elements: Number of parameters.
+        aside: Number of parameters in embeddings, the output projection and vectors.
+        factors: Number of rows and columns of the matrices.
     """
     width = kept.element_bytes or recipe.state
     found: Floats = (recipe.master + kept.bytes_per_param(recipe.state)) * elements

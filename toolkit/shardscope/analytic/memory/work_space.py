@@ -1,8 +1,8 @@
-"""What ranks keep to work in, beside their states: room to receive in, and updates that wait for their norms.
+"""Work buffers of ranks in addition to their states: receive buffers, and updates that wait for their norms.
 
-Rings, trees and neighbours receive into buffers that they keep from call to call, as large as the longest message so
-far asked for, twice over: receives are posted ahead. Layer-wise optimizers keep a buffer for updates on a CPU: where
-norms are summed over ranks, for all that a rank updates; else for a batch of tensors that fits the cache.
+Rings, trees and neighbours receive into buffers that they keep from call to call. These hold twice the longest message
+so far, as receives are posted ahead. Layer-wise optimizers on a CPU keep a buffer for updates: for everything that a
+rank updates if norms are summed over ranks, else for a batch of tensors that fits the cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shardscope.spec.model.step import ParameterRow
 
 
 def hierarchy_room(sums: Sums, world_size: int, per_node: int, *, slice_mb: float) -> Ints:
-    """Bytes in which each rank receives in rings inside nodes of `per_node` ranks and across them; shape `(W,)`."""
+    """Receive-buffer bytes of each rank for rings inside nodes of `per_node` ranks and across them; shape `(W,)`."""
     if per_node in (1, world_size):
         return np.full(world_size, ring_room(sums, world_size, slice_mb=slice_mb))
     inside = ring_room(sums, per_node, slice_mb=slice_mb)
@@ -49,7 +49,7 @@ def hierarchy_room(sums: Sums, world_size: int, per_node: int, *, slice_mb: floa
 
 
 def tree_room(sums: Sums, world_size: int, *, slice_mb: float) -> Ints:
-    """Bytes in which each rank of a binary tree receives from its children; shape `(W,)`."""
+    """Receive-buffer bytes of each rank of a binary tree, for its children; shape `(W,)`."""
     longest, ranks = int(slice_mb * MIB), np.arange(world_size)
     slices = [
         slice_bytes(size, width, min(size, -(-size * width // longest))) for size, width in sums if size
@@ -61,12 +61,12 @@ def tree_room(sums: Sums, world_size: int, *, slice_mb: float) -> Ints:
 def remembered(
     step: JobStep, buckets: Iterable[Shapes], *, among: int = 0, scatters: bool = False
 ) -> int | None:
-    """Bytes that each rank keeps beside compressed gradients; None where the method does not say.
+    """Bytes of compression state on each rank, such as residuals; None if the method has no formula.
 
     Args:
-        step: Of a job.
-        buckets: Shapes of what lies in each.
-        among: Ranks that a bucket meets on; 0 for all.
+        step: A step of a job.
+        buckets: Shapes of the tensors in each bucket.
+        among: Number of ranks that exchange a bucket; 0 for all.
         scatters: As for `Compression.kept_bytes`.
     """
     if not step.is_compressed:
@@ -77,9 +77,9 @@ def remembered(
 
 
 def gossip_room(step: JobStep, *, slice_mb: float, has_mixed: bool) -> int:
-    """A flat copy of what is trained, and once ranks have averaged, room for both neighbours' slices.
+    """Bytes of a flat copy of the trained parameters and, after the first averaging, of both neighbours' slices.
 
-    With compression instead of that, public copies in float32: a rank's own and its neighbours'.
+    With compression, public copies in float32 replace the slices: the rank's own and its neighbours'.
     """
     if step.job.compression.is_on:
         return step.num_elements * (step.element_bytes + FLOAT_BYTES * min(3, step.world_size))
@@ -89,7 +89,7 @@ def gossip_room(step: JobStep, *, slice_mb: float, has_mixed: bool) -> int:
 
 
 def unit_elements(step: JobStep, ranks: int, *, trained: bool) -> list[int]:
-    """Of the flat buffers that FSDP2 gathers, or of `trained` parameters reduces; padded to a multiple of the ranks."""
+    """Elements of FSDP2's flat gather buffers, or of its reduce buffers if `trained`, padding included."""
     units = [0] * len(step.trace.units)
     for row in step.rows:
         if row.shape and (row.is_trained or not trained):
@@ -98,7 +98,7 @@ def unit_elements(step: JobStep, ranks: int, *, trained: bool) -> list[int]:
 
 
 def updates_of(rows: Sequence[ParameterRow], step: JobStep) -> int:
-    """Bytes of the updates of whole tensors, which are moved a batch at a time."""
+    """Bytes of the update buffer for whole tensors, which are processed a batch at a time."""
     return step.element_bytes * max((largest_batch(sizes) for sizes in _waiting(rows, step)), default=0)
 
 

@@ -1,4 +1,4 @@
-"""From a schedule to its table."""
+"""Builds the table of a schedule."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from shardscope.spec.pipeline_schedule import PipelineSchedule
 def build(
     schedule: PipelineSchedule | str, stages: int, microbatches: int, virtual_stages: int | None = None
 ) -> Table:
-    """The table of a schedule.
+    """Build the table of a schedule.
 
     Args:
         schedule: A `PipelineSchedule`, or its name.
-        stages: Ranks in the pipeline.
-        microbatches: Of one pass.
-        virtual_stages: Stages that each rank holds; None for the schedule's own default.
+        stages: Number of ranks in the pipeline.
+        microbatches: Number of micro-batches in a step.
+        virtual_stages: Number of stages per rank; None for the schedule's own default.
 
     Raises:
-        SpecError: Unknown name, numbers that the schedule does not have, or an order that cannot be carried out.
+        SpecError: The name is unknown, the schedule does not support the numbers, or its order deadlocks.
 
     Example:
         >>> build("gpipe", stages=4, microbatches=8).bubble_fraction == 3 / 11
@@ -67,10 +67,10 @@ def _check(schedule: PipelineSchedule, stages: int, microbatches: int, held: int
 
 
 def _check_table(schedule: PipelineSchedule, table: Table, microbatches: int) -> None:
-    """Refuse what leaves out or repeats a pass, or has it on another rank.
+    """Raise an error if the table omits or repeats a pass, or has it on the wrong rank.
 
     Raises:
-        SpecError: With the pass.
+        SpecError: The table is wrong; the message names the pass.
     """
     held: dict[int, list[int]] = {}
     for stage, rank in enumerate(table.stage_ranks):

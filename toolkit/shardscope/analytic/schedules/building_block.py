@@ -1,10 +1,10 @@
-"""V-Half and V-Min: a building block repeated for each micro-batch, squeezed together at both ends.
+"""V-Half and V-Min: a building block repeated for each micro-batch, compacted at both ends.
 
-Qi et al., Pipeline parallelism with controllable memory, 2024 (arXiv 2405.15362): the life of one micro-batch, from
-its first forward to its last input gradient, is laid on a grid of equal slots and repeated every six of them; the
-weights' gradients take the slots that stay free. How long a micro-batch lives on a rank is how much memory the rank
-needs. Then everything moves forward into slots that warm-up and drain leave free, in the same order, as long as no
-rank holds more than it does where the block repeats.
+Qi et al., Pipeline parallelism with controllable memory, 2024 (arXiv 2405.15362): the operations of one micro-batch,
+from its first forward to its last input gradient, are placed on a grid of equal slots and repeated every six slots;
+weight gradients take the free slots. The lifetime of a micro-batch on a rank determines the memory of the rank. Then
+all operations move forward, in the same order, into slots that are free in warm-up and drain, as long as no rank holds
+more than in the steady state.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ PERIOD = 6
 """Slots of one micro-batch on a rank: a forward and two gradients of each of its two stages."""
 
 Block = Callable[[int, int], tuple[int, int, int, int]]
-"""Takes rank and ranks; gives the rank's slots of micro-batch 0: forward down, forward up, gradient up and down."""
+"""Function from (rank, ranks) to the rank's slots of micro-batch 0: forward down and up, input gradient up and down."""
 
 
 def v_half(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
-    """Half the activations of 1F1B: both forwards down and gradients up again go at half the pace (V-Half)."""
+    """V-Half: half the activations of 1F1B; forwards on the way down and gradients on the way up run at half pace."""
     return _squeezed(_half_block, ranks, microbatches)[rank]
 
 
 def v_min(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
-    """A third of the activations of 1F1B: a micro-batch goes through without a pause (V-Min)."""
+    """V-Min: a third of the activations of 1F1B; a micro-batch passes through without a pause."""
     return _squeezed(_min_block, ranks, microbatches)[rank]
 
 
 def _half_block(rank: int, ranks: int) -> tuple[int, int, int, int]:
-    pause = 0 if ranks % 2 else 3  # without it two operations of an even number of ranks fall into one slot
+    pause = (
+        0 if ranks % 2 else 3
+    )  # without it, with an even number of ranks, two operations take the same slot
     back = 3 * ranks - 1 + pause
     return 2 * rank, 3 * ranks - 2 - rank, back + 2 * rank, back + 3 * ranks - 1 - rank
 
@@ -46,7 +48,7 @@ def _min_block(rank: int, ranks: int) -> tuple[int, int, int, int]:
 
 @lru_cache(maxsize=64)
 def _squeezed(block: Block, ranks: int, microbatches: int) -> tuple[list[Op], ...]:
-    """Slot by slot, the next of each rank's order where it can run and fits, a weights' gradient where it cannot."""
+    """Fill slot by slot: each rank runs its next operation if it is ready and fits, else a weight gradient."""
     rows = [_Row(block, rank, ranks, microbatches) for rank in range(ranks)]
     done: set[tuple[str, int, int]] = set()
     while any(row.unfinished for row in rows):
@@ -55,7 +57,7 @@ def _squeezed(block: Block, ranks: int, microbatches: int) -> tuple[list[Op], ..
 
 
 class _Row:
-    """One rank: the order in which its block repeats, what it has done of it and what it holds."""
+    """State of one rank: its planned order, the operations done, and the free memory."""
 
     def __init__(self, block: Block, rank: int, ranks: int, microbatches: int) -> None:
         self.ops: list[Op] = []
@@ -66,11 +68,11 @@ class _Row:
 
     @property
     def unfinished(self) -> bool:
-        """Whether anything is left to do."""
+        """Whether operations remain."""
         return bool(self._planned or self._owed)
 
     def step(self, done: set[tuple[str, int, int]]) -> Op | None:
-        """What the rank does in one slot, if anything, given all that was over before."""
+        """Run the rank's operation of one slot, if any, given the operations that were done before it."""
         if self._planned and self._can(self._planned[0], done):
             op = self._planned.popleft()
         elif self._owed:
@@ -102,7 +104,7 @@ def _repeated(slots: tuple[int, int, int, int], stages: tuple[int, int], microba
 
 
 def _most_held(slots: tuple[int, int, int, int]) -> int:
-    """What a rank holds at most where its block repeats for ever and weights' gradients take the free slots."""
+    """Peak activations of a rank in the steady state, with weight gradients in the free slots."""
     repeats = slots[-1] // PERIOD + 4
     kinds = {
         slot + PERIOD * i: kind for i in range(repeats) for slot, kind in zip(slots, "FFII", strict=True)

@@ -1,11 +1,10 @@
-"""Bubble and memory of every schedule as closed forms over arrays, for searches through millions of layouts.
+"""Bubble and memory of every schedule as closed forms over arrays, to search millions of layouts.
 
-A schedule is given by its index into `spec.pipeline_schedule.schedules`; everything broadcasts. Times are those
-of one micro-batch on a whole rank, that is, through all stages that the rank holds, so that they do not depend on the
-number of virtual stages; memory is counted in activations of one micro-batch on a whole rank too. Sending takes
-no time here.
+A schedule is given by its index into `spec.pipeline_schedule.schedules`; everything broadcasts. Times are those of one
+micro-batch on a whole rank, that is, through all stages of the rank, so they do not depend on the number of virtual
+stages. Memory is counted in activations of one micro-batch on a whole rank too. Sending takes no time here.
 
-Held against the counted tables (tests/analytic/test_schedules_closed.py):
+Accuracy against the counted tables (tests/analytic/test_schedules_closed.py):
     equal durations                 bubble and memory exact, every schedule, any number of micro-batches it accepts
     any durations                   bubble exact, except as follows
     zbv                             exact from 2p-1 micro-batches up, unless t_weight < t_input < t_f
@@ -31,11 +30,11 @@ Flags = npt.NDArray[np.bool_]
 
 
 class ScheduleColumns(NamedTuple):
-    """What searches look up of a schedule by its index into `schedules`."""
+    """Properties of schedules that searches look up, by index into `schedules`."""
 
     v_shaped: Flags
     leaves_stages: Flags
-    """Whether the number of stages a rank is left to whoever uses it."""
+    """Whether the user chooses the number of stages per rank."""
     of_left: Floats
     of_all: Floats
     constant: Floats
@@ -44,13 +43,13 @@ class ScheduleColumns(NamedTuple):
 
 
 def columns() -> ScheduleColumns:
-    """Of all schedules there are now; the terms are those of `HeldTerms`, zero where a schedule has none."""
+    """Columns of all registered schedules; the terms are those of `HeldTerms`, 0 if a schedule has none."""
     return _columns_of(registry.all_of(PipelineSchedule))
 
 
 @lru_cache(maxsize=8)
 def _columns_of(_known: tuple[type[PipelineSchedule], ...]) -> ScheduleColumns:
-    """A class that is defined again is another one, and the columns are made anew."""
+    """Build the columns; cached by the classes, so that a redefined class gives new columns."""
     known = schedules()
     terms = zip(*(each.held_terms or HeldTerms(0.0, 0.0) for each in known), strict=True)
     return ScheduleColumns(
@@ -71,20 +70,20 @@ def bubble_time(  # noqa: PLR0917
     *,
     ranks_meet: bool = False,
 ) -> Floats:
-    """Seconds in a step for which the rank that waits most stands idle between its first and its last operation.
+    """Idle seconds in a step, between its first and its last operation, of the rank that waits most.
 
     Args:
         schedule: Index into `schedules`.
-        stages: Ranks in the pipeline.
-        microbatches: Of one step.
-        virtual_stages: Stages that each rank holds; only the interleaved schedules look at it.
+        stages: Number of ranks in the pipeline.
+        microbatches: Number of micro-batches in a step.
+        virtual_stages: Number of stages per rank; only the interleaved schedules use it.
         t_f: Seconds of one micro-batch's forward pass on a whole rank.
-        t_input: Of the backward pass for the input.
-        t_weight: Of the backward pass for the weights.
-        ranks_meet: All ranks wait for one another between steps, as for clipping gradients by their norm. The
-            zero-bubble papers avoid it by checking afterwards; with it, some of their bubble comes back as a ramp.
+        t_input: Seconds of the backward pass for the input.
+        t_weight: Seconds of the backward pass for the weights.
+        ranks_meet: Whether all ranks synchronise between steps, as for clipping gradients by their norm. The
+            zero-bubble papers avoid this by checking afterwards; with it, part of their bubble returns as a ramp.
 
-    The work of a rank and this together are the time of a step.
+    The step time is the work of a rank plus this bubble.
 
     The formulas and their sources are in `paths`. For `v-half` and `v-min` from p micro-batches up and with t_input
     0.7 to 2.6 and t_weight 0.4 to 1.4 times t_f, work and bubble together are within 2.5 % of the counted step, and
@@ -113,17 +112,17 @@ def bubble_time(  # noqa: PLR0917
 def in_flight(
     schedule: Numbers, stage: Numbers, stages: Numbers, microbatches: Numbers, virtual_stages: Numbers
 ) -> Floats:
-    """What a rank holds at most, in activations of one micro-batch on a whole rank.
+    """Peak activations that a rank holds, in activations of one micro-batch on a whole rank.
 
     Args:
         schedule: Index into `schedules`.
         stage: Place of the rank in the pipeline, from 0.
-        stages: Ranks in the pipeline.
-        microbatches: Of one step.
-        virtual_stages: Stages that each rank holds; only the interleaved schedules look at it.
+        stages: Number of ranks in the pipeline.
+        microbatches: Number of micro-batches in a step.
+        virtual_stages: Number of stages per rank; only the interleaved schedules use it.
 
-    Exact at any number of micro-batches; for `v-half` and `v-min` with fewer than ranks it is an upper bound. The
-    formula of each schedule stands in its class.
+    Exact for any number of micro-batches, except for `v-half` and `v-min` with fewer micro-batches than ranks, where it
+    is an upper bound. The formula of each schedule is in its class.
 
     Example:
         >>> from shardscope.spec.layout import schedule_names
@@ -141,7 +140,7 @@ def in_flight(
 
 
 def _held(schedule: PipelineSchedule, given: Floats) -> Floats | float:
-    """Stages of a rank: as given where the schedule leaves the choice."""
+    """Number of stages per rank: as given if the schedule allows a choice, else the schedule's."""
     return given if schedule.most_stages is None else float(schedule.default_stages)
 
 
@@ -150,7 +149,7 @@ def _by_schedule(
     inputs: Sequence[Numbers],
     formula: Callable[[PipelineSchedule, Sequence[Floats]], Floats],
 ) -> Floats:
-    """Each schedule's formula on the rows that have it."""
+    """Apply each schedule's formula to the rows with that schedule."""
     index = np.asarray(schedule)
     shape = np.broadcast_shapes(index.shape, *(np.shape(column) for column in inputs))
     if index.ndim == 0:
@@ -166,13 +165,13 @@ def _by_schedule(
 
 
 def _sorted(column: Numbers, shape: tuple[int, ...], order: npt.NDArray[np.intp]) -> Floats:
-    """A column in the order of the schedules; what is one number stays one."""
+    """Sort a column by schedule; a single number stays a single number."""
     values = np.asarray(column, dtype=np.float64)
     return values if values.ndim == 0 else np.broadcast_to(values, shape).ravel()[order]
 
 
 def _runs(index: npt.NDArray[np.int8]) -> Iterator[tuple[PipelineSchedule, slice]]:
-    """Every schedule that occurs, and where in the sorted rows."""
+    """Yield every schedule that occurs, and its slice of the sorted rows."""
     known = schedules()
     ends = np.searchsorted(index, np.arange(len(known) + 1))
     for one, first, last in zip(known, ends, ends[1:], strict=False):

@@ -1,4 +1,4 @@
-"""Bubble and memory of a schedule by counting its table: where there is no closed form."""
+"""Bubble and memory of a schedule counted from its table, for schedules without a closed form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 
 def in_flight(schedule: PipelineSchedule, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Floats:
-    """As `PipelineSchedule.in_flight`, one table for each case."""
+    """Count `PipelineSchedule.in_flight` from one table for each case."""
 
     def count(at: float, p: float, m: float, v: float) -> float:
         return build(schedule, int(p), int(m), int(v)).peak_activation()[int(at)]
@@ -21,7 +21,10 @@ def in_flight(schedule: PipelineSchedule, rank: Any, ranks: Any, microbatches: A
 
 
 def bubble(schedule: PipelineSchedule, case: Case, held: Any, *, ranks_meet: bool) -> Floats:
-    """As `PipelineSchedule.bubble`; where all ranks meet between steps, all of a step but the rank's work."""
+    """Count `PipelineSchedule.bubble` from one table for each case.
+
+    If ranks meet between steps, the bubble is the whole step minus the rank's work.
+    """
 
     def count(*asked: float) -> float:
         p, m, f, i, w, v = asked

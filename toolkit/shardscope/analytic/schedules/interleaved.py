@@ -1,7 +1,7 @@
-"""Several stages a rank in a loop: interleaved 1F1B, and the same with the weights' backward put off.
+"""Several stages per rank in a loop: interleaved 1F1B, with or without deferred weight gradients.
 
-Rank r of p holds stages r, r+p, r+2p and so on. Micro-batches go through them in rounds: each stage takes all of a
-round before the next stage on the rank takes them.
+Rank r of p holds stages r, r+p, r+2p and so on. Micro-batches run in rounds: each stage runs all micro-batches of a
+round before the next stage of the rank starts on them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from shardscope.analytic.schedules.table import Op
 def interleaved(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:
     """Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021, section 2.2.
 
-    Two more warm-up forwards for each hop to the last rank, then forwards and backwards by turns. A round has
-    p micro-batches, or evenly more where their number is not a multiple of p.
+    Two more warm-up forwards for each hop to the last rank, then forwards and backwards alternately. A round has p
+    micro-batches, or evenly more if their number is not a multiple of p.
     """
     forwards, backwards, warmup = _lanes(rank, ranks, microbatches, held, hop=2)
     ops = [Op("F", *item) for item in forwards[:warmup]]
@@ -28,8 +28,8 @@ def interleaved(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]
 def zero_bubble(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:
     """Qi et al., Zero bubble pipeline parallelism, 2023, ZB-H1 (section 2.3) on interleaved stages.
 
-    Only the gradient of the input is computed in turn, so that it leaves early: one warm-up forward a hop is enough.
-    The weights' gradients follow `rank` backwards later and fill what would be bubble at the end.
+    Only the input gradient alternates with forwards, so that it is sent early and one warm-up forward per hop is
+    enough. Weight gradients follow `rank` backwards later and fill the bubble at the end.
     """
     forwards, backwards, warmup = _lanes(rank, ranks, microbatches, held, hop=1)
     weights = iter(backwards)
@@ -48,7 +48,7 @@ Lane = list[tuple[int, int]]
 
 
 def _lanes(rank: int, ranks: int, microbatches: int, held: int, *, hop: int) -> tuple[Lane, Lane, int]:
-    """Stage and micro-batch of the forwards and of the backwards in order, and how many forwards warm up."""
+    """(Stage, micro-batch) of the forwards and of the backwards in order, and the number of warm-up forwards."""
     per_round = microbatches // max(1, microbatches // ranks)
     forwards = list(_in_rounds([rank + ranks * i for i in range(held)], microbatches, per_round))
     backwards = list(_in_rounds([rank + ranks * i for i in reversed(range(held))], microbatches, per_round))

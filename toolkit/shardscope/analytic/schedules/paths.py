@@ -1,11 +1,11 @@
 """The bubble of each schedule as the longest of a few paths through its table.
 
-A rank idles because somewhere a chain of operations, each waiting for the one before, is longer than the rank's own
-work. For given numbers of ranks and micro-batches each chain is a sum of forwards, input and weight gradients, so the
-bubble is the greatest of a few such sums. Every function here takes a `Case` of p ranks, m micro-batches and
-the durations f, i and w of one *stage*; it gives the idle time between a rank's own first and last
-operation, for the rank that has most of it. What the papers print is the sum that is greatest for equal durations.
-The other sums were read off the tables; the tests hold all of them against the counted tables.
+A rank idles because some chain of dependent operations is longer than the rank's own work. For given numbers of ranks
+and micro-batches each chain is a sum of forwards, input and weight gradients, so the bubble is the maximum of a few
+sums. Every function here takes a `Case` of p ranks, m micro-batches and the durations f, i and w of one *stage*. It
+returns the idle time between a rank's first and last operation, for the rank that idles most. The papers print the sum
+that is the maximum for equal durations. The other sums were derived from the tables; the tests check all of them
+against the counted tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Case(NamedTuple):
-    """Arrays that broadcast: ranks, micro-batches, and what each operation of one stage takes."""
+    """Numbers of ranks and micro-batches, and the duration of each operation of one stage; arrays that broadcast."""
 
     p: Floats
     m: Floats
@@ -30,21 +30,21 @@ class Case(NamedTuple):
 
 
 def longest(first: Floats, *others: Floats) -> Floats:
-    """The greatest of some arrays, element by element."""
+    """Return the element-wise maximum of some arrays."""
     return np.asarray(reduce(np.maximum, others, first))
 
 
 def flush(case: Case) -> Floats:
     """GPipe, 1F1B and interleaved: (p-1)(f+i+w).
 
-    Huang et al. 2019, section 2.3; Narayanan et al. 2021 (SC), section 2.2.1 and, for v stages a rank, 2.2.2.
+    Huang et al. 2019, section 2.3; Narayanan et al. 2021 (SC), section 2.2.1 and, for v stages per rank, 2.2.2.
     """
     p, _, f, i, w = case
     return np.asarray((p - 1) * (f + i + w))
 
 
 def interleaved_zero_bubble(case: Case) -> Floats:
-    """(p-1)(f+i-w), as ZB-H1 on stages v times shorter; where w > f, (p-1) i."""
+    """(p-1)(f+i-w), as ZB-H1 on stages v times shorter; (p-1) i if w > f."""
     p, _, f, i, w = case
     return (p - 1) * (i + np.maximum(f - w, 0))
 
@@ -52,7 +52,7 @@ def interleaved_zero_bubble(case: Case) -> Floats:
 def zb_h1(case: Case) -> Floats:
     """(p-1)(f+i-w): Qi et al. 2023, section 2.3 (T_F + T_B - T_W there).
 
-    With fewer micro-batches than ranks fewer w are put off.
+    With fewer micro-batches than ranks, fewer w are deferred.
     """
     p, m, f, i, w = case
     late = np.minimum(p - 1, m - 1)
@@ -60,7 +60,7 @@ def zb_h1(case: Case) -> Floats:
 
 
 def zb_h2(case: Case) -> Floats:
-    """(p-1)(f+i-2w): Qi et al. 2023, section 2.3; fewer than 2p-1 micro-batches delay fewer w."""
+    """(p-1)(f+i-2w): Qi et al. 2023, section 2.3; with fewer than 2p-1 micro-batches, fewer w are deferred."""
     p, m, f, i, w = case
     q, late = p - 1, np.minimum(2 * (p - 1), m - 1)
     half = late // 2
@@ -75,8 +75,8 @@ def zb_h2(case: Case) -> Floats:
 def zbv(case: Case) -> Floats:
     """0 for equal durations: Qi et al. 2023, section 6; with fewer than 2p-1 micro-batches a bubble remains.
 
-    The order is torch's, made for equal durations. Exact for those, and from 2p-1 micro-batches up unless w < i < f,
-    where a few per cent of a step can be missing.
+    The order is torch's, designed for equal durations. The formula is exact for these, and from 2p-1 micro-batches up
+    unless w < i < f, where a few per cent of a step can be missing.
     """
     p, m, f, i, w = case
     q = p - 1
@@ -97,10 +97,10 @@ def zbv(case: Case) -> Floats:
 
 
 def dualpipev(case: Case) -> Floats:
-    """(p-1) f for equal durations, where forward and backward of a pair run after another.
+    """(p-1) f for equal durations, if forward and backward of a pair run one after the other.
 
-    DeepSeek's table (DualPipe's README, 2025) has (p-1)(F&B + B - 3W) with a pair taken as one operation whose two
-    results are there at its end; operations of their own pass the first one on earlier.
+    DeepSeek's table (DualPipe's README, 2025) has (p-1)(F&B + B - 3W), where a pair is one operation with both results
+    ready at its end. Here the two operations are separate, so the first result is sent earlier.
     """
     p, _, f, i, w = case
     q = p - 1
@@ -118,8 +118,8 @@ def dualpipev(case: Case) -> Floats:
 def v_half(case: Case) -> Floats:
     """About (p-1)(f+i+w), half of 1F1B's on stages half as long: Qi et al. 2024 (V-Half).
 
-    For equal durations it is 3p-3 of them for even p and 3p-4 for odd p. Where input gradients or forwards take much
-    longer than the other operations, each micro-batch adds to it: the last two sums.
+    With equal durations it is 3p-3 durations for even p and 3p-4 for odd p. If input gradients or forwards take much
+    longer than the other operations, each micro-batch adds to the bubble: the last two sums.
     """
     p, m, f, i, w = case
     odd, ramp = p % 2, p - 1
@@ -156,9 +156,9 @@ def _v_half_of_two(m: Floats, f: Floats, i: Floats, w: Floats) -> Floats:
 def v_min(case: Case) -> Floats:
     """About 4/3 (p-1)(f+i+w), two thirds of 1F1B's on stages half as long: Qi et al. 2024 (V-Min).
 
-    For equal durations it is 4p-5 of them, and 4p-3 where 3 divides p. A rank takes two micro-batches' worth of work in
-    the time of six input gradients or six forwards; where one of them takes more than a third of the work, each
-    micro-batch adds to the bubble.
+    With equal durations it is 4p-5 durations, and 4p-3 if 3 divides p. A rank does the work of two micro-batches in the
+    time of six input gradients or six forwards. If one of them takes more than a third of the work, each micro-batch
+    adds to the bubble.
     """
     p, m, f, i, w = case
     sums = np.where(p == 2, _v_min_of_two(m, f, i, w), np.where(p % 3 == 0, *_v_min_of_more(p, m, f, i, w)))
@@ -175,7 +175,7 @@ def _v_min_of_two(m: Floats, f: Floats, i: Floats, w: Floats) -> Floats:
 
 
 def _v_min_of_more(p: Floats, m: Floats, f: Floats, i: Floats, w: Floats) -> tuple[Floats, Floats]:
-    """Where 3 divides p, and where it does not."""
+    """The bubble if 3 divides p, and if it does not."""
     k, rest = p // 3, p % 3
     small, large, late = 2 * p - 2 * m, 2 * p - 6 + 4 * m, (2 * m - 1) * w
     paused = longest(
@@ -200,20 +200,20 @@ def _v_min_of_more(p: Floats, m: Floats, f: Floats, i: Floats, w: Floats) -> tup
 
 
 def interleaved_ramp(case: Case) -> Floats:
-    """The last rank begins p-1 forwards after the first and works without a pause."""
+    """Ramp of ZB-H1, plain or interleaved: the last rank starts p-1 forwards after the first and never pauses."""
     p, _, f, _, _ = case
     return np.asarray((p - 1) * f)
 
 
 def zb_h2_ramp(case: Case) -> Floats:
-    """As above; with few micro-batches the last rank waits besides."""
+    """Ramp of ZB-H2: as `interleaved_ramp`, but with few micro-batches the last rank also waits."""
     p, m, f, i, _ = case
     late = np.minimum(2 * (p - 1), m - 1)
     return np.asarray((p - 1) * f + (p - 1 - (late + 1) // 2) * i)
 
 
 def zbv_ramp(case: Case) -> Floats:
-    """The same on a V, where the ranks end after one another too."""
+    """Ramp of ZBV: on a V, the ranks also end one after another."""
     p, m, f, i, w = case
     q = p - 1
     sums = longest(

@@ -1,6 +1,6 @@
-"""One stage a rank with the backward pass split: ZB-H1 and ZB-H2.
+"""One stage per rank with a split backward pass: ZB-H1 and ZB-H2.
 
-The input's gradient leaves at once, the weights' gradients wait and fill what would be bubble.
+The input gradient is sent at once; weight gradients are deferred and fill the bubble.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ def zb_h1(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # n
 def zb_h2(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
     """Qi et al., Zero bubble pipeline parallelism, 2023, section 2.2 and figure 3 (bottom).
 
-    Twice as many forwards warm up as in ZB-H1, so that no rank waits for the first gradient.
+    There are about twice as many warm-up forwards as in ZB-H1, so that no rank waits for the first gradient.
     """
     return _with_weights_late(rank, microbatches, warmup=2 * (ranks - rank) - 1, late=2 * rank)
 
 
 def _with_weights_late(rank: int, microbatches: int, *, warmup: int, late: int) -> list[Op]:
-    """Forwards ahead, then one of each kind by turns, the weights' pass `late` micro-batches later."""
+    """Warm-up forwards, then one operation of each kind in turn, the weight gradient `late` micro-batches later."""
     ahead = min(warmup, microbatches)
     ops = [Op("F", rank, i) for i in range(ahead)]
     for i in range(microbatches):

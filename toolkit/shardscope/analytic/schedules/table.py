@@ -1,4 +1,4 @@
-"""The table of a schedule, and what follows from its order: who waits for whom, and activations held."""
+"""The table of a schedule, with the dependencies and activation memory that follow from its order."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["DURATIONS", "Op", "Table", "Timed", "Timeline"]
 
 
 class Order(NamedTuple):
-    """All operations so that each comes after what it needs; numbers are places in `Table.ops`."""
+    """All operations in topological order; numbers are indices into `Table.ops`."""
 
     sequence: tuple[int, ...]
     before: tuple[int, ...]
-    """By operation, the one before it on its rank; -1 for the first."""
+    """For each operation, the preceding one on its rank; -1 for the first."""
     needs: tuple[int, ...]
-    """By operation, the neighbouring stage's whose result it takes; -1 for none."""
+    """For each operation, the one on a neighbouring stage whose result it needs; -1 for none."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Table:
 
     @property
     def num_stages(self) -> int:
-        """Stages of the whole pipeline."""
+        """Number of stages of the whole pipeline."""
         return len(self.stage_ranks)
 
     @cached_property
@@ -49,18 +49,18 @@ class Table:
         stage_cost: Sequence[float] | None = None,
         send: float = 0.0,
     ) -> Timeline:
-        """Every operation as early as it can be: after its rank's previous one, and after what it needs from others.
+        """Start every operation as early as possible: after its rank's previous one and after its dependencies.
 
         Args:
-            durations: Of each kind of operation on one stage, in any unit of time; default `DURATIONS`. ``B`` may be
-                left out: it is then ``I`` and ``W`` together.
-            stage_cost: By stage, what its operations take as a multiple of `durations`; default 1 for all.
+            durations: Duration of each kind of operation on one stage, in any unit of time; default `DURATIONS`.
+                ``B`` may be omitted: it is then ``I`` plus ``W``.
+            stage_cost: For each stage, the duration of its operations as a multiple of `durations`; default 1.
             send: Time from the end of an operation to the start of the one on another rank that needs its result, in
-                the same unit. Sending keeps no rank from computing.
+                the same unit. Sending does not block computing.
 
         Raises:
-            SpecError: A negative duration, or another number of costs than of stages.
-            ValueError: The order cannot be carried out: each rank waits for another.
+            SpecError: A duration is negative, or the numbers of costs and of stages differ.
+            ValueError: The order deadlocks: each rank waits for another.
 
         Example:
             >>> build("1f1b", 2, 4).timeline({"F": 1, "B": 2}).end  # doctest: +SKIP
@@ -76,15 +76,15 @@ class Table:
         stage_cost: Sequence[float] | None = None,
         send: float = 0.0,
     ) -> tuple[tuple[Timed, ...], ...]:
-        """The rows of `timeline`: by rank, every operation with its start and end."""
+        """Return the rows of `timeline`: by rank, every operation with its start and end."""
         return self.timeline(durations, stage_cost=stage_cost, send=send).rows
 
     @cached_property
     def order(self) -> Order:
-        """One order of all operations in which each comes after what it needs.
+        """A topological order of all operations.
 
         Raises:
-            ValueError: There is none: each rank waits for another.
+            ValueError: The order deadlocks: each rank waits for another.
         """
         firsts = [0]
         for row in self.ranks:
@@ -96,7 +96,7 @@ class Table:
         return Order(tuple(sequence), before, tuple(needs))
 
     def _links(self) -> tuple[list[int], list[int]]:
-        """By operation, the one of a neighbouring stage whose result it takes, and the one that takes its result."""
+        """For each operation, its dependency on a neighbouring stage, and the operation that depends on it."""
         place = {(_result(op), op.stage, op.microbatch): i for i, op in enumerate(self.ops)}
         needs, feeds = [-1] * len(self.ops), [-1] * len(self.ops)
         for (kind, stage, batch), i in place.items():
@@ -113,25 +113,24 @@ class Table:
 
     @staticmethod
     def _require_earlier(earlier: int | None, later: int) -> None:
-        """The other passes of the same stage and micro-batch are on the same rank."""
+        """Raise an error unless operation `earlier` exists and comes before `later`, on the same rank."""
         if earlier is None or earlier > later:
             raise ValueError(DEADLOCK)
 
     @cached_property
     def bubble_fraction(self) -> float:
-        """The share of all ranks' time, from the first operation to the last, in which they wait.
+        """Share of all ranks' time, from the first operation to the last, that is idle.
 
-        With the durations of `DURATIONS`. GPipe and 1F1B: (p-1) / (m+p-1) for p stages and m micro-batches
-        (Huang et al. 2019, section 2.3; Narayanan et al. 2021, section 2.2, state it as a share of the work, (p-1)/m).
+        Uses the durations of `DURATIONS`. GPipe and 1F1B have (p-1) / (m+p-1) for p stages and m micro-batches (Huang
+        et al. 2019, section 2.3; Narayanan et al. 2021, section 2.2, state it as a share of the work, (p-1)/m).
         """
         return self.timeline().bubble_fraction
 
     @cached_property
     def peak_in_flight(self) -> tuple[int, ...]:
-        """Micro-batches whose activations each stage holds at most, by stage.
+        """Peak number of micro-batches whose activations each stage holds, by stage.
 
-        They are stored by the forward pass and freed by the backward pass, or by that for the weights where it is
-        split.
+        The forward pass stores them and the backward pass frees them; if it is split, the pass for the weights does.
         """
         held = [0] * self.num_stages
         peak = [0] * self.num_stages
@@ -143,13 +142,13 @@ class Table:
     def peak_activation(
         self, *, freed_by_input: float = 0.0, stage_sizes: Sequence[float] | None = None
     ) -> tuple[float, ...]:
-        """What each rank holds at most, by rank, in activations of one micro-batch on a whole rank.
+        """Peak activations of each rank, in activations of one micro-batch on a whole rank.
 
         Args:
-            freed_by_input: The part of a stage's activations, 0 to 1, that the input's backward pass already frees
-                where the backward pass is split; the rest waits for the weights' backward pass.
-            stage_sizes: What one micro-batch holds on each stage, in any unit; None for 1/v of each of v stages of a
-                rank.
+            freed_by_input: Share of a stage's activations, 0 to 1, that the backward pass for the input already frees
+                if the backward pass is split; the pass for the weights frees the rest.
+            stage_sizes: Size of one micro-batch's activations on each stage, in any unit; None for 1/v on each of a
+                rank's v stages.
         """
         steps = self.held(freed_by_input=freed_by_input, stage_sizes=stage_sizes)
         return tuple(max(held for _, held in row) for row in steps)
@@ -157,9 +156,10 @@ class Table:
     def held(
         self, *, freed_by_input: float = 0.0, stage_sizes: Sequence[float] | None = None
     ) -> tuple[tuple[tuple[int, float], ...], ...]:
-        """By rank, each of its operations that stores or frees, counted in `ops`, and what is held while it runs.
+        """By rank, the index into `ops` of each operation that stores or frees, and the activations held while it runs.
 
-        A forward pass counts from its start, what is freed counts to the end. Arguments as of `peak_activation`.
+        Activations count from the start of their forward pass to the end of the pass that frees them. Arguments as
+        for `peak_activation`.
         """
         if not 0 <= freed_by_input <= 1:
             raise SpecError(
@@ -178,7 +178,7 @@ DEADLOCK = "the schedule deadlocks: every rank waits for another"
 
 
 def _result(op: Op) -> str:
-    """What an operation makes; G stands for the gradient of a stage's input."""
+    """Result of an operation; G stands for the gradient of a stage's input."""
     return "G" if op.op in "BI" else op.op
 
 
@@ -196,7 +196,7 @@ def _running(
 def _interleave(
     firsts: Sequence[int], needs: Sequence[int], feeds: Sequence[int], rank_of: Sequence[int]
 ) -> list[int]:
-    """Each rank goes on until it misses something; whoever makes it wakes the rank."""
+    """Merge the ranks' orders: each rank runs until a dependency is missing, and resumes when it is done."""
     at, done, sequence = list(firsts[:-1]), bytearray(len(needs)), []
     ready = deque(range(len(at)))
     while ready:
@@ -218,7 +218,7 @@ def _interleave(
 def _costs(
     durations: Mapping[str, float], stage_cost: Sequence[float] | None, num_stages: int, send: float
 ) -> dict[str, list[float]]:
-    """By kind and stage, what an operation takes."""
+    """Duration of an operation, by kind and stage."""
     if stage_cost is not None and len(stage_cost) != num_stages:
         raise SpecError(
             f"stage_cost has {len(stage_cost)} numbers, but the pipeline has {num_stages} stages; give one for each"

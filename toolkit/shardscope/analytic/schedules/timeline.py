@@ -1,4 +1,4 @@
-"""A schedule laid out in time: when each operation runs, who waits how long, and what it waits for."""
+"""Timeline of a schedule: start and end of each operation, and idle time of each rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Op(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """An operation with its place in time, in the unit of the durations."""
+    """An operation with its start and end, in the unit of the durations."""
 
     op: Op
     start: float
@@ -30,12 +30,12 @@ class Timed(NamedTuple):
 
 
 DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
-"""The textbook's: a backward pass takes two forward passes, half for the input and half for the weights."""
+"""Textbook durations: a backward pass takes two forward passes, half for the input and half for the weights."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Start and end of every operation of a table, as in `Table.ops`, in the unit of the durations."""
+    """Start and end of every operation of a table, in the order of `Table.ops` and the unit of the durations."""
 
     table: Table
     starts: Sequence[float]
@@ -44,9 +44,12 @@ class Timeline:
 
     @classmethod
     def of(cls, table: Table, costs: Sequence[float], send: float) -> Timeline:
-        """Everything as early as it can be, one pass over the operations."""
+        """Start every operation as early as possible, in one pass over the operations."""
         order, ranks = table.order, [table.stage_ranks[op.stage] for op in table.ops]
-        starts, ends = [0.0] * len(costs), [0.0] * (len(costs) + 1)  # the last stays 0: it stands for none
+        starts, ends = (
+            [0.0] * len(costs),
+            [0.0] * (len(costs) + 1),
+        )  # the last, index -1, stays 0: it stands for none
         before, needs = order.before, order.needs
         delays = [
             send if need >= 0 and ranks[need] != rank else 0.0
@@ -60,42 +63,42 @@ class Timeline:
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """By rank, where its operations begin and end in `Table.ops`."""
+        """First index and end index of each rank's operations in `Table.ops`."""
         ends = list(accumulate(len(row) for row in self.table.ranks))
         return tuple(zip([0, *ends], ends, strict=False))
 
     @cached_property
     def rows(self) -> tuple[tuple[Timed, ...], ...]:
-        """By rank, its operations with their times."""
+        """Operations with their times, by rank."""
         timed = list(map(Timed, self.table.ops, self.starts, self.ends))
         return tuple(tuple(timed[first:last]) for first, last in self.bounds)
 
     @cached_property
     def end(self) -> float:
-        """When the last operation is over; the first begins at 0."""
+        """End of the last operation; the first starts at 0."""
         return max(self.ends, default=0.0)
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """By rank, the time in which it computes."""
+        """Computing time of each rank."""
         return tuple(sum(self.ends[a:b]) - sum(self.starts[a:b]) for a, b in self.bounds)
 
     @cached_property
     def idle(self) -> tuple[float, ...]:
-        """By rank, the time in which it waits between its own first operation and its own last."""
+        """Idle time of each rank between its first and its last operation."""
         spans = [self.ends[b - 1] - self.starts[a] for a, b in self.bounds]
         return tuple(max(0.0, span - busy) for span, busy in zip(spans, self.busy, strict=True))
 
     @property
     def bubble_fraction(self) -> float:
-        """The share of all ranks' time, from the first operation of any to the last of any, in which they wait."""
+        """Share of all ranks' time, from the first operation of any rank to the last of any, that is idle."""
         return 1 - sum(self.busy) / (self.end * len(self.bounds)) if self.end else 0.0
 
     @property
     def step_time(self) -> float:
-        """From one step to the next where no rank waits for the others in between: the longest of the ranks' spans.
+        """Time of a step if ranks do not synchronise between steps: the longest span of any rank.
 
-        The zero-bubble papers count so (Qi et al. 2023, section 4: the optimizer is checked afterwards). Where ranks
-        meet at each step, as for clipping gradients, it is `end`.
+        The zero-bubble papers count this (Qi et al. 2023, section 4: the optimizer is checked afterwards). If ranks
+        synchronise at each step, as for clipping gradients, the time is `end`.
         """
         return max(self.ends[b - 1] - self.starts[a] for a, b in self.bounds)

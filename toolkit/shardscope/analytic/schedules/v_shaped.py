@@ -1,7 +1,7 @@
-"""Two stages a rank in the shape of a V: rank r of p holds stage r on the way down and 2p-1-r on the way up.
+"""Two stages per rank in the shape of a V: rank r of p holds stage r on the way down and 2p-1-r on the way up.
 
-The last stage lies on the first rank, so the first gradients are there early, and all ranks hold about the same
-number of activations.
+The last stage is on the first rank, so the first gradients are ready early, and all ranks hold about the same number of
+activations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shardscope.analytic.schedules.table import Op
 
 @dataclass
 class _Rank:
-    """Writes one rank's operations; the micro-batches of each stage come in order."""
+    """Builds one rank's operations; the micro-batches of each stage come in order."""
 
     down: int
     up: int
@@ -23,7 +23,7 @@ class _Rank:
     _owed: deque[Op] = field(default_factory=deque)
 
     def add(self, kind: str, stage: int) -> None:
-        """The next micro-batch of a stage; after an ``I`` its ``W`` is owed."""
+        """Add the next micro-batch of a stage; an ``I`` leaves its ``W`` pending."""
         key = ("F" if kind == "F" else "W" if kind == "W" else "G", stage)
         batch = self._next.get(key, 0)
         self._next[key] = batch + 1
@@ -32,22 +32,22 @@ class _Rank:
             self._owed.append(Op("W", stage, batch))
 
     def pay(self) -> None:
-        """The oldest weights' backward that is owed, if any."""
+        """Add the oldest pending ``W``, if any."""
         if self._owed:
             self.ops.append(self._owed.popleft())
 
     def pay_stage(self, stage: int) -> None:
-        """The oldest that one stage owes."""
+        """Add the oldest pending ``W`` of one stage."""
         op = next(op for op in self._owed if op.stage == stage)
         self._owed.remove(op)
         self.ops.append(op)
 
     def owes(self, stage: int) -> bool:
-        """Whether a stage owes any."""
+        """Whether a stage has a pending ``W``."""
         return any(op.stage == stage for op in self._owed)
 
     def both(self, stage: int) -> None:
-        """Input and weights right after another."""
+        """Add ``I`` and ``W`` of a stage, one right after the other."""
         self.add("I", stage)
         self.pay_stage(stage)
 
@@ -55,7 +55,7 @@ class _Rank:
 def zbv(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
     """Qi et al., Zero bubble pipeline parallelism, 2023, section 6 and figure 7.
 
-    The schedule is that of at least 2p-1 micro-batches; with fewer, the missing ones are left out.
+    The order is that for at least 2p-1 micro-batches; if there are fewer, the missing ones are left out.
     """
     total = max(2 * ranks - 1, microbatches)
     row = _Rank(rank, 2 * ranks - 1 - rank)
@@ -90,10 +90,10 @@ def zbv(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noq
 
 
 def dualpipev(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
-    """DualPipeV: DeepSeek-AI, DeepSeek-V3 technical report, 2024, section 3.2.1, cut in half to a V.
+    """DualPipeV: DeepSeek-AI, DeepSeek-V3 technical report, 2024, section 3.2.1, halved into a V.
 
-    In the middle a forward of one stage and a backward of the other belong together, so that the communication of one
-    can hide behind the other's computation. The eight steps are those of the authors' own description.
+    In the steady state a forward of one stage is paired with a backward of the other, so that the communication of one
+    overlaps the computation of the other. The eight steps are those of the authors' description.
     """
     row = _Rank(rank, 2 * ranks - 1 - rank)
     down, up, hops = row.down, row.up, ranks - rank - 1
@@ -120,7 +120,7 @@ def dualpipev(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]: 
 
 
 def _drain(row: _Rank, rank: int, hops: int) -> None:
-    """The last backwards: from the middle on, the weights' part is put off to the end."""
+    """Add the last backwards; from the middle on, weight gradients are deferred to the end."""
     kind = "B"
     for i in range(rank + 1):
         middle = i == (rank + 1) // 2

@@ -1,8 +1,8 @@
-"""Search every layout of a model on a cluster, rank what fits, and say why the rest lost.
+"""Search every layout of a model on a cluster, rank those that fit, and explain why the others lost.
 
-`plan` goes through a `Space` of axes: `candidates` writes out what can be, `search` scores it a chunk at a time with
-`analytic.memory` and `prediction.step` and keeps what can be the best by any measure, and `Plans` is the table that can
-be asked: `frame`, `front`, `best`, `by`, `explain`, `why`.
+`plan` searches a `Space` of axes. `candidates` enumerates the valid layouts. `search` scores them a chunk at a time
+with `analytic.memory` and `prediction.step`, and keeps those that can be the best by any measure. `Plans` is the
+resulting table: `frame`, `front`, `best`, `by`, `explain`, `why`.
 """
 
 from shardscope.prediction.planner.explain import Difference, Explanation

@@ -1,8 +1,8 @@
-"""Every layout that a space holds, as index arrays in mixed radix; what cannot be is counted by reason.
+"""Every layout of a space, as index arrays in mixed radix; invalid combinations are counted by reason.
 
-A layout is a place in four nested tables: a grid of degrees; a body (grid, micro-batch, schedule, sequence
+A layout is an index into each of four nested tables: a grid of degrees; a body (grid, micro-batch, schedule, sequence
 parallelism, recomputation), on which the work depends; a way to hold model states (ZeRO, shard, offload); and a
-compression. Only the first two are ever written out; the others are expanded a chunk at a time.
+compression. Only the first two are materialised; the others are expanded a chunk at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shardscope.spec.optimizer import Optimizer
 
 
 class Recipe(NamedTuple):
-    """What is one for a whole table."""
+    """Settings shared by a whole table."""
 
     precision: str
     optimizer: LayoutOptimizer
@@ -54,42 +54,42 @@ class Bodies(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """All layouts of a space that can be."""
+    """All valid layouts of a space."""
 
     grid: Grid
     bodies: Bodies
     zero: Ints
-    """By way of holding states."""
+    """ZeRO stage, by way of holding states."""
     shard: Ints
-    """By grid and way of holding states; 0 where that way is the same as another."""
+    """Ranks of a shard group, by grid and way of holding states; 0 where that way duplicates another."""
     offload: Ints
     compression: Ints
     methods: tuple[Compression, ...]
-    """What `compression` counts; the first is ``none``."""
+    """Methods that `compression` indexes; the first is ``none``."""
     recipe: Recipe
     total: int
-    """Combinations of all axes, those that cannot be included."""
+    """Number of combinations of all axes, including invalid ones."""
     rejected: dict[str, int]
-    """Combinations that cannot be, by reason."""
+    """Number of invalid combinations, by reason."""
 
     @property
     def ways(self) -> Mask:
-        """For each grid and (way of holding states, offload): whether it is one of its own."""
+        """For each grid and (way of holding states, offload): whether it is not a duplicate of another."""
         return np.repeat(self.shard > 0, len(self.offload), axis=1)
 
     @property
     def compressions(self) -> Ints:
-        """For each grid, how many compressions there are: without replicas, just the first."""
+        """Number of compressions for each grid: without replicas, only the first."""
         alone = self.grid.data * self.grid.context == 1
         return np.where(alone, 1, len(self.compression))
 
     @property
     def num_valid(self) -> int:
-        """Layouts that can be."""
+        """Number of valid layouts."""
         return self.total - sum(self.rejected.values())
 
     def layouts(self, body: Ints, way: Ints, compression: Ints) -> Layouts:
-        """The rows at these places of the nested tables."""
+        """Return the layouts at these indices into the nested tables."""
         bodies, grids = self.bodies, self.grid
         grid = bodies.grid.take(body)
         kept, offload = np.divmod(way, len(self.offload))
@@ -122,7 +122,7 @@ def candidates(
     space: Space,
     recipe: Recipe | None = None,
 ) -> Candidates:
-    """Write out grids and bodies, and count what is left out."""
+    """Enumerate the valid grids and bodies, and count the invalid combinations."""
     recipe = recipe or Recipe("bf16-mixed", Optimizer("adamw"), flash_attention=True)
     grid, lost_grids = _grids(model, cluster.num_devices, global_batch, space)
     bodies, lost_bodies, choices = _bodies(model, grid, global_batch, space, recipe)
@@ -159,7 +159,7 @@ def _grids(model: Transformer, devices: int, batch: int, space: Space) -> tuple[
 def _bodies(
     model: Transformer, grid: Grid, batch: int, space: Space, recipe: Recipe
 ) -> tuple[Bodies, dict[str, int], int]:
-    """Bodies that can be, how many cannot, and how many each grid has in all."""
+    """The valid bodies, the number of invalid ones by reason, and the number that each grid has in total."""
     sizes = np.array(space.micro_batch or divisors(batch, largest=LARGEST_MICRO_BATCH), np.int64)
     options = space.schedule_options
     recompute = [RECOMPUTE_NAMES.index(name) for name in space.recompute]
@@ -202,7 +202,7 @@ def _schedule_rules(
 
 
 def _states(cluster: Cluster, grid: Grid, space: Space) -> tuple[Ints, Ints, int]:
-    """ZeRO's stage by way of holding states, and the shard by grid and way: 0 where it is another's twin."""
+    """ZeRO stage by way of holding states, and shard size by grid and way: 0 where it duplicates another."""
     ways = [(zero, kind) for zero in space.zero for kind in (space.shard if zero else space.shard[:1])]
     ranks = grid.data * grid.context
     columns = []
@@ -216,7 +216,7 @@ def _states(cluster: Cluster, grid: Grid, space: Space) -> tuple[Ints, Ints, int
 
 
 def _product(*axes: object) -> tuple[Ints, ...]:
-    """Every combination, a column for each axis, the last one turning fastest."""
+    """Every combination, one column per axis, the last axis varying fastest."""
     values = [np.asarray(list(axis), np.int64) for axis in axes]  # type: ignore[call-overload]
     index = np.indices([len(value) for value in values]).reshape(len(values), -1)
     return tuple(value.take(at) for value, at in zip(values, index, strict=True))

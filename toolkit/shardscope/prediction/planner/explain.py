@@ -1,4 +1,4 @@
-"""Why one layout is faster than another: their times term by term, the largest difference first, in sentences."""
+"""Explains why one layout is faster than another: times term by term, largest difference first, in sentences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS: dict[str, str] = {
     "offload": "moving states and activations to the host and back",
     "overhead": "launching kernels and fixed costs",
 }
-"""What each part of a step is, in words."""
+"""Description of each part of a step."""
 _CAUSES: dict[str, tuple[str, ...]] = {
     "compute": ("micro_batch", "tensor", "pipeline", "context", "expert"),
     "recompute": ("recompute", "pipeline", "micro_batch"),
@@ -46,38 +46,38 @@ _CAUSES: dict[str, tuple[str, ...]] = {
     "offload": ("offload", "zero", "recompute", "micro_batch"),
     "overhead": ("micro_batch", "pipeline", "tensor", "data"),
 }
-"""Which settings a part depends on, the strongest first."""
+"""Settings on which a part depends, the strongest first."""
 
 
 class Difference(NamedTuple):
-    """One part of a step under two layouts."""
+    """Seconds of one part of a step under two layouts."""
 
     part: str
     first_s: float
     second_s: float
     because: tuple[str, ...]
-    """Settings that differ and that the part depends on."""
+    """Settings that differ and on which the part depends."""
 
     @property
     def gain_s(self) -> float:
-        """Seconds that the first saves; negative where it loses."""
+        """Seconds that the first layout saves; negative if it is slower."""
         return self.second_s - self.first_s
 
 
 class Explanation(NamedTuple):
-    """Two layouts side by side."""
+    """Comparison of two layouts."""
 
     first: Layout
     second: Layout
     differences: tuple[Difference, ...]
-    """All that differ, the largest first."""
+    """All parts that differ, the largest difference first."""
     time: tuple[float, float]
     memory_bytes: tuple[float, float]
     names: tuple[str, str] = ("the first", "the second")
 
     @property
     def term(self) -> Term:
-        """Seconds that the first saves over the second, as a sum of terms."""
+        """Seconds that the first layout saves over the second, as a sum of terms."""
         parts = tuple(
             Term(
                 WORDS[each.part], each.gain_s, "s", formula="t_second - t_first",
@@ -89,7 +89,7 @@ class Explanation(NamedTuple):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The whole story, the most important first."""
+        """The whole comparison in sentences, the most important first."""
         return (self._headline(), *map(self._sentence, self.differences), self._memory())
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ class Explanation(NamedTuple):
 def explain(
     setting: Setting, first: Layout, second: Layout, names: tuple[str, str] | None = None
 ) -> Explanation:
-    """Lay the terms of two layouts side by side; the layouts share precision, optimizer and flash attention."""
+    """Compare the terms of two layouts, which share precision, optimizer and flash attention."""
     layouts = Layouts.of([first, second])
     times = time_of(setting, layouts)._asdict()
     total = times.pop("total")

@@ -1,4 +1,4 @@
-"""Why one layout is not in the table: the rule it breaks, or the memory it lacks, in a sentence."""
+"""Explains in a sentence why a layout is not in the table: the rule it breaks, or the memory it lacks."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _CURES = {
     "activations": "recompute='full', a smaller micro_batch, sequence_parallel=True or more context ranks",
     "buffers": "a smaller micro_batch, or more tensor or context ranks",
 }
-"""What makes each kind smaller."""
+"""Settings that reduce each kind of memory."""
 
 
 class Fit(NamedTuple):
-    """Whether a layout's memory is enough."""
+    """Comparison of a layout's memory with what the cluster has."""
 
     memory_bytes: float
     lacking_bytes: float
-    """On the device; 0 or less where it fits."""
+    """Bytes missing on the device; 0 or less if the layout fits."""
     largest: str
-    """The kind that takes most of the device."""
+    """The largest kind of memory on the device."""
     on_drives_bytes: float
 
     @property
     def cure(self) -> str:
-        """What would make the largest kind smaller."""
+        """Settings that would reduce the largest kind of memory."""
         return _CURES[self.largest]
 
 
 def fit_of(setting: Setting, layout: Layout) -> Fit:
-    """How a layout's memory compares with the device's."""
+    """Compare a layout's memory with the device's."""
     parts = memory_parts(setting, Layouts.of([layout]))
     kinds = {name: float(getattr(parts, name)[0]) for name in ON_DEVICE}
     total = float(parts.total[0])
@@ -55,7 +55,7 @@ def _lacking_drives(setting: Setting, parts: MemoryParts) -> float:
 
 
 def problem_with(setting: Setting, layout: Layout) -> str:
-    """What keeps a layout out of the table, or an empty text."""
+    """The reason that keeps a layout out of the table, or an empty string."""
     try:
         layout.check(setting.model, setting.cluster)
     except SpecError as error:

@@ -22,7 +22,7 @@ from shardscope.spec.model import Model, Transformer
 from shardscope.spec.precision import full_name
 
 TOKENS_A_STEP = 1 << 22
-"""Of the global batch where none is given: about what the largest published runs took."""
+"""Tokens of the default global batch: about that of the largest published runs."""
 MOST_GROWTH = 64
 
 
@@ -42,27 +42,27 @@ def plan(
 ) -> Plans:
     """Search every layout of `model` on `cluster` and rank those that fit.
 
-    The search is exhaustive: what is not computed to the end is left out only where `top` others are surely faster with
-    as much memory left. What changes the result of training, lossy compression of gradients, is tried only if `fix` or
-    `space` asks for it. So is offloading to the host, whose links the devices of a node share and whose time no
-    calibration has measured, unless nothing fits without it.
+    The search is exhaustive: a layout is skipped early only if `top` others are certainly faster with as much memory
+    left. Lossy compression of gradients, which changes the result of training, is tried only if `fix` or `space` asks
+    for it. The same holds for offloading to the host, unless nothing fits without it: the devices of a node share the
+    host links, and no calibration has measured its time.
 
     Args:
         model: A `Transformer`, or the name of a preset.
         cluster: A `Cluster`, or the name of one in the catalogue.
         objective: ``"time"``, ``"dollars"``, ``"headroom"``, ``"tokens_per_s"``, or weights of several of them:
             ``{"time": 2, "headroom": 1}``.
-        global_batch: Sequences in one optimizer step; None for about 4 million tokens, a power of two.
+        global_batch: Sequences in one optimizer step; None for the power of two that gives about 4 million tokens.
         top: Rows of the table; None keeps every layout that fits.
-        fix: Axes held to one value or a few: ``{"tensor": 8, "zero": [1, 2]}``.
-        space: Other values to try than all.
+        fix: Axes restricted to one value or a few: ``{"tensor": 8, "zero": [1, 2]}``.
+        space: Values to try on each axis; None for the default space.
         precision: One of `spec.layout.Precision` or an alias, or several.
-        optimizer: What `Layout.optimizer` takes, or several of these.
-        flash_attention: Whether attention is one fused kernel; or both.
-        calibration: Of the machine; None for the catalogue's of the device.
+        optimizer: A value of `Layout.optimizer`, or several.
+        flash_attention: Whether attention is one fused kernel; or both values, to try both.
+        calibration: Constants of the machine; None for the catalogue's constants of the device.
 
     Raises:
-        SpecError: Unknown names, or values that cannot be. It is not an error if nothing fits: see `Plans.problem`.
+        SpecError: A name is unknown or a value invalid. It is not an error if nothing fits: see `Plans.problem`.
 
     Example:
         >>> plans = plan("gpt3-175b", Cluster.of("a100-80gb", nodes=128, per_node=8))  # doctest: +SKIP
@@ -89,7 +89,7 @@ def plan(
 def _searched(
     setting: Setting, batch: int, space: Space, recipes: list[Recipe], top: int | None
 ) -> tuple[list[Pool], list[Found]]:
-    """What was tried, and what fits, by recipe."""
+    """The layouts tried, and those that fit, by recipe."""
     pools, found = [], []
     for recipe in recipes:
         here = candidates(setting.model, setting.cluster, global_batch=batch, space=space, recipe=recipe)
@@ -146,7 +146,7 @@ def _rejected(pools: list[Pool], found: list[Found]) -> dict[str, int]:
 
 
 def _nothing(setting: Setting, batch: int, space: Space, pools: list[Pool], found: list[Found]) -> str:
-    """What comes closest to fitting, and what would make it fit."""
+    """Message that names the layout closest to fitting, and what would make it fit."""
     near = [
         (each.closest.lacking_bytes, place) for place, each in enumerate(found) if len(each.closest.row.body)
     ]
@@ -184,7 +184,7 @@ def _nothing_valid(setting: Setting, pools: list[Pool]) -> str:
 
 
 def _more_nodes(setting: Setting, batch: int, space: Space, recipe: Recipe) -> str:
-    """The smallest doubling of the nodes on which something fits, found by searching there."""
+    """Message with the smallest doubling of the nodes on which a layout fits, found by searching there."""
     factor = 2
     while factor <= MOST_GROWTH and not setting.cluster.groups:
         more = setting.cluster.replace(nodes=setting.cluster.nodes * factor)

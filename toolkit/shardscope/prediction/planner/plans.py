@@ -1,4 +1,4 @@
-"""The answer of a search: a ranked table that can be asked why, ranked anew, and turned into layouts."""
+"""The result of a search: a ranked table that can be explained, ranked anew and turned into layouts."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class Plan(NamedTuple):
     """One row of the table."""
 
     rank: int
-    """From 1."""
+    """Rank of the plan, from 1."""
     layout: Layout
     time_s: float
-    """Of one step."""
+    """Seconds of one step."""
     tokens_per_s: float
     memory_bytes: float
-    """On the fullest device."""
+    """Peak memory of the fullest device, in bytes."""
     headroom_bytes: float
     dollars: float | None
-    """Of one step; None where the cluster has no price."""
+    """US dollars of one step; None if the cluster has no price."""
 
 
 class Pool(NamedTuple):
-    """Candidates of one precision, optimizer and kind of attention, and those that were kept."""
+    """Candidates of one precision, optimizer and kind of attention, and the rows kept."""
 
     found: Candidates
     rows: Rows
@@ -58,10 +58,10 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Plans:
-    """Layouts in the order of an objective, and what became of all others.
+    """Layouts ranked by an objective, and the counts of those rejected.
 
-    Kept are the first `top` Pareto fronts over time and memory, so any other objective ranks its best `top` exactly,
-    without another search: `by`.
+    The first `top` Pareto fronts over time and memory are kept, so `by` ranks the best `top` exactly under any other
+    objective, without another search.
 
     Example:
         >>> plans = plan(model, cluster)  # doctest: +SKIP
@@ -74,11 +74,11 @@ class Plans:
     top: int | None
     pools: tuple[Pool, ...]
     rejected: Mapping[str, int]
-    """Layouts that are not in the table, by reason; keys and their meaning in `REASONS`."""
+    """Number of layouts that are not in the table, by reason; `REASONS` describes the keys."""
     problem: str = ""
-    """Why the table is empty and what would fill it."""
+    """Why the table is empty and what would fill it; an empty string if it has rows."""
     order: Indices = field(init=False, repr=False)
-    """All kept rows by rank."""
+    """Indices of all kept rows, by rank."""
 
     def __post_init__(self) -> None:
         weights = known_objective(self.objective, has_price=self._price is not None)
@@ -87,27 +87,27 @@ class Plans:
 
     @cached_property
     def time_s(self) -> Floats:
-        """Seconds of a step, of all kept rows."""
+        """Seconds of a step, for all kept rows."""
         return np.concatenate([pool.rows.time_s for pool in self.pools])
 
     @cached_property
     def memory_bytes(self) -> Floats:
-        """Bytes on the fullest device, of all kept rows."""
+        """Peak memory of the fullest device in bytes, for all kept rows."""
         return np.concatenate([pool.rows.memory_bytes for pool in self.pools])
 
     @property
     def headroom_bytes(self) -> Floats:
-        """Bytes left on the fullest device, of all kept rows."""
+        """Bytes left on the fullest device, for all kept rows."""
         return capacity(self.setting) - self.memory_bytes
 
     @property
     def considered(self) -> int:
-        """Combinations of all axes, those that cannot be included."""
+        """Number of combinations of all axes, including invalid ones."""
         return sum(pool.found.total for pool in self.pools)
 
     @property
     def valid(self) -> int:
-        """Of them, those that can be, whether they fit or not."""
+        """Number of valid combinations, whether they fit or not."""
         return sum(pool.found.num_valid for pool in self.pools)
 
     @property
@@ -115,18 +115,18 @@ class Plans:
         return self.setting.cluster.price_per_device_hour
 
     def __len__(self) -> int:
-        """Rows of the table."""
+        """Number of rows of the table."""
         return len(self.order) if self.top is None else min(self.top, len(self.order))
 
     def __getitem__(self, place: int) -> Plan:
-        """The row at a place from 0; negative ones count from the end."""
+        """Return the row at an index from 0; negative indices count from the end."""
         return self.row(int(self.order[: len(self)][place]), rank=place % max(1, len(self)) + 1)
 
     def __iter__(self) -> Iterator[Plan]:
         return (self[place] for place in range(len(self)))
 
     def row(self, kept: int, *, rank: int = 0) -> Plan:
-        """The plan at a place among the kept rows; `rank` 0 looks its rank up."""
+        """Return the plan at an index into the kept rows; `rank` 0 looks up its rank."""
         time, memory = float(self.time_s[kept]), float(self.memory_bytes[kept])
         tokens = self.global_batch * self.setting.model.seq
         rank = rank or int(np.flatnonzero(self.order == kept)[0]) + 1
@@ -142,22 +142,22 @@ class Plans:
 
     @property
     def best(self) -> Plan:
-        """The first row.
+        """The best plan: the first row.
 
         Raises:
-            SpecError: Nothing fits; says what comes closest and what would make it fit.
+            SpecError: Nothing fits; the message names what comes closest and what would make it fit.
         """
         if not len(self):
             raise SpecError(self.problem)
         return self[0]
 
     def layout(self, kept: int) -> Layout:
-        """The layout at a place among the kept rows."""
+        """Return the layout at an index into the kept rows."""
         columns = self.layouts([kept])
         return layout_at(columns, 0, self.global_batch)
 
     def layouts(self, kept: Any) -> Layouts:
-        """Layouts at places among the kept rows, which share precision, optimizer and kind of attention."""
+        """Return the layouts at indices into the kept rows, which share precision, optimizer and kind of attention."""
         at = np.asarray(kept, np.int64)
         start = 0
         for pool in self.pools:
@@ -170,17 +170,17 @@ class Plans:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """The ranked table."""
+        """The ranked table, one row per plan."""
         return self._frame(self.order[: len(self)])
 
     @cached_property
     def front(self) -> pd.DataFrame:
-        """Layouts that no other beats in both time and memory, fastest first; `rank` is that in the table."""
+        """The Pareto-optimal layouts over time and memory, fastest first; `rank` is the rank in the table."""
         return self._frame(self.front_rows)
 
     @cached_property
     def front_rows(self) -> Indices:
-        """Places of the front among the kept rows, fastest first."""
+        """Indices of the Pareto front into the kept rows, fastest first."""
         front = pareto.front(np.stack([self.time_s, -self.headroom_bytes]).T, in_turn=True)
         return front[np.argsort(self.time_s[front])]
 
@@ -198,11 +198,11 @@ class Plans:
         return pd.DataFrame(rows, columns=_COLUMNS).drop(columns="layout").set_index("rank")
 
     def by(self, objective: Objective) -> Plans:
-        """The same layouts, ranked by another objective."""
+        """Return the same layouts, ranked by another objective."""
         return replace(self, objective=objective)
 
     def explain(self, first: int = 1, second: int = 2) -> explaining.Explanation:
-        """Why the plan of rank `first` is faster or slower than that of rank `second`, term by term.
+        """Explain why the plan of rank `first` is faster or slower than that of rank `second`, term by term.
 
         Raises:
             SpecError: There is no such rank.
@@ -214,7 +214,7 @@ class Plans:
         return explaining.explain(self.setting, one, other, (f"plan {first}", f"plan {second}"))
 
     def stage_layers(self, rank: int = 1) -> tuple[int, ...]:
-        """Layers of every pipeline stage of the plan of that rank: uneven on a mixed cluster, where that is faster."""
+        """Layers on every pipeline stage of the plan of that rank; uneven on a mixed cluster if that is faster."""
         layout = self[rank - 1].layout
         model, cluster = self.setting.model, self.setting.cluster
         if cluster.groups:
@@ -225,7 +225,7 @@ class Plans:
         return even_split(model.layers, layout.pipeline)
 
     def why(self, layout: Layout) -> str:
-        """Why a layout of one's own is not the best: the rule it breaks, what it lacks, or who beats it and by what."""
+        """Explain why a layout is not the best: the rule it breaks, the memory it lacks, or the plan that beats it."""
         if layout.global_batch != self.global_batch:
             return (
                 f"global_batch={layout.global_batch} is not the table's {self.global_batch}, and steps of two sizes do "
@@ -255,7 +255,7 @@ class Plans:
 
     @property
     def caveat(self) -> str:
-        """The calibration behind the times, and what does not hold of it."""
+        """The calibration behind the times, and its limitations."""
         known = self.setting.calibration
         return f"calibration {known.name}" + (f": {known.note}" if known.note else "")
 
@@ -277,7 +277,7 @@ class Plans:
         return f"<p>{escape(repr(self)[1:-1])}</p>{self.frame.to_html(float_format='{:.4g}'.format)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The table, best first, and the counts of what is not in it, as plain values."""
+        """The table, best first, and the counts of rejected layouts, as plain values."""
         rows = [{**plan._asdict(), "layout": plan.layout.model_dump(mode="json")} for plan in self]
         known = self.setting.calibration
         return {
@@ -300,7 +300,7 @@ def _columns(layout: Layout) -> dict[str, Any]:
 
 
 def layout_at(layouts: Layouts, row: int, global_batch: int) -> Layout:
-    """One row of a table as a `Layout`."""
+    """Return one row of a table as a `Layout`."""
     fields: dict[str, Any] = {}
     named: dict[str, Sequence[Any]] = {
         "schedule": schedule_names(), "recompute": RECOMPUTE_NAMES, "offload": OFFLOAD_NAMES,
@@ -322,7 +322,7 @@ def layout_at(layouts: Layouts, row: int, global_batch: int) -> Layout:
 
 
 def short(layout: Layout) -> str:
-    """A layout in a line: ``dp 64 · tp 8 · pp 32 · zero-1 · zbv · mb 1``."""
+    """Return a layout as one line: ``dp 64 · tp 8 · pp 32 · zero-1 · zbv · mb 1``."""
     degrees = {
         "dp": layout.data,
         "tp": layout.tensor,

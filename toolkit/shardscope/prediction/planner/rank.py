@@ -1,4 +1,4 @@
-"""What "best" means: one measure, or a mix of several by weight."""
+"""Ranking of layouts by one measure, or by a weighted mix of several."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ OBJECTIVES: dict[str, str] = {
     "headroom": "bytes left on the fullest device, most first",
     "tokens_per_s": "tokens a second, most first",
 }
-"""What layouts can be ranked by."""
+"""Measures by which layouts can be ranked."""
 
 
 def known_objective(objective: Objective, *, has_price: bool) -> dict[str, float]:
-    """The weights of an objective.
+    """Return the weights of an objective, by measure.
 
     Raises:
-        SpecError: It is unknown, its weights cannot be, or there is no price to count dollars with.
+        SpecError: The objective is unknown, its weights are invalid, or it needs a price and there is none.
 
     Example:
         >>> known_objective("time", has_price=False)
@@ -51,10 +51,10 @@ def known_objective(objective: Objective, *, has_price: bool) -> dict[str, float
 def scores(
     weights: Mapping[str, float], time_s: Floats, memory_bytes: Floats, *, capacity_bytes: float
 ) -> Floats:
-    """What to rank by, smallest first.
+    """Score of each layout, lower is better.
 
-    In a mix, time, dollars and tokens a second count in multiples of the fastest layout's, and memory as the share of
-    the device that is taken; so weights of 1 and 1 trade 10 % more time for 10 % of the device.
+    In a mix, time, dollars and tokens per second count in multiples of the fastest layout's step time, and memory as
+    the used share of the device. Weights of 1 and 1 thus trade 10 % more time for 10 % of the device.
     """
     fastest = float(time_s.min()) if len(time_s) else 1.0
     slow = sum(weight for name, weight in weights.items() if name != "headroom")
@@ -63,5 +63,5 @@ def scores(
 
 
 def ranking(score: Floats, time_s: Floats, memory_bytes: Floats) -> npt.NDArray[np.intp]:
-    """Rows by score; of equals the faster, then the smaller, then the one that came first."""
+    """Row indices by score; ties go to less time, then less memory, then the earlier row."""
     return np.lexsort((memory_bytes, time_s, score))

@@ -1,7 +1,7 @@
-"""Why a layout cannot be, counted over arrays: the conditions are those of `spec.layout_rules`.
+"""Feasibility constraints of layouts over arrays; the conditions are those of `spec.layout_rules`.
 
-A rule is asked in the order of its place here; a layout is rejected for the first that it breaks, so that the counts by
-reason add up.
+Rules are checked in the order of `REASONS`, and a layout is rejected for the first rule that it breaks, so that the
+counts by reason add up.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ REASONS: dict[str, str] = {
     "does not fit": "its fullest device, or the host behind it, holds more than there is memory",
     "beaten": "as many others as were asked for are faster and leave more memory free",
 }
-"""Reason codes and what they mean, in the order in which they are asked."""
+"""Reason codes and their meaning, in the order in which the rules are checked."""
 
 
 class Grid(NamedTuple):
-    """Degrees, an array each."""
+    """Parallel degrees, one array each."""
 
     tensor: Ints
     pipeline: Ints
@@ -54,7 +54,7 @@ class Grid(NamedTuple):
 def grid_faults(
     model: Transformer, grid: Grid, *, devices: int, batch: int, data: tuple[int, ...] | None
 ) -> Ints:
-    """Place in `REASONS` of the first rule that each grid breaks, or -1."""
+    """Index into `REASONS` of the first rule that each grid breaks, or -1."""
     tensor, pipeline, context, expert, replicas = grid
     uneven = {
         name: layout_rules.indivisible(size, tensor)
@@ -78,7 +78,7 @@ def grid_faults(
 
 
 def first_fault(rules: dict[str, Mask], length: int) -> Ints:
-    """Place in `REASONS` of the first rule broken, or -1."""
+    """Index into `REASONS` of the first rule broken, or -1."""
     codes = list(REASONS)
     found = np.full(length, -1, np.int64)
     for name in reversed(rules):
@@ -89,7 +89,7 @@ def first_fault(rules: dict[str, Mask], length: int) -> Ints:
 def schedule_faults(
     name: str, virtual: int, *, layers: int, stages: Ints, microbatches: Ints, is_first: bool
 ) -> dict[str, Mask]:
-    """Rules that a schedule breaks on a pipeline with that many stages."""
+    """Masks of the rules that a schedule breaks on a pipeline with the given number of stages."""
     alone, schedule = stages == 1, PipelineSchedule(name)
     broken = (
         layout_rules.too_many_stages(layers, stages, virtual)

@@ -1,7 +1,7 @@
-"""Going through all candidates a chunk at a time: what fits, what it takes, and what can still be among the best.
+"""Search through all candidates a chunk at a time: which fit, their time and memory, and which can still be best.
 
-Nothing is guessed. A row is left out early only if the part of its time that does not depend on how model states are
-held is already longer than the whole time of as many layouts as are wanted, each with as much memory left.
+The search is exact. A row is skipped early only if the part of its time that does not depend on how model states are
+held already exceeds the whole time of `keep` layouts, each with as much memory left.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from shardscope.spec.model import Transformer
 Floats = npt.NDArray[np.float64]
 
 CHUNK = 1 << 16
-"""Rows at a time: some 10 MB for all columns, whatever the size of the space."""
+"""Rows processed at a time: some 10 MB for all columns, whatever the size of the space."""
 
 
 class Setting(NamedTuple):
-    """What all layouts have in common."""
+    """Settings shared by all layouts."""
 
     model: Transformer
     cluster: Cluster
@@ -38,7 +38,7 @@ class Setting(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Layouts by their places in the nested tables, with what they take."""
+    """Layouts by their indices into the nested tables, with their time and memory."""
 
     body: Ints
     way: Ints
@@ -47,16 +47,16 @@ class Rows(NamedTuple):
     memory_bytes: Floats
 
     def at(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> Rows:
-        """Some of the rows."""
+        """Select some of the rows."""
         return Rows(*(column[rows] for column in self))  # type: ignore[arg-type]
 
     def plus(self, other: Rows) -> Rows:
-        """These rows and those."""
+        """Append the rows of `other`."""
         return Rows(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
 class Promising(NamedTuple):
-    """Rows that fit and may be among the best, before they are timed."""
+    """Rows that fit and may be among the best, not timed yet."""
 
     body: Ints
     way: Ints
@@ -65,30 +65,30 @@ class Promising(NamedTuple):
 
 
 class Closest(NamedTuple):
-    """The layout that lacks least, on its device and behind it."""
+    """The layout that lacks the least memory, on its device and on its host and drives."""
 
     row: Rows
     lacking_bytes: float
 
 
 class Found(NamedTuple):
-    """What a search keeps."""
+    """Result of a search."""
 
     rows: Rows
     too_large: int
-    """Layouts that do not fit."""
+    """Number of layouts that do not fit."""
     beaten: int
     closest: Closest
-    """If nothing fits."""
+    """The layout closest to fitting, if nothing fits."""
 
 
 EMPTY = Rows(*(np.zeros(0, np.int64),) * 3, *(np.zeros(0),) * 2)
 
 
 def search(setting: Setting, found: Candidates, *, keep: int | None) -> Found:
-    """Score every candidate and keep the first `keep` Pareto fronts, or, for None, every layout that fits.
+    """Score every candidate and keep the first `keep` Pareto fronts, or every layout that fits if `keep` is None.
 
-    On a mixed cluster the cut of the layers depends on the memory left, so nothing is left out early there.
+    On a mixed cluster the cut of the layers depends on the memory left, so no row is skipped early there.
     """
     if keep is not None and setting.cluster.groups:
         every = search(setting, found, keep=None)
@@ -125,7 +125,7 @@ def search(setting: Setting, found: Candidates, *, keep: int | None) -> Found:
 
 
 def least_times(setting: Setting, found: Candidates) -> Floats:
-    """Seconds of each body without what depends on how its model states are held."""
+    """Lower bound of each body's step time in seconds, without the parts that depend on how model states are held."""
     least = np.empty(len(found.bodies.grid))
     for start in range(0, len(least), CHUNK):
         body = np.arange(start, min(start + CHUNK, len(least)))
@@ -146,23 +146,23 @@ def time_of(setting: Setting, layouts: Layouts, drive_share: Floats | None = Non
 
 
 def lacking_bytes(setting: Setting, held: MemoryParts) -> Floats:
-    """Bytes that the fullest device, and the host and drives behind it, have no room for: 0 where all fits."""
+    """Bytes that exceed the fullest device and the host and drives behind it; 0 if everything fits."""
     beyond = np.maximum(held.nvme - drive_room(setting.cluster), 0.0)
     return np.asarray(np.maximum(held.total - capacity(setting), 0.0) + beyond)
 
 
 def memory_parts(setting: Setting, layouts: Layouts) -> MemoryParts:
-    """Bytes by kind; what a device's share of the host cannot hold counts as on its drives."""
+    """Bytes by kind; offloaded bytes beyond a device's share of the host count as on its drives."""
     return device_memory(setting.model, layouts, host_capacity=host_room(setting.cluster))
 
 
 def capacity(setting: Setting) -> float:
-    """Bytes of one device."""
+    """Memory of one device, in bytes."""
     return float(setting.cluster.device.memory_bytes)
 
 
 def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[Ints, Ints]]:
-    """Places of (body, way), a body's ways together, bodies in the given order."""
+    """Yield chunks of (body, way) indices, the ways of a body together, bodies in the given order."""
     ways = found.ways
     step = max(1, CHUNK // max(1, ways.shape[1]))
     for start in range(0, len(order), step):
@@ -172,7 +172,7 @@ def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[In
 
 
 def _timed(setting: Setting, found: Candidates, rows: Promising) -> Rows:
-    """The rows under each compression, with their times."""
+    """Expand the rows by compression and time them."""
     choices = found.compressions[found.bodies.grid[rows.body]]
     body, way = np.repeat(rows.body, choices), np.repeat(rows.way, choices)
     memory, share = np.repeat(rows.memory_bytes, choices), np.repeat(rows.drive_share, choices)
@@ -182,7 +182,7 @@ def _timed(setting: Setting, found: Candidates, rows: Promising) -> Rows:
 
 
 def _best(rows: Rows, room: float, keep: int) -> tuple[Rows, Staircase]:
-    """The first `keep` fronts, which have the best `keep` rows by any measure of time and memory; the last as a bar."""
+    """The first `keep` Pareto fronts, which hold the best `keep` rows by any measure, and the last front as a bar."""
     places = np.lexsort((rows.compression, rows.way, rows.body))
     rows = rows.at(places)
     costs = np.stack([rows.time_s, rows.memory_bytes - room]).T
@@ -192,14 +192,14 @@ def _best(rows: Rows, room: float, keep: int) -> tuple[Rows, Staircase]:
 
 
 class Staircase:
-    """The k-th front as a bar that a row has to pass: k others are faster and take as little memory, or not."""
+    """The k-th Pareto front as a bar: k other rows are faster than a row behind it and take no more memory."""
 
     def __init__(self, costs: Floats) -> None:
         self._time, memory = costs[pareto.lexical_order(costs)].T
         self._least = np.minimum.accumulate(np.concatenate(([np.inf], memory)))
 
     def beats(self, time: Floats, memory: Floats) -> npt.NDArray[np.bool_]:
-        """Whether a row that is at least this slow and takes at least this much is surely beaten."""
+        """Whether rows with at least this time and at least this memory are certainly beaten."""
         return np.asarray(self._least[np.searchsorted(self._time, time)] <= memory)
 
 

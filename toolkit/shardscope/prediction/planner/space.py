@@ -1,4 +1,4 @@
-"""What a search may choose from: the values of every axis of a layout."""
+"""Search space of the planner: the values of every axis of a layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGEST_MICRO_BATCH = 16
 class Space(Spec):
     """The values that a search tries on each axis; an axis of degrees that is None takes every divisor.
 
-    What would change the result of training, lossy compression of gradients, is left out unless it is asked for.
+    Lossy compression of gradients, which would change the result of training, is left out by default.
 
     Example:
         >>> Space(pipeline=(1, 2, 4), offload=("none",)).schedule_options[:3]
@@ -29,7 +29,7 @@ class Space(Spec):
     """
 
     data: tuple[Count, ...] | None = None
-    """Replicas; they follow from the other degrees and the number of devices, so this only filters."""
+    """Data-parallel degrees; they follow from the other degrees and the number of devices, so this only filters."""
     tensor: tuple[Count, ...] | None = None
     pipeline: tuple[Count, ...] | None = None
     context: tuple[Count, ...] | None = None
@@ -38,7 +38,7 @@ class Space(Spec):
     """None for the divisors of the global batch up to 16."""
     schedule: tuple[LayoutSchedule, ...] = Field(default_factory=searched_schedules, min_length=1)
     virtual_stages: tuple[Count, ...] = Field(default=(2, 3, 4, 6, 8), min_length=1)
-    """Of the interleaved schedules; the others have one stage a rank, V-shaped ones two."""
+    """Stages per rank of the interleaved schedules; V-shaped schedules have two, the others one."""
     zero: tuple[Literal[0, 1, 2, 3], ...] = Field(default=(0, 1, 2, 3), min_length=1)
     shard: tuple[Literal["all", "node"], ...] = Field(default=("all", "node"), min_length=1)
     """ZeRO over all replicas, or over those of one node (HSDP)."""
@@ -64,10 +64,10 @@ class Space(Spec):
         )
 
     def fixed(self, values: Mapping[str, Any]) -> Space:
-        """This space with some axes held to one value or a few.
+        """Return this space with some axes restricted to one value or a few.
 
         Raises:
-            SpecError: No such axis, or a value that it cannot take.
+            SpecError: The axis does not exist, or a value is invalid for it.
 
         Example:
             >>> Space().fixed({"tensor": 8, "zero": [1, 2]}).tensor

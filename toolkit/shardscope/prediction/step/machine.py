@@ -1,4 +1,4 @@
-"""Rates of one machine as calibrated: what the catalogue promises times the share that was measured."""
+"""Calibrated rates of one machine: the catalogue's peak rates times the measured share."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ FORMATS = {
     "bf16-mixed": ("bf16", "fp16", "fp32"),
     "fp8-mixed": ("fp8",),
 }
-"""Formats in which a recipe multiplies, best first; the first that the device has is taken.
+"""Number formats of a recipe's matrix products, best first; the first that the device supports is used.
 
-Any 16 bits stand in for the others; nothing does for 8, whose recipe without them is another's (`bf16-mixed`).
+One 16-bit format can replace another. An 8-bit format has no replacement: without it the recipe would be
+`bf16-mixed`.
 """
 
 
@@ -39,22 +40,22 @@ class Machine(NamedTuple):
     cluster: Cluster
     calibration: Calibration
     format: str
-    """In which most products are done: the recipe's, or the nearest that the device has."""
+    """Format of most matrix products: the recipe's, or the nearest that the device supports."""
     matmul_rate: float
-    """FLOP/s of huge products in the recipe's format."""
+    """FLOP/s of very large matrix products in the recipe's format."""
     wide_rate: float
-    """The same in 16 bits: attention and the output projection are not run in 8."""
+    """FLOP/s of very large products in 16 bits: attention and the output projection do not run in 8."""
     attention_rate: float
     unfused_rate: float
     memory_rate: float
     value_bytes: int
-    """Of an activation."""
+    """Bytes of one activation element."""
     peak: float
-    """FLOP/s promised in the recipe's format: the denominator of MFU."""
+    """Peak FLOP/s of the device in the recipe's format: the denominator of MFU."""
 
     @classmethod
     def of(cls, cluster: Cluster, calibration: Calibration, precision: str) -> Machine:
-        """Rates for a precision recipe of `spec.layout`."""
+        """Return the rates for a precision recipe of `spec.layout`."""
         device = cluster.device
         name = next((name for name in FORMATS[precision] if name in device.peak_flops), None)
         if name is None:
@@ -76,9 +77,10 @@ class Machine(NamedTuple):
         )
 
     def link(self, group: npt.ArrayLike, stride: npt.ArrayLike) -> tuple[Floats, Floats]:
-        """Bytes a second that a group's ring reaches, and seconds a step; latency grows by the logarithm of the group.
+        """Bandwidth of a group's ring in bytes per second, and latency in seconds per ring step.
 
-        NCCL takes trees where a ring's W - 1 steps would take longer, so a step costs log2(W) / (W - 1) latencies.
+        NCCL uses trees where a ring's W - 1 steps would take longer, so the total latency grows as log2(W): a step
+        costs log2(W) / (W - 1) latencies.
         """
         cal, cluster = self.calibration, self.cluster
         link = spanning_link(cluster, group, stride)
@@ -90,19 +92,19 @@ class Machine(NamedTuple):
         return np.asarray(rate), np.asarray(link.latency * steps / np.maximum(ranks - 1.0, 1.0))
 
     def started(self, group: npt.ArrayLike) -> Floats:
-        """Seconds of starting one collective; none where there is nobody to talk to."""
+        """Seconds to launch one collective; 0 for a group of one."""
         return np.where(np.asarray(group) > 1, self.calibration.collective_s, 0.0)
 
     def collective(
         self, op: str, num_bytes: npt.ArrayLike, group: npt.ArrayLike, stride: npt.ArrayLike
     ) -> Floats:
-        """Seconds of one collective."""
+        """Seconds of one collective, launch included."""
         rate, latency = self.link(group, stride)
         return np.asarray(ring_time(op, num_bytes, group, rate, latency) + self.started(group))
 
 
 def _lacks(device: Device, precision: str) -> str:
-    """That a device has none of a recipe's formats, and which recipes it can do."""
+    """Error message for a device without any of a recipe's formats; lists the recipes that it supports."""
     able = [name for name, formats in FORMATS.items() if any(one in device.peak_flops for one in formats)]
     known = ", ".join(device.peak_flops) or "no format"
     way_out = f"use precision={' or '.join(map(repr, able))}" if able else "give its peak_flops"

@@ -1,4 +1,4 @@
-"""One micro-batch through one stage: what its blocks compute, move, wait for and recompute, forward and backward."""
+"""Time of one micro-batch through one stage, forward and backward: computing, messages, waits and recomputation."""
 
 from __future__ import annotations
 
@@ -16,50 +16,51 @@ from shardscope.spec.model import Transformer
 Floats = npt.NDArray[np.float64]
 
 FORWARD_KERNELS, BACKWARD_KERNELS = 30.0, 60.0
-"""Kernels that a block launches in an eager framework: about ten operators of a few kernels, twice as many back."""
+"""Kernels that a block launches in an eager framework: about ten operators of a few kernels, and twice as many in the
+backward pass."""
 COLLECTIVE_KERNELS = 2.0
-"""What launching one collective costs the host, in kernels."""
+"""Host cost of launching one collective, in kernel launches."""
 FLASH_BACKWARD = 2.5
-"""FLOPs of fused attention's backward pass over its forward pass: five products instead of two (Dao et al. 2022)."""
+"""Ratio of backward to forward FLOPs of fused attention: five products instead of two (Dao et al. 2022)."""
 
 
 class Pass(NamedTuple):
-    """Seconds that one direction takes."""
+    """Seconds of one direction, forward or backward, by part."""
 
     compute: Floats
     weight: Floats
-    """The part of `compute` that is for the weights' gradients, which a schedule may put off."""
+    """Part of `compute` for the weight gradients, which a schedule may defer."""
     tensor: Floats
     context: Floats
     expert: Floats
     waiting: Floats
-    """For the host to launch kernels."""
+    """Seconds of waiting for the host to launch kernels."""
 
     @property
     def total(self) -> Floats:
-        """All of it; `weight` is within `compute`."""
+        """Sum of all parts; `weight` is included in `compute`."""
         return np.asarray(self.compute + self.tensor + self.context + self.expert + self.waiting)
 
     def times(self, factor: npt.ArrayLike) -> Pass:
-        """Each part times a factor."""
+        """Return each part times a factor."""
         factor = np.asarray(factor, float)
         return Pass(*(np.asarray(part * factor) for part in self))
 
     def plus(self, other: Pass) -> Pass:
-        """Part by part."""
+        """Return the sum, part by part."""
         return Pass(*(np.asarray(a + b) for a, b in zip(self, other, strict=True)))
 
 
 class Stage(NamedTuple):
-    """One micro-batch through the slowest stage."""
+    """Times of one micro-batch through the slowest stage."""
 
     forward: Pass
     backward: Pass
     recompute: Pass
     edge: Pass
-    """Embedding and output projection, both directions: of the stage that has them."""
+    """Embedding and output projection, both directions, on the stage that holds them."""
     spare: Floats
-    """Of the slowest stage's time, the share that the last stage has left for them, as it has fewer layers."""
+    """Share of the slowest stage's time that the last stage, with fewer layers, has left for `edge`."""
 
 
 def stage(
@@ -72,15 +73,15 @@ def stage(
     sequence_parallel: npt.ArrayLike,
     flash: bool,
 ) -> Stage:
-    """Times of a micro-batch on the stage with most layers (ceil(L / p)), and of the output projection on the last.
+    """Times of a micro-batch on the stage with most layers, ceil(L / p), and of the output projection on the last.
 
     Args:
         model: The whole model.
-        machine: Rates.
-        split: Of a micro-batch; its arrays' shape is the result's.
-        pipeline: p, the stages.
+        machine: Calibrated rates.
+        split: Split of a micro-batch over devices; the result has the shape of its arrays.
+        pipeline: p, the number of stages.
         recompute: Index into `spec.layout.RECOMPUTE_NAMES`.
-        sequence_parallel: Whether norms and additions are cut over the tensor ranks.
+        sequence_parallel: Whether norms and additions are split over the tensor ranks.
         flash: Whether attention is one fused kernel.
     """
     layers = np.ceil(model.layers / np.asarray(pipeline))
@@ -101,7 +102,7 @@ def stage(
 
 
 def _missing_layers(model: Transformer, layers: Floats, pipeline: npt.ArrayLike) -> Floats:
-    """Layers that the last stage, with L - (p - 1) ceil(L / p) of them, has fewer than the others."""
+    """Layers missing on the last stage: it has L - (p - 1) ceil(L / p), the other stages ceil(L / p)."""
     last = model.layers - (np.asarray(pipeline) - 1.0) * layers
     return np.asarray(layers - np.clip(last, 0.0, layers))
 
@@ -110,7 +111,7 @@ class _Block(NamedTuple):
     forward: Pass
     backward: Pass
     core: Pass
-    """Attention's inner part alone, forward: what selective recomputation repeats."""
+    """Forward pass of core attention alone, which selective recomputation repeats."""
 
 
 def _with_recompute(block: _Block, recompute: npt.ArrayLike) -> tuple[Pass, Pass, Pass]:
@@ -147,7 +148,7 @@ def _block(
 def _linear_work(
     model: Transformer, split: Split, sequence_parallel: npt.ArrayLike, with_experts: bool
 ) -> tuple[list[Matmul], Floats]:
-    """The linear layers' products and the bytes moved beside them, forward."""
+    """The linear layers' matrix products and the bytes that other operations move, forward."""
     products = list(work.projections(model, split))
     moved = work.block_bytes(model, split, sequence_parallel=sequence_parallel)
     if with_experts:
@@ -162,7 +163,7 @@ def _linear_work(
 
 
 def _core(model: Transformer, machine: Machine, split: Split, flash: bool) -> tuple[Floats, Floats]:
-    """Seconds of attention's inner part, forward and backward."""
+    """Seconds of core attention, forward and backward."""
     products = work.attention_core(model, split)
     cal = machine.calibration
     if flash:
@@ -183,8 +184,9 @@ def _communication(
 ) -> tuple[Floats, Floats, Floats]:
     """Seconds of a block's collectives in one direction: tensor, context and expert parallel.
 
-    Tensor: two all-reduces of the block's output (Megatron-LM, Shoeybi et al. 2019), or as much in gathering and
-    scattering. Context: keys and values gathered. Expert: tokens to their experts and back.
+    Tensor: two all-reduces of the block's output (Megatron-LM, Shoeybi et al. 2019), or all-gathers and
+    reduce-scatters of the same volume. Context: all-gather of keys and values. Expert: tokens to their experts and
+    back.
     """
     tokens = split.tokens(model.seq)
     output = tokens * model.hidden * machine.value_bytes
@@ -208,7 +210,7 @@ def _direction(
     *,
     kernels: float,
 ) -> Pass:
-    """One direction; the host may take longer to launch it than the device to do it."""
+    """Time of one direction, with the wait if the host takes longer to launch it than the device to run it."""
     cal = machine.calibration
     many = split.tensor - 1
     launched = kernels + 2 * COLLECTIVE_KERNELS * (many > 0)
@@ -218,7 +220,7 @@ def _direction(
 
 
 def _edge(model: Transformer, machine: Machine, split: Split) -> Pass:
-    """Output projection, cross-entropy and embedding, both directions; never recomputed."""
+    """Time of output projection, cross-entropy and embedding, both directions; never recomputed."""
     cal, tokens = machine.calibration, split.tokens(model.seq)
     rate = machine.wide_rate * np.where(split.tensor == 1, cal.head_efficiency, 1.0)
     product = work.head(model, split).seconds(1.0, cal.half_size) / rate

@@ -1,20 +1,20 @@
-"""Step time of many layouts at once: tables for the combinations that occur, then a few sums for every row.
+"""Step time of many layouts at once: tables for the combinations that occur, then a few sums per row.
 
-A pass through the slowest stage takes as long as the longest of what runs side by side in it:
+A pass through the slowest stage takes as long as the longest of its concurrent activities:
 
     t' = max(t + N - min(ρ N, t) + K, H)
 
-with t its computing and the messages that nothing hides, N the collectives that gather weights and reduce gradients, ρ
-the share of them that computing can hide, K packing compressed gradients, and H the traffic between device, host and
-drives, which ZeRO-Infinity overlaps with computing and with collectives alike (Rajbhandari et al. 2021, arXiv
-2104.07857, section 6.2). Every term grows with what it stands for, so no faster link ever makes a pass longer; and
-the pipeline waits for t', so that what is not hidden lengthens its bubble too.
+Here t is the pass's computing and exposed messages, N the collectives that gather weights and reduce gradients, ρ the
+share of N that computing can hide, and K the packing of compressed gradients. H is the traffic between device, host and
+drives, which ZeRO-Infinity overlaps with both computing and collectives (Rajbhandari et al. 2021, arXiv 2104.07857,
+section 6.2). The time grows with every term, so a faster link never makes a pass longer. The pipeline waits for t', so
+exposed time lengthens its bubble too.
 
-On a mixed cluster, faster devices get more layers, so that all stages of a pipeline take as long as each other. The
-groups stand behind each other in the pipeline, each stage within one group. All layers are equal, so the best
-contiguous cut gives every stage of a group floor(T / t) layers, t a layer's time there and T the least for which all
-layers have a place; what a device's memory cannot hold caps it. Schedules with several stages a rank keep the even cut,
-as their chunks must be equal.
+On a mixed cluster, faster devices get more layers, so that all stages of a pipeline take about the same time. The
+groups follow one another along the pipeline, and each stage lies within one group. All layers are equal, so the best
+contiguous cut gives every stage of a group floor(T / t) layers, where t is the time of one layer there and T the least
+value for which all layers are placed. A device's memory caps this number. Schedules with several stages per rank keep
+the even cut, as their chunks must be equal.
 """
 
 from __future__ import annotations
@@ -46,40 +46,40 @@ Floats = npt.NDArray[np.float64]
 
 
 class StepParts(NamedTuple):
-    """Seconds of one optimizer step on the device that takes longest, an array each; they add up to `total`."""
+    """Seconds of one optimizer step on the slowest device, one array per part; the parts add up to `total`."""
 
     compute: Floats
-    """Forward and backward, each activation computed once."""
+    """Forward and backward passes, without recomputation."""
     recompute: Floats
-    """Forward again, for activations that were not kept."""
+    """Recomputation of activations in the backward pass."""
     tensor_comm: Floats
     context_comm: Floats
     expert_comm: Floats
     pipeline_comm: Floats
     """Messages between stages."""
     bubble: Floats
-    """Standing idle while the pipeline fills and drains, with what its micro-batches wait for."""
+    """Idle time while the pipeline fills and drains, including the exposed waits of the micro-batches in it."""
     data_comm: Floats
-    """Reducing gradients and gathering parameters, as far as computation does not hide it."""
+    """Gradient reduction and parameter gathering that computation does not hide."""
     optimizer: Floats
     offload: Floats
-    """To and from the host, as far as computation does not hide it."""
+    """Traffic to and from the host that computation does not hide."""
     overhead: Floats
-    """Waiting for the host to launch kernels, and what a step costs whatever its size."""
+    """Waiting for the host to launch kernels, and the fixed cost of a step."""
     total: Floats
 
 
 class Computing(NamedTuple):
-    """Seconds of which `StepParts.compute` is the sum, an array each."""
+    """The parts of `StepParts.compute`, in seconds, one array each."""
 
     forward: Floats
     backward: Floats
     edge: Floats
-    """Embedding and output projection, both directions, beyond what a last stage with fewer layers has left."""
+    """Embedding and output projection, both directions, beyond the time left on a last stage with fewer layers."""
 
 
 CHUNK = 1 << 14
-"""Rows worked on at a time: a dozen columns of this length stay in a core's cache."""
+"""Rows processed at a time: a dozen columns of this length stay in a core's cache."""
 
 
 def even_time(
@@ -92,20 +92,20 @@ def even_time(
     pace: Floats | float = 1.0,
     computing: Computing | None = None,
 ) -> StepParts:
-    """Seconds of one optimizer step for every layout, of a pipeline whose stages all have ceil(L / p) layers.
+    """Seconds of one optimizer step for every layout, if all stages of the pipeline have ceil(L / p) layers.
 
-    With m micro-batches, a step is m times the slowest stage's micro-batch, the bubble, messages between stages,
-    what of the gradients' reduction is not hidden, and the update. All of it follows from the model's sizes, the
-    catalogue's rates and the calibration's constants. More bandwidth of any kind never makes it longer.
+    With m micro-batches, a step is m times the slowest stage's micro-batch, plus the bubble, messages between stages,
+    exposed gradient reduction, and the update. All of it follows from the model's sizes, the catalogue's rates and the
+    calibration's constants. More bandwidth of any kind never makes a step longer.
 
     Args:
-        model: What is trained.
-        layouts: One layout or a million.
-        cluster: Its links, host and drives.
+        model: The model.
+        layouts: Table of layouts.
+        cluster: The cluster, with its links, host and drives.
         calibration: The machine's constants.
-        drive_share: `MemoryParts.drive_share` of each layout where it is known; None to count it.
-        pace: Of each layout, what its stages take over what such a stage takes; see `cut`.
-        computing: Arrays of one number a layout to fill with the shares of `compute`; None where nobody asks.
+        drive_share: `MemoryParts.drive_share` of each layout if known; None to compute it.
+        pace: Time of each layout's stages over that of a stage of the even cut; see `cut`.
+        computing: Arrays, one number per layout, to fill with the parts of `compute`; None to skip them.
     """
     work = _work(model, layouts, cluster, calibration, drive_share)
     work = work._replace(pace=np.broadcast_to(np.asarray(pace, float), len(layouts)))
@@ -116,14 +116,14 @@ def even_time(
 
 
 def stage_time(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration) -> Floats:
-    """Seconds of one micro-batch through a stage of ceil(L / p) layers, both ways, with all that it waits for."""
+    """Seconds of one micro-batch through a stage of ceil(L / p) layers, forward and backward, waits included."""
     work = _work(model, layouts, cluster, calibration, None)
     passes = (_passes(work, rows) for rows in _in_cache(layouts))
     return np.concatenate([each.forward + each.backward for each in passes])
 
 
 def _in_cache(layouts: Layouts) -> Iterator[slice]:
-    """The rows in slices."""
+    """Yield the rows in slices that fit the cache."""
     return (slice(start, start + CHUNK) for start in range(0, len(layouts), CHUNK))
 
 
@@ -149,7 +149,7 @@ def _work(
 
 
 def _drive_share(model: Transformer, layouts: Layouts, cluster: Cluster) -> Floats:
-    """Of what each layout offloads, the share that its host cannot hold."""
+    """Share of each layout's offloaded bytes that the host's memory cannot hold."""
     if not (cluster.nvme_bandwidth and layouts.offload.any()):
         return np.zeros(1)
     return device_memory(model, layouts, host_capacity=host_room(cluster)).drive_share
@@ -161,15 +161,15 @@ class _Work(NamedTuple):
     states: Table
     calibration: Calibration
     per_node: int
-    """Devices that hold a whole layout without crossing to another node; endless where there is one node."""
+    """Devices that a layout can take without crossing nodes; unlimited on a single node."""
     drag: Floats
-    """Of every row; see `drag_of`."""
+    """Drag of every row; see `drag_of`."""
     pace: Floats
-    """Of every row; see `even_time`."""
+    """Pace of every row; see `even_time`."""
 
 
 class _Passes(NamedTuple):
-    """One micro-batch through the slowest stage, waits included."""
+    """Seconds of one micro-batch through the slowest stage, waits included."""
 
     found: Rows
     late: Windows
@@ -226,15 +226,16 @@ def _fill(parts: StepParts, rows: slice, work: _Work, computing: Computing | Non
 
 
 def _edge_left(one: Columns, pace: Floats) -> Floats:
-    """Of embedding and projection, the share that goes beyond the time that a last stage with fewer layers has."""
+    """Share of embedding and output projection beyond the time that a last stage with fewer layers has left."""
     whole = np.maximum(one["edge"], np.finfo(float).tiny)
     return np.clip(1.0 - pace * one["spare"] / whole, 0.0, 1.0)
 
 
 def _once(rows: Rows, free: Floats, cal: Calibration) -> Floats:
-    """What is reduced or gathered once a step, less what hides behind the last backward pass, and packing it.
+    """Seconds of the exposed collectives that run once per step, and of packing their gradients.
 
-    ZeRO 0 and 1 reduce gradients once, at the end, and pack them then; 1 and 2 gather parameters once.
+    ZeRO 0 and 1 reduce gradients once, at the end, and pack them then. ZeRO 1 and 2 gather parameters once. Part of it
+    hides behind the last backward pass.
     """
     zero, held = rows.zero, rows.states
     once = np.where(zero == 3, 0.0, held["gather_s"]) + np.where(zero < 2, held["reduce_s"], 0.0)
@@ -243,7 +244,7 @@ def _once(rows: Rows, free: Floats, cal: Calibration) -> Floats:
 
 
 def _offload(parts: StepParts, rows: slice, found: Rows, late: Floats) -> None:
-    """The update where the optimizer's state is, and the traffic to the host that a pass waits for."""
+    """Fill in the update, on device or host, and the traffic to the host that a pass waits for."""
     if not found.offload.any():
         parts.optimizer[rows], parts.offload[rows] = found.states["update_s"], 0.0
         return
@@ -256,7 +257,7 @@ Columns = Mapping[str, Floats]
 
 
 class Rows(NamedTuple):
-    """Some rows of a table, with what was looked up for them."""
+    """Some rows of a table, with their values from the lookup tables."""
 
     zero: Ints
     offload: Ints
@@ -264,39 +265,39 @@ class Rows(NamedTuple):
     micro: Columns
     """Seconds of one micro-batch: ``forward``, ``input``, ``weight``, ``saved``."""
     states: Columns
-    """Seconds of `tables.Weights`."""
+    """Columns of `tables.Weights`, in seconds."""
     drag: Floats
-    """Seconds of the drives for each second of traffic over the link to the host (`drag_of`)."""
+    """Seconds of drive traffic per second of traffic over the host link (`drag_of`)."""
 
 
 class Late(NamedTuple):
-    """Seconds that a pass takes beyond its own."""
+    """Seconds by which waits lengthen a pass."""
 
     network: Floats
-    """For collectives that are not hidden, and packing what they send."""
+    """Exposed collectives, and packing of what they send."""
     host: Floats
-    """For traffic to the host that takes longer still."""
+    """Traffic to the host, as far as it takes longer still."""
 
     @property
     def total(self) -> Floats:
-        """Both."""
+        """Sum of both."""
         return np.asarray(self.network + self.host)
 
 
 class Windows(NamedTuple):
-    """Of one micro-batch."""
+    """Waits of one micro-batch, and the time left to hide other collectives."""
 
     forward: Late
     backward: Late
     free: Floats
-    """Seconds of the lengthened backward pass in which none of its collectives runs."""
+    """Seconds of the lengthened backward pass without any of its collectives."""
 
 
 def windows(rows: Rows, overlap: float) -> Windows:
-    """What lengthens the passes of some rows, of whose collectives computing can hide the share `overlap`.
+    """Compute the waits of some rows, if computing can hide the share `overlap` of their collectives.
 
-    ZeRO 3 gathers parameters for both passes, 2 and 3 reduce gradients in the backward pass of every micro-batch and
-    pack them as often where they are compressed.
+    ZeRO 3 gathers parameters for both passes. ZeRO 2 and 3 reduce gradients in the backward pass of every micro-batch,
+    and pack them each time if they are compressed.
     """
     there, back = rows.micro["forward"], rows.micro["input"] + rows.micro["weight"]
     if rows.zero.max() < 2 and not rows.offload.any():
@@ -319,7 +320,10 @@ def _late(
 
 
 def _host_seconds(rows: Rows) -> tuple[Floats | float, Floats | float]:
-    """Of a forward and a backward pass: the link carries both ways at once, the drives one after the other."""
+    """Seconds of host traffic in a forward and in a backward pass.
+
+    The link carries both directions at once, the drives one after the other.
+    """
     if not rows.offload.any():
         return 0.0, 0.0
     traffic = _traffic(rows)
@@ -341,17 +345,17 @@ def _traffic(rows: Rows) -> StepTraffic:
 
 
 def host_update(rows: Rows) -> Floats:
-    """Seconds of an update on the host: gradients out, states read and written, weights back, one after the other."""
+    """Seconds of an update on the host: gradients out, states read and written, weights back, in sequence."""
     update = _traffic(rows).update
     states = rows.states["host_update_s"] * np.maximum(1.0, rows.drag)
     return np.asarray(update.to_host + states + update.to_device)
 
 
 def drag_of(cluster: Cluster, drive_share: Floats) -> Floats:
-    """Seconds of the drives for each second of the link to the host: by the share of what is offloaded that is there.
+    """Seconds of drive traffic per second of host-link traffic, from the share of offloaded bytes on the drives.
 
-    A device has its part of the node's drives, and none where their bandwidth is 0, that is, not known: what the host
-    cannot hold has no place then, as memory says.
+    A device has its share of the node's drives. Drives whose bandwidth is 0, that is, unknown, are not used: what the
+    host cannot hold then has no place, and the memory formulas reject the layout.
     """
     if not cluster.nvme_bandwidth:
         return np.zeros(1)
@@ -361,17 +365,17 @@ def drag_of(cluster: Cluster, drive_share: Floats) -> Floats:
 SCALED = (
     "compute", "recompute", "tensor_comm", "context_comm", "expert_comm", "bubble", "data_comm", "offload", "overhead",
 )  # fmt: skip
-"""Parts of a step that go with the layers of the slowest stage, wholly or in what every micro-batch takes."""
+"""Parts of a step that scale with the layers of the slowest stage, wholly or in their time per micro-batch."""
 _HALVINGS = 60
 
 
 class Cut(NamedTuple):
-    """How layers are shared between groups, for each layout."""
+    """Distribution of the layers over the cluster's groups, for each layout."""
 
     stages: Floats
-    """By layout and group; 0 throughout where stages do not fall into groups."""
+    """Number of stages, by layout and group; all 0 if stages do not fall into groups."""
     layers: Floats
-    """Of the fullest stage of each group."""
+    """Layers on the fullest stage of each group, by layout and group."""
     pace: Floats
     """Time of the slowest stage over that of the even cut on the slowest device; at most 1."""
 
@@ -384,14 +388,15 @@ def step_time(
     *,
     drive_share: Floats | None = None,
 ) -> StepParts:
-    """Seconds of one optimizer step for every layout, part by part; mixed clusters under the best cut of the layers.
+    """Seconds of one optimizer step for every layout, part by part; on mixed clusters with the best cut of the layers.
 
     Args:
-        model: What is trained.
-        layouts: One layout or a million.
-        cluster: Its links, host and drives. One of `groups` is as slow and small as any of them.
+        model: The model.
+        layouts: Table of layouts.
+        cluster: The cluster, with its links, host and drives. Its nominal device, if it has `groups`, is as slow and
+            as small as the slowest and smallest of them.
         calibration: The machine's constants, for all groups.
-        drive_share: `MemoryParts.drive_share` of each layout where it is known; None to count it.
+        drive_share: `MemoryParts.drive_share` of each layout if known; None to compute it.
 
     Example:
         >>> parts = step_time(model, Layouts.of([layout]), cluster, calibration)  # doctest: +SKIP
@@ -402,18 +407,18 @@ def step_time(
 
 
 class StepDetail(NamedTuple):
-    """A step's seconds with the shares of its largest part, and what they were scaled by."""
+    """Seconds of a step with the parts of `compute`, and their scale factor on a mixed cluster."""
 
     parts: StepParts
     computing: Computing
     pace: Floats
-    """See `Cut.pace`; 1 on a cluster of equal devices."""
+    """Scale factor of `Cut.pace`; 1 on a cluster of equal devices."""
 
 
 def step_detail(
     model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration
 ) -> StepDetail:
-    """`step_time`, with the shares of `compute` as the same pass works them out."""
+    """`step_time` with the parts of `compute`, from the same computation."""
     pace = cut(model, layouts, cluster, calibration).pace if cluster.groups else np.ones(len(layouts))
     computing = Computing(*np.empty((len(Computing._fields), len(layouts))))
     parts = even_time(model, layouts, cluster, calibration, pace=pace, computing=computing)
@@ -421,7 +426,10 @@ def step_detail(
 
 
 def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration) -> Cut:
-    """The best cut of each layout on a cluster of `groups`, each layer as large as on the fullest device evenly cut."""
+    """The best cut of each layout on a cluster of `groups`.
+
+    Each layer is taken to be as large as on the fullest device of the even cut.
+    """
     memory_bytes = device_memory(model, layouts, host_capacity=host_room(cluster)).total
     even = np.ceil(model.layers / layouts.pipeline)
     a_stage = (layouts.data * layouts.tensor * layouts.context).astype(float)
@@ -441,12 +449,12 @@ def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Cal
 
 
 def least_pace(layers: int, time: Floats, stages: Floats, most: Floats) -> Floats:
-    """The time T of the slowest stage under the best cut: the least with sum of stages x min(most, T / t) >= layers.
+    """Least time T of the slowest stage, in seconds, with sum of stages x min(most, floor(T / t)) >= layers.
 
     Args:
-        layers: To be shared.
-        time: Seconds of one layer, by layout and group.
-        stages: By layout and group.
+        layers: Number of layers to place.
+        time: t, seconds of one layer, by layout and group.
+        stages: Number of stages, by layout and group.
         most: Layers that a stage's memory holds, by layout and group.
     """
     low, high = np.zeros(len(time)), layers * time.max(axis=1)
@@ -462,7 +470,7 @@ def _layers_within(pace: Floats, time: Floats) -> Floats:
 
 
 def stage_layers(found: Cut, row: int, layers: int) -> tuple[int, ...]:
-    """Layers of every stage of one layout, those of the first group first; what is too many is taken from the last."""
+    """Layers of every stage of one layout, first group first; excess layers are taken from the last stages."""
     counts = [
         int(n)
         for n, stages in zip(found.layers[row], found.stages[row], strict=True)

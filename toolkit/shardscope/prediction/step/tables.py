@@ -1,9 +1,9 @@
-"""What a search looks up: seconds of one micro-batch and of the model states, for the few combinations that occur.
+"""Lookup tables of a search: seconds of one micro-batch and of model states, for the combinations that occur.
 
-A search through a million layouts has a million rows, but tensor degree, micro-batch and their like together take only
-some thousand combinations. What depends on them alone is computed for those: a micro-batch by `micro.stage`, and what
-a step does once or for each shard by `weights` here (reduce gradients, gather parameters, update, move to the host and
-back).
+A search through a million layouts has a million rows, but only some thousand combinations of tensor degree,
+micro-batch and similar settings. Times that depend on these alone are computed once per combination: a micro-batch by
+`micro.stage`, and the work that a step does once or for each shard by `weights` here (reduce gradients, gather
+parameters, update, move to the host and back).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Taken(dict[str, Floats]):
-    """Columns of some rows, each looked up when it is first asked for."""
+    """Columns of some rows, each looked up lazily."""
 
     def __init__(self, columns: dict[str, Floats], index: npt.NDArray[np.intp]) -> None:
         super().__init__()
@@ -44,14 +44,14 @@ class Taken(dict[str, Floats]):
 
 
 class Table(NamedTuple):
-    """Columns of seconds for each combination, and each row's combination."""
+    """Columns of seconds, one value per combination, and the combination of each row."""
 
     row: npt.NDArray[np.intp]
     columns: dict[str, Floats]
 
     @classmethod
     def of(cls, row: npt.NDArray[np.intp], columns: dict[str, Floats]) -> Table:
-        """Columns that hold one value everywhere are kept as that value: nothing to look up."""
+        """Build a table; a column of one repeated value is stored as a single value, without lookup."""
         kept = {
             name: column if column.min() != column.max() else column[:1] for name, column in columns.items()
         }
@@ -62,7 +62,7 @@ class Table(NamedTuple):
 
 
 def micro_table(model: Transformer, machine: Machine, layouts: Layouts) -> Table:
-    """What one micro-batch takes, for each (tensor, micro-batch, context, expert, recomputation, ...)."""
+    """Seconds of one micro-batch, for each (tensor, micro-batch, context, expert, recomputation, ...)."""
     found = Distinct.of(
         layouts.tensor, layouts.micro_batch, layouts.context, layouts.expert, layouts.pipeline,
         layouts.recompute, layouts.sequence_parallel,
@@ -94,7 +94,7 @@ def _saved_bytes(
     recompute: npt.ArrayLike,
     sequence_parallel: npt.ArrayLike,
 ) -> Floats:
-    """Bytes that the largest stage saves of one micro-batch, as memory counts them: they travel if offloaded."""
+    """Bytes that the largest stage saves of one micro-batch, as the memory formulas count them; moved if offloaded."""
     layers = np.ceil(model.layers / np.asarray(pipeline))
     routed = np.minimum(layers, model.num_mixture_layers)
     saved = np.zeros(np.shape(split.tensor))
@@ -136,7 +136,7 @@ def _micro_columns(times: Stage, hops: list[Floats], saved: Floats) -> dict[str,
 
 
 def state_table(model: Transformer, machine: Machine, layouts: Layouts) -> Table:
-    """What model states take, for each (tensor, pipeline, data, ZeRO, ...)."""
+    """Seconds of model-state traffic and updates, for each (tensor, pipeline, data, ZeRO, ...)."""
     found = Distinct.of(
         layouts.tensor, layouts.pipeline, layouts.context, layouts.expert, layouts.data, layouts.shard,
         layouts.zero, layouts.compression,
@@ -160,14 +160,14 @@ Ints = npt.NDArray[np.int64]
 
 
 class Distinct(NamedTuple):
-    """The combinations of some columns that occur, and for each row which of them it is."""
+    """The distinct combinations of some columns, and the combination of each row."""
 
     columns: tuple[Ints, ...]
     row: npt.NDArray[np.intp]
 
     @classmethod
     def of(cls, *columns: npt.ArrayLike) -> Distinct:
-        """Of columns of non-negative integers of one length."""
+        """Find the combinations in columns of non-negative integers of equal length."""
         given = [np.asarray(column) for column in columns]
         if len(given[0]) < 256:
             return cls(tuple(np.asarray(column, np.int64) for column in given), np.arange(len(given[0])))
@@ -194,7 +194,7 @@ class Distinct(NamedTuple):
 
 
 def _ranked(column: npt.NDArray[np.int64]) -> tuple[Ints, npt.NDArray[np.int32]]:
-    """The values that occur, sorted, and the rank of each row's among them."""
+    """The distinct values, sorted, and for each row the rank of its value."""
     if (column == column[0]).all():
         return np.array([column[0]], np.int64), np.zeros(len(column), np.int32)
     if column.max() > 1 << 20:
@@ -207,14 +207,14 @@ def _ranked(column: npt.NDArray[np.int64]) -> tuple[Ints, npt.NDArray[np.int32]]
 
 
 class Weights(NamedTuple):
-    """Parameters of one device on its slowest stage, and what reducing and gathering them takes."""
+    """Parameters of one device of the slowest stage, and the seconds of reducing, gathering and updating them."""
 
     dense: Floats
-    """Elements that all replicas share."""
+    """Elements of parameters that all replicas share."""
     experts: Floats
-    """Elements of its experts, which fewer replicas share."""
+    """Elements of its experts' parameters, which fewer replicas share."""
     reduce_s: Floats
-    """Seconds of reducing all gradients: an all-reduce for ZeRO 0, a reduce-scatter from there."""
+    """Seconds of reducing all gradients: an all-reduce for ZeRO 0, a reduce-scatter for ZeRO 1 to 3."""
     gather_s: Floats
     """Seconds of gathering all parameters once; 0 for ZeRO 0."""
     codec_s: Floats
@@ -224,15 +224,17 @@ class Weights(NamedTuple):
     update_s: Floats
     """Seconds of the optimizer on its share, its products included."""
     products_s: Floats
-    """Of these, the matrix products of Muon and its like, which stay on the device wherever its momentum is; else 0."""
+    """Part of `update_s` for the matrix products of Muon and the like, which run on the device even if momentum is
+    offloaded; else 0."""
     host_update_s: Floats
-    """The same on the host, which reads and writes its memory for each device at the rate of the device's link."""
+    """Seconds of the update on the host, which reads and writes its memory for each device at the rate of the device's
+    link."""
     weights_s: Floats
-    """Seconds of bringing the weights that the rank keeps over the link to its host, once."""
+    """Seconds of moving the weights that the rank keeps over its host link, once."""
     gradients_s: Floats
-    """The same of the gradients that it keeps."""
+    """Seconds of moving the gradients that the rank keeps over its host link, once."""
     owned_weights_s: Floats
-    """The same of the weights that the rank updates."""
+    """Seconds of moving the weights that the rank updates over its host link, once."""
     owned_gradients_s: Floats
 
 
@@ -252,7 +254,7 @@ def weights(
     precision: str,
     kept: OptimizerStates,
 ) -> Weights:
-    """Times of the model states' traffic for each combination; arrays of one shape, `compression` of indices."""
+    """Times of the model states for each combination; arrays of one shape, `compression` an array of indices."""
     dense, experts = stage_elements(model, tensor=tensor, pipeline=pipeline, expert=expert)
     recipe = RECIPES[precision]
     cal, replicas = machine.calibration, data * context
@@ -329,7 +331,7 @@ def _muon(
     owners: Floats,
     expert_owners: Floats,
 ) -> Floats:
-    """Seconds of orthogonalising the hidden matrices, shared evenly by the ranks that update them and each its part."""
+    """Seconds of orthogonalising the hidden matrices, shared evenly by the ranks that update them."""
     tensor, pipeline, expert = degrees
     layers, with_experts = _layers(model, pipeline)
 
@@ -351,7 +353,7 @@ def _compressed(
     group: Floats,
     stride: Floats,
 ) -> tuple[Floats, Floats]:
-    """Seconds on the wire and in the codec of compressed gradients; whoever owns a shard keeps its part of the sum."""
+    """Seconds of compressed gradients on the wire and in the codec; the owner of a shard keeps its part of the sum."""
     wire, codec = np.zeros_like(elements), np.zeros_like(elements)
     compression, methods = packing
     rate, latency = machine.link(group, stride)
@@ -372,7 +374,7 @@ def _compressed(
 def stage_elements(
     model: Transformer, *, tensor: npt.ArrayLike, pipeline: npt.ArrayLike, expert: npt.ArrayLike
 ) -> tuple[Floats, Floats]:
-    """Matrix elements of one device of the largest stage: shared by all replicas, and of its routed experts."""
+    """Matrix elements on one device of the largest stage: those that all replicas share, and its routed experts'."""
     split = Split.of(tensor=tensor, expert=expert)
     found = work.weights(model, split)
     layers, with_experts = _layers(model, pipeline)
@@ -383,7 +385,7 @@ def stage_elements(
 
 
 def _layers(model: Transformer, pipeline: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Of the largest stage, and those of them with experts."""
+    """Number of layers of the largest stage, and of those with experts."""
     layers = np.ceil(model.layers / np.asarray(pipeline, float))
     return layers, np.minimum(layers, model.num_mixture_layers)
 

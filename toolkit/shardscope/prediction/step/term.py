@@ -1,4 +1,4 @@
-"""A step's seconds as a tree one can open: each part with its formula, what went in and where that comes from."""
+"""Step time as a tree of terms: each part with its formula, inputs and sources."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ FORMULAS: Mapping[str, tuple[str, str]] = {
 
 
 def time_term(model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration) -> Term:
-    """The seconds of one step as a sum of terms; parts that are 0 are left out.
+    """Step time in seconds as a sum of terms; parts that are 0 are left out.
 
-    Every value is one that `step_detail` computes, the totals included; none is what the others leave over.
-    On a mixed cluster, what goes with the layers of the slowest stage has its pace under the best cut as a factor.
+    Every value, totals included, is one that `step_detail` computes; none is a remainder of the others. On a mixed
+    cluster, parts that scale with the layers of the slowest stage have its pace under the best cut as a factor.
     """
     found = step_detail(model, Layouts.of([layout]), cluster, calibration)
     inputs = _inputs(model, layout, cluster, calibration)

@@ -1,6 +1,6 @@
-"""The ways of moving a tensor among workers, by name. Each is an `Algorithm`: formulas, options, source.
+"""Collective algorithms by name. Each is an `Algorithm` with its formulas, options and source.
 
-To add one, write its cost from a `Message` in a module here and list it below.
+To add one, write a function from a `Message` to its `Cost` in a module here and list it below.
 """
 
 from shardscope.analytic.communication.algorithms._algorithm import OPS, Algorithm, Option
@@ -33,6 +33,6 @@ ALGORITHMS: dict[str, Algorithm] = {
     "bruck": BRUCK,
     "direct": DIRECT,
 }
-"""In the order in which a legend names them."""
+"""All algorithms, in the order of a legend."""
 
 __all__ = ["ALGORITHMS", "OPS", "Algorithm", "Option"]

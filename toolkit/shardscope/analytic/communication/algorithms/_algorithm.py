@@ -1,4 +1,4 @@
-"""What the catalogue knows of an algorithm."""
+"""Entries of the catalogue of algorithms."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ OPS = (
 
 @dataclass(frozen=True)
 class Option:
-    """A setting that an algorithm has besides the message and the link.
+    """A setting of an algorithm in addition to the message and the link.
 
     Attributes:
-        default: Its value if it is not given; None lets the algorithm choose.
-        help: What it is, with its unit.
-        least: The smallest value allowed.
+        default: Default value; None lets the algorithm choose.
+        help: Description, with the unit.
+        least: Smallest value allowed.
         is_whole: Whether it is a count.
-        is_open: Whether `least` itself is not allowed.
-        is_price: Whether it says what a phase takes rather than what it moves.
+        is_open: Whether `least` itself is excluded.
+        is_price: Whether it changes the time of a phase rather than the bytes that it moves.
     """
 
     default: float | bool | None
@@ -42,16 +42,16 @@ class Option:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One way to do one or more operations.
+    """An algorithm for one or more collective operations.
 
     Attributes:
-        title: As in a legend.
-        since: When it came into use or print.
-        source: Where its formulas come from.
-        about: Who sends what to whom, in a sentence or two.
-        costs: By operation, the function from a `Message` and the options to a `Cost`.
-        formulas: By operation, the time as in a paper: S bytes, W workers, α latency, B bandwidth, γ additions.
-        options: By name.
+        title: Name in a legend.
+        since: Year of first use or publication.
+        source: Source of its formulas.
+        about: Which worker sends what to which, in a sentence or two.
+        costs: Function from a `Message` and the options to a `Cost`, by operation.
+        formulas: Time as in a paper, by operation: S bytes, W workers, α latency, B bandwidth, γ additions.
+        options: Options by name.
     """
 
     title: str
@@ -63,6 +63,6 @@ class Algorithm:
     options: Mapping[str, Option] = field(default_factory=dict)
 
     def cost(self, op: str, message: Any, **options: Any) -> Cost:
-        """The cost of an operation; options that are not given take their defaults."""
+        """Return the cost of an operation; options that are not given take their defaults."""
         defaults = {name: option.default for name, option in self.options.items() if not option.is_price}
         return self.costs[op](message, **(defaults | options))

@@ -13,7 +13,10 @@ _THAKUR = "Thakur, Rabenseifner and Gropp 2005, section 4"
 
 
 def _is_odd_one_out(workers: Floats) -> Floats:
-    """1 where W is not a power of two: some ranks hand their data to a neighbour first and get the result last."""
+    """1 if W is not a power of two, else 0.
+
+    If it is not, the extra ranks first send their data to a neighbour and get the result last.
+    """
     extra: Floats = np.where(log2_floor(workers) == log2_ceil(workers), 0.0, 1.0)
     return extra
 

@@ -1,4 +1,4 @@
-"""Reduction inside the network: by its switches, and over wavelengths of light that are switched."""
+"""Reduction inside the network: by its switches, and over switched optical wavelengths."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Levels(NamedTuple):
     top: Floats
     """Members of the last group; 1 if there is no level."""
     added: Floats
-    """Tensors that a worker which leads on all levels adds to its own."""
+    """Number of tensors that the worker that leads on all levels adds to its own."""
 
 
 def group_levels(workers: Floats, group: Floats) -> Levels:
-    """⌈log_m W⌉ in whole numbers, and who is left on the last level."""
+    """⌈log_m W⌉ levels in integer arithmetic, and the members of the last level."""
     left, size = np.broadcast_arrays(
         np.asarray(workers, dtype=np.float64), np.asarray(group, dtype=np.float64)
     )
@@ -36,10 +36,11 @@ def group_levels(workers: Floats, group: Floats) -> Levels:
 
 
 def optical_steps(workers: Floats, wavelengths: Floats) -> Floats:
-    """Steps of WRHT: 2⌈log_m W⌉ with m = 2w+1, one less if the last representatives can talk all to all.
+    """Steps of WRHT: 2⌈log_m W⌉ with m = 2w+1, one less if the last representatives can exchange all to all.
 
-    m-1 members reach the one in their middle, w from each side, at once if each has a wavelength of its own; groups
-    side by side use the same ones again. All m* that are left exchange at once if ⌈m*²/8⌉ wavelengths are there.
+    The m-1 other members of a group, w on each side, reach the middle one in one step if each has its own wavelength;
+    adjacent groups reuse the same wavelengths. The m* representatives that are left exchange in one step if there are
+    ⌈m*²/8⌉ wavelengths.
     """
     levels = group_levels(workers, 2 * wavelengths + 1)
     at_once = (np.ceil(levels.top**2 / 8) <= wavelengths) & (levels.depth > 0)

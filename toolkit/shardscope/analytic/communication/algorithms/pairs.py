@@ -1,4 +1,4 @@
-"""All-to-all and its relatives: in pairs, by Bruck, and a single message."""
+"""All-to-all and related operations: pairwise, Bruck's algorithm, and a single message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _bruck_all_gather(message: Message) -> Cost:
 
 
 def _set_bits(workers: Floats) -> Floats:
-    """How many ones the numbers below W have in binary: a block d ranks from home travels once for each one in d."""
+    """Number of 1 bits in all numbers below W: a block d ranks from its target moves once for each 1 bit of d."""
     count = np.asarray(workers, dtype=np.int64)
     total = np.zeros(count.shape, dtype=np.int64)
     for bit in range(int(count.max()).bit_length()):

@@ -1,4 +1,4 @@
-"""The ring, one way around and both, and the chain that a ring becomes for a broadcast."""
+"""The ring in one and two directions, and the chain, its form for a broadcast."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SOURCE = "Patarasuk and Yuan 2009 (JPDC 69); Thakur, Rabenseifner and Gropp 200
 
 
 def best_segments(num_bytes: Floats, hops: Floats, latency: Floats, seconds_per_byte: Floats) -> Floats:
-    """How many segments make a pipeline of `hops` + m - 1 steps fastest: sqrt((hops - 1) S / (α B)), whole.
+    """Number m of segments that makes a pipeline of `hops` + m - 1 steps fastest: sqrt((hops - 1) S / (α B)), rounded.
 
-    At least one segment and one byte a segment.
+    At least one segment, and at least one byte per segment.
     """
     filling = np.maximum(hops - 1, 0.0) * num_bytes * seconds_per_byte
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

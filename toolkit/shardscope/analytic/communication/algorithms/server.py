@@ -1,4 +1,4 @@
-"""Parameter servers: one star, many stars, and BytePS's best division of the bytes among CPU and GPU machines."""
+"""Parameter servers: one or more servers, and BytePS's optimal division of the bytes among CPU and GPU machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _serve(message: Message, *, servers: Floats, dedicated: bool, overlap: bool)
         )
     several = np.where(count > 1, 1.0, 0.0)
     share = several * even_server_bytes(size, count, servers, dedicated=dedicated)
-    # a worker sends all it has, or if it is a server too, what belongs to the others
+    # a worker sends its whole tensor, or if it is a server too, the other servers' shards
     own = several * size * (1.0 if dedicated else (servers - 1) / servers)
     busiest = np.maximum(share, own) if dedicated else share + own
     moved = busiest if overlap else 2 * np.maximum(share, own)
@@ -31,7 +31,7 @@ def _serve(message: Message, *, servers: Floats, dedicated: bool, overlap: bool)
 
 
 class BytePsSplit(NamedTuple):
-    """Shares of the tensor that each machine sums up; k `of_cpu` and n `of_gpu` make one."""
+    """Shares of the tensor that each machine sums up; k `of_cpu` plus n `of_gpu` is 1."""
 
     of_cpu: Floats
     of_gpu: Floats
@@ -40,8 +40,8 @@ class BytePsSplit(NamedTuple):
 def byteps_split(workers: Floats, servers: Floats) -> BytePsSplit:
     """The division that keeps all links equally busy (Jiang et al. 2020, OSDI).
 
-    Of n machines with GPUs, each sums (n-k)/(n²+kn-2k) of the tensor beside its work; of k machines with CPUs only,
-    each 2(n-1)/(n²+kn-2k). Machines beyond k = n have nothing to add.
+    Each of n machines with GPUs sums (n-k)/(n²+kn-2k) of the tensor in addition to its work. Each of k CPU-only
+    machines sums 2(n-1)/(n²+kn-2k). CPU machines beyond k = n do not help.
     """
     n, k = workers, np.minimum(servers, workers)
     whole = np.maximum(n * n + k * n - 2 * k, 1.0)  # 0 for one machine and one server, which exchange nothing

@@ -1,4 +1,4 @@
-"""Trees: whole messages over a binomial tree, segments over a binary one, and two binary trees at once."""
+"""Trees: whole messages over a binomial tree, segments over a binary tree, and double binary trees."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _pipelined(op: str) -> Callable[..., Cost]:
         turns = np.clip(count - 1, 0.0, 2.0)  # a parent serves its children in turn
         period = busiest_tree_messages(count) if op == "all_reduce" else turns
         filling = _PASSES[op] * turns * log2_floor(count)
-        hops = filling / np.maximum(period, 1.0)  # counted in periods, the tree is a plain pipeline
+        hops = filling / np.maximum(period, 1.0)  # in units of the period, the tree is a plain pipeline
         pieces = (
             best_segments(size, hops, message.latency, 1 / message.bandwidth)
             if segments is None

@@ -16,7 +16,7 @@ _SCATTERS, _GATHERS = ("all_reduce", "reduce_scatter"), ("all_reduce", "all_gath
 
 
 def _levels(op: str, message: Message, inner: Floats, *, inside: bool, names: tuple[str, str]) -> Cost:
-    """A ring over `inner` workers, on its part of the tensor one over W / inner, and the way back."""
+    """A ring over `inner` workers, then one over W / inner workers on each part of the tensor, then the inner ring."""
     one = message._replace(workers=inner)
     other = message._replace(num_bytes=message.num_bytes / inner, workers=message.workers / inner)
     phases, sent = [], np.zeros(())
@@ -56,7 +56,7 @@ def _torus(op: str) -> Callable[..., Cost]:
 
 
 def check_divides(field: str, parts: Floats, workers: Floats) -> None:
-    """Raise a `SpecError` if some number of workers does not fall into such parts."""
+    """Raise a `SpecError` if `parts` does not divide some number of workers."""
     parts, workers = np.broadcast_arrays(parts, workers)
     bad = workers % parts != 0
     if bad.any():
