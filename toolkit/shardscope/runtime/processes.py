@@ -1,4 +1,4 @@
-"""No process outlives what it belongs to: identities of processes, and ways to die together."""
+"""Process identities, and means to end processes together, so that no process outlives the run it belongs to."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _TRACKER = "multiprocessing.resource_tracker"
 _OF_A_RUN = ("shardscope.runtime", "multiprocessing.")
 _POLL_S = 0.01
 _DYING_S = 5.0
-"""How long a killed process may take to disappear: the system frees its memory first."""
+"""Seconds that a killed process may take to disappear: the system frees its memory first."""
 
 ProcessStart = str | float
-"""When a process was started: with its pid this tells it from every other, ever. On Linux the boot and the clock ticks
-since then, ``"BOOT/TICKS"``, which no change of the wall clock moves; elsewhere, and in files of older versions, unix
-seconds."""
+"""Start time of a process, which together with its pid identifies it uniquely. On Linux it is the boot id and the clock
+ticks since boot, ``"BOOT/TICKS"``, which do not depend on the wall clock. On other systems, and in files of older
+versions, it is unix seconds."""
 
 
 def process_started(pid: int | None = None) -> ProcessStart:
-    """When a process was started; this one if `pid` is None.
+    """Return the start time of a process; of this process if `pid` is None.
 
     Raises:
-        psutil.NoSuchProcess: There is none with this pid.
+        psutil.NoSuchProcess: No process has this pid.
     """
     if sys.platform != "linux":
         return float(psutil.Process(pid).create_time())
@@ -41,7 +41,7 @@ def process_started(pid: int | None = None) -> ProcessStart:
 
 
 def is_alive(pid: int, started: ProcessStart) -> bool:
-    """Whether the process with this pid that was started then still runs."""
+    """Whether the process with this pid and start time still runs."""
     try:
         return _is_same(pid, started) and _runs(psutil.Process(pid))
     except psutil.NoSuchProcess:
@@ -62,7 +62,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields 3 and following of ``/proc/PID/stat`` (proc(5)): the name before them may hold spaces and brackets."""
+    """Fields 3 and following of ``/proc/PID/stat`` (proc(5)); the name before them may contain spaces and brackets."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -70,7 +70,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def is_of_shardscope(pid: int) -> bool:
-    """Whether a process is an agent or a rank. A `status.json` from elsewhere may name any process of the user's."""
+    """Whether a process is an agent or a rank. An untrusted `status.json` may name any process of the user."""
     try:
         return any("shardscope.runtime" in part for part in psutil.Process(pid).cmdline())
     except psutil.Error:
@@ -78,10 +78,10 @@ def is_of_shardscope(pid: int) -> bool:
 
 
 def kill_descendants(pid: int) -> list[psutil.Process]:
-    """SIGKILL everything below `pid`, but not `pid` itself. Returns what was killed.
+    """Send SIGKILL to all descendants of `pid`, but not to `pid` itself. Returns the processes killed.
 
-    A resource tracker of the standard library is left to end by itself: it does once nobody is left to use it, and
-    removes the semaphores of those that were killed.
+    Resource trackers of the standard library are not killed: each ends by itself when no process uses it any more, and
+    removes the semaphores of the killed processes.
     """
     try:
         return _kill(psutil.Process(pid).children(recursive=True))
@@ -102,31 +102,32 @@ def _kill(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def end_processes_of(agent: int) -> None:
-    """Kill all processes of an agent's run but itself, and wait until they are gone.
+    """Kill all processes of an agent's run except the agent, and wait until they are gone.
 
-    A killed process lives until the system has ended it, below the agent or, where its parent went first, elsewhere.
+    A killed process exists until the system has ended it. It may by then no longer be a descendant of the agent, if its
+    parent ended first.
     """
     deadline, killed = time.monotonic() + _DYING_S, set[psutil.Process]()
     while time.monotonic() < deadline:
         killed |= {
             *kill_descendants(agent),
             *_kill(_session_of(agent)),
-        }  # one may have started another just before
+        }  # repeated, since a process may have started another just before it was killed
         if not any(map(_runs, killed)):
             return
         time.sleep(_POLL_S)
 
 
 def end_run(agent: int, started: ProcessStart, patience_s: float) -> None:
-    """Wait until an agent and the processes of its run are gone; kill those that outlive it.
+    """Wait until an agent and the processes of its run are gone; kill those that outlive the agent.
 
-    An agent leads a session, by which the processes of its run are found when it is gone itself. Programs that the
-    user's code has started and left behind are not among them.
+    The agent leads a session, which identifies the processes of its run after the agent itself is gone. Programs that
+    the user's code has started and left running are not killed.
 
     Args:
-        agent: Its process. Nothing happens if that is not an agent or a rank.
-        started: When it was started.
-        patience_s: After so many seconds the agent is killed too.
+        agent: Pid of the agent. Nothing happens if that process is not an agent or a rank.
+        started: Start time of the agent.
+        patience_s: Seconds after which the agent is killed too.
     """
     deadline = time.monotonic() + patience_s
     left: set[psutil.Process] = set()
@@ -148,7 +149,7 @@ def end_run(agent: int, started: ProcessStart, patience_s: float) -> None:
 
 
 def _may_end(agent: int, started: ProcessStart) -> bool:
-    """Whether a process is an agent, or was one and no other has its number now."""
+    """Whether a process may be ended: it is an agent or a rank, is ending, or no longer exists and its pid is free."""
     if agent in (0, 1, os.getpid()):
         return False
     try:
@@ -160,7 +161,7 @@ def _may_end(agent: int, started: ProcessStart) -> bool:
 
 
 def _session_of(leader: int) -> list[psutil.Process]:
-    """The processes of a run that are in its agent's session, without the agent."""
+    """The processes of a run in its agent's session, except the agent."""
     found = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):
@@ -174,23 +175,23 @@ def _session_of(leader: int) -> list[psutil.Process]:
 
 
 def _is_ending(process: psutil.Process) -> bool:
-    """Whether the system is ending a process: it has freed its memory, and with it the command line."""
+    """Whether the system is ending a process: its memory, which holds its command line, has been freed."""
     return not process.cmdline()
 
 
 def ignore_interrupts() -> None:
-    """Let Ctrl-C and Jupyter's interrupt, which reach the whole process group, mean the notebook's cell only."""
+    """Ignore Ctrl-C and Jupyter's interrupt, which reach the whole process group but are meant for the cell only."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def die_with_parent() -> None:
-    """Be killed by the system the moment the parent process is gone (Linux)."""
+    """Have the system kill this process as soon as its parent process is gone (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def watch(wait: Callable[[], object], then: Callable[[], object]) -> None:
-    """Call `then` on a thread of its own once `wait` returns."""
+    """Call `wait` on a new thread, and `then` after it returns."""
 
     def run() -> None:
         wait()
@@ -204,6 +205,6 @@ def exit_with_agent() -> None:
     die_with_parent()
     agent = parent_process()
     if agent is not None:
-        if os.getppid() == 1:  # the forkserver was gone before we asked
+        if os.getppid() == 1:  # the forkserver ended before prctl was called
             os._exit(1)
         watch(agent.join, lambda: os._exit(1))
