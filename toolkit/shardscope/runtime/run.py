@@ -108,7 +108,7 @@ class Run:
 
     @property
     def cause(self) -> Cause | None:
-        """What ended the run before its last step; None for an error in a rank, and where no cause was recorded."""
+        """Cause that ended the run before its last step; None for an error in a rank, and if none was recorded."""
         return self._status().cause
 
     def _status(self) -> Status:

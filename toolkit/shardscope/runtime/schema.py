@@ -199,7 +199,7 @@ _MOST_PID = 2**31 - 1
 
 
 class Cause(StrEnum):
-    """What ended a run before its last step, where that was not an error in one of its ranks."""
+    """Cause that ended a run before its last step, other than an error in one of its ranks."""
 
     REQUESTED = "requested"
     """The run was requested to stop."""

@@ -1,4 +1,4 @@
-"""Eight-bit floats in blocks: 4 bits of exponent, 3 of mantissa (e4m3), and one float32 scale a block.
+"""Eight-bit floats in blocks: 4 bits of exponent, 3 of mantissa (e4m3), and one float32 scale per block.
 
 The scale maps a block's largest magnitude to 448, the largest of the format (Micikevicius et al. 2022, FP8 formats for
 deep learning). Unlike with integers of the same width, small numbers next to large ones keep their leading digits.
