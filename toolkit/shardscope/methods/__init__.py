@@ -1,4 +1,4 @@
-"""The built-in methods, a folder each: all that the toolkit knows of one stands in its folder.
+"""The built-in methods, one folder each: everything specific to a method is in its folder.
 
-A folder's `__init__` imports no torch. `shardscope.spec.registry` finds methods by folder; nothing lists them.
+A folder's `__init__` does not import torch. `shardscope.spec.registry` finds methods by folder; no list exists.
 """

@@ -1,4 +1,4 @@
-"""Starting, watching, stopping and finding runs. Imports no torch: that lives in the processes it starts."""
+"""Launch, watch, stop and find runs. Does not import torch; only the processes it starts do."""
 
 from shardscope.runtime.driver import launch, shut_down, warm_up
 from shardscope.runtime.listing import Runs, runs

@@ -1,9 +1,8 @@
-"""The agent of one run: a process of its own that starts the ranks through PyTorch elastic and sees them out.
+"""The agent of one run: a separate process that starts the ranks through PyTorch elastic and waits for their end.
 
-It is forked from the launch server with torch already imported, gives itself a forkserver before it has any thread,
-and lets elastic start, watch and end the ranks from there. A watcher thread carries out requests to stop, and ends
-the run when the server or the run directory is gone. Whatever happens, the last thing the agent does is to write how
-the run ended.
+It is forked from the launch server with torch already imported, starts a forkserver before it has any thread, and lets
+elastic start, watch and end the ranks through it. A watcher thread carries out stop requests, and ends the run when
+the server or the run directory is gone. In every case, the last thing the agent does is to write the final status.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from shardscope.runtime.summary import write_summary
 from shardscope.spec import Job
 
 _POLL_S = 0.05
-_PATIENCE_S = 3.0  # with elastic, once the ranks have been killed
+_PATIENCE_S = 3.0  # seconds that elastic may take to return after the ranks have been killed
 
 
 def main(request: dict[str, Any], lifeline: int) -> int:
@@ -49,13 +48,13 @@ def main(request: dict[str, Any], lifeline: int) -> int:
 
 
 def _move_in(run: RunDir, request: dict[str, Any]) -> None:
-    """Take the driver's surroundings, so that the user's modules are found; print to the run's log."""
+    """Take over the driver's working directory, environment and search path; redirect output to the run's log."""
     os.setsid()
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = (
-        "SIGTERM"  # an interrupt means the notebook's cell, not its runs
+        "SIGTERM"  # an interrupt is meant for the notebook's cell, not for its runs
     )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
@@ -69,7 +68,7 @@ def _move_in(run: RunDir, request: dict[str, Any]) -> None:
 
 @dataclass
 class Agent:
-    """One run's agent."""
+    """The agent of one run."""
 
     run: RunDir
     lifeline: int
@@ -83,12 +82,12 @@ class Agent:
         }
         self._server = os.getppid()
         self._folder = os.open(self.run.path, os.O_RDONLY | os.O_DIRECTORY)
-        self._cut: Ending | None = None  # by this agent, before the ranks were through
+        self._cut: Ending | None = None  # set if this agent ended the run before the ranks had finished
         self._over = threading.Event()
         self._ranks: set[BaseProcess] = set()
 
     def run_job(self) -> int:
-        """Start the ranks, wait for them, write how it ended."""
+        """Start the ranks, wait for them, and write how the run ended. Returns the exit code."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self.run.stop_request.exists():
             self._leave(Ending("stopped", "asked to stop before it had started", cause=Cause.REQUESTED))
@@ -98,21 +97,21 @@ class Agent:
         ending = self._run_ranks()
         self._over.set()
         if ending.state == "failed" and self._is_lost():
-            ending = self._lost()  # whatever the ranks ran into after that
+            ending = self._lost()  # the ranks' own errors are only a consequence
         self._leave(ending)
         return 1 if ending.state == "failed" else 0
 
     def _leave(self, ending: Ending) -> None:
-        """End what still runs and write the last word: into the run directory itself, wherever it is by now."""
-        end_processes_of(os.getpid())  # first: who reads that it has ended relies on its ranks being gone
+        """End all processes of the run and write the final status into the run directory, even if it was moved."""
+        end_processes_of(os.getpid())  # first: readers of a final status rely on the ranks being gone
         os.fchdir(self._folder)
         run = RunDir(Path())
         Path("control", "forkserver").unlink(missing_ok=True)
         with contextlib.suppress(
             OSError, ShardscopeError
-        ):  # its figures can be made again, how it ended cannot
+        ):  # the summary can be recomputed, the final status cannot
             write_summary(run, ending.state)
-        with contextlib.suppress(FileNotFoundError):  # it has been deleted
+        with contextlib.suppress(FileNotFoundError):  # the directory has been deleted
             run.write_status(**asdict(ending), **self._me)
 
     def _run_ranks(self) -> Ending:
@@ -146,12 +145,12 @@ class Agent:
         return Ending("completed")
 
     def _without_forkserver(self, job: Job) -> Ending | None:
-        """How it ended if the process that the ranks are forked from has ended; None if that lives."""
+        """The ending of the run if the forkserver of the ranks has ended; None if it is alive."""
         ended = ended_forkserver()
         return None if ended is None else describe_lost_forkserver(self.run, job, *ended)
 
     def _exit_codes(self) -> dict[int, int]:
-        """How each rank's process ended, by process; elastic itself tells only of those it saw first."""
+        """Exit codes of the rank processes by pid; elastic itself reports only those that it saw first."""
         self._ranks |= started_processes()
         codes = {process.pid: process.exitcode for process in self._ranks}
         return {pid: code for pid, code in codes.items() if pid is not None and code is not None}
@@ -166,7 +165,7 @@ class Agent:
         )  # fmt: skip
 
     def _watch(self) -> None:
-        """Until the run is over: end it when the server or the run directory is gone, or its grace has run out."""
+        """Watch the run until it is over; end it if the server or directory is gone, or the grace period is over."""
         deadline: float | None = None
         while not self._over.wait(_POLL_S):
             self._ranks |= started_processes()
@@ -185,9 +184,9 @@ class Agent:
                 return
 
     def _grace_s(self) -> float | None:
-        """How long the ranks may take to stop; None if nobody has asked them to, none where the request is damaged.
+        """Grace period of a stop request, in seconds; None without a request, 0 if the request is damaged.
 
-        A request that cannot be read now is looked at again: a run is not ended because a descriptor was short.
+        A request that cannot be opened at the moment is retried later: running out of descriptors must not end a run.
         """
         try:
             grace = self.run.read_json("control/stop")
@@ -200,7 +199,10 @@ class Agent:
         return float(grace) if isinstance(grace, int | float) else 0.0
 
     def _left_alone(self) -> Ending:
-        """How it ends once the pipe from the server is closed: it says if its driver has ended, else it died."""
+        """The ending of a run after its pipe from the server became readable.
+
+        The server writes `DRIVER_ENDED` to the pipe if the driver has ended; otherwise the server itself has died.
+        """
         if os.read(self.lifeline, 1) == server.DRIVER_ENDED:
             return Ending("stopped", "the program that launched it ended", cause=Cause.DRIVER_ENDED)
         message = (
@@ -210,20 +212,20 @@ class Agent:
         return Ending("failed", error={"message": message}, cause=Cause.KILLED)
 
     def _is_lost(self) -> bool:
-        """Whether the run directory is not where it was: deleted, moved, or another in its place."""
+        """Whether the run directory was deleted, moved, or replaced by another."""
         try:
             return not os.path.samestat(self.run.path.stat(), os.fstat(self._folder))
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:
-            return False  # out of reach is not gone
+            return False  # unreachable at the moment, which does not mean gone
 
     def _lost(self) -> Ending:
         error = {"message": self.run.is_gone_message()}
         return Ending("failed", error=error, cause=Cause.DIRECTORY_GONE)
 
     def _end(self, ending: Ending) -> None:
-        """Kill the ranks, also those that are only being started; do not wait for elastic longer than need be."""
+        """Kill the ranks, including those being started, and exit; waits at most `_PATIENCE_S` seconds for elastic."""
         self._cut = ending
         deadline = time.monotonic() + _PATIENCE_S
         while not self._over.is_set() and time.monotonic() < deadline:

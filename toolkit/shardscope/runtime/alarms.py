@@ -1,8 +1,8 @@
-"""What is wrong with a run's layers: rules over the series of their trust ratios and of what compression owes.
+"""Alarms about a run's layers: rules over the series of trust ratios and error-feedback residuals.
 
-Each rule is a pure function that gives one `Alarm` or None, about the layer that it is worst for; others are counted.
-What a threshold was set by is beside it. "Measured" there means 20 runs of `mlp` on `digits` and of `gpt-nano` on text
-(80 to 400 steps, 2 ranks, seed 0), with LAMB and LARS of several variants and twelve methods of compression.
+Each rule is a pure function that returns one `Alarm` or None. The alarm is about the worst layer; others are counted.
+The reason for each threshold is stated with it. "Measured" there means 20 runs of `mlp` on `digits` and of `gpt-nano`
+on text (80 to 400 steps, 2 ranks, seed 0), with LAMB and LARS of several variants and twelve compression methods.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ if TYPE_CHECKING:
     from shardscope.runtime.layers import OwedSeries, RatioSeries
 
 PINNED_SHARE = 0.5
-"""A ratio that is held down more often than this is no longer the layer's own."""
+"""Share of steps with a clipped ratio beyond which the bound, not the layer, determines the ratio."""
 FEWEST_LOOKS = 4
-"""Steps looked at before a share of them means anything."""
+"""Fewest sampled steps for which a share of them is meaningful."""
 BARE_RATE = 10.0
-"""A layer of zeros has no ratio, so it takes a bare step at a rate meant for scaled ones. Ten times the default rate of
-the rule without ratios (AdamW 1e-3, SGD 0.1) is far beyond what that rule is used with."""
+"""A layer of zeros has trust ratio 1, so its step is unscaled, at a learning rate meant for scaled steps. Ten times the
+default rate of the optimizer without ratios (AdamW 1e-3, SGD 0.1) is far above the rates used with it."""
 DRIFT = 100.0
-"""Times that a ratio has grown or shrunk, from the first quarter of the run to its last. In healthy runs measured it
-grew 0.8 to 21 times, under 1-bit LAMB up to 51."""
+"""Factor by which a ratio grows or shrinks from the first quarter of the run to the last. In the healthy runs measured
+it grew by a factor of 0.8 to 21, under 1-bit LAMB up to 51."""
 FEWEST_QUARTERS = 8
-"""Steps looked at before quarters of them are compared."""
+"""Fewest sampled steps for which quarters are compared."""
 LATE = 10.0
-"""Gradients of one step that a layer is owed, in the last quarter of the run: about so old is what is sent of it. Of
-the runs measured seven were above, and five of them ended ten points of accuracy or more below the uncompressed run; of
-the others one did."""
+"""Residual of a layer, in gradients of one step, in the last quarter of the run; it is about the age in steps of the
+values sent. Of the runs measured, seven were above, and five of these ended ten points of accuracy or more below the
+uncompressed run; one of the others did."""
 PILES_UP = 2.0
-"""Times that what a layer is owed has grown from the second quarter to the last, rising in between, when it is more
-than one gradient. Error feedback that keeps up settles: it grew at most 1.4 times then. Where nothing is ever sent it
-grows with the steps, 2.3 times; in two runs that diverged it grew 16 and 18 times."""
+"""Factor by which a layer's residual grows from the second quarter to the last, if it also rises in between and ends
+above one gradient. Error feedback that keeps up settles: its residual grew by at most 1.4. If nothing is ever sent, the
+residual grows linearly with the steps, by 2.3. In two runs that diverged it grew by 16 and 18."""
 CARRIES = 0.1
-"""Of the norm of all gradients: layers below that, mostly biases, may wait long for their turn at little harm."""
+"""Share of the norm of all gradients. Layers below it, mostly biases, can be sent late with little harm."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """Something that is wrong.
+    """One alarm.
 
     Attributes:
         kind: ``not finite``, ``not adapted``, ``exploding``, ``vanishing``, ``bare step``, ``pinned``, ``late`` or
             ``piling up``.
-        layers: Whom it concerns, the worst first; empty where it is all.
-        value: What is beyond its threshold, for the worst of them.
-        text: One sentence, with the way out.
+        layers: Layers concerned, the worst first; empty if all are.
+        value: The value beyond the threshold, for the worst layer.
+        text: One sentence with a remedy.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class Alarm:
 def alarms_of(
     optimizer: Optimizer | None, ratios: Sequence[RatioSeries], owed: Sequence[OwedSeries]
 ) -> tuple[Alarm, ...]:
-    """All that these series give cause for; the gravest kinds first."""
+    """Return all alarms for these series, the most severe kinds first."""
     found = [
         not_finite(ratios, owed), not_adapted(optimizer, ratios), drifted(ratios, grows=True),
         drifted(ratios, grows=False), bare_step(optimizer, ratios), pinned(optimizer, ratios), late(owed),
@@ -76,7 +76,7 @@ def alarms_of(
 
 
 def not_finite(ratios: Sequence[RatioSeries], owed: Sequence[OwedSeries]) -> Alarm | None:
-    """A norm, a ratio or an error-feedback residual that is NaN or infinite."""
+    """Alarm if a norm, a ratio or an error-feedback residual is NaN or infinite."""
     broken = {
         series.layer: (step, name, value)
         for series in ratios
@@ -103,7 +103,7 @@ def not_finite(ratios: Sequence[RatioSeries], owed: Sequence[OwedSeries]) -> Ala
 
 
 def not_adapted(optimizer: Optimizer | None, ratios: Sequence[RatioSeries]) -> Alarm | None:
-    """A layer-wise optimizer without a single trust ratio."""
+    """Alarm if a layer-wise optimizer has no trust ratio for any layer."""
     if (
         not ratios
         or any(series.is_adapted for series in ratios)
@@ -120,7 +120,7 @@ def not_adapted(optimizer: Optimizer | None, ratios: Sequence[RatioSeries]) -> A
 
 
 def drifted(ratios: Sequence[RatioSeries], *, grows: bool) -> Alarm | None:
-    """A ratio that has grown, or shrunk, by `DRIFT`; steps from weights of zero, which have none, left out."""
+    """Alarm if a ratio has grown, or shrunk, by more than `DRIFT`. Steps from zero weights are ignored."""
     found = []
     for series in ratios:
         own = [
@@ -153,7 +153,7 @@ _DRIFTS = {
 
 
 def bare_step(optimizer: Optimizer | None, ratios: Sequence[RatioSeries]) -> Alarm | None:
-    """A layer of zeros that takes a step at `BARE_RATE` times the rate that such steps are usually taken with."""
+    """Alarm if a layer of zeros takes an unscaled step at more than `BARE_RATE` times the usual unscaled rate."""
     if not ratios or not (optimizer and optimizer.without_ratios):
         return None
     _, usual = optimizer.without_ratios
@@ -178,7 +178,7 @@ def bare_step(optimizer: Optimizer | None, ratios: Sequence[RatioSeries]) -> Ala
 
 
 def pinned(optimizer: Optimizer | None, ratios: Sequence[RatioSeries]) -> Alarm | None:
-    """A ratio that a bound holds down at most of the steps."""
+    """Alarm if a bound clips a ratio at more than `PINNED_SHARE` of the sampled steps."""
     found = [
         (sum(bound is not None for bound in series.bound) / len(series.steps), series.layer, series)
         for series in ratios
@@ -202,7 +202,7 @@ def _advice(optimizer: Optimizer | None, bound: str) -> str:
 
 
 def late(owed: Sequence[OwedSeries]) -> Alarm | None:
-    """Layers that matter and are owed more than `LATE` gradients."""
+    """Alarm if the residual of a layer that carries gradient exceeds `LATE` gradients of one step."""
     found = [
         (_quarters(relative)[-1], series.layer, series.kind)
         for series in _carrying(owed)
@@ -220,7 +220,7 @@ def late(owed: Sequence[OwedSeries]) -> Alarm | None:
 
 
 def piling_up(owed: Sequence[OwedSeries]) -> Alarm | None:
-    """Layers that matter and are owed ever more."""
+    """Alarm if the residual of a layer that carries gradient keeps growing."""
     found = []
     for series in _carrying(owed):
         relative = [value for value in series.relative if value is not None]
@@ -240,7 +240,7 @@ def piling_up(owed: Sequence[OwedSeries]) -> Alarm | None:
 
 
 def _carrying(owed: Sequence[OwedSeries]) -> list[OwedSeries]:
-    """The series with at least `CARRIES` of the gradients of their kind, in the mean over steps."""
+    """The series whose mean gradient norm over steps is at least `CARRIES` of that of all series of their kind."""
     totals: dict[str, float] = {}
     for series in owed:
         totals[series.kind] = math.hypot(totals.get(series.kind, 0.0), fmean(series.gradient))
@@ -248,7 +248,7 @@ def _carrying(owed: Sequence[OwedSeries]) -> list[OwedSeries]:
 
 
 def _quarters(values: Sequence[float]) -> list[float]:
-    """Medians of the four quarters; the last has what is left over."""
+    """Medians of the four quarters; the last quarter includes the remainder."""
     size = len(values) // 4
     return [median(values[i * size : (i + 1) * size if i < 3 else None]) for i in range(4)]
 
@@ -256,7 +256,7 @@ def _quarters(values: Sequence[float]) -> list[float]:
 def _beyond(
     found: Iterable[tuple[Any, ...]], threshold: float
 ) -> tuple[tuple[Any, ...] | None, tuple[str, ...]]:
-    """Of rows that begin with a size and a layer: the one farthest beyond the threshold, and all layers beyond it."""
+    """Return the row farthest beyond the threshold and all layers beyond it. Rows start with a size and a layer."""
     rows = sorted((row for row in found if row[0] > threshold), key=lambda row: -row[0])
     return (rows[0] if rows else None), tuple(dict.fromkeys(row[1] for row in rows))
 

@@ -1,4 +1,4 @@
-"""A bar of characters that fills as a run or a study goes on, and whether it can be rewritten where it stands."""
+"""A text progress bar for runs and studies, and a check whether it can be rewritten in place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ WIDTH = 24
 
 
 def is_terminal(stream: object) -> bool:
-    """Whether lines of a stream can be rewritten; one that does not say, is closed or is None is not a terminal."""
+    """Whether a stream is a terminal, whose lines can be rewritten; false if it is None, closed or lacks `isatty`."""
     try:
         return bool(stream.isatty())  # type: ignore[attr-defined]
     except (AttributeError, ValueError):
@@ -14,7 +14,7 @@ def is_terminal(stream: object) -> bool:
 
 
 def bar(share: float) -> str:
-    """The bar at a share of the whole, which may be more than all.
+    """Return the bar at a share of the whole, which may exceed 1.
 
     Example:
         >>> bar(0.5)

@@ -1,7 +1,7 @@
-"""Checking a job: run it sharded, run it on one process, and lay losses and parameters side by side.
+"""Check a job: run it sharded and on one process, and compare losses and parameters.
 
-Splitting the work must not change what is learned. `check` puts that to the test for any job, with the user's own model
-and data: both runs are real, see the same global batches in the same order, and end with all parameters on disk.
+Distributing the work must not change the result of training. `check` tests this for any job, with the user's own model
+and data: both runs are real, see the same global batches in the same order, and write all parameters at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardscope.spec import Batch, Checkpoint, Compression, Job, Record, Strateg
 from shardscope.spec.user_code import label_of
 
 OnStep = Callable[[Run, int], None]
-"""Called with the run that is going on and the steps that all its ranks have finished."""
+"""Callback that receives the current run and the number of steps that all its ranks have finished."""
 _POLL_S = 0.1
 
 
@@ -31,15 +31,15 @@ def check(
     """Run a job sharded and on one process, and compare every loss and every parameter. Returns when both have ended.
 
     Args:
-        job: What to check; its number of steps is replaced by `steps`, its checkpoints are left out.
+        job: Job to check; its number of steps is replaced by `steps`, and it writes no checkpoints.
         steps: Optimizer steps of both runs. At least 1.
-        root: Folder of the two run directories; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        on_step: Called about ten times a second while a run goes on; what it raises stops the run and the check.
+        root: Folder of the two run directories; None means ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        on_step: Called about ten times a second during a run; an exception from it stops the run and the check.
 
     Raises:
-        SpecError: The job is on one process already, or cannot be run for that many steps.
-        RunFailed: A rank of one of the two runs failed; names the rank, the step and the strategy. Or somebody stopped
-            one of them.
+        SpecError: The job already runs on one process, or `steps` is not valid for it.
+        RunFailed: A rank of one of the two runs failed (names the rank, the step and the strategy), or one of the runs
+            was stopped.
 
     Example:
         >>> import shardscope as ss
@@ -55,12 +55,12 @@ def check(
 
 
 def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
-    """The sharded job for a few steps, and the same on one process with the same samples a step.
+    """Return the job shortened to `steps`, and the same job on one process with the same samples per step.
 
-    On one process the micro-batch is a rank's, so a forward pass takes no more memory there than on a rank.
+    The job on one process uses the micro-batch of one rank, so its forward pass takes no more memory than a rank's.
 
     Raises:
-        SpecError: The job is on one process already, or `steps` is not possible.
+        SpecError: The job already runs on one process, or `steps` is not valid for it.
     """
     require(job, Job, by="check", write="ss.check(ss.Job(...))")
     if job.world_size == 1:
@@ -82,7 +82,7 @@ def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
 
 
 def _carry_out(job: Job, root: str | Path | None, on_step: OnStep | None) -> Run:
-    """Launch, follow to the end, and leave nothing running whatever happens."""
+    """Launch a job and follow it to its end. No process is left running, even after an exception."""
     run = launch(job, root=root)
     try:
         while run.is_alive:
@@ -101,12 +101,12 @@ def _carry_out(job: Job, root: str | Path | None, on_step: OnStep | None) -> Run
 
 
 def _losses(run: Run) -> dict[int, float]:
-    """The mean loss over ranks of every step."""
+    """Return the mean loss over ranks by step."""
     losses = {step: mean_loss(rows) for step, rows in steps_of(run.events()).items()}
     return {step: loss for step, loss in losses.items() if loss is not None}
 
 
 def read_parameters(run: Run) -> dict[str, np.ndarray]:
-    """All parameters by name after the last step of a run with `Record(parameters=True)`."""
+    """Return all parameters by name after the last step of a run with `Record(parameters=True)`."""
     with np.load(run.path / "parameters.npz", allow_pickle=False) as file:
         return {str(name): file[f"value-{number}"] for number, name in enumerate(file["names"])}

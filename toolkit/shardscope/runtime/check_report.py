@@ -1,4 +1,4 @@
-"""What a check found: a loss a step, a relative difference a tensor, and what they come to in a sentence."""
+"""Report of a check: the losses of each step, the relative difference of each tensor, and a verdict in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2, "fp16-mixed": 2e-2}
-"""Largest relative difference that rounding may make, by the job's precision."""
+"""Largest relative difference attributed to rounding, by the job's precision."""
 _ROWS_SHOWN = 6
 _NOISE = (
     "A tensor whose gradient is rounding noise alone, such as the bias of attention keys, can differ by more."
@@ -26,8 +26,9 @@ _NOISE = (
 
 
 class TensorDifference(NamedTuple):
-    """One parameter: |sharded - single| / |single| in the Euclidean norm, and its part, 0 to 1, of the difference of
-    all parameters taken as one vector (in squares).
+    """Difference of one parameter: |sharded - single| / |single| in the Euclidean norm, and its share, 0 to 1.
+
+    The share is that of the squared difference of all parameters as one vector.
     """
 
     tensor: str
@@ -37,7 +38,7 @@ class TensorDifference(NamedTuple):
 
 
 class LossPair(NamedTuple):
-    """The mean loss of one step, sharded and on one process, and |sharded - single| / |single|."""
+    """Mean loss of one step, sharded and on one process, and |sharded - single| / |single|."""
 
     step: int
     sharded: float
@@ -47,18 +48,18 @@ class LossPair(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckReport:
-    """A job sharded against the same job on one process.
+    """Comparison of a sharded job with the same job on one process.
 
     Attributes:
-        strategy: The strategy's short name; `world_size`, `model`, `precision` and `steps` are the job's.
+        strategy: The strategy's label; `world_size`, `model`, `precision` and `steps` are the job's.
         bound: Largest relative difference of a loss, and of all parameters as one vector, that counts as equal.
-        because: Why the strategy is not equal to one process by design; None where it must be.
-        difference: Of all parameters as one vector, relative to one process.
-        tensors: Every parameter, the one with the largest relative difference first.
-        losses: Every step.
-        only_in_one: Parameters that only one of the runs has, or in another shape.
-        runs: Ids of the two runs, sharded first.
-        skipped: Steps of the sharded run whose gradients overflowed in fp16, so that nothing was updated.
+        because: Why the sharded run differs from one process by design; None where the two must be equal.
+        difference: Relative difference of all parameters as one vector.
+        tensors: All parameters, the one with the largest relative difference first.
+        losses: Losses of all steps.
+        only_in_one: Parameters that only one of the runs has, or that differ in shape.
+        runs: Ids of the two runs, the sharded one first.
+        skipped: Steps of the sharded run that updated nothing because their gradients overflowed in fp16.
     """
 
     strategy: str
@@ -77,14 +78,14 @@ class CheckReport:
 
     @property
     def was_tried(self) -> bool:
-        """Whether any step updated anything."""
+        """Whether any step updated the parameters."""
         return self.skipped < self.steps
 
     @property
     def passed(self) -> bool | None:
-        """Whether it agrees with one process; None where that cannot be said.
+        """Whether the sharded run agrees with one process; None if undecided.
 
-        That is so for a strategy that is not equal by design, and where every step was skipped: nothing was updated.
+        It is undecided if the two differ by design, or if every step was skipped, so that nothing was updated.
         """
         if self.because is not None or not self.was_tried:
             return None
@@ -92,12 +93,12 @@ class CheckReport:
 
     @property
     def loss_difference(self) -> float:
-        """The largest of all steps; infinite where a step has a loss in one run only."""
+        """Largest relative difference of a loss over all steps; infinite if a step has a loss in only one run."""
         return _largest(pair.relative_difference for pair in self.losses)
 
     @property
     def verdict(self) -> str:
-        """What the check came to, in a sentence or two."""
+        """The result of the check, in a sentence or two."""
         who = f"{self.strategy} on {self.world_size} ranks"
         apart = f"all parameters together differ by {self.difference:.1e}"
         losses = f"the losses by at most {self.loss_difference:.1e}"
@@ -138,13 +139,13 @@ class CheckReport:
 
     @property
     def loss_table(self) -> pd.DataFrame:
-        """One row a step: step, sharded, single, relative_difference."""
+        """One row per step: step, sharded, single, relative_difference."""
         import pandas as pd
 
         return pd.DataFrame(self.losses, columns=list(LossPair._fields))
 
     def to_json(self) -> str:
-        """Everything, with `passed` and `verdict`, as indented JSON; numbers that are not finite are strings."""
+        """Return all fields, with `passed` and `verdict`, as indented JSON; non-finite numbers become strings."""
         names = [name for name in self.__dataclass_fields__ if name not in {"tensors", "losses"}]
         plain: dict[str, Any] = {"passed": self.passed, "verdict": self.verdict}
         plain |= {name: _plain(getattr(self, name)) for name in names}
@@ -153,7 +154,7 @@ class CheckReport:
         return json.dumps(plain, indent=2)
 
     def _repr_html_(self) -> str:
-        """The verdict with a mark, and the tensors that differ most."""
+        """Return the verdict with a mark, and the tensors that differ most, as HTML."""
         mark, colour = _MARKS[self.passed] if self.was_tried or self.because else _NOT_TRIED
         rows = "".join(_html_row(row) for row in self.tensors[:_ROWS_SHOWN])
         left = len(self.tensors) - _ROWS_SHOWN
@@ -189,7 +190,10 @@ def compare(
     values: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
     skipped: int = 0,
 ) -> CheckReport:
-    """The report of two runs of `job`, the sharded one first: loss by step, parameters by name, and steps skipped."""
+    """Return the report of two runs of `job`, given losses by step and parameters by name; the sharded run comes first.
+
+    `skipped` is the number of steps that the sharded run skipped.
+    """
     ours, theirs = values
     both = [name for name in theirs if name in ours and ours[name].shape == theirs[name].shape]
     apart = {name: _norm(_difference(ours[name], theirs[name])) for name in both}
@@ -211,7 +215,7 @@ def compare(
 
 
 def _because(job: Job) -> str | None:
-    """Why the job need not end where one process does: for its strategy's sake, its compression's, or both."""
+    """Why the job may differ from one process: because of its strategy, its compression, or both."""
     reasons = [reason for reason in (job.strategy.differs_because, job.compression.differs_because) if reason]
     return ", and ".join(reasons) or None
 
@@ -230,7 +234,7 @@ def _norm(values: np.ndarray | Sequence[float]) -> float:
 
 
 def _relative(difference: float, size: float) -> float:
-    """The quotient; 0 where nothing differs, infinite where something does and it should be 0 or is NaN."""
+    """The difference relative to `size`: 0 if the difference is 0, infinite if it is not finite or `size` is 0."""
     if difference == 0:
         return 0.0
     return difference / size if math.isfinite(difference) and size > 0 else math.inf

@@ -1,9 +1,9 @@
-"""The file in which a job's own functions travel, and who may open it.
+"""The file that holds a job's own functions, and the rules for loading it.
 
-A job whose model, data or loss is a function of the user's is a `job.json` that names it and a `user_code.pkl` that
-holds it (cloudpickle). Opening that file runs whatever is in it, and imports the modules that its functions come from.
-So it is opened in two places only: by the ranks of a run, which are told by the launch itself which bytes to load, and
-by `load_job`, if this process wrote these very bytes or the user says that they are to be trusted.
+A job whose model, data or loss is a user function consists of a `job.json` that names it and a `user_code.pkl` that
+holds it (cloudpickle). Unpickling that file runs whatever is in it, and imports the modules that its functions come
+from. So it is unpickled in two places only: by the ranks of a run, which receive the digest of the file from the
+launch, and by `load_job`, if this process wrote exactly this content or the user states that it is trusted.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from shardscope.spec import Job, UserCode
 
 CODE_FILE = "user_code.pkl"
 _MOST_BYTES = 16 * 2**30
-"""Functions may carry arrays, which makes them large."""
+"""Largest code file, in bytes. Functions may carry arrays, which make them large."""
 _written_here: set[str] = set()
 """Digests of the code that this process has written."""
 
 
 def pack(code: Mapping[str, UserCode]) -> bytes:
-    """The functions of a job as the content of its code file.
+    """Pickle the functions of a job; returns the content of its code file.
 
     Raises:
-        LaunchError: They cannot be pickled.
+        LaunchError: The functions cannot be pickled.
     """
     functions = {field: value.function for field, value in code.items()}
     try:
@@ -46,34 +46,34 @@ def pack(code: Mapping[str, UserCode]) -> bytes:
 
 
 def read_code(path: Path) -> bytes:
-    """The content of a code file, not opened.
+    """Return the content of a code file as bytes, without unpickling it.
 
     Raises:
-        FileNotFoundError: There is none.
-        RunUnreadable: It is not a file, or too large.
+        FileNotFoundError: The file does not exist.
+        RunUnreadable: It is not a regular file, or too large.
     """
     return read_bytes(path, most=_MOST_BYTES)
 
 
 def digest_of(content: bytes) -> str:
-    """The SHA-256 of a code file's content."""
+    """Return the SHA-256 digest of a code file's content, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def is_of_this_process(content: bytes) -> bool:
-    """Whether this process has written this very code."""
+    """Whether this process has written exactly this code."""
     return digest_of(content) in _written_here
 
 
 def with_code(job: Job, content: bytes, path: Path) -> Job:
-    """The job with its functions, out of a code file that is trusted. This runs what is in it.
+    """Return the job with its functions, unpickled from a trusted code file. This runs the code in the file.
 
     Raises:
-        LaunchError: The content is damaged, needs what is not installed here, or is not the code of this job.
+        LaunchError: The content is damaged, needs a package that is not installed, or is not the code of this job.
     """
     try:
         functions = cloudpickle.loads(content)
-    except Exception as error:  # whatever is in it may raise whatever it likes
+    except Exception as error:  # the code may raise any exception
         reason = printable(f"{type(error).__name__}: {error}")
         raise LaunchError(
             f"{path} cannot be loaded ({reason}); give the functions again with job.replace(...)"
@@ -90,10 +90,10 @@ def _are_functions(value: Any, job: Job) -> bool:
 
 
 def load_for_ranks(job: Job, path: Path, digest: str) -> Job:
-    """The job with its functions, on a rank of the run that they were launched with.
+    """Return the job with its functions, on a rank of the run that they were launched with.
 
     Raises:
-        LaunchError: The file does not hold what the launch wrote there.
+        LaunchError: The file has changed since the launch, or cannot be loaded.
     """
     content = read_code(path)
     if digest_of(content) != digest:

@@ -1,4 +1,4 @@
-"""Which errors only tell that another rank has gone, and none of their own."""
+"""Recognise errors that only report the loss of another rank."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _CONSEQUENCES = (
 )
 
 _TYPES = {"RuntimeError", "DistBackendError", "DistNetworkError", "EvaluationError"}
-"""Errors that a lost peer raises; the last names another of them in its message."""
+"""Types of errors that the loss of a peer raises; the last one names another of them in its message."""
 
 
 def is_consequence(event: Mapping[str, Any]) -> bool:
-    """Whether an error only tells that another rank has gone."""
+    """Whether an error event only reports the loss of another rank."""
     return event["type"] in _TYPES and any(sign in event["message"] for sign in _CONSEQUENCES)

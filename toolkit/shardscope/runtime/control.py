@@ -1,15 +1,15 @@
-"""How all ranks stop after the same step, at no cost a step but one look at the file system.
+"""Stop all ranks after the same step. The only cost per step is one check of the file system.
 
-Whoever wants a run to stop leaves a request in its directory. Rank 0 sees it before some step, writes that this step
-is to be the last, and only then takes part in it. A synchronous step cannot end anywhere before rank 0 took part in it,
-so every other rank, when it looks before the next step, finds the note. Where other ranks can be a few steps ahead, the
-last step is as many steps later. Where they can be any number ahead, each stops as soon as it sees the request; such a
-strategy brings its ranks together afterwards.
+A stop request is a file in the run directory. Rank 0 sees it before some step, writes a note that this step is the
+last, and only then takes part in it. A synchronous step cannot end on any rank before rank 0 has taken part in it, so
+every other rank finds the note before the next step. If other ranks can be up to n steps ahead, the last step is n
+steps later. If they can be any number of steps ahead, each stops as soon as it sees the request; such a strategy
+synchronises its ranks afterwards.
 
-A run that somebody judges by its evaluations would take a step or more in vain before a verdict reaches it that way. So
-after an evaluation ranks that are in step wait for the verdict: rank 0 for the judge, the others for rank 0. They wait
-no longer than a step takes, and no more at all once a verdict has been late twice running. At worst a judge that is
-just in time makes every evaluation a step longer; one that is gone costs two steps.
+A judged run (one that may be stopped after each evaluation) would waste a step or more before a verdict reached it that
+way. So after an evaluation, synchronous ranks wait for the verdict: rank 0 for the judge, the others for rank 0. They
+wait no longer than a step takes, and not at all after two consecutive late verdicts. In the worst case a judge that is
+just in time makes every evaluation one step longer; one that does not respond costs two steps.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from shardscope.runtime.files import OutOfReach, read_text
 from shardscope.runtime.rundir import RunDir
 
 _MOST_LATE = 2
-"""Verdicts running that may come too late before none is waited for."""
+"""Consecutive late verdicts after which ranks stop waiting."""
 _SOON_S, _SOON_EVERY_S, _LATER_EVERY_S = 20e-3, 3e-4, 2e-3
-"""How often to look, at first and later on. Ranks go on up to so far apart, for which the early ones wait in the next
-step."""
+"""Polling: the initial period, the interval in it, and the interval afterwards, in seconds. Ranks continue up to one
+interval apart, and the early ones wait for the others in the next step."""
 _PATIENCE_S = 5.0
-"""With a file that is there and cannot be opened."""
+"""Seconds to retry a file that exists but cannot be opened."""
 
 
 class NoVerdictError(ShardscopeError):
-    """Rank 0 has not told the others whether to go on."""
+    """Rank 0 has not answered whether to continue after an evaluation."""
 
 
 @dataclass
 class StopControl:
-    """One rank's view of what is asked of the run from outside: to stop, or to go on after an evaluation.
+    """One rank's view of external requests: to stop the run, or to continue after an evaluation.
 
     Attributes:
-        drift: Steps that another rank can be ahead of rank 0; None for any number.
-        timeout_s: Seconds that the others wait for rank 0 beyond its own patience.
+        drift: Steps that another rank can be ahead of rank 0; None if unbounded.
+        timeout_s: Seconds that the other ranks wait for rank 0, beyond its own waiting time.
     """
 
     run: RunDir
@@ -57,7 +57,7 @@ class StopControl:
         self._is_judged = self.drift == 0 and self.run.judged.exists()
 
     def should_stop(self, step: int) -> bool:
-        """Whether `step` must not be taken any more. Called by every rank before every step."""
+        """Whether to stop before `step`. Called by every rank before every step."""
         if self.drift is None:
             return self.run.stop_request.exists()
         last = _step_in(self.run.stop_at)
@@ -70,14 +70,14 @@ class StopControl:
         return False
 
     def evaluated(self, step: int, patience_s: float) -> None:
-        """Wait for the verdict on an evaluation, if there is to be one. Called by every rank after every evaluation.
+        """Wait for the verdict on an evaluation, if the run is judged. Called by every rank after every evaluation.
 
         Args:
-            step: That it followed.
-            patience_s: Seconds to wait for the judge at most.
+            step: The step of the evaluation.
+            patience_s: Maximum time to wait for the judge, in seconds.
 
         Raises:
-            NoVerdictError: Rank 0 does not answer.
+            NoVerdictError: Rank 0 did not answer in time.
         """
         if not self._is_judged:
             return
@@ -90,7 +90,7 @@ class StopControl:
             )
 
     def _hear(self, step: int, patience_s: float) -> None:
-        """Rank 0's part: wait for the judge, and tell the others."""
+        """Rank 0's part: wait for the judge, and write the answer for the other ranks."""
         is_told = _wait(lambda: self._is_told(step), patience_s)
         self._late = 0 if is_told else self._late + 1
         answer = self.run.stop_at if self.run.stop_request.exists() else self.run.heard
@@ -104,7 +104,7 @@ class StopControl:
 
 
 def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
-    """Wait until it holds; whether it does."""
+    """Wait until the condition holds, up to `patience_s` seconds. Returns whether it does."""
     began = time.monotonic()
     while not condition():
         waited = time.monotonic() - began
@@ -115,12 +115,12 @@ def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
 
 
 def _step_in(path: Path) -> int | None:
-    """The step that a file holds; None if it is not there, or does not hold one.
+    """The step number in a file; None if the file does not exist, or does not contain one.
 
-    A file that is out of reach is looked at again: a rank that took it for absent would go on alone.
+    A file that cannot be opened is retried: a rank that took it for absent would continue alone.
 
     Raises:
-        OutOfReach: It stays so.
+        OutOfReach: The file cannot be opened for `_PATIENCE_S` seconds.
     """
     deadline = time.monotonic() + _PATIENCE_S
     while True:

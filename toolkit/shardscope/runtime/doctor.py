@@ -1,7 +1,7 @@
-"""What this machine can do, and what each missing thing costs: `shardscope doctor`, or `ss.doctor()`.
+"""Diagnosis of this machine, and the consequence of each missing piece: `shardscope doctor`, or `ss.doctor()`.
 
-`diagnose` asks `shardscope.machine`, judges the answers one by one, and returns a `Report` of plain
-values. Nothing is changed or downloaded. Only what no run can do without makes the report not `ok`.
+`diagnose` probes the machine with `shardscope.machine`, evaluates each result, and returns a `Report` of plain values.
+Nothing is changed or downloaded. The report is not `ok` only if something is missing that every run requires.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ PACKAGES = ("jupyterlab", "ipywidgets", "plotly", "anywidget", "optuna")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked for."""
+    """Result of one check."""
 
     group: str
     name: str
     ok: bool
     text: str
-    """What was found, for people."""
+    """Human-readable result."""
     value: Any = None
-    """What was found, for programs: a number, a version, a list; None if nothing."""
+    """Machine-readable result: a number, a version, a list; None if nothing was found."""
     cost: str = ""
-    """What its absence costs, one sentence; empty when nothing is lost."""
+    """Consequence of its absence, in one sentence; empty when nothing is missing."""
     remedy: str = ""
-    """What to do about it; empty when nothing can or need be done."""
+    """How to fix it; empty when nothing can or need be done."""
     required: bool = False
     """Whether no run is possible without it."""
 
@@ -49,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings, in the order in which they are best read."""
+    """All findings, in reading order."""
 
     findings: tuple[Finding, ...]
 
@@ -63,7 +63,7 @@ class Report:
         return next(finding for finding in self.findings if finding.name == name)
 
     def to_text(self) -> str:
-        """Aligned lines, a group at a time; under each missing thing what it costs and what to do."""
+        """Return the findings as aligned lines, by group; below each missing one its consequence and remedy."""
         width = max(len(finding.name) for finding in self.findings)
         lines: list[str] = []
         for group in dict.fromkeys(finding.group for finding in self.findings):
@@ -74,7 +74,7 @@ class Report:
         return "\n".join([*lines, "", self._verdict()]).lstrip("\n")
 
     def to_json(self) -> str:
-        """The findings as indented JSON."""
+        """Return the findings as indented JSON."""
         return json.dumps({"ok": self.ok, "findings": [asdict(each) for each in self.findings]}, indent=2)
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ class Report:
 
 
 def diagnose() -> Report:
-    """Look at this machine; takes a few seconds, most of them for torch, which a second process imports."""
+    """Diagnose this machine. Takes a few seconds, mostly to import torch in a second process."""
     torch = machine.probe_torch()
     return Report(
         (*_software(torch), *_machine(), *_accelerators(torch), *_network(torch), *_extras(), *_methods())
@@ -111,7 +111,7 @@ def diagnose() -> Report:
 def _judge(
     group: str, name: str, text: str, *, ok: bool, cost: str = "", remedy: str = "", **rest: Any
 ) -> Finding:
-    """A finding that speaks of cost and remedy only where something is missing."""
+    """Return a finding that states cost and remedy only if `ok` is false."""
     cost, remedy = ("", "") if ok else (cost, remedy)
     return Finding(group=group, name=name, text=text, ok=ok, cost=cost, remedy=remedy, **rest)
 
@@ -135,7 +135,7 @@ def _software(torch: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _codecs(route: str) -> Finding:
-    """Whether compression runs compiled."""
+    """Finding that states whether compression runs compiled."""
     texts = {"numba": f"compiled by numba {_version_of('numba')}", "torch": "plain torch"}
     asked = os.environ.get("SHARDSCOPE_CODECS")
     return _judge(
@@ -278,7 +278,7 @@ def _extras() -> Iterator[Finding]:
 
 
 def _methods() -> Iterator[Finding]:
-    """What installed packages bring that cannot be used."""
+    """Findings for methods of installed packages that cannot be loaded."""
     for point, why in sorted(registry.broken_plugins().items()):
         yield _judge(
             "Methods of packages",

@@ -1,4 +1,4 @@
-"""Launching a job: a run directory, and one line to the launch server."""
+"""Launch a job: create a run directory, and send one line to the launch server."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from shardscope.runtime.user_modules import beyond_current_folder, of_current_fo
 from shardscope.spec import Job, registry
 
 _SERVERS = 2
-"""Launch servers that one launch tries."""
+"""Number of launch servers that one launch tries."""
 _CODECS = "shardscope.training.compression.ready"
-"""What compressed runs need and others do not: imported by the server before it forks the first of them."""
+"""Module that only compressed runs need; the server imports it before it forks the first of them."""
 
 
 def warm_up() -> None:
-    """Start the launch server now, so that the first launch is as quick as the others."""
+    """Start the launch server now, so that the first launch is as fast as later ones."""
     driver.server()
 
 
 def shut_down() -> None:
-    """End the launch server and all runs of this process that were not launched with `detach`."""
+    """End the launch server, and all runs of this process except those launched with `detach`."""
     driver.close()
 
 
@@ -45,27 +45,27 @@ def launch(
     """Start a job on real ranks of this machine. Returns without waiting for them.
 
     Args:
-        job: What to train.
-        root: Folder for the run directory; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        resume: A run, or its name or path, whose newest checkpoint to go on from, or where that is damaged the newest
-            whole one; or the path of one checkpoint (``.../checkpoints/step-20``). On as many ranks under the same
-            job, a run in pieces ends at the same bits as in one, but under an asynchronous or bounded-staleness
-            parameter server, whose order of updates the clock decides.
+        job: The job to train.
+        root: Folder for the run directory; None means ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        resume: A run, or its name or path, to resume from its newest checkpoint that is not damaged; or the path of one
+            checkpoint (``.../checkpoints/step-20``). With the same job and number of ranks, a resumed run is
+            bit-identical to an uninterrupted one. The exceptions are asynchronous and bounded-staleness parameter
+            servers, whose order of updates depends on timing.
         allow_pickle: With `resume`: read a checkpoint of an earlier version, which is a pickle and can run code when it
-            is read. Only for files of people you trust.
+            is read. Use it only for files of people you trust.
         detach: Let the run outlive this process. Otherwise it is stopped when this process ends.
-        judged: Whether you decide after each of its evaluations whether it goes on, by `Run.stop` or `Run.go_on`. Ranks
-            wait for that, but no longer than a step takes, and no more once you have been late twice running; those
-            that are not in step (asynchronous parameter servers, gossip) never wait.
-        preflight: Whether a job is refused whose ranks would not fit in this machine's memory, by formula. A step of
-            each new model is traced for that, in some tenths of a second once torch is loaded here or by an earlier
+        judged: Whether you decide after each evaluation if the run continues, by `Run.stop` or `Run.go_on`. Ranks wait
+            for the decision, but no longer than a step takes, and not at all after two consecutive late decisions.
+            Ranks that are not synchronous (asynchronous parameter servers, gossip) never wait.
+        preflight: Whether to refuse a job whose ranks would not fit in this machine's memory, by formula. This traces
+            one step of each new model, in a few tenths of a second if torch is loaded in this process or by an earlier
             launch. A job with a model, data or loss function of your own is not checked. False starts the job at once.
 
     Raises:
         LaunchError: The job does not fit in memory, the run directory cannot be written, or the user's code cannot be
             sent to the ranks.
-        RunNotFound: There is no run to resume.
-        SpecError: `judged`, and the job has no evaluation on its way; or it names a method that is not here.
+        RunNotFound: The run to resume does not exist.
+        SpecError: `judged` is set for a job without evaluations, or the job names a method that is not installed.
 
     Example:
         >>> import shardscope as ss
@@ -86,7 +86,7 @@ def launch(
             "allow_pickle=True has no effect without resume; leave it out, or name what to resume"
         )
     job.require_code()
-    if preflight and not job.user_functions:  # only ranks call those
+    if preflight and not job.user_functions:  # only ranks may call user functions
         from shardscope.runtime.preflight import preflight as look_at
 
         look_at(job, timed=False).require_fits("launch it all the same with preflight=False")
@@ -94,7 +94,7 @@ def launch(
     run = RunDir.create(job, runs_root(root), judged=judged)
     try:
         _hand_over(run, _request(run, job, earlier, detach=detach, allow_pickle=allow_pickle))
-    except BaseException as error:  # an interrupt too: no run stays behind that nobody starts
+    except BaseException as error:  # interrupts too, so that no run stays in state "starting" for ever
         details = {"message": f"the launch was cut short ({type(error).__name__}: {error}); launch it again"}
         started = process_started()
         run.write_status(
@@ -105,7 +105,7 @@ def launch(
 
 
 def _hand_over(run: RunDir, request: dict[str, object]) -> None:
-    """Have the launch server start the run; another server if that one is killed just then."""
+    """Send the run to the launch server. If that server is killed meanwhile, try another one."""
     for _ in range(_SERVERS):
         server = driver.server(run.path / "logs" / "server.log")
         started = process_started(server.pid)

@@ -1,4 +1,4 @@
-"""This process's launch server: started on first use, and again should it be gone."""
+"""The driver's side of its launch server, which is started on first use, and restarted if it has ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _START_SERVER = "from shardscope.runtime.server import main; main()"
 
 
 class Driver:
-    """This process's launch server; started on first use, and again should it be gone."""
+    """Handle of this process's launch server, which is started on first use, and restarted if it has ended."""
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
@@ -31,7 +31,7 @@ class Driver:
         self._lock = threading.Lock()
 
     def server(self, log: Path | None = None) -> subprocess.Popen[bytes]:
-        """The running server; what a new one has to complain about goes to `log`."""
+        """Return the running server; a newly started one writes its output to `log`."""
         with self._lock:
             if self._server is None or self._owner != os.getpid() or self._server.poll() is not None:
                 self._server = _start_server(log)
@@ -39,7 +39,7 @@ class Driver:
             return self._server
 
     def request(self, server: subprocess.Popen[bytes], line: bytes) -> bool:
-        """Send one request, whole; False if the server is gone, so that the next one asked for is another."""
+        """Send one complete request. Returns False if the server is gone; `server` then starts another one."""
         assert server.stdin is not None
         with self._lock:
             try:
@@ -51,9 +51,9 @@ class Driver:
             return True
 
     def close(self) -> None:
-        """Let the server end, and with it the runs that belong to this process; wait a little until it has.
+        """End the server, and with it the runs that belong to this process; wait up to `PATIENCE_S` seconds for it.
 
-        A server with detached runs goes on until they are over.
+        A server with detached runs keeps running until they have ended.
         """
         with self._lock:
             if self._server is None or self._owner != os.getpid():
@@ -80,10 +80,10 @@ atexit.register(driver.close)
 
 
 def trace_on_server(asked: str) -> str:
-    """Trace the job of this JSON in a child of the launch server, which has torch; gives JSON.
+    """Trace the job in this JSON in a child of the launch server, which has imported torch. Returns JSON.
 
     Raises:
-        SpecError: The model does not run on shapes.
+        SpecError: The model cannot be traced on shapes alone.
         LaunchError: The server was killed, or did not answer in time.
     """
     with tempfile.TemporaryDirectory(prefix="shardscope-trace-") as folder:

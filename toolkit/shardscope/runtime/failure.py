@@ -1,4 +1,4 @@
-"""Which rank failed first, and why: one dead rank takes its peers along, and only the first one has the cause."""
+"""Find the rank that failed first, and why: a dead rank makes its peers fail too, but only the first has the cause."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardscope.spec import Job
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended, as its `status.json` says it."""
+    """How a run ended, in the fields of `status.json`."""
 
     state: str
     reason: str | None = None
@@ -26,12 +26,12 @@ class Ending:
 
 
 def describe_failure(run: RunDir, job: Job, failed: ChildFailedError, exit_codes: dict[int, int]) -> Ending:
-    """How a run ended whose ranks failed, with the error in the form that `RunFailed` takes.
+    """Return the ending of a run whose ranks failed, with the error in the form that `RunFailed` takes.
 
     Args:
-        run: Whose events to read.
-        job: What ran.
-        failed: What elastic saw: the ranks that had failed when it first looked.
+        run: Directory of the run, whose events are read.
+        job: The job of the run.
+        failed: The error from elastic, with the ranks that had failed when it first checked.
         exit_codes: Exit code of each process by pid, as far as known.
     """
     errors = sorted(read_events(run, kind="error"), key=lambda event: event["t"])
@@ -75,7 +75,7 @@ def _from_exit(run: RunDir, job: Job, rank: int, exitcode: int) -> Ending:
 
 
 def describe_lost_forkserver(run: RunDir, job: Job, pid: int, exitcode: int) -> Ending:
-    """How a run ended whose ranks ended with the process that they were forked from."""
+    """Return the ending of a run whose ranks ended because the forkserver that they were forked from ended."""
     step = _last_step(run)
     message = (
         f"the forkserver of run {run.path.name} (process {pid}) {_how(exitcode, step, 'the')}; "

@@ -1,8 +1,8 @@
-"""Reading and replacing the files of a run directory, which may be damaged, somebody else's, or made to do harm.
+"""Read and replace the files of a run directory, which may be damaged, another user's, or malicious.
 
-A file is read only if it is a regular file of bounded size that lies in the directory itself. A link, a pipe, a device
-or a folder in its place is refused before it can block, or lead out of the directory. A file is replaced in one step,
-and never through a link: neither one of its own name nor the folder that it lies in.
+A file is read only if it is a regular file of bounded size in the directory itself. A link, a pipe, a device or a
+folder in its place is refused before it can block, or lead out of the directory. A file is replaced atomically, and
+never through a link: neither the file itself nor its folder may be one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from shardscope.errors import RunUnreadable
 
 MOST_BYTES = 16 * 2**20
-"""The largest file that is read whole; what Shardscope writes there is a thousand times smaller."""
+"""Largest file that is read whole, in bytes; the files that Shardscope writes are about a thousand times smaller."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _KINDS = (
     (stat.S_ISLNK, "a link"), (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"),
@@ -28,17 +28,17 @@ _KINDS = (
 
 
 class OutOfReach(RunUnreadable):
-    """A file that may be fine, and that the system did not let us open now (out of descriptors, a disk that fails)."""
+    """A file that may be intact but cannot be opened at the moment (out of descriptors, a failing disk)."""
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A file descriptor to read a regular file from.
+    """Open a regular file for reading; yields its file descriptor.
 
     Raises:
-        FileNotFoundError: There is none.
-        OutOfReach: It cannot be opened now.
-        RunUnreadable: It is something else.
+        FileNotFoundError: The file does not exist.
+        OutOfReach: It cannot be opened at the moment.
+        RunUnreadable: It is not a regular file.
     """
     try:
         descriptor = os.open(path, _READ)
@@ -56,11 +56,11 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
-    """The content of a file, refused where it is larger than `most` bytes.
+    """Return the content of a file of at most `most` bytes.
 
     Raises:
-        FileNotFoundError: There is none.
-        RunUnreadable: It is something else, larger, or may not be read.
+        FileNotFoundError: The file does not exist.
+        RunUnreadable: It is not a regular file, is larger, or may not be read.
     """
     with opened(path) as descriptor:
         size = os.fstat(descriptor).st_size
@@ -70,7 +70,7 @@ def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
 
 
 def read_range(descriptor: int, start: int, most: int) -> bytes:
-    """What a file holds from `start` on, at most `most` bytes."""
+    """Return the content of a file from offset `start` on, at most `most` bytes."""
     parts: list[bytes] = []
     while most > 0:
         part = os.pread(descriptor, most, start)
@@ -82,7 +82,7 @@ def read_range(descriptor: int, start: int, most: int) -> bytes:
 
 
 def read_tail(path: Path, *, most: int = MOST_BYTES) -> str:
-    """The end of a text file, at most `most` bytes; nothing where there is no such file."""
+    """Return the end of a text file, at most `most` bytes; empty if the file does not exist."""
     try:
         with opened(path) as descriptor:
             size = os.fstat(descriptor).st_size
@@ -94,11 +94,11 @@ def read_tail(path: Path, *, most: int = MOST_BYTES) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The content of a small text file.
+    """Return the content of a small text file.
 
     Raises:
-        FileNotFoundError: There is none.
-        RunUnreadable: It is something else, too large, or not text.
+        FileNotFoundError: The file does not exist.
+        RunUnreadable: It is not a regular file, is too large, or is not text.
     """
     try:
         return read_bytes(path).decode()
@@ -107,11 +107,11 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a small JSON file.
+    """Return the content of a small JSON file.
 
     Raises:
-        FileNotFoundError: There is none.
-        RunUnreadable: It is something else, too large, or not JSON.
+        FileNotFoundError: The file does not exist.
+        RunUnreadable: It is not a regular file, is too large, or is not JSON.
     """
     text = read_text(path)
     try:
@@ -121,10 +121,10 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Strict JSON as values: no NaN, no number of thousands of digits, no nesting beyond what Python can follow.
+    """Parse strict JSON: no NaN, no numbers with thousands of digits, no nesting beyond Python's recursion limit.
 
     Raises:
-        ValueError: The text is not.
+        ValueError: The text is not strict JSON.
     """
     try:
         return _DECODER.decode(text if isinstance(text, str) else text.decode())
@@ -140,15 +140,15 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def replace_whole(path: Path, content: bytes, *, within: Path) -> None:
-    """Replace a small file in one step: readers see the old content or the new, never a part.
+    """Replace a small file atomically: readers see the old content or the new, never a part.
 
     Args:
         path: The file, in the folder `within` or one folder below it.
-        content: What it is to hold.
-        within: May be reached through a link; the folder below it may not be one.
+        content: New content of the file.
+        within: The run directory. It may be reached through a link; the folder below it may not be a link.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     is_top = path.parent == within
     folder = os.open(
@@ -180,12 +180,12 @@ def _discard(name: str, folder: int) -> None:
 
 
 def _kind(mode: int) -> str | None:
-    """What is there instead of a regular file; None for one."""
+    """What the file is if it is not a regular file; None if it is one."""
     return next((name for test, name in _KINDS if test(mode)), None)
 
 
 def _unopened(path: Path, error: Exception) -> RunUnreadable:
-    """Why a file cannot be opened."""
+    """The error for a file that cannot be opened."""
     try:
         kind = _kind(path.lstat().st_mode)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Events as tables: pandas frames of a run, and its card in a notebook."""
+"""Events as pandas data frames, and a run's HTML card in a notebook."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TIMELINE = ["rank", "step", "lane", "name", "start_s", "end_s", "bytes"]
 
 
 def metrics_frame(events: list[Event]) -> pd.DataFrame:
-    """One row for each step that all ranks have finished."""
+    """Return one row for each step that all ranks have finished."""
     return pd.DataFrame(
         [_metrics_row(step, rows) for step, rows in steps_of(events).items()], columns=_METRICS
     )
@@ -49,7 +49,7 @@ def _metrics_row(step: int, rows: list[Event]) -> tuple[object, ...]:
 
 
 def timeline_frame(steps: list[Event]) -> pd.DataFrame:
-    """One row for each span of each rank, in seconds from the first span."""
+    """Return one row for each span of each rank, with times in seconds from the first span."""
     rows = [(e["rank"], e["step"], *span) for e in steps for span in e.get("spans", ())]
     frame = pd.DataFrame(rows, columns=_TIMELINE)
     if len(frame):
@@ -59,13 +59,13 @@ def timeline_frame(steps: list[Event]) -> pd.DataFrame:
 
 
 def memory_frame(measured: list[Event]) -> pd.DataFrame:
-    """One row for each step that a rank has measured, with the peak of each kind in bytes."""
+    """Return one row for each rank and measured step, with the peak of each kind of memory in bytes."""
     rows = [tuple(event[column] for column in _MEMORY) for event in measured]
     return pd.DataFrame(rows, columns=_MEMORY).sort_values(["step", "rank"], ignore_index=True)
 
 
 def run_html(run: Run) -> str:
-    """A run as a small table; all text escaped."""
+    """Return a run as a small HTML table, with all text escaped."""
     summary, error = run.summary(), run.error
     rows = {
         "state": run.state,

@@ -1,8 +1,8 @@
-"""What happened to the layers of a run: trust ratios, norms, and what compression with error feedback owes.
+"""Statistics of a run's layers: trust ratios, norms, and the residuals of compression with error feedback.
 
-Looks at them are kept in bounded memory while the run goes on. Of many looks every second, fourth, ... is kept, evenly
-over the whole run, and always the first, the newest, and the first in which something is NaN or infinite: what
-`runtime.alarms` says of these is what it says of all.
+Samples are kept in bounded memory while the run continues. As their number grows, every second, fourth, ... is kept,
+evenly over the whole run. The first sample, the newest, and the first with a NaN or infinite value are always kept, so
+that `runtime.alarms` finds the same alarms as over all samples.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Known = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class RatioSeries:
-    """One layer under a layer-wise optimizer, step by step.
+    """Trust ratios and norms of one layer under a layer-wise optimizer, by step.
 
     Attributes:
         layer: Name of the parameter.
-        steps: Those that were looked at.
-        lr: The learning rate.
-        ratio: The trust ratio; None where the layer is not adapted.
-        weight_norm: Of the weights before the step; None where the optimizer needed none.
-        update_norm: What the ratio divides by: LAMB's update, LARS's gradient with its decay.
-        bound: The setting that held the ratio down, ``clamp``, ``trust_clip`` or ``factor``; None where none did.
+        steps: Steps that were sampled.
+        lr: Learning rate.
+        ratio: Trust ratio; None where the layer is not adapted.
+        weight_norm: Norm of the weights before the step; None where the optimizer did not compute it.
+        update_norm: Norm in the ratio's denominator: of LAMB's update, or of LARS's gradient with weight decay.
+        bound: The setting that clipped the ratio, ``clamp``, ``trust_clip`` or ``factor``; None where none did.
     """
 
     layer: str
@@ -46,20 +46,20 @@ class RatioSeries:
 
     @property
     def is_adapted(self) -> bool:
-        """Whether it has a ratio at all."""
+        """Whether the layer has a trust ratio at any step."""
         return any(value is not None for value in self.ratio)
 
 
 @dataclass(frozen=True)
 class OwedSeries:
-    """What compression owes of one tensor or unit of sharding, step by step.
+    """Error-feedback residual of one tensor or sharding unit, by step.
 
     Attributes:
-        layer: Its name.
+        layer: Name of the tensor or unit.
         kind: ``residual`` of ranks' own gradients, ``share`` of the mean, ``unsent`` under deep gradient compression.
-        steps: Those that were looked at.
-        owed: Norm of what was still to be sent after the step.
-        gradient: Norm of what the step had brought, in the same units.
+        steps: Steps that were sampled.
+        owed: Norm of the residual, which is still to be sent after the step.
+        gradient: Norm of the gradient that the step added, in the same units.
     """
 
     layer: str
@@ -70,7 +70,7 @@ class OwedSeries:
 
     @property
     def relative(self) -> Known:
-        """What is owed, in gradients of one step; None where there was no gradient."""
+        """Residual norm relative to the gradient norm of the step; None where the gradient is zero."""
         pairs = zip(self.owed, self.gradient, strict=True)
         return tuple(owed / gradient if gradient else None for owed, gradient in pairs)
 
@@ -86,13 +86,13 @@ _RATIO_COLUMNS = ("ratio", "weight_norm", "update_norm")
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of a run at the steps at which they were looked at; empty before the first.
+    """Layer statistics of a run at the sampled steps; empty before the first.
 
     Attributes:
-        optimizer: The run's.
-        ratios: One series a layer, in the model's order, where the optimizer is layer-wise.
-        owed: One series for each tensor or unit of sharding, and kind of debt, where gradients are compressed with
-            error feedback.
+        optimizer: The run's optimizer.
+        ratios: One series per layer, in the model's order, if the optimizer is layer-wise.
+        owed: One series for each tensor or sharding unit and kind of residual, if gradients are compressed with error
+            feedback.
     """
 
     optimizer: Optimizer | None
@@ -101,7 +101,7 @@ class Layers:
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        """What is wrong with them, by the rules of `shardscope.runtime.alarms`; the worst kinds first."""
+        """Alarms raised by the rules of `shardscope.runtime.alarms`, the most severe kinds first."""
         return alarms_of(self.optimizer, self.ratios, self.owed)
 
     @property
@@ -136,20 +136,20 @@ def _frame(columns: tuple[str, ...], series: Iterable[Any]) -> pd.DataFrame:
 
 
 def tells_of_layers(job: Job) -> bool:
-    """Whether there is anything to tell: a layer-wise optimizer, or compression that owes."""
+    """Whether the job has layer statistics: a layer-wise optimizer, or compression with residuals."""
     return job.optimizer.is_layerwise() or owes(job)
 
 
 def owes(job: Job) -> bool:
-    """Whether the job's compression remembers what it has not sent."""
+    """Whether the job's compression keeps a residual of what it has not sent."""
     return job.compression.remembers
 
 
 def layers_of(events: Iterable[Event], optimizer: Optimizer | None) -> Layers:
-    """The layers as a run's events tell of them; events of other kinds are passed over.
+    """Return the layer statistics from a run's events; events of other kinds are ignored.
 
-    Where ranks have weights of their own (gossip, local SGD), ratios and norms are means over ranks, and a ratio counts
-    as held down if any is. What ranks owe is the norm of all of it together, beside that of all their gradients.
+    If each rank has its own weights (gossip, local SGD), ratios and norms are means over ranks, and a ratio counts as
+    clipped if it is on any rank. Residuals and gradients of all ranks are each combined into one norm.
     """
     newest = {(event["step"], event["rank"]): event for event in events if event["event"] == "layers"}
     by_step: dict[int, list[Event]] = {}
@@ -194,10 +194,10 @@ def _owed(by_step: Mapping[int, list[Event]]) -> tuple[OwedSeries, ...]:
 
 
 def layers_of_run(run: Run) -> Layers:
-    """What `Run.layers` gives.
+    """Return the result of `Run.layers`.
 
     Raises:
-        SpecError: The run has nothing to tell of its layers, or was told not to.
+        SpecError: The run has neither trust ratios nor residuals, or does not record its layers.
     """
     job = run.job
     if not tells_of_layers(job):
@@ -213,50 +213,50 @@ def layers_of_run(run: Run) -> Layers:
 
 
 MOST_LOOKS = 240
-"""Kept at once, beside the first with a NaN or an infinity."""
+"""Largest number of samples kept at a time."""
 _COLUMNS = ("ratio", "weight_norm", "update_norm")
 
 
 @dataclass
 class Looks:
-    """What ranks told of their layers, thinned as it comes.
+    """Layer events of all ranks, thinned as they arrive.
 
     Attributes:
-        num_looks: Steps looked at so far, kept or not.
-        num_events: Taken so far.
+        num_looks: Steps sampled so far, kept or not.
+        num_events: Events received so far.
     """
 
     num_looks: int = 0
     num_events: int = 0
     _kept: dict[int, dict[int, Event]] = field(default_factory=dict)
     _places: dict[int, int] = field(default_factory=dict)
-    """Which look a kept step was, from 0."""
+    """Index of each kept step among all sampled steps, from 0."""
     _every: int = 1
     _newest: int = -1
     _broken: int | None = None
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Looks:
-        """The looks that these events tell of, in the order of their time."""
+        """Return the samples in these events, which must be ordered by time."""
         looks = cls()
         for event in events:
             looks.take(event)
         return looks
 
     def take(self, event: Event) -> None:
-        """One rank's look."""
+        """Add the event of one rank."""
         self.num_events += 1
         step = event["step"]
         if step > self._newest:
             self._begin(step)
         if step not in self._kept:
-            return  # left out before this rank came to it
+            return  # the step was dropped before this rank reported it
         self._kept[step][event["rank"]] = event
         if self._broken is None and not _is_finite(event):
             self._broken = step
 
     def layers(self, optimizer: Optimizer | None) -> Layers:
-        """The layers as the looks that are kept tell of them."""
+        """Return the layer statistics from the samples kept."""
         return layers_of((event for ranks in self._kept.values() for event in ranks.values()), optimizer)
 
     def _begin(self, step: int) -> None:

@@ -1,7 +1,7 @@
-"""The runs in a folder: those that can be read, and why others cannot.
+"""The runs in a folder: those that can be read, and the reasons why others cannot.
 
-A folder of runs may be shared with other users and hold copies, leftovers and damage. One bad run directory never hides
-a good one: what cannot be read is skipped, counted and named with its reason.
+A folder of runs may be shared with other users, and may hold copies, leftovers and damaged runs. One bad run directory
+never hides a good one: unreadable runs are skipped, counted and listed with the reason.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from shardscope.runtime.schema import printable
 from shardscope.spec import Job
 
 _NAMED = 3
-"""Skipped runs that a line names; it counts the rest."""
+"""Skipped runs that the note names; it only counts the rest."""
 _LONGEST_REASON = 160
-"""Characters of a reason in that line."""
+"""Longest reason in the note, in characters."""
 
 
 class Skipped(NamedTuple):
@@ -33,10 +33,10 @@ class Skipped(NamedTuple):
 
 
 class Runs(list[Run]):
-    """Runs, newest first.
+    """List of runs, newest first.
 
     Attributes:
-        skipped: Runs in the same folder that cannot be read.
+        skipped: Runs in the same folder that cannot be read, with the reason.
     """
 
     def __init__(self, found: Iterable[Run] = (), skipped: Iterable[Skipped] = ()) -> None:
@@ -45,7 +45,7 @@ class Runs(list[Run]):
 
     @property
     def note(self) -> str:
-        """One line on the runs that could not be read; empty where all could."""
+        """One line about the runs that could not be read; empty if all could."""
         return note_on(self.skipped)
 
     def __repr__(self) -> str:
@@ -53,9 +53,10 @@ class Runs(list[Run]):
 
 
 def runs(root: str | Path | None = None) -> Runs:
-    """All runs below the runs' root (``$SHARDSCOPE_RUNS`` or ``./runs``), newest first.
+    """Return all runs below the runs' root (``$SHARDSCOPE_RUNS`` or ``./runs``), newest first.
 
-    A run directory that is damaged, or private to another user, is left out; ``runs().skipped`` says which and why.
+    A run directory that is damaged, or private to another user, is left out; ``runs().skipped`` lists these runs with
+    the reason.
     """
     folder = runs_root(root)
     found: list[tuple[float, str, Run]] = []
@@ -79,13 +80,13 @@ def _name(name: str) -> str:
 
 
 def _reason(error: RunUnreadable, path: Path) -> str:
-    """Why a run is skipped, without its name, which whoever shows it says before."""
+    """Why a run is skipped, without the run's name, which the note shows first."""
     name = printable(path.name)
     return str(error).removeprefix(f"run {name} cannot be read: ").removeprefix(f"{printable(str(path))} is ")
 
 
 def note_on(skipped: Iterable[Skipped]) -> str:
-    """One line on runs that could not be read; empty where there are none."""
+    """Return one line about runs that could not be read; empty if there are none."""
     told = [f"{one.name} ({shorten(one.reason, _LONGEST_REASON)})" for one in skipped]
     if not told:
         return ""
@@ -103,7 +104,7 @@ def _entries(folder: Path, skipped: list[Skipped]) -> Iterator[Path]:
                 try:
                     if _is_folder(entry):
                         yield Path(entry.path)
-                except OSError as error:  # a link to where nobody may look, or to a name too long
+                except OSError as error:  # a link to a folder without access, or to a name that is too long
                     skipped.append(Skipped(_name(entry.name), f"cannot be read ({error.strerror})"))
     except (FileNotFoundError, NotADirectoryError):
         return
@@ -116,10 +117,10 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _read(path: Path) -> tuple[Run, float]:
-    """A run, and when it was made.
+    """Return a run and the modification time of its job file, in unix seconds.
 
     Raises:
-        RunUnreadable: It is damaged, or its name cannot be shown.
+        RunUnreadable: The run is damaged, or its name is not printable.
     """
     if not path.name.isprintable():
         raise RunUnreadable("its name cannot be printed; rename the folder")
@@ -133,5 +134,5 @@ def _read(path: Path) -> tuple[Run, float]:
 
 @lru_cache(maxsize=4096)
 def _job(path: Path, _version: tuple[int, int, int]) -> Job:
-    """The job of a run, read again only once its file has changed: labs list the runs every other second."""
+    """Return the job of a run, cached until its file changes: the labs list the runs every two seconds."""
     return RunDir(path).read_job()

@@ -1,4 +1,4 @@
-"""A job out of a run directory or a file, with the code that it carries if that is trusted."""
+"""Load a job from a run directory or a file, with its code if that is trusted."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from shardscope.spec import Job
 
 
 def load_job(where: Run | str | Path, *, trust_code: bool = False, root: str | Path | None = None) -> Job:
-    """The job of a run, or in a job file, with the user's own functions that lie beside it.
+    """Return the job of a run or a job file, with the user functions stored next to it.
 
-    A job that names models, data and losses of the catalogue carries no code and is simply read. Functions of the
-    user's own are code: they are loaded without asking only if this process wrote that very file, by a launch of its
-    own. Everything else, even a run of yours from yesterday, may have been changed or put there by somebody else, and
-    is loaded with ``trust_code=True`` only. Nothing else in Shardscope loads code out of a run directory.
+    A job that names models, data and losses of the catalogue carries no code and is simply read. User functions are
+    code: without `trust_code` they are loaded only if this process itself wrote exactly that file when it launched the
+    job. Any other file, even of a run you launched yesterday, may have been changed or put there by somebody else, and
+    requires ``trust_code=True``. Otherwise only the ranks of a run load code from its directory.
 
     Args:
         where: A run, its name or path, or the path of a job file.
-        trust_code: Whether to load functions from a file that this process did not write. That runs what is in it.
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        trust_code: Whether to load functions from a file that this process did not write. This runs the code in it.
+        root: Folder of the runs; None means ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Raises:
-        RunNotFound: There is no such run or file, or it cannot be read.
-        UntrustedCode: It carries code, and `trust_code` is not set.
-        LaunchError: Its code cannot be loaded here.
+        RunNotFound: The run or file does not exist.
+        RunUnreadable: It cannot be read.
+        UntrustedCode: The job carries code, and `trust_code` is not set.
+        LaunchError: Its code cannot be loaded in this process.
 
     Example:
         >>> ss.launch(ss.load_job("20260102-030405-mine", trust_code=True))  # doctest: +SKIP
@@ -39,18 +40,18 @@ def load_job(where: Run | str | Path, *, trust_code: bool = False, root: str | P
 
 
 def add_code(job: Job, file: Path, *, trust_code: bool) -> Job:
-    """A job out of a file, with the functions that lie beside the file; as it is where there are none.
+    """Return a job from a file with the functions stored next to the file; unchanged if there are none.
 
     Raises:
-        UntrustedCode: There are, and they are not of this process, nor to be trusted.
-        LaunchError: They cannot be loaded here.
+        UntrustedCode: This process did not write the functions, and `trust_code` is not set.
+        LaunchError: They cannot be loaded in this process.
     """
     if all(code.is_here for code in job.user_code.values()):
         return job
     code = file.with_name(CODE_FILE)
     try:
         content = read_code(code)
-    except FileNotFoundError:  # whoever launches it has to give them
+    except FileNotFoundError:  # they must be given before a launch
         return job
     if not (trust_code or is_of_this_process(content)):
         raise UntrustedCode(_question(file, code, job, len(content)))

@@ -1,4 +1,4 @@
-"""The gradient noise scale of a run: what its ranks measured, averaged over ranks and steps, as batch sizes."""
+"""The gradient noise scale of a run as a batch size, from measurements averaged over ranks and steps."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from shardscope.spec import Job
 
 Squares = tuple[float, float]
-"""Of the norms of a step's gradients: of the small batches' (mean), and of their mean."""
+"""Squared gradient norms of one step: the mean over the small batches, and that of the mean gradient."""
 SMOOTHING = 0.99
 Values = tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """The critical batch size over a run's steps; empty as long as no step has been measured.
+    """Critical batch size at a run's steps; empty until a step has been measured.
 
-    Up to about this many samples a larger batch saves steps in proportion; far beyond it, it saves none. It is an order
-    of magnitude: the simple noise scale of McCandlish et al. 2018 (arXiv 1812.06162), which leaves curvature out.
+    Up to about this size, a larger batch saves steps in proportion; far beyond it, it saves none. It is an order of
+    magnitude: the simple noise scale of McCandlish et al. 2018 (arXiv 1812.06162), which ignores curvature.
 
     Attributes:
         batch: The run's global batch size, in samples.
         small_batch: Samples in each of the gradients that were compared with the mean of all.
-        smoothing: Of the moving averages.
-        steps: Those that were measured.
+        smoothing: Decay factor of the moving averages.
+        steps: Steps that were measured.
         gradient_square: Squared norm of the gradient over all data, a moving average.
-        trace: Of the covariance of a single sample's gradient, a moving average.
-        critical_batch: Their ratio, in samples; infinite where the gradient cannot be made out at all.
-        low: Where the 95 % interval of the critical batch size begins.
-        high: Where it ends; infinite where the gradient cannot be told from noise.
+        trace: Trace of the covariance of a single sample's gradient, a moving average.
+        critical_batch: Ratio of `trace` to `gradient_square`, in samples; infinite if no gradient signal is detectable.
+        low: Lower end of the 95 % interval of the critical batch size, in samples.
+        high: Upper end, in samples; infinite if the gradient is indistinguishable from noise.
     """
 
     batch: int
@@ -55,17 +55,17 @@ class NoiseScale:
 
     @property
     def latest(self) -> float | None:
-        """The critical batch size at the last step, in samples; None before there is one."""
+        """Critical batch size at the last measured step, in samples; None before any."""
         return self.critical_batch[-1] if self.steps else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of `latest`, in samples; None before there is one."""
+        """95 % interval of `latest`, in samples; None before any step was measured."""
         return (self.low[-1], self.high[-1]) if self.steps else None
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row a measured step: step, gradient_square, trace, critical_batch, low, high."""
+        """One row per measured step: step, gradient_square, trace, critical_batch, low, high."""
         import pandas as pd
 
         columns = ("step", "gradient_square", "trace", "critical_batch", "low", "high")
@@ -82,10 +82,10 @@ class NoiseScale:
 
 
 def noise_scale_of(run: Run, smoothing: float) -> NoiseScale:
-    """What `Run.noise_scale` gives.
+    """Return the result of `Run.noise_scale`.
 
     Raises:
-        SpecError: The run does not measure it, or `smoothing` is out of range.
+        SpecError: The run does not measure the noise scale, or `smoothing` is out of range.
     """
     job = run.job
     if not job.record.noise_scale:
@@ -98,7 +98,7 @@ def noise_scale_of(run: Run, smoothing: float) -> NoiseScale:
 
 
 def squares_of(rows: Sequence[Mapping[str, Any]]) -> Squares | None:
-    """What the step events of all ranks tell of one step; None if it was not measured."""
+    """Return the squared gradient norms of one step from the step events of all ranks; None if not measured."""
     if not rows or not all("noise" in row for row in rows):
         return None
     return _mean(rows, "small_square"), _mean(rows, "large_square")
@@ -109,7 +109,7 @@ def _mean(rows: Sequence[Mapping[str, Any]], of: str) -> float:
 
 
 def batches_compared(job: Job) -> tuple[int, int]:
-    """Samples in a small batch and in all of a step."""
+    """Return the number of samples in a small batch, and in the global batch of a step."""
     share = job.batch.per_rank(job.num_data_ranks)
     return share // job.num_micro_batches, job.batch.global_batch
 
@@ -117,7 +117,7 @@ def batches_compared(job: Job) -> tuple[int, int]:
 def noise_scale_from(
     measured: Mapping[int, Squares], small_batch: int, batch: int, *, smoothing: float = SMOOTHING
 ) -> NoiseScale:
-    """The noise scale by what steps told, in their order.
+    """Return the noise scale from the squared gradient norms by step, in order of steps.
 
     Raises:
         SpecError: `smoothing` is out of range.

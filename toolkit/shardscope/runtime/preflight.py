@@ -1,4 +1,4 @@
-"""Before a job starts on this machine: whether it fits, and about how long it takes."""
+"""Predict, before a job starts on this machine, whether it fits in memory and about how long it takes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from shardscope.spec import Job
 
 @dataclass(frozen=True)
 class Preflight:
-    """What is known of a job before it starts."""
+    """Prediction for a job before it starts."""
 
     prediction: JobPrediction | None
-    """None where nothing could be predicted."""
+    """The prediction; None if none could be made."""
     run_time_s: float | None = None
-    """Of its steps, without start, evaluations and checkpoints."""
+    """Time of all steps in seconds, without start, evaluations and checkpoints; None if not predicted."""
 
     @property
     def refusal(self) -> str | None:
-        """Why it will not fit in this machine's memory, as a clause; None where it does, or nothing is known."""
+        """Why the job will not fit in this machine's memory, as a clause; None if it does or nothing is known."""
         found = self.prediction
         if found is None or found.machine_bytes is None or found.fits:
             return None
@@ -36,16 +36,16 @@ class Preflight:
         )
 
     def require_fits(self, way_out: str) -> None:
-        """Refuse a job that does not fit; `way_out` says how to start it all the same.
+        """Refuse a job that does not fit; `way_out` states how to start it anyway.
 
         Raises:
-            LaunchError: It does not fit in this machine's memory.
+            LaunchError: The job does not fit in this machine's memory.
         """
         if self.refusal is not None:
             raise LaunchError(f"the job does not fit: {self.refusal}, or {way_out}")
 
     def __str__(self) -> str:
-        """One line, such as ``Predicted: about 12 s of training once started, 370 MiB of memory in all``."""
+        """Return one line, such as ``Predicted: about 12 s of training once started, 370 MiB of memory in all``."""
         found = self.prediction
         if found is None or self.run_time_s is None:
             return "Nothing could be predicted."
@@ -58,19 +58,19 @@ class Preflight:
 
 
 def preflight(job: Job, *, timed: bool = True) -> Preflight:
-    """Look at a job before it starts; nothing is refused here, and what cannot be predicted is not.
+    """Predict a job before it starts. Refuses nothing; a job that cannot be predicted gets an empty `Preflight`.
 
     Args:
-        job: A job.
-        timed: Whether its time is wanted, too.
+        job: The job.
+        timed: Whether to predict its run time, too.
     """
     if not _is_predictable(job):
         return Preflight(None)
     try:
         found = predict_job(job, trace=_trace)
-        _ = found.fits  # worked out here, where a method of the user's may fail
+        _ = found.fits  # computed inside the try block, since a user's method may fail
         return Preflight(found, found.run_time_s if timed else None)
-    except Exception:  # noqa: BLE001 - of the user's code, whatever it may be: its ranks will tell
+    except Exception:  # noqa: BLE001 - any error of the user's code; its ranks will report it
         return Preflight(None)
 
 
@@ -79,14 +79,14 @@ def _trace(job: Job) -> Traced:
 
 
 def _is_predictable(job: Job) -> bool:
-    """On CPUs, without running functions of the user's, which only ranks may call: they can do anything."""
+    """Whether the job runs on CPUs and has no user functions, which may do anything and are called only on ranks."""
     if job.user_functions:
         return False
     return job.device == "cpu" or (job.device == "auto" and not nvml_works())
 
 
 def _about(seconds: float) -> str:
-    """A rounded time: ``about 40 s``, ``about 3 min``, ``about 2 h``."""
+    """Return a rounded time: ``about 40 s``, ``about 3 min``, ``about 2 h``."""
     for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 1.5 * size:
             return f"about {seconds / size:.2g} {unit}"

@@ -1,4 +1,4 @@
-"""No process outlives what it belongs to: identities of processes, and ways to die together."""
+"""Process identities, and means to end processes together, so that no process outlives the run it belongs to."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _OF_A_RUN = ("shardscope.runtime", "multiprocessing.")
 _POLL_S = 0.005
 _LONGEST_POLL_S = 0.1
 _DYING_S = 5.0
-"""How long a killed process may take to disappear: the system frees its memory first."""
+"""Seconds that a killed process may take to disappear: the system frees its memory first."""
 
 ProcessStart = str | float
-"""When a process was started: with its pid this tells it from every other, ever. On Linux the boot and the clock ticks
-since then, ``"BOOT/TICKS"``, which no change of the wall clock moves; elsewhere, and in files of older versions, unix
-seconds."""
+"""Start time of a process, which together with its pid identifies it uniquely. On Linux it is the boot id and the clock
+ticks since boot, ``"BOOT/TICKS"``, which do not depend on the wall clock. On other systems, and in files of older
+versions, it is unix seconds."""
 
 
 Identity = tuple[int, ProcessStart]
-"""A process for ever: its pid and its start."""
+"""Pid and start time, which together identify a process uniquely."""
 
 
 def process_started(pid: int | None = None) -> ProcessStart:
-    """When a process was started; this one if `pid` is None.
+    """Return the start time of a process; of this process if `pid` is None.
 
     Raises:
-        psutil.NoSuchProcess: There is none with this pid.
+        psutil.NoSuchProcess: No process has this pid.
     """
     if sys.platform != "linux":
         return float(psutil.Process(pid).create_time())
@@ -46,7 +46,7 @@ def process_started(pid: int | None = None) -> ProcessStart:
 
 
 def is_alive(pid: int, started: ProcessStart) -> bool:
-    """Whether the process with this pid that was started then still runs."""
+    """Whether the process with this pid and start time still runs."""
     try:
         return _is_same(pid, started) and _runs(psutil.Process(pid))
     except psutil.NoSuchProcess:
@@ -67,7 +67,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields 3 and following of ``/proc/PID/stat`` (proc(5)): the name before them may hold spaces and brackets."""
+    """Fields 3 and following of ``/proc/PID/stat`` (proc(5)); the name before them may contain spaces and brackets."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -75,7 +75,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def is_of_shardscope(pid: int) -> bool:
-    """Whether a process is an agent or a rank. A `status.json` from elsewhere may name any process of the user's."""
+    """Whether a process is an agent or a rank. An untrusted `status.json` may name any process of the user."""
     try:
         return any("shardscope.runtime" in part for part in psutil.Process(pid).cmdline())
     except psutil.Error:
@@ -83,10 +83,10 @@ def is_of_shardscope(pid: int) -> bool:
 
 
 def kill_descendants(pid: int) -> list[psutil.Process]:
-    """SIGKILL everything below `pid`, but not `pid` itself. Returns what was killed.
+    """Send SIGKILL to all descendants of `pid`, but not to `pid` itself. Returns the processes killed.
 
-    A resource tracker of the standard library is left to end by itself: it does once nobody is left to use it, and
-    removes the semaphores of those that were killed.
+    Resource trackers of the standard library are not killed: each ends by itself when no process uses it any more, and
+    removes the semaphores of the killed processes.
     """
     try:
         return _kill(psutil.Process(pid).children(recursive=True))
@@ -109,7 +109,8 @@ def _kill(processes: list[psutil.Process]) -> list[psutil.Process]:
 def end_processes_of(agent: int) -> None:
     """Kill all processes of an agent's run except the agent, and wait until they are gone.
 
-    A killed process lives until the system has ended it, below the agent or, where its parent went first, elsewhere.
+    A killed process exists until the system has ended it. It may by then no longer be a descendant of the agent, if its
+    parent ended first.
     """
     killed: set[psutil.Process] = set()
 
@@ -125,8 +126,8 @@ def end_processes_of(agent: int) -> None:
 def end_run(agent: Identity, ranks: Iterable[Identity], patience_s: float) -> None:
     """Wait until an agent and its ranks are gone, and kill those that outlive it.
 
-    A process is known by its pid and its start, so one that has been given the same pid since is left alone, as is
-    every process that is not an agent or a rank. Programs that the user's code has started are left alone.
+    A process is identified by its pid and its start time. A process that was given the same pid later is left alone, as
+    is every process that is not an agent or a rank, programs that the user's code has started included.
 
     Args:
         agent: The run's agent.
@@ -170,7 +171,7 @@ def _of_a_run(known: Iterable[Identity]) -> list[psutil.Process]:
 
 
 def _session_of(leader: int) -> list[psutil.Process]:
-    """The processes of a run that are in its agent's session, without the agent."""
+    """The processes of a run in its agent's session, except the agent."""
     found = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):
@@ -192,18 +193,18 @@ def _is_ending(process: psutil.Process) -> bool:
 
 
 def ignore_interrupts() -> None:
-    """Let Ctrl-C and Jupyter's interrupt, which reach the whole process group, mean the notebook's cell only."""
+    """Ignore Ctrl-C and Jupyter's interrupt, which reach the whole process group but are meant for the cell only."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def die_with_parent() -> None:
-    """Be killed by the system the moment the parent process is gone (Linux)."""
+    """Have the system kill this process as soon as its parent process is gone (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def watch(wait: Callable[[], object], then: Callable[[], object]) -> None:
-    """Call `then` on a thread of its own once `wait` returns."""
+    """Call `wait` on a new thread, and `then` after it returns."""
 
     def run() -> None:
         wait()
@@ -217,6 +218,6 @@ def exit_with_agent() -> None:
     die_with_parent()
     agent = parent_process()
     if agent is not None:
-        if os.getppid() == 1:  # the forkserver was gone before we asked
+        if os.getppid() == 1:  # the forkserver ended before prctl was called
             os._exit(1)
         watch(agent.join, lambda: os._exit(1))

@@ -1,7 +1,7 @@
-"""A rendezvous for ranks of one machine that listens on loopback only.
+"""A rendezvous backend for the ranks of one machine that listens on loopback only.
 
-torch's own rendezvous backends open their store on every network interface. Elastic lets one register a backend of
-one's own; this one gives torch's store a socket that is already bound to 127.0.0.1, on a port the system picks.
+torch's own rendezvous backends open their store on every network interface. Elastic accepts custom backends; this one
+gives torch's store a socket that is already bound to 127.0.0.1, on a port chosen by the system.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HOST = "127.0.0.1"
 
 
 class LoopbackRendezvous(RendezvousHandler):
-    """One agent, always there; the ranks use its store."""
+    """Rendezvous of a single agent that is always present; the ranks use the agent's store."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -70,7 +70,7 @@ def _loopback_store() -> dist.TCPStore:
 
 
 def register() -> None:
-    """Make the backend known to elastic; once is enough."""
+    """Register the backend with elastic, unless it is registered already."""
 
     def create(parameters: RendezvousParameters) -> RendezvousHandler:
         return LoopbackRendezvous(parameters.run_id)

@@ -1,7 +1,7 @@
-"""A run, seen from the driver: everything it can tell is read from its directory.
+"""A run, as the driver sees it: all its data are read from the run directory.
 
-So a `Run` needs nothing of the process that launched it. After a page reload, in another kernel, or years later,
-`Run.attach` gives the same object with the whole history, and `stop` works from anywhere.
+A `Run` does not depend on the process that launched it. After a page reload, in another kernel, or years later,
+`Run.attach` returns an equivalent object with the whole history, and `stop` works from any process.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from shardscope.runtime.noise import NoiseScale
 
 _POLL_S = 0.02
-_START_S = 120.0  # the longest start that a stop waits for
-_KILL_AFTER_S = 10.0  # how long an agent may take to write its last word once its grace has run out
+_START_S = 120.0  # how long `stop` waits for a run that is still starting
+_KILL_AFTER_S = 10.0  # how long an agent may take to write the final status after the grace period
 
 
 class Run:
-    """One run of a job. Made by `launch`, `runs` or `Run.attach`."""
+    """One run of a job. Returned by `launch`, `runs` and `Run.attach`."""
 
     def __init__(self, directory: RunDir, job: Job | None = None) -> None:
         self._dir = directory
@@ -47,16 +47,16 @@ class Run:
 
     @classmethod
     def attach(cls, id_or_path: str | Path, root: str | Path | None = None) -> Self:
-        """The run in this directory, or of this name below the runs' root, whether it is over or not.
+        """Return the run in this directory, or of this name below the runs' root, whether it has ended or not.
 
         Raises:
-            RunNotFound: There is none.
-            RunUnreadable: There is one, and it is damaged, or private to another user.
+            RunNotFound: No such run exists.
+            RunUnreadable: The run exists but is damaged, or private to another user.
         """
         directory = find(id_or_path, root)
         return cls(directory, directory.read_job())
 
-    # Who it is and how it stands.
+    # Identity and state.
 
     @property
     def path(self) -> Path:
@@ -65,17 +65,17 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The name of the run directory: a time and the run's name. What cannot be printed in it is escaped."""
+        """Name of the run directory: a timestamp and the run's name. Unprintable characters are escaped."""
         return printable(self.path.name)
 
     @property
     def name(self) -> str:
-        """The job's name, or strategy and model."""
+        """Name of the job, or its strategy and model if it has no name."""
         return self.job.label
 
     @property
     def job(self) -> Job:
-        """What was asked. Code of the user's is known by its name."""
+        """The job that was launched. User functions appear by name only; they are not loaded."""
         if self._job is None:
             self._job = self._dir.read_job()
         return self._job
@@ -87,12 +87,12 @@ class Run:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the run has not ended yet."""
         return self.state not in FINAL_STATES
 
     @property
     def error(self) -> RunFailed | None:
-        """Why it failed; None if it did not."""
+        """Error that the run failed with; None if it did not fail."""
         details = self._status().error
         if details is None:
             return None
@@ -103,7 +103,7 @@ class Run:
 
     @property
     def reason(self) -> str | None:
-        """Why it ended before its last step, if it was not a failure."""
+        """Reason, in words, why the run stopped before its last step without failing; None otherwise."""
         return self._status().reason
 
     @property
@@ -123,11 +123,13 @@ class Run:
             return self._without_status(problem)
         if status.state in FINAL_STATES or _lives(status):
             return status
-        status = self._read_status()[0] or status  # it may have written its last word just before it ended
+        status = (
+            self._read_status()[0] or status
+        )  # the agent may have written the final status just before it ended
         return status if status.state in FINAL_STATES else self._record_lost_agent(status)
 
     def _read_status(self) -> tuple[Status | None, str]:
-        """What `status.json` says, or None and what is wrong with it."""
+        """The content of `status.json`; or None, with the reason why it cannot be read."""
         try:
             return self._dir.read_status(), "it has no status.json"
         except RunUnreadable as error:
@@ -137,10 +139,10 @@ class Run:
         try:
             return not holds_run(self.path)
         except RunUnreadable:
-            return False  # somebody's, and still there
+            return False  # private to another user, but it exists
 
     def _without_directory(self) -> Status:
-        """A run whose directory was deleted or moved: over once its agent, which sees that too, has ended the ranks."""
+        """Status of a run whose directory was deleted or moved. The run is over after its agent has ended the ranks."""
         last = self._last_status
         if last is not None and (last.state in FINAL_STATES or (last.state == "running" and _lives(last))):
             return last
@@ -148,7 +150,7 @@ class Run:
         return Status("failed", 0, 0.0, t=time.time(), error=error, cause=Cause.DIRECTORY_GONE)
 
     def _without_status(self, why: str) -> Status:
-        """The state of a run without a readable status: from its events, else failed for an unknown reason."""
+        """Status of a run without a readable `status.json`: from its events, else failed for an unknown reason."""
         ends = {event["state"] for event in self.events("end")}
         if len(ends) == 1:
             return Status(ends.pop(), 0, 0.0, t=time.time())
@@ -156,7 +158,10 @@ class Run:
         return Status("failed", 0, 0.0, t=time.time(), error=self._first_error() or unknown)
 
     def _first_error(self, *, causes_only: bool = False) -> dict[str, Any] | None:
-        """What a rank wrote first: an error of its own, else, unless only those count, that others had gone."""
+        """The first error of any rank, preferring root causes to errors that only report a lost peer.
+
+        With `causes_only`, errors that only report a lost peer are ignored. None if no error is left.
+        """
         errors = [event for event in self.events("error") if not (causes_only and is_consequence(event))]
         if not errors:
             return None
@@ -196,11 +201,11 @@ class Run:
         """Wait until the run has ended.
 
         Args:
-            timeout: Seconds; None waits for ever.
+            timeout: Seconds to wait; None waits indefinitely.
 
         Raises:
             RunFailed: A rank failed; names the rank, the step and the strategy, with the rank's traceback.
-            TimeoutError: It has not ended in time; the run goes on.
+            TimeoutError: The run has not ended in time; it keeps running.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.is_alive:
@@ -215,7 +220,7 @@ class Run:
         return self
 
     def stop(self, grace_s: float = 5.0) -> Self:
-        """Stop the run: at the end of the step it is in, or by force once `grace_s` seconds have passed.
+        """Stop the run at the end of the current step, or kill it after `grace_s` seconds.
 
         Returns when it has ended and neither its agent nor its ranks run on this machine. If it had ended already, only
         ranks that outlived it are killed. Two kinds of run may still be going when this returns, and stop once they see
@@ -228,22 +233,22 @@ class Run:
         return self
 
     def _ask_to_stop(self, grace_s: float) -> None:
-        """Leave the request and wait until the run has ended, but no longer than its agent may take."""
+        """Write the stop request and wait until the run has ended, but no longer than its agent may take."""
         with contextlib.suppress(
             OSError
-        ):  # then it ends by force; without its directory the agent ends it unasked
+        ):  # the run is then killed; if its directory is gone, the agent ends it without a request
             self._dir.request_stop(grace_s)
         deadline = time.monotonic() + grace_s + _KILL_AFTER_S
         while self.is_alive and (time.monotonic() < deadline + _START_S * (self.state == "starting")):
             time.sleep(
                 _POLL_S
-            )  # while it is starting there is no agent yet; the one to come finds the request
+            )  # while the run is starting there is no agent yet; it will find the request when it starts
 
     def go_on(self, step: int) -> None:
-        """Let a run that was launched with ``judged=True`` go on after the evaluation that followed `step`.
+        """Let a run launched with ``judged=True`` continue past its evaluation at `step`.
 
         Raises:
-            SpecError: Nobody was to judge it.
+            SpecError: The run was launched without ``judged=True``.
         """
         if not self._dir.judged.exists():
             raise SpecError(f"run {self.id} waits for no verdict; launch it with judged=True")
@@ -253,33 +258,33 @@ class Run:
         """Wait until the run's processes are gone; an agent still alive after `patience_s` is killed with them."""
         status = self._last_status
         if status is None or status.host != this_host():
-            return  # no process of this run is here
+            return  # the run's processes are on another machine
         if status.state == "starting" or status.cause is Cause.NOT_STARTED:
             return  # the process on record is the launch server
         ranks = [(event["pid"], event["started"]) for event in first_events(self._dir) if "started" in event]
         end_run((status.pid, status.process_started), ranks, patience_s)
 
-    # What it has to tell.
+    # Data of the run.
 
     def events(self, kind: str | None = None, rank: int | None = None) -> list[Event]:
-        """All events so far by time; of one kind (``"step"``, ``"eval"``, ...) or one rank if asked."""
+        """Return all events so far by time; only one kind (``"step"``, ``"eval"``, ...) or one rank if given."""
         self._events.extend(self._tail.poll())
         return select(self._events, kind, rank)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What of the run's logs could not be read; empty where all could. A killed rank may leave one torn line."""
+        """Parts of the run's logs that could not be read, as messages. A killed rank may leave one truncated line."""
         self._events.extend(self._tail.poll())
         lines = self._tail.num_unreadable
         told = f"{lines} line{'s' * (lines > 1)} of its logs hold no event that can be read"
         return (*self._tail.problems.values(), *([told] if lines else []))
 
     def tail(self) -> Tail:
-        """A new incremental reader: its first `poll` gives all events so far, later ones what is new."""
+        """Return a new incremental reader: its first `poll` returns all events so far, later ones only new events."""
         return Tail(self._dir)
 
     def metrics(self) -> pd.DataFrame:
-        """One row for each step that all ranks have finished.
+        """Return one row for each step that all ranks have finished.
 
         Columns: step, t (unix seconds), loss (mean over ranks), step_time_s (slowest rank), samples_per_s,
         tokens_per_s, lr, grad_norm, bytes_sent (all ranks), memory_bytes and max_memory_bytes (the rank with most).
@@ -289,16 +294,16 @@ class Run:
         return metrics_frame(self.events())
 
     def timeline(self) -> pd.DataFrame:
-        """One row for each span: rank, step, lane, name, start_s and end_s (from the first span), bytes."""
+        """Return one row for each span: rank, step, lane, name, start_s and end_s (from the first span), bytes."""
         from shardscope.runtime.frames import timeline_frame
 
         return timeline_frame(self.events("step"))
 
     def memory(self) -> pd.DataFrame:
-        """One row for each rank on each step whose memory was measured by kind (see `Record.memory_first`).
+        """Return one row for each rank and each step at which memory was measured by kind (see `Record.memory_first`).
 
-        Columns: rank, step, and the most bytes that the rank held in that step as parameters (its own, or its shards,
-        with the model's buffers), gradients, optimizer (its state), activations (saved for the backward pass), gathered
+        Columns: rank, step, and the rank's peak bytes in that step of parameters (its own or its shards, with the
+        model's buffers), gradients, optimizer (state), activations (saved for the backward pass), gathered
         (parameters of other ranks) and buffers (for communication, padding and scratch). Peaks need not coincide.
         """
         from shardscope.runtime.frames import memory_frame
@@ -306,34 +311,34 @@ class Run:
         return memory_frame(self.events("memory"))
 
     def noise_scale(self, smoothing: float = 0.99) -> NoiseScale:
-        """The gradient noise scale over the steps at which it was measured (see `Record.noise_scale`).
+        """Return the gradient noise scale at the steps at which it was measured (see `Record.noise_scale`).
 
         Args:
-            smoothing: What is left of a step's weight one step later, 0 < value < 1; 0.99 looks back over 100 steps.
+            smoothing: Decay factor of the moving averages, 0 < value < 1; 0.99 averages over about 100 steps.
 
         Raises:
-            SpecError: The run does not measure it, or `smoothing` is out of range.
+            SpecError: The run does not measure the noise scale, or `smoothing` is out of range.
         """
         from shardscope.runtime.noise import noise_scale_of
 
         return noise_scale_of(self, smoothing)
 
     def layers(self) -> Layers:
-        """Trust ratios and norms layer by layer, what compression owes, and alarms (see `Record.layers_every`).
+        """Return trust ratios and norms by layer, error-feedback residuals, and alarms (see `Record.layers_every`).
 
         Raises:
-            SpecError: The run has neither, or does not look at its layers.
+            SpecError: The run has neither trust ratios nor residuals, or does not record its layers.
         """
         from shardscope.runtime.layers import layers_of_run
 
         return layers_of_run(self)
 
     def summary(self) -> Summary:
-        """The figures of the run so far."""
+        """Return the summary of the run so far."""
         return summarise(self.events(), self.state, self.job)
 
     def logs(self, rank: int | None = None) -> str:
-        """What a rank printed; without a rank, what the agent printed."""
+        """Return the stdout and stderr of a rank; without a rank, those of the agent."""
         if rank is None:
             files = [self.path / "logs" / "agent.log"]
         else:
@@ -353,5 +358,5 @@ class Run:
 
 
 def _lives(status: Status) -> bool:
-    """Whether the process that looks after a run still does; on another machine nobody can tell, so it does."""
+    """Whether the process in charge of a run is alive; assumed so on another machine, where it cannot be checked."""
     return status.host != this_host() or is_alive(status.pid, status.process_started)

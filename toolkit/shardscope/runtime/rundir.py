@@ -1,14 +1,14 @@
-"""The run directory: where a run lives, from the moment it is asked for, and after everything else is gone.
+"""The run directory: all files of a run, from launch on; it outlives every process of the run.
 
-    job.json        what was asked; `Job.from_json` reads it
-    user_code.pkl   the user's own functions, if the job has any (see `code_file` for who may open it)
-    status.json     state, the agent's process, the error; replaced whole, never half written
+    job.json        the job; `Job.from_json` reads it
+    user_code.pkl   the user's own functions, if the job has any (see `code_file` for who may load it)
+    status.json     state, the agent's process, the error; replaced atomically
     rank-N.jsonl    events, appended by rank N
     control/        requests to the ranks: `stop`, and the answer `stop_at`; verdicts: `judged`, and the answer `heard`
-    parameters.npz  all parameters after the last step, where `Record(parameters=True)` asks for them
+    parameters.npz  all parameters after the last step, with `Record(parameters=True)`
     checkpoints/    written by `shardscope.training.checkpoint`
-    logs/           what the ranks and the agent printed
-    summary.json    figures of the finished run
+    logs/           stdout and stderr of the ranks and the agent
+    summary.json    summary of the finished run
 
 The directory is private to the user (mode 0700).
 """
@@ -38,12 +38,12 @@ _LOG = re.compile(r"rank-(0|[1-9][0-9]{0,3})\.jsonl")
 
 
 def runs_root(root: str | Path | None = None) -> Path:
-    """The folder that holds all runs: `root`, else ``$SHARDSCOPE_RUNS``, else ``./runs``."""
+    """Return the folder of all runs: `root`, else ``$SHARDSCOPE_RUNS``, else ``./runs``."""
     return Path(root or os.environ.get(ROOT_VARIABLE) or "runs").absolute()
 
 
 def this_host() -> str:
-    """Tells this machine, and this container on it, from every other: process numbers mean something only within."""
+    """Return an identifier of this machine and pid namespace (container); pids are comparable only within one."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -53,18 +53,18 @@ def this_host() -> str:
 
 @dataclass(frozen=True)
 class RunDir:
-    """Paths of one run, and its small files."""
+    """Paths of one run, with methods to read and write its small files."""
 
     path: Path
     code: str | None = None
-    """Digest of the user's code, where it may be loaded: on the ranks of the run it was launched with."""
+    """SHA-256 digest of the user's code; set by `create` and on the ranks of that run, which may load the code."""
 
     @classmethod
     def create(cls, job: Job, root: Path, *, judged: bool = False) -> Self:
-        """Make the directory of a new run and write the job into it, and whether somebody judges it.
+        """Create the directory of a new run, and write the job to it and whether the run is judged.
 
         Raises:
-            LaunchError: The disk does not take it, or the user's code cannot be pickled.
+            LaunchError: The directory cannot be written, or the user's code cannot be pickled.
         """
         stamp = time.strftime("%Y%m%d-%H%M%S")
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", job.label).strip("-.") or "run"
@@ -86,7 +86,7 @@ class RunDir:
         return run
 
     def write_job(self, job: Job) -> str | None:
-        """Write `job.json`, the user's code and the folders beside them; returns the digest of the code."""
+        """Write `job.json` and the user's code, and create the subfolders. Returns the digest of the code."""
         for folder in ("control", "checkpoints", "logs"):
             (self.path / folder).mkdir(mode=0o700, exist_ok=True)
         code = pack(job.user_code) if job.user_code else None
@@ -97,10 +97,10 @@ class RunDir:
         return None if code is None else digest_of(code)
 
     def read_job(self, *, with_code: bool = False) -> Job:
-        """The job of this run; `with_code` also loads the user's own functions, if it is known which they must be.
+        """Return the job of this run. `with_code` also loads the user's own functions, if their digest is known.
 
         Raises:
-            LaunchError: The code is not what the launch wrote.
+            LaunchError: The code has changed since the launch, or cannot be loaded.
             RunUnreadable: `job.json` is missing or damaged.
         """
         job = read_job_file(self.path / "job.json", f"run {printable(self.path.name)}")
@@ -108,19 +108,19 @@ class RunDir:
             return load_for_ranks(job, self.path / CODE_FILE, self.code)
         return job
 
-    # Small files that are replaced whole.
+    # Small files that are replaced atomically.
 
     def write_whole(self, path: Path, content: bytes) -> None:
-        """Replace a small file in one step: readers see the old content or the new, never a part."""
+        """Replace a small file atomically: readers see the old content or the new, never a part."""
         replace_whole(path, content, within=self.path)
 
     def write_status(self, state: str, *, pid: int, process_started: ProcessStart, **fields: Any) -> None:
-        """Replace `status.json`. On a full disk the run's reserve is given up for it."""
+        """Replace `status.json`. On a full disk the run's reserve file is deleted to make room."""
         status = Status(state, pid, process_started, t=time.time(), host=this_host(), **fields)
         self.write_json("status.json", asdict(status))
 
     def write_json(self, name: str, value: Any) -> None:
-        """Replace a JSON file. On a full disk the run's reserve is given up for it."""
+        """Replace a JSON file. On a full disk the run's reserve file is deleted to make room."""
         content = json.dumps(value, indent=2).encode()
         try:
             self.write_whole(self.path / name, content)
@@ -129,14 +129,14 @@ class RunDir:
             self.write_whole(self.path / name, content)
 
     def release_reserve(self) -> None:
-        """On a full disk, make room for the last words of the run."""
+        """Delete the reserve file, so that the final status and events fit on a full disk."""
         (self.path / "reserve").unlink(missing_ok=True)
 
     def read_status(self) -> Status | None:
-        """What `status.json` says; None if there is none.
+        """Return the content of `status.json`; None if the file does not exist.
 
         Raises:
-            RunUnreadable: It does not say how the run stands.
+            RunUnreadable: The file does not hold a valid status.
         """
         try:
             return Status.of(read_json(self.path / "status.json"))
@@ -144,10 +144,10 @@ class RunDir:
             return None
 
     def read_json(self, name: str) -> Any:
-        """A JSON file of this run; None if it is not there.
+        """Return the content of a JSON file of this run; None if the file does not exist.
 
         Raises:
-            RunUnreadable: It is damaged, or not a file.
+            RunUnreadable: The file is damaged, or is not a regular file.
         """
         try:
             return read_json(self.path / name)
@@ -158,22 +158,22 @@ class RunDir:
 
     @property
     def stop_request(self) -> Path:
-        """There once somebody has asked the run to stop; holds the seconds of grace."""
+        """File that requests the run to stop; holds the grace period in seconds."""
         return self.path / "control" / "stop"
 
     @property
     def stop_at(self) -> Path:
-        """Written by rank 0 in answer: the number of the last step."""
+        """File in which rank 0 answers a stop request: the number of the last step."""
         return self.path / "control" / "stop_at"
 
     @property
     def judged(self) -> Path:
-        """There from the start if somebody judges the run at its evaluations: the step of the last that may go on."""
+        """File that exists from the start of a judged run: the step of the latest evaluation approved, 0 before any."""
         return self.path / "control" / "judged"
 
     @property
     def heard(self) -> Path:
-        """Written by rank 0 once it knows, or has waited long enough: the step up to which no rank need wait."""
+        """File that rank 0 writes after the verdict, or after a timeout: the step up to which no rank needs to wait."""
         return self.path / "control" / "heard"
 
     def request_stop(self, grace_s: float) -> None:
@@ -181,11 +181,11 @@ class RunDir:
         self.write_control(self.stop_request, json.dumps(grace_s))
 
     def judge(self, step: int) -> None:
-        """Tell the ranks that they may go on after the evaluation that followed this step; 0 before any."""
+        """Let the ranks continue past the evaluation at this step; 0 before any evaluation."""
         self.write_control(self.judged, str(step))
 
     def write_control(self, path: Path, content: str) -> None:
-        """Replace a file of ``control/``; the folder is made anew if it has been deleted, the run directory is not.
+        """Replace a file in ``control/``. The folder is recreated if it was deleted; the run directory is not.
 
         Raises:
             FileNotFoundError: The run directory is gone.
@@ -194,18 +194,18 @@ class RunDir:
         self.write_whole(path, content.encode())
 
     def is_gone_message(self) -> str:
-        """What is wrong with a run whose directory has been deleted or moved, in a sentence."""
+        """Return the error message for a run whose directory has been deleted or moved."""
         return (
             f"the run directory {self.path} is gone: it was deleted or moved, and without it the run ended; "
             "launch the job again"
         )
 
     def rank_file(self, rank: int) -> Path:
-        """The event log of a rank."""
+        """Return the path of a rank's event log."""
         return self.path / f"rank-{rank}.jsonl"
 
     def rank_files(self) -> list[Path]:
-        """The event logs that are there, by rank; none where the directory may not be looked into."""
+        """Return the existing event logs, ordered by rank; empty if the directory cannot be listed."""
         try:
             found = [
                 (int(match[1]), name) for name in os.listdir(self.path) if (match := _LOG.fullmatch(name))
@@ -216,11 +216,11 @@ class RunDir:
 
 
 def find(id_or_path: str | Path, root: str | Path | None = None) -> RunDir:
-    """The directory of a run, by its path or by its name below the runs' root.
+    """Return the directory of a run, given its path or its name below the runs' root.
 
     Raises:
-        RunNotFound: There is none.
-        RunUnreadable: There is one, and it is private to another user.
+        RunNotFound: No such run exists.
+        RunUnreadable: The run exists but is private to another user.
     """
     for path in (Path(id_or_path), runs_root(root) / id_or_path):
         if holds_run(path):
@@ -231,7 +231,7 @@ def find(id_or_path: str | Path, root: str | Path | None = None) -> RunDir:
 
 
 def holds_run(path: Path) -> bool:
-    """Whether a folder holds a run, damaged or not: a job, a status or a log of events.
+    """Whether a folder holds a run, damaged or not: a job, a status or an event log.
 
     Raises:
         RunUnreadable: The folder is private to another user.
@@ -240,7 +240,7 @@ def holds_run(path: Path) -> bool:
         names = os.listdir(path)
     except PermissionError:
         raise RunUnreadable(f"{printable(str(path))} is private to {_owner(path)}") from None
-    except (OSError, ValueError):  # nothing there, a file, a name that no file can have
+    except (OSError, ValueError):  # absent, not a folder, or an invalid file name
         return False
     return any(name in ("job.json", "status.json") or _LOG.fullmatch(name) for name in names)
 
@@ -253,7 +253,7 @@ def _owner(path: Path) -> str:
 
 
 def read_job_file(file: Path, called: str) -> Job:
-    """The job in a file; functions of the user's are known by their names only. Errors say what the file is `called`.
+    """Return the job in a file; user functions appear by name only. Error messages refer to the file as `called`.
 
     Raises:
         RunUnreadable: The file is missing or damaged.
@@ -276,17 +276,17 @@ def read_job_file(file: Path, called: str) -> Job:
 
 
 def find_resumable(id_or_path: str | Path, root: str | Path | None = None) -> Path:
-    """A run directory, as `find` finds it, or a checkpoint by its path.
+    """Return a run directory, looked up as by `find`, or a checkpoint, given its path.
 
     Raises:
-        RunNotFound: There is neither.
+        RunNotFound: Neither exists.
     """
     path = Path(id_or_path)
     return path.absolute() if _is_checkpoint(path) else find(path, root).path
 
 
 def checkpoints_of(path: Path) -> Path:
-    """What to load of a path that `find_resumable` gave: the checkpoint, or the folder of the run's."""
+    """Return what to load from a path given by `find_resumable`: the checkpoint, or the run's checkpoint folder."""
     return path if _is_checkpoint(path) else path / "checkpoints"
 
 

@@ -1,8 +1,8 @@
-"""What a run's files must hold to be read: how it stands (`status.json`), and events, by kind, with their types.
+"""Schema of a run's files: the status (`status.json`), and the events with the types of their fields, by kind.
 
-Both are data from outside: they may be torn, damaged or written by another version. An event that lacks a field, or
-holds something else in it, is left out when the log is read, so that no reader after that needs to look. Fields that
-are not listed, and kinds that are not, are handed on as they are.
+Both are external data: they may be truncated, damaged or written by another version. An event that lacks a field, or
+has a value of the wrong type in it, is dropped when the log is read, so later readers need no checks. Fields and kinds
+that are not listed are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from shardscope.runtime.processes import ProcessStart
 
 Check = Callable[[Any], bool]
 MOST = 2**53
-"""The largest whole number that every reader can count with."""
+"""Largest integer that every reader represents exactly."""
 MOST_RANKS = 1024
 _NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 _LONGEST_NAME = 1000
 _LATEST_S = 1e12
-"""Unix seconds, about 30,000 years from now."""
+"""Latest valid time in unix seconds, about 30,000 years from now."""
 
 
 def is_whole(value: Any, most: int = MOST) -> bool:
-    """Whether a value is a whole number from 0."""
+    """Whether a value is an integer from 0 to `most`."""
     return type(value) is int and 0 <= value <= most
 
 
@@ -37,7 +37,7 @@ def is_real(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """A finite number, or the name that stands for another (see `training.events`)."""
+    """Whether a value is a finite number, or the name of a non-finite one (see `training.events`)."""
     return is_real(value) or (type(value) is str and value in _NOT_FINITE)
 
 
@@ -51,7 +51,7 @@ def _is_duration(value: Any) -> bool:
 
 
 def _is_there(_value: Any) -> bool:
-    """Whatever it holds is looked at elsewhere."""
+    """Accept any value; it is checked elsewhere."""
     return True
 
 
@@ -76,7 +76,7 @@ def _list_of(check: Check) -> Check:
 
 
 def _row(*checks: Check) -> Check:
-    """A list with one value for each check."""
+    """Check for a list with one value for each of `checks`."""
 
     def matches(value: Any) -> bool:
         return (
@@ -89,13 +89,13 @@ def _row(*checks: Check) -> Check:
 
 
 def _fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """An object with these fields; of the optional ones, those that are there must fit."""
+    """Check for an object with these fields; optional ones are checked only if present."""
     needed, allowed = tuple(required.items()), tuple((optional or {}).items())
 
     def matches(value: Any) -> bool:
         if type(value) is not dict:
             return False
-        for name, check in needed:  # a loop, since every event of every log comes by here
+        for name, check in needed:  # a loop, for speed: it runs for every event of every log
             if name not in value or not check(value[name]):
                 return False
         return not allowed or all(name not in value or check(value[name]) for name, check in allowed)
@@ -110,7 +110,7 @@ def _dict_of(check: Check) -> Check:
 
 
 def _are_columns(event: dict[str, Any]) -> bool:
-    """Whether what is told of layers has one value for each layer."""
+    """Whether all columns of a layers event have one value for each layer."""
     return len({len(event[name]) for name in ("layer", *_LAYER_COLUMNS, "bound")}) == 1
 
 
@@ -179,15 +179,15 @@ _KINDS: Mapping[str, Check] = {
 
 
 def is_readable(event: Any) -> bool:
-    """Whether readers can rely on an event."""
+    """Whether an event is valid, so that readers can rely on its fields."""
     if not isinstance(event, dict):
         return False
     kind, rank = event.get("event"), event.get("rank")
     if not (_is_name(kind) and is_whole(rank, MOST_RANKS - 1) and is_time(event.get("t"))):
         return False
-    if "traffic" in event and not _is_traffic(event["traffic"]):  # counted on whatever kind has it
+    if "traffic" in event and not _is_traffic(event["traffic"]):  # counted for events of every kind
         return False
-    check = _KINDS.get(kind)  # type: ignore[arg-type]  # a name, as was just seen
+    check = _KINDS.get(kind)  # type: ignore[arg-type]  # a name, as checked above
     if check is None:
         return True
     return check(event) and (kind != "layers" or _are_columns(event))
@@ -199,10 +199,10 @@ _MOST_PID = 2**31 - 1
 
 
 class Cause(StrEnum):
-    """What ended a run before its last step, where that was not an error in one of its ranks."""
+    """Cause that ended a run before its last step, other than an error in one of its ranks."""
 
     REQUESTED = "requested"
-    """Somebody asked the run to stop."""
+    """The run was requested to stop."""
     KILLED = "killed"
     """A signal ended one of its processes, or its agent or launch server."""
     NOT_STARTED = "not-started"
@@ -217,9 +217,9 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Status:
-    """What `status.json` says. `pid` and `process_started` identify the process that looks after the run.
+    """Content of `status.json`. `pid` and `process_started` identify the process in charge of the run.
 
-    `cause` is None for a run that completed or failed by itself, and for every run of a version that did not record it.
+    `cause` is None for a run that completed or failed by itself, and for runs of versions that did not record it.
     """
 
     state: str
@@ -234,10 +234,10 @@ class Status:
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """The status in a JSON value. What another version has added to it is left out.
+        """Return the status in a JSON value. Fields that another version has added are ignored.
 
         Raises:
-            RunUnreadable: The value does not say how a run stands.
+            RunUnreadable: The value is not a valid status.
         """
         if not isinstance(value, dict) or value.get("state") not in [*STATES]:
             raise RunUnreadable("status.json does not say how the run stands")
@@ -257,7 +257,7 @@ def _text(value: Any) -> str | None:
 
 
 def _cause(value: Any) -> Cause | None:
-    """The cause of that name; None for one that this version does not know."""
+    """The cause of that name; None if this version does not define it."""
     return Cause(value) if value in [*Cause] else None
 
 
@@ -271,7 +271,7 @@ def _error(value: Any) -> dict[str, Any] | None:
 
 
 def printable(text: str) -> str:
-    """The text with all that a terminal would obey, or that cannot be encoded, written as an escape sequence."""
+    """Return the text with terminal control characters, and those that cannot be encoded, as escape sequences."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)

@@ -1,15 +1,15 @@
-"""The launch server: one warm process behind a notebook, from which every run's agent is forked.
+"""The launch server: one process per driver that has imported torch, and from which every run's agent is forked.
 
 Importing torch takes seconds; forking a process that has imported it takes milliseconds. So the first launch of a
-driver (a notebook's kernel, a script, the command line) starts this server in a session of its own, and each run is a
+driver (a notebook's kernel, a script, the command line) starts this server in a separate session, and each run is a
 request to it, one line of JSON on its standard input:
 
     driver ── stdin ──▶ server ── fork ──▶ agent of a run ── forkserver ──▶ ranks
 
-The server itself starts no thread and trains nothing. When the driver is gone, by whatever end, its standard input
-closes; the server then ends the runs that were not launched to outlive their driver, waits for the others, and exits.
-An agent holds one end of a pipe whose other end only the server has: if the server dies, the agents notice, and that
-it was not the driver.
+The server itself starts no thread and trains nothing. When the driver ends, for whatever reason, the server's standard
+input closes. The server then ends the runs that were not launched with `detach`, waits for the others, and exits.
+Each agent holds one end of a pipe whose other end only the server has. So agents notice if the server dies, and can
+distinguish this from the end of the driver.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 
 _NEEDED = ("numpy.ma", "torch._dynamo", "shardscope.runtime.agent", "shardscope.runtime.worker")
 _MOST_TRACE_S = 90
-"""After which a trace that nobody waits for any more is ended."""
+"""Seconds after which a trace is ended; by then the driver no longer waits for it."""
 _TRACE = "shardscope.prediction._torch_trace"
 _LATER = (
     _TRACE,
@@ -37,30 +37,30 @@ _LATER = (
     "shardscope.methods.strategies.pipeline._torch_stage",
     "shardscope.training.strategies.fully_sharded",
 )
-"""Imported when there is nothing else to do: most runs never need it, and the first launch does not wait for it."""
+"""Modules imported while the server is idle: most runs never need them, and the first launch should not wait."""
 DRIVER_ENDED = b"d"
-"""What an agent reads from its pipe when the driver is gone; where the pipe just closes, the server is."""
+"""Byte that an agent reads from its pipe when the driver has ended. If the pipe just closes, the server has died."""
 
 
 @dataclass
 class Server:
-    """The loop, and what it knows: the agents that live, with the pipe that holds each."""
+    """The server loop and its state: the pids of live agents and tracing children, and the pipe to each agent."""
 
     driver: int
     lifelines: dict[int, int] = field(default_factory=dict)
     detached: set[int] = field(default_factory=set)
     tracing: dict[int, str] = field(default_factory=dict)
-    """Children that trace, with the file that each is to leave."""
+    """Pids of tracing children, with the answer file that each has to write."""
     later: list[str] = field(default_factory=lambda: list(_LATER))
     _pending: bytes = b""
 
     def serve(self) -> None:
-        """Take requests until the driver is gone, then see the remaining runs out."""
+        """Serve requests until the driver is gone, then end its runs and wait for detached ones."""
         while self._driver_lives():
             self._reap()
         for pid in set(self.lifelines) - self.detached:
             lifeline = self.lifelines.pop(pid)
-            with contextlib.suppress(BrokenPipeError):  # the agent has ended meanwhile
+            with contextlib.suppress(BrokenPipeError):  # the agent has already ended
                 os.write(lifeline, DRIVER_ENDED)
             os.close(lifeline)
         while self.lifelines or self._has_children():
@@ -79,7 +79,7 @@ class Server:
         for line in lines:
             with contextlib.suppress(
                 ValueError
-            ):  # a request cut short by an interrupt; its driver has said so
+            ):  # a request truncated by an interrupt, which its driver has reported
                 request = json.loads(line)
                 self._fork_trace(request) if "trace" in request else self._fork_agent(request)
         return bool(chunk)
@@ -102,7 +102,7 @@ class Server:
             self.detached.add(pid)
 
     def _fork_trace(self, request: dict[str, Any]) -> None:
-        """A child that traces a step of a job, and leaves what it finds in a file."""
+        """Fork a child that traces a step of a job and writes the result to a file."""
         _import(_TRACE)
         pid = os.fork()
         if pid:
@@ -124,7 +124,7 @@ class Server:
                 os._exit(code)
 
     def _become_agent(self, request: dict[str, Any], lifeline: int) -> None:
-        """In the forked child; does not return."""
+        """Run the agent in the forked child; does not return."""
         from shardscope.runtime.agent import main
 
         code = 1
@@ -161,14 +161,14 @@ class Server:
 
 
 def _answer_for(path: Path) -> None:
-    """Say in the place of a child that was killed that it was."""
-    with contextlib.suppress(OSError):  # it has answered and nobody waits any more
+    """Write an error as the answer of a tracing child that was killed before it wrote one."""
+    with contextlib.suppress(OSError):  # the driver no longer waits, and has deleted the folder
         if path.parent.is_dir() and not path.exists():
             path.write_text(json.dumps({"error": "the process that traced the job's model was killed"}))
 
 
 def _record_failure(path: str, error: BaseException) -> None:
-    """An agent that could not even set itself up says so where its driver looks."""
+    """Write the failure of an agent that could not start to its run's status, where the driver finds it."""
     from shardscope.runtime.processes import process_started
     from shardscope.runtime.rundir import RunDir
     from shardscope.runtime.schema import Cause
@@ -186,11 +186,11 @@ def _import(*modules: str) -> None:
     for module in modules:
         importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # keeps the garbage collector from touching, and so copying, pages that the forks share
+    gc.freeze()  # keeps the garbage collector from touching, and thus copying, pages shared with the forks
 
 
 def main() -> None:
-    """Import what agents and ranks will need, then serve. The driver is the parent process."""
+    """Import the modules that agents and ranks need, then serve. The driver is the parent process."""
     driver = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import(*_NEEDED)

@@ -1,8 +1,9 @@
-"""The figures of a run in a dozen numbers, and what a figure comes to per step once the first steps are over.
+"""Summary of a run in about a dozen numbers, and per-step averages of metrics after warm-up.
 
-Most steps of a run are alike, and their mean or median says what one is like. Under local SGD they are not: of every
-`period` steps only the last one talks to the other ranks. A median of such steps would say that nothing is ever sent.
-So the two sorts of steps are taken apart and weighted as often as they come, whichever of them were written down.
+Most steps of a run are similar, so their mean or median is representative. Under local SGD they are not: of every
+`period` steps only the last communicates with the other ranks, and a median over all steps would report no traffic.
+So the two kinds of steps are averaged separately and weighted by how often each occurs in a period, whichever steps
+were recorded.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from shardscope.runtime.tail import Event, read_events
 from shardscope.spec import Job
 
 WARM_UP_STEPS = 2
-"""Steps left out at the start, where buckets are built and memory is touched for the first time."""
+"""Warm-up steps excluded at the start, when buckets are built and memory is first touched."""
 
 Average = Literal["mean", "median"]
-"""Of steps that are alike: the mean for what adds up, such as bytes; the median for times, which stray."""
+"""Average over steps of the same kind: mean for additive quantities such as bytes, median for times (outliers)."""
 
 
 def per_step(by_step: Mapping[int, float], period: int = 1, *, average: Average = "mean") -> float | None:
-    """What a figure comes to per step, over whole periods.
+    """Return the average of a metric per step, over whole periods.
 
     Args:
-        by_step: The figure at each step that has it, from step 1.
-        period: Steps after which steps repeat themselves (`Compression.period`); the last of them is unlike the others.
-        average: How steps that are alike are averaged.
+        by_step: The metric's value by step, from step 1; steps without a value are left out.
+        period: Period of the steps (`Compression.period`); the last step of a period differs from the others.
+        average: How steps of the same kind are averaged.
 
     Returns:
-        None where no step has the figure, or none of one of the two sorts.
+        The average; None if no step has a value, or one of the two kinds of steps has none.
 
     Example:
         >>> per_step({1: 9, 2: 9, 3: 0, 4: 80, 5: 0, 6: 0, 7: 0}, 4)
@@ -47,7 +48,7 @@ def per_step(by_step: Mapping[int, float], period: int = 1, *, average: Average 
 def per_step_of(
     steps: npt.ArrayLike, values: npt.ArrayLike, period: int = 1, *, average: Average = "mean"
 ) -> float | None:
-    """As `per_step`, of steps in their order and the figure at each, as columns."""
+    """Return the same as `per_step`, given the sorted steps and the value at each as two columns."""
     numbers, figures = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
     mean = np.mean if average == "mean" else np.median
     for first in (WARM_UP_STEPS, 0):
@@ -62,7 +63,7 @@ def per_step_of(
 
 _COUNTS = frozenset({"payload_bytes", "sent_bytes", "received_bytes", "messages", "calls"})
 _OBSERVING = frozenset({"noise_scale", "consensus"})
-"""The names under which what a step sends only to measure something is counted."""
+"""Names under which traffic is counted that a step sends only for measurements."""
 _TOO_FAST = (
     "messages cannot be held back precisely on a link above 5 Gbit/s: copying them through this machine takes about as "
     "long as sending them would, so the run was slower than on a real one"
@@ -71,25 +72,25 @@ _TOO_FAST = (
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run came to. None where the run did not get that far, or where it does not apply.
+    """Summary of a run. A field is None where the run did not get that far, or where it does not apply.
 
     Attributes:
-        steps: Optimizer steps taken by all ranks.
+        steps: Optimizer steps finished by all ranks.
         loss: Mean training loss over all ranks at the last step.
-        step_time_s: Median over steps of the slowest rank's time, warm-up left out. Under local SGD, of the steps
-            that average and of those between, weighted as often as they come; None before the first period is over.
-        bytes_per_step: Sent by all ranks together in a step (mean, warm-up left out; over whole periods of local SGD).
-            Here and in every other figure, bytes are those that training sends; what observing it sends is apart.
-        peak_memory_bytes: Of the rank that held most.
-        wall_s: From the first rank's start to the last event.
-        link: What the ranks were held to; None for the machine's own.
-        link_note: Why the link's figures are not to be relied on; None where they are.
-        compression: How gradients were compressed; this and what follows is None where they were not.
-        uncompressed_bytes_per_step: What all ranks together would send in a step without, by formula.
-        codec_s_per_step: Packing and unpacking on the slowest rank (mean, as of bytes). Part of the step, or hidden
-            behind the backward pass.
-        observing_bytes: Sent by all ranks in the whole run for evaluations, checkpoints and measurements (the gradient
-            noise scale, the distance of gossiping ranks). Older runs did not count what checkpoints send.
+        step_time_s: Median over steps of the slowest rank's time in seconds, excluding warm-up. Under local SGD, the
+            medians of averaging steps and of the others, weighted by frequency; None before the first period is over.
+        bytes_per_step: Bytes sent by all ranks together per step (mean, excluding warm-up; over whole periods of local
+            SGD). In this and every other field, bytes are training traffic; `observing_bytes` is counted separately.
+        peak_memory_bytes: Peak memory of the rank that held most.
+        wall_s: Seconds from the first rank's start to the last event.
+        link: Emulated link between the ranks; None for the machine's own.
+        link_note: Why the figures for this link are unreliable; None where they are reliable.
+        compression: Compression of the gradients; this field and the next two are None without compression.
+        uncompressed_bytes_per_step: Bytes that all ranks together would send per step without compression, by formula.
+        codec_s_per_step: Seconds of encoding and decoding on the slowest rank (mean, as for bytes). Part of the step
+            time, or overlapped with the backward pass.
+        observing_bytes: Bytes sent by all ranks in the whole run for evaluations, checkpoints and measurements
+            (gradient noise scale, consensus distance of gossip). Older runs did not count checkpoint traffic.
     """
 
     state: str
@@ -114,25 +115,25 @@ class Summary:
 
     @property
     def bytes_ratio(self) -> float | None:
-        """How many times more an uncompressed step sends, by formula; None where nothing is compressed."""
+        """Compression ratio: uncompressed bytes per step, by formula, over bytes sent; None without compression."""
         if not self.uncompressed_bytes_per_step or not self.bytes_per_step:
             return None
         return self.uncompressed_bytes_per_step / self.bytes_per_step
 
 
 def number(value: Any) -> float:
-    """A number of an event: non-finite ones are stored as the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
+    """Return a number of an event as a float; non-finite ones are stored as ``"nan"``, ``"inf"`` and ``"-inf"``."""
     return float(value)
 
 
 def mean_loss(events: Iterable[Mapping[str, Any]]) -> float | None:
-    """Mean over the ranks that computed a loss in a step; None if none did."""
+    """Return the mean loss over the ranks that computed one in a step; None if none did."""
     losses = [number(event["loss"]) for event in events if event["loss"] is not None]
     return sum(losses) / len(losses) if losses else None
 
 
 def steps_of(events: list[Event]) -> dict[int, list[Event]]:
-    """The step events by step, in order, with their late traffic; only steps that every started rank has finished."""
+    """Return the step events by step, in order, with late traffic added; only steps that all ranks have finished."""
     ranks = {event["rank"] for event in events if event["event"] == "start"}
     steps: dict[int, dict[int, Event]] = {}
     for event in events:
@@ -145,7 +146,7 @@ def steps_of(events: list[Event]) -> dict[int, list[Event]]:
 
 
 def with_late(step: Mapping[str, Any], late: Mapping[str, Any]) -> Event:
-    """A rank's step event with the traffic of a ``traffic`` event: what its server sent for that step after it."""
+    """Return a rank's step event plus the traffic of a ``traffic`` event: what its server sent after the step ended."""
     traffic = dict(step["traffic"])
     for name, row in late["traffic"].items():
         before = traffic.get(name)
@@ -160,7 +161,7 @@ def _sum_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sent_bytes(event: Mapping[str, Any]) -> int:
-    """Bytes that one rank sent to train, by one of its events of a step."""
+    """Return the training bytes that one rank sent in a step, from one of its events."""
     return _sent(event, is_training=True)
 
 
@@ -176,7 +177,7 @@ def _observing_bytes(events: Iterable[Event]) -> int:
 
 
 def summarise(events: list[Event], state: str, job: Job | None = None) -> Summary:
-    """The summary of what the events tell; with the job, also what its compression is held against."""
+    """Return the summary of these events; with the job, also the compression figures."""
     steps = steps_of(events)
     starts = [event for event in events if event["event"] == "start"]
     evaluations = [event for event in events if event["event"] == "eval" and event["rank"] == 0]
@@ -213,7 +214,7 @@ def _link(starts: list[Event]) -> dict[str, Any]:
 
 
 def _compression(job: Job, starts: list[Event], steps: dict[int, list[Event]]) -> dict[str, Any]:
-    """The figures of a compressed run; those of steps are None where none was taken."""
+    """The compression fields of the summary; the time is None if no step has finished."""
     codec = {step: max(e["codec_s"] for e in row) for step, row in steps.items()}
     return {
         "compression": job.compression.label,

@@ -1,4 +1,4 @@
-"""Reading events while they are written: whole lines only, each once, in the order of their time."""
+"""Read events while they are written: complete lines only, each once, ordered by time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from shardscope.runtime.schema import is_readable
 
 Event = dict[str, Any]
 LONGEST_LINE = 64 * 2**20
+"""Largest event, in bytes. The rest of a log after a longer line, such as a hole in a sparse file, is not read."""
 _FIRST_LINE = 4096
-"""Bytes of the longest event; what follows a longer line, such as the hole in a sparse file, is not read."""
 
 
 @dataclass
 class Tail:
-    """An incremental reader of a run's event logs. Cheap to poll: it reads only what is new.
+    """Incremental reader of a run's event logs. Polling is cheap: only new data are read.
 
     Attributes:
-        num_unreadable: Lines so far that hold no event that can be read; a rank that is killed may leave one.
-        problems: Why a log is not read, or not to its end, by its name.
+        num_unreadable: Lines so far without a valid event; a killed rank may leave one.
+        problems: Why a log cannot be read, or not to its end, by the name of the log.
     """
 
     run: RunDir
@@ -37,7 +37,7 @@ class Tail:
     _given_up: set[str] = field(default_factory=set)
 
     def poll(self) -> list[Event]:
-        """The events written since the last call, by time."""
+        """Return the events written since the last call, ordered by time."""
         new = [event for path in self.run.rank_files() for event in self._new_in(path)]
         new.sort(key=lambda event: event["t"])
         return new
@@ -48,8 +48,8 @@ class Tail:
         try:
             lines = self._new_lines(path)
         except (OutOfReach, OSError) as error:
-            if not isinstance(error, FileNotFoundError):  # else deleted since it was listed
-                self.problems[path.name] = _out_of_reach(path, error)  # for now; it is tried again
+            if not isinstance(error, FileNotFoundError):  # otherwise it was deleted after it was listed
+                self.problems[path.name] = _out_of_reach(path, error)  # temporary: the next poll tries again
             return
         except RunUnreadable as error:
             self._give_up(path, str(error))
@@ -84,7 +84,7 @@ def _out_of_reach(path: Path, error: OSError | OutOfReach) -> str:
 
 
 def _whole_lines(descriptor: int, start: int) -> tuple[list[bytes], int]:
-    """The whole lines from `start` on, up to the first that is too long, and the bytes that they take."""
+    """Return the complete lines from `start` on, up to the first that is too long, and their total size in bytes."""
     lines: list[bytes] = []
     used = 0
     while block := read_range(descriptor, start + used, LONGEST_LINE):
@@ -97,12 +97,12 @@ def _whole_lines(descriptor: int, start: int) -> tuple[list[bytes], int]:
 
 
 def _parse(line: bytes) -> Event | None:
-    """A line as an event; None for one that a killed rank left torn, or that no reader could rely on."""
+    """Parse a line as an event; None if the line is truncated (by a killed rank) or its event is not valid."""
     try:
         event = parse_json(line)
         if (
             b"\\u" in line and b"\\ud" in line.lower()
-        ):  # half of a surrogate pair, which only an escape can smuggle in
+        ):  # reject a lone surrogate, which can only come from an escape
             json.dumps(event, ensure_ascii=False).encode()
     except ValueError:
         return None
@@ -110,7 +110,7 @@ def _parse(line: bytes) -> Event | None:
 
 
 def read_events(run: RunDir, kind: str | None = None, rank: int | None = None) -> list[Event]:
-    """All events of a run so far, by time; only one kind or one rank if asked."""
+    """Return all events of a run so far, ordered by time; only one kind or one rank if given."""
     return select(Tail(run).poll(), kind, rank)
 
 
@@ -126,7 +126,7 @@ def first_events(run: RunDir) -> list[Event]:
 
 
 def select(events: list[Event], kind: str | None, rank: int | None) -> list[Event]:
-    """The events of one kind (None: all) of one rank (None: all)."""
+    """Return the events of one kind (None: all kinds) and one rank (None: all ranks)."""
     return [
         event for event in events if kind in (None, event["event"]) and rank in (None, event["rank"])
     ]  # fmt: skip

@@ -1,9 +1,9 @@
-"""Where the user's own modules are found: beside the notebook, but never instead of a library's.
+"""Import the user's own modules from the notebook's folder, without shadowing library modules.
 
-A notebook, and an interpreter that is started by hand, look for modules in the current folder first, so a `queue.py`
-there is taken for the standard library's. The launch server, the agents and the ranks do not look there at all, until
-a rank loads functions of the user's; and then they look there last. A module that the driver itself has imported from
-that folder is the exception: the user's functions mean that one, whatever else has its name.
+A notebook, and an interpreter started by hand, look for modules in the current folder first, so a `queue.py` there
+shadows the standard library's. The launch server, the agents and the ranks do not search that folder, except that a
+rank that loads user functions searches it last. Modules that the driver itself has imported from that folder take
+precedence over any other module of the same name, since the user's functions refer to them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 
 class UserModules(NamedTuple):
-    """What a rank needs to find the modules of the driver's current folder.
+    """The modules of the driver's current folder, as a rank needs them to import them.
 
     Attributes:
-        folder: That folder.
+        folder: The driver's current folder.
         names: The modules that the driver has imported from there.
     """
 
@@ -30,13 +30,13 @@ class UserModules(NamedTuple):
 
 
 def beyond_current_folder(entries: Iterable[str]) -> list[str]:
-    """The entries of a search path without the current folder, absolute."""
+    """Return the entries of a search path except the current folder, as absolute paths."""
     here = Path.cwd().resolve()
     return [str(Path(entry).absolute()) for entry in entries if entry and Path(entry).resolve() != here]
 
 
 def of_current_folder() -> UserModules | None:
-    """The modules of the current folder; None where this process does not look there."""
+    """Return the modules of the current folder; None if this process does not search that folder."""
     here = Path.cwd().resolve()
     if not any(Path(entry).resolve() == here for entry in sys.path):
         return None
@@ -45,13 +45,13 @@ def of_current_folder() -> UserModules | None:
 
 
 def make_importable(modules: UserModules) -> None:
-    """Let this process find the modules: those that the driver has imported first, all others last."""
+    """Let this process import the modules. Those that the driver has imported are found first, all others last."""
     sys.path.append(modules.folder)
     sys.meta_path.insert(0, _Imported(modules))
 
 
 class _Imported(MetaPathFinder):
-    """Finds the modules that the driver has imported, and no other."""
+    """Finder of the modules that the driver has imported, and of no others."""
 
     def __init__(self, modules: UserModules) -> None:
         self._modules = modules
@@ -65,7 +65,7 @@ class _Imported(MetaPathFinder):
 
 
 def _home(module: ModuleType) -> Path | None:
-    """The folder that a module, or a package, lies in."""
+    """The folder that contains a module or a package."""
     spec = getattr(module, "__dict__", {}).get("__spec__")
     if spec is None or not spec.has_location or spec.origin is None:
         return None

@@ -1,9 +1,10 @@
-"""The entry point of a rank. The same under a notebook's agent, under `torchrun` and on several machines.
+"""The entry point of a rank: the same under a notebook's agent, under `torchrun` and on several machines.
 
     python -m shardscope.runtime.worker --job job.json --run-dir DIR        (under torchrun)
 
-`main` is what the agent starts. A rank reads the job from the run directory, joins the group its environment
-describes, trains, and leaves its events there. A failure is written as an event before the process ends.
+The agent calls `main`. A rank reads the job from the run directory, joins the process group described by its
+environment, trains, and writes its events to the run directory. A failure is written as an event before the process
+ends.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from shardscope.training.events import EventWriter
 from shardscope.training.trainer import EvaluationError, Trainer
 
 _COURTESY_S = 0.5
-"""How long a rank that was only left alone stays: once one has ended, the agent ends all, and the one that knows why
-may still be about to say it."""
+"""Seconds that a rank that only lost a peer waits before it exits. After one rank has ended, the agent ends all, and
+the rank with the root cause may still have to write it."""
 
 _WRITERS = frozenset(
     {"shardscope.runtime.files", "shardscope.training.events", "shardscope.training.parameters"}
 )
-"""Modules that write into the run directory; no code of the user's runs below them."""
+"""Modules that write into the run directory; they never call user code."""
 
 
 class Resume(NamedTuple):
-    """What to go on from: a run directory or a checkpoint in one, and whether it may be a pickle."""
+    """Source to resume from: a run directory or a checkpoint in one, and whether it may be a pickle."""
 
     source: Path
     allow_pickle: bool = False
@@ -55,15 +56,15 @@ def main(
     allow_pickle: bool = False,
     modules: tuple[str, tuple[str, ...]] | None = None,
 ) -> str:
-    """Train one rank of the run at `path`; returns the state it ended in. Never returns after a failure.
+    """Train one rank of the run at `path`. Returns the state it ended in; never returns after a failure.
 
     Args:
         path: The run directory.
-        resume: That of a run whose newest checkpoint to go on from, or a checkpoint.
+        resume: Directory of a run to resume from its newest checkpoint, or a checkpoint.
         code: Digest of the user's code, if the job has any.
-        allow_pickle: Whether that checkpoint may be a pickle.
-        modules: Where the code finds the modules of the driver's current folder, the fields of `UserModules`; None if
-            there are none.
+        allow_pickle: Whether the checkpoint to resume from may be a pickle.
+        modules: Modules of the driver's current folder that the code may import, as the fields of `UserModules`; None
+            if there are none.
     """
     ignore_interrupts()
     exit_with_agent()
@@ -84,7 +85,7 @@ def _work(run: RunDir, resume: Resume | None, job: Job | None = None) -> str:
         traceback.print_exc()
         sys.stderr.flush()
         sys.stdout.flush()
-        os._exit(1)  # a peer may be stuck inside the backend; do not wait for its threads
+        os._exit(1)  # the backend's threads may be stuck; do not wait for them
 
 
 def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | None) -> str:
@@ -122,7 +123,7 @@ def _describe(error: BaseException, trainer: Trainer | None, run: RunDir) -> dic
 
 
 def _is_of_run(error: BaseException, run: RunDir) -> bool:
-    """Whether an error is about the run directory, and not about a file of the user's code."""
+    """Whether an error is about the run directory, rather than about a file that the user's code uses."""
     name = getattr(error, "filename", None)
     if isinstance(name, str):
         return Path(name).absolute().is_relative_to(run.path)
@@ -171,10 +172,10 @@ def _under_torchrun() -> None:
 
 
 def _read_job(file: Path, *, trust_code: bool) -> Job:
-    """The job in a file, with the functions beside it.
+    """Return the job in a file, with the user functions stored next to it.
 
     Raises:
-        ShardscopeError: It cannot be read, or its functions are not there or not trusted.
+        ShardscopeError: The job cannot be read, or its functions are missing or not trusted.
     """
     from shardscope.runtime.load_job import load_job
 
@@ -205,4 +206,4 @@ if __name__ == "__main__":
     sys.stderr.flush()
     os._exit(
         0
-    )  # as under our agent: threads inside the backend may not outlive the interpreter, and abort the process
+    )  # as under our agent: threads in the backend may abort the process when the interpreter shuts down

@@ -1,1 +1,1 @@
-"""Methods of gradient compression, a folder each, and `packed`, the base of those that are a codec."""
+"""Methods of gradient compression, one folder each, and `packed`, the base of codec-based methods."""

@@ -1,4 +1,4 @@
-"""What methods share that approximate each matrix by two thin factors (Vogels et al. 2019, arXiv:1905.13727)."""
+"""Base of methods that approximate each matrix by two thin factors (Vogels et al. 2019, arXiv:1905.13727)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardscope.spec.numbers import CountOrZero
 
 
 class LowRankCompression(Compression):
-    """Factors are added up on the way, one message after the other."""
+    """Base of low-rank methods, whose two factors are all-reduced one after the other."""
 
     carriage = "layers"
     family = "Low rank"
@@ -25,16 +25,16 @@ class LowRankCompression(Compression):
         return self.warmup_steps
 
     def at_step(self, step: int) -> Compression:
-        """``none`` while it warms up."""
+        """Return ``none`` during the warm-up, then this method."""
         uncompressed: Compression = Compression.by_name("none")
         return uncompressed if step <= self.warmup_steps else self
 
     def probes(self, plan: Sequence[int] | None) -> int:
-        """Vectors that go with every left factor."""
+        """Number of random probe vectors sent with every left factor."""
         return 0
 
     def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int | None:
-        """The second factors, from which the next step goes on; and what is left of the bucket."""
+        """Bytes of the right factors, from which the next step starts, and of the bucket's residual."""
         from shardscope.analytic.communication.compressed import FLOAT_BYTES, low_rank_elements
 
         if not self.is_fixed:
@@ -45,7 +45,7 @@ class LowRankCompression(Compression):
     def collectives(
         self, shapes: Shapes, world_size: int, *, plan: Sequence[int] | None = None
     ) -> Sequence[Collective]:
-        """Two sums: the second factor needs that of the first."""
+        """Return two sums in sequence, since the second factor depends on the summed first factor."""
         from shardscope.analytic.communication.compressed import FLOAT_BYTES, low_rank_elements
 
         ranks = [self.rank] * len(shapes) if plan is None else plan

@@ -1,4 +1,4 @@
-"""Methods that pack single numbers, or blocks of them, into bytes: what their packets cost, however these meet."""
+"""Base of methods that pack single numbers, or blocks of them, into bytes: packet sizes and their exchange."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 Exchange = Literal["two-phase", "gather"]
-"""How packets meet: each rank unpacks, adds and packs again its share (its cost does not grow with the ranks), or every
-rank receives all packets (it does)."""
+"""Exchange of packets. In ``two-phase``, each rank unpacks, adds and repacks its share, at a cost that does not grow
+with the number of ranks. In ``gather``, every rank receives all packets, at a cost that does."""
 Ratio = Annotated[float, Field(gt=0, le=1)]
 
 
 class PackedCompression(Compression):
     """A codec, with or without error feedback.
 
-    Derive a method of your own from this class: give it a `name`, its settings as fields with defaults, `packet_bytes`
-    and `codec`. Fields called ``feedback`` and ``exchange`` are looked at; without them nothing is remembered and
-    packets meet in two phases.
+    Derive your own method from this class: give it a `name`, its settings as fields with defaults, `packet_bytes` and
+    `codec`. Fields called ``feedback`` and ``exchange`` are recognised; without them no residual is kept and packets
+    are exchanged in two phases.
     """
 
     summed_width: ClassVar[int | None] = None
-    """Bytes of one number of a packet, where packets may be added up instead of unpacked."""
+    """Bytes of one number in a packet if packets can be added up without unpacking; otherwise None."""
 
     @required
     def packet_bytes(self, num_elements: int) -> int:
-        """Size in bytes of a packet that holds `num_elements` values."""
+        """Return the size in bytes of a packet that holds `num_elements` values."""
         raise NotImplementedError
 
     @required
     def codec(self) -> Any:
-        """The `shardscope.training.compression.codec.Codec` that packs and unpacks."""
+        """Return the `shardscope.training.compression.codec.Codec` that packs and unpacks."""
         raise NotImplementedError
 
     @property
     def align(self) -> int:
-        """Elements that belong together: what is packed by itself is a multiple of it."""
+        """Alignment in elements: separately packed pieces are multiples of it."""
         return 1
 
     def is_too_coarse(self) -> str:
-        """What `diverges_because` says of packets of which a rank learns next to nothing."""
+        """Return the `diverges_because` message for methods whose packets carry too little information."""
         return (
             f"compression={self.name!r} does not go with strategy='gossip': its packets are further from a "
             "difference than nothing is; use 'sign', 'int4' or 'int8'"
@@ -56,7 +56,7 @@ class PackedCompression(Compression):
 
     @property
     def meets(self) -> Meeting:
-        """As `exchange` says, unless packets may be added up."""
+        """How packets are exchanged: as set by `exchange`, unless packets can be added up."""
         if self.summed_width is not None:
             return "sum"
         return "gather" if getattr(self, "exchange", None) == "gather" else "two-phase"
@@ -77,11 +77,11 @@ class PackedCompression(Compression):
 
     @property
     def memories(self) -> int:
-        """Numbers that it keeps in float32 for each one that it packs, where it remembers."""
+        """Float32 values kept for each packed element, if the method keeps a residual."""
         return 1
 
     def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int | None:
-        """What is left of the bucket; of a rank's share of the mean as well, where that is packed a second time."""
+        """Bytes of the bucket's residual, and of the residual of a rank's share of the mean if that is packed again."""
         from shardscope.analytic.communication.compressed import FLOAT_BYTES, share_size
 
         if not self.remembers:
@@ -92,7 +92,7 @@ class PackedCompression(Compression):
         return FLOAT_BYTES * (self.memories * num_elements + share)
 
     def share_collective(self, share: int, world_size: int) -> Collective:
-        """How ranks come to the mean of one bucket, each to its own share of `share` elements: ``sum`` scatters it."""
+        """Collective that gives each rank its share, of `share` elements, of a bucket's mean; ``sum`` scatters it."""
         packet = self.packet_bytes(share)
         if self.summed_width is None:
             return Collective("all_to_all", packet)
@@ -119,7 +119,7 @@ class BlockCompression(PackedCompression):
     @property
     @required
     def width(self) -> int:
-        """Bits an element."""
+        """Bits per element."""
         raise NotImplementedError
 
     @property
@@ -133,7 +133,7 @@ class BlockCompression(PackedCompression):
 
 
 class BlockIntegers(BlockCompression):
-    """Integers, or floats, of a few bits in blocks."""
+    """Integers, or floats, of a few bits, with one scale per block."""
 
     family = "Integers in blocks"
     codec_passes = 2.0  # one to find the scales, one to convert
@@ -141,15 +141,15 @@ class BlockIntegers(BlockCompression):
     feedback: bool = False
     """Error feedback: what a step leaves out is added to the next step's gradient."""
     exchange: Exchange = "two-phase"
-    """How packets meet: each rank unpacks, adds and packs again its share (``two-phase``; its cost does not grow with
-    the ranks), or every rank receives all packets (``gather``; it does)."""
+    """How packets are exchanged: each rank unpacks, adds and repacks its share (``two-phase``; the cost does not grow
+    with the number of ranks), or every rank receives all packets (``gather``; the cost does grow)."""
 
 
 def check_block(block: int) -> None:
-    """Refuse blocks that do not end at a byte.
+    """Refuse block sizes that are not a multiple of 8 elements, so that blocks end at a byte.
 
     Raises:
-        SpecError: With the nearest that does.
+        SpecError: The size is not a multiple of 8; names the next one that is.
     """
     if block % 8:
         raise SpecError(

@@ -1,1 +1,1 @@
-"""Learning-rate schedules, a folder each."""
+"""Learning-rate schedules, one folder each."""

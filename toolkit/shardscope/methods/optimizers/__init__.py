@@ -1,1 +1,1 @@
-"""Optimizers, a folder each."""
+"""Optimizers, one folder each."""

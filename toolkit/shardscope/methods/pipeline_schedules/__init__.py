@@ -1,1 +1,1 @@
-"""Schedules of pipelines, a folder each."""
+"""Pipeline schedules, one folder each."""

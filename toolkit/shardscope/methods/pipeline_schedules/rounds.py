@@ -1,4 +1,4 @@
-"""What interleaved schedules share: any number of stages a rank, and micro-batches in rounds of equal size."""
+"""Base of interleaved schedules: any number of stages per rank, and micro-batches in rounds of equal size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 
 class InRounds(PipelineSchedule):
-    """Base of schedules in which each stage takes a round of micro-batches before the rank's next stage does."""
+    """Base of schedules in which each stage runs a round of micro-batches before the rank's next stage does."""
 
     default_stages = 2
     least_stages = 1
@@ -23,10 +23,10 @@ class InRounds(PipelineSchedule):
 
     @abstractmethod
     def last_round(self, rank: Any, ranks: Any) -> Any:
-        """Forward passes ahead on the rank's last stage, before its first backward pass."""
+        """Number of warm-up forward passes on the rank's last stage, before its first backward pass."""
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """The warm-up: whole rounds on all stages but one, and the passes of `last_round`."""
+        """Micro-batches in flight after the warm-up: whole rounds on all stages but one, and those of `last_round`."""
         import numpy as np
 
         per_round = microbatches // np.maximum(1, microbatches // ranks)

@@ -1,1 +1,1 @@
-"""Strategies, a folder each; `bucketed` and `sharded` hold what data-parallel and ZeRO strategies share."""
+"""Strategies, one folder each; `bucketed` and `sharded` are the bases of data-parallel and ZeRO strategies."""

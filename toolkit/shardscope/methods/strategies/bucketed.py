@@ -1,4 +1,4 @@
-"""What data-parallel strategies share that exchange gradients in buckets."""
+"""Base of data-parallel strategies that exchange gradients in buckets."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ class BucketedStrategy(Strategy):
 
     @property
     def ring_directions(self) -> int | None:
-        """Of the ring that each bucket goes around; None where its gradients meet in another way."""
+        """Directions of the ring that reduces each bucket; None if it is not reduced by a ring."""
         return None
 
     def degrees(self, world_size: int) -> Mapping[str, Any] | None:
-        """Replicas."""
+        """Layout: data-parallel replicas."""
         return {"data": world_size}
 
     def exchanged_bytes(
         self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1
     ) -> float | None:
-        """2(W-1) S: the least that any all-reduce sends."""
+        """2(W-1) S bytes, the minimum of any all-reduce."""
         from shardscope.analytic.communication import all_reduce_bytes
 
         return float(all_reduce_bytes(gradient_bytes, world_size))
 
     def sum_traffic(self, num_elements: int, element_bytes: int, step: JobStep) -> Traffic | None:
-        """What each rank sends to sum one flat tensor over all ranks; None where nothing is known.
+        """Traffic of summing one flat tensor over all ranks; None if unknown.
 
         Args:
-            num_elements: Of the tensor.
+            num_elements: Elements of the tensor.
             element_bytes: Bytes of one element.
-            step: For the number of ranks and the backend.
+            step: The job's step, for the number of ranks and the backend.
         """
         return None
 
     def traffic(self, step: JobStep) -> Traffic | None:
-        """Bucket by bucket, and what `DistributedDataParallel` broadcasts: buffers, and once its buckets anew.
+        """Traffic of each bucket, and of the broadcasts of `DistributedDataParallel`: buffers, and new buckets once.
 
-        It cuts them in the order of the gradients of its first pass, and tells all ranks the bucket of each tensor,
-        their number and their sizes.
+        DDP rebuilds its buckets in the order of the gradients of its first backward pass, and broadcasts the bucket of
+        each tensor, the number of buckets and their sizes.
         """
         from shardscope.analytic.communication.traffic import by_backend, together
 
@@ -74,10 +74,10 @@ class BucketedStrategy(Strategy):
         return together([*broadcasts, *self._exchanges(step)])
 
     def states(self, step: JobStep) -> RankStates:
-        """Whole replicas, each with its gradients in the buckets.
+        """States of whole replicas, each with its gradients in the buckets.
 
-        While micro-batches before the last one are not exchanged, their gradients add up beside the buckets, once these
-        have been cut for good.
+        With several micro-batches, gradients accumulate in a second copy next to the buckets, after the buckets have
+        been rebuilt.
         """
         from shardscope.analytic.memory import spread_states
 
@@ -88,7 +88,7 @@ class BucketedStrategy(Strategy):
         return held.working_in(step, lambda: self._room(step))
 
     def _room(self, step: JobStep) -> int | Ints | None:
-        """What updates wait in, what compression remembers, and what sums have been received in so far."""
+        """Bytes of the optimizer's update buffers, of residuals, and of the receive buffers used so far."""
         from shardscope.analytic.memory.work_space import remembered, updates_of
 
         kept = remembered(step, step.buckets(self.bucket_mb))
@@ -96,7 +96,7 @@ class BucketedStrategy(Strategy):
         return None if kept is None or room is None else updates_of(step.rows, step) + kept + room
 
     def _sums(self, step: JobStep) -> Iterator[tuple[int, int]]:
-        """Elements and their bytes of each tensor that is summed, in a step or in one before it like it."""
+        """Elements, and bytes of an element, of each tensor that is summed in this step, or in an earlier like it."""
         now = step.compression
         if now.period > 1:
             if step.number >= now.period:
@@ -108,14 +108,14 @@ class BucketedStrategy(Strategy):
                     yield count, width if step.is_compressed else step.element_bytes
 
     def sum_room(self, sums: Sequence[tuple[int, int]], step: JobStep) -> int | Ints | None:
-        """Bytes that each rank keeps to receive in once it has summed flat tensors; shape `(W,)`, or one for all.
+        """Bytes of the receive buffers that each rank keeps for summing flat tensors.
 
         Args:
             sums: Elements of each tensor, and bytes of an element.
-            step: For the number of ranks.
+            step: The job's step, for the number of ranks.
 
         Returns:
-            None where a class does not say.
+            Shape `(W,)`, or one number for all ranks; None if the class does not specify it.
         """
         return None
 
@@ -123,7 +123,7 @@ class BucketedStrategy(Strategy):
         from shardscope.analytic.communication.traffic import between
 
         compression = step.compression
-        if compression.period > 1:  # parameters are averaged now and then, as one tensor
+        if compression.period > 1:  # parameters are averaged every `period` steps, as one tensor
             if step.number % compression.period == 0:
                 yield self.sum_traffic(step.num_elements, step.element_bytes, step) or {}
             return

@@ -1,4 +1,4 @@
-"""ZeRO: data parallel without redundancy. Each stage partitions one kind more of what every rank used to hold."""
+"""ZeRO: data parallelism without redundancy. Each stage shards one more kind: optimizer state, gradients, weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ZeroStrategy(Strategy):
     carries = frozenset({"sums", "packets"})
 
     collectives: Literal["ring", "backend"] = "ring"
-    """``ring``: our own metered reduce-scatter and all-gather; ``backend``: those of gloo or NCCL, to compare with."""
+    """``ring``: our own metered reduce-scatter and all-gather; ``backend``: those of gloo or NCCL, for comparison."""
 
     @property
     def label(self) -> str:
@@ -38,11 +38,11 @@ class ZeroStrategy(Strategy):
         return self.name if self.collectives == "ring" else f"{self.name}:{self.collectives}"
 
     def degrees(self, world_size: int) -> Mapping[str, Any]:
-        """Replicas whose states are in shards."""
+        """Layout: data-parallel replicas with sharded states."""
         return {"data": world_size, "zero": self.zero_stage}
 
     def _carriers(self, step: JobStep) -> ShardCollectives:
-        """What carries gradients and parameters."""
+        """Collectives that carry gradients and parameters."""
         from shardscope.analytic.communication import ShardCollectives
 
         now = step.compression
@@ -53,13 +53,13 @@ class ZeroStrategy(Strategy):
         )
 
     def _room(self, step: JobStep, gathered: list[int], reduced: list[int], ranks: int) -> int | None:
-        """Bytes in which each of some ranks receives from the ring, and remembers what compression leaves out.
+        """Bytes of the ring's receive buffers and of error-feedback residuals on each rank of a group.
 
         Args:
-            step: Of a job.
-            gathered: Elements of the flat tensors that are gathered, padding included.
-            reduced: Of those that are reduced.
-            ranks: That they meet on.
+            step: The job's step.
+            gathered: Elements of each flat tensor that is gathered, padding included.
+            reduced: Elements of each flat tensor that is reduced, padding included.
+            ranks: Ranks in the group.
         """
         from shardscope.analytic.memory.held import ring_room
         from shardscope.analytic.memory.work_space import remembered
@@ -73,7 +73,7 @@ class ZeroStrategy(Strategy):
         return None if kept is None else kept + ring
 
     def check(self, job: Job) -> None:
-        """The backends' own reduce-scatter adds numbers up as they are."""
+        """Refuse compression with the backend's collectives, whose reduce-scatter only adds plain numbers."""
         if job.compression.is_on and self.collectives == "backend":
             raise SpecError(
                 f"strategy.collectives='backend' does not go with compression={job.compression.name!r}; use "
@@ -84,39 +84,39 @@ class ZeroStrategy(Strategy):
 class FullyShardedStrategy(ZeroStrategy):
     """Base of the stages that hold gradients only in shards, on torch's `fully_shard` (FSDP2).
 
-    Compressed, each micro-batch's gradients are packed and reduce-scattered. Error feedback remembers what a rank has
-    not sent of its own whole gradient: that is the memory of one unsharded gradient in float32 on every rank, which
-    these stages otherwise save. With replicas, gradients are compressed inside a group, and not between groups.
+    With compression, each micro-batch's gradients are packed and reduce-scattered. Error feedback keeps a residual of
+    each rank's whole gradient: one unsharded gradient in float32 on every rank, which these stages otherwise save.
+    With replicas, gradients are compressed within a group, but not between groups.
     """
 
     replicas: Count = 1
     """Groups that each hold the whole model in shards (HSDP). Must divide `world_size` and leave at least 2 ranks a
-    group. Gradients are reduce-scattered within a group, then their shards all-reduced across the groups. The batch
-    is divided over all ranks as ever."""
+    group. Gradients are reduce-scattered within a group, then their shards are all-reduced across the groups. The
+    batch is still divided over all ranks."""
     offload: bool = False
     """Keep shards of parameters, gradients and optimizer state in host memory; the optimizer then steps on the CPU.
-    On a machine without a GPU they already are there, so it changes nothing but FSDP2's bookkeeping."""
+    On a machine without a GPU they are in host memory anyway, so only FSDP2's bookkeeping changes."""
 
     @property
     def hides_noise_because(self) -> str | None:
-        """FSDP2 shows whole gradients to nobody but what reduces them."""
+        """Why the noise scale cannot be measured: FSDP2 exposes whole gradients only to its reduce-scatter."""
         return (
             None if self.collectives == "ring" else "only collectives='ring' shows a rank its own gradients"
         )
 
     def degrees(self, world_size: int) -> Mapping[str, Any]:
-        """Groups of them with `replicas`."""
+        """Layout: sharded data parallelism, in groups of ranks with `replicas`."""
         groups = {} if self.replicas == 1 else {"shard": world_size // self.replicas}
         return {**super().degrees(world_size), **groups}
 
     @property
     def label(self) -> str:
-        """As for every stage; ``zero-3 x2`` with two replicas, ``zero-3 offload`` with offloading."""
+        """Label of the stage; ``zero-3 x2`` with two replicas, ``zero-3 offload`` with offloading."""
         replicas = "" if self.replicas == 1 else f" x{self.replicas}"
         return f"{super().label}{replicas}{' offload' if self.offload else ''}"
 
     def check(self, job: Job) -> None:
-        """The replicas divide the ranks, and each is worth sharding."""
+        """Refuse replicas that do not divide the ranks into groups of at least 2, and unsuitable votes."""
         super().check(job)
         valid = [r for r in range(1, job.world_size) if job.world_size % r == 0]
         if self.replicas not in valid:
@@ -128,7 +128,7 @@ class FullyShardedStrategy(ZeroStrategy):
             self._check_votes(job)
 
     def _check_votes(self, job: Job) -> None:
-        """A step must end with one vote: gradients of micro-batches and of replicas are added up, votes are not."""
+        """Refuse votes that would be added up over micro-batches or replicas: a step must have a single vote."""
         parts = job.num_micro_batches
         if parts > 1:
             raise SpecError(
@@ -144,16 +144,16 @@ class FullyShardedStrategy(ZeroStrategy):
 
     @property
     def ranks_meet(self) -> bool:
-        """Replicas exchange their gradients in groups across those of the shards."""
+        """Whether all ranks form one group; with replicas, gradients are also exchanged across sharding groups."""
         return self.replicas == 1
 
     @required
     def gathers(self, micro_batches: int) -> int:
-        """How often all parameters are gathered in a step."""
+        """Number of all-gathers of all parameters in a step."""
         raise NotImplementedError
 
     def traffic(self, step: JobStep) -> Traffic:
-        """Unit by unit; norms, and parameters without rows to cut, are all-reduced by the backend."""
+        """Traffic unit by unit; norms and parameters without dimensions are all-reduced by the backend."""
         from shardscope.analytic.communication import fully_sharded_traffic
         from shardscope.analytic.communication.traffic import by_backend, together
         from shardscope.analytic.job_step import shapes_of
@@ -173,9 +173,9 @@ class FullyShardedStrategy(ZeroStrategy):
         return together([sharded, whole, *norm_traffic(step, among=step.world_size // self.replicas)])
 
     def states(self, step: JobStep) -> RankStates:
-        """Shards, of which those of parameters and gradients are padded; alike in each replica.
+        """States in shards, equal in each replica; shards of parameters and gradients are padded.
 
-        Both stages free what they have gathered, which counts as another kind.
+        Both stages free gathered parameters, which are counted separately.
         """
         from shardscope.analytic.memory import spread_states
         from shardscope.analytic.memory.work_space import unit_elements, updates_of_shards
@@ -200,12 +200,12 @@ class FullyShardedStrategy(ZeroStrategy):
 
 
 def norm_traffic(step: JobStep, *, among: int | None = None, of_layers: bool = True) -> Iterator[Traffic]:
-    """The all-reduces by which ranks with pieces of the gradients come to norms, and agree on an overflow.
+    """Traffic of the all-reduces that compute norms of sharded gradients and agree on an overflow.
 
     Args:
-        step: Of a job.
-        among: Ranks that hold one whole gradient together; None for all.
-        of_layers: Whether tensors are in pieces; else each is whole somewhere.
+        step: The job's step.
+        among: Number of ranks that together hold one whole gradient; None for all.
+        of_layers: Whether single tensors are sharded; otherwise each is whole on some rank.
     """
     from shardscope.analytic.communication.traffic import by_backend, repeated
 

@@ -1,4 +1,4 @@
-"""Integers in blocks whose bits move between layers, to where they take away most error."""
+"""Integers in blocks, with bits reallocated between layers to minimise the error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardscope.spec.look import Look
 from shardscope.spec.numbers import Count
 
 LEAST, MOST = 2, 8
-"""Bits of an element."""
+"""Fewest and most bits of an element."""
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -31,9 +31,9 @@ class AdaptiveBits(Compression):
     is_fixed = False
 
     budget: float = Field(default=4.0, gt=0, le=8)
-    """Mean bits an element, over all layers and without the blocks' scales, 2 to 8."""
+    """Mean bits per element, over all layers, without the blocks' scales, 2 to 8."""
     update_every: Count = 20
-    """Steps between two looks at the gradients, after which bits move."""
+    """Steps between two measurements of the gradients, after which bits are reallocated."""
     block: int = Field(default=256, ge=8, le=65536)
     """Elements that share one scale; a multiple of 8, 8 to 65536."""
     feedback: bool = False
@@ -62,7 +62,10 @@ class AdaptiveBits(Compression):
     def bounds(
         self, shapes: Shapes, world_size: int, step: int
     ) -> tuple[Sequence[Collective], Sequence[Collective]] | None:
-        """The fewest bits for all tensors of a bucket, and the most for each, padded by itself: others have fewer."""
+        """Bounds of the collectives: a bucket at the fewest bits, or each tensor padded separately at the most.
+
+        None before the first reallocation, when traffic is known exactly.
+        """
         if step <= self.update_every:
             return None
         least, alone = (
@@ -72,7 +75,7 @@ class AdaptiveBits(Compression):
         return least, [each._replace(num_elements=sum(alone)) for each in least]
 
     def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int:
-        """What is left of the bucket, if that is remembered."""
+        """Bytes of the bucket's residual; 0 without error feedback."""
         from shardscope.analytic.communication.compressed import FLOAT_BYTES
 
         return self.feedback * FLOAT_BYTES * sum(prod(shape) for shape in shapes)

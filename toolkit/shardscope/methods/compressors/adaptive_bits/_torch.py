@@ -1,10 +1,10 @@
-"""Integers in blocks whose bits move between layers, to where they take away most error.
+"""Integers in blocks, with bits reallocated between layers to minimise the error.
 
-A layer is a module with its tensors. Every few steps each rank looks at the mean gradient, which is the same on
-all, and allots bits anew within the budget: no message is needed for that.
+A layer is a module with its tensors. Every few steps each rank measures the mean gradient, which is the same on all
+ranks, and reallocates bits within the budget, so no communication is needed.
 
-Tensors that lie next to each other and have the same bits are packed as one piece. A rank's share of a bucket is its
-share of every piece, and all of that is one packet: two phases a bucket, as for integers of one width.
+Adjacent tensors with the same bits are packed as one piece. A rank's share of a bucket is its share of every piece,
+sent as one packet: two phases per bucket, as for integers of one width.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def layer_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """Neighbours of the same bits in a bucket: elements `start` to `stop` - 1, of which each rank has a share."""
+    """Adjacent tensors of a bucket with the same bits: elements `start` to `stop` - 1, `share` of them per rank."""
 
     codec: BlockInt
     start: int
@@ -48,15 +48,15 @@ class Piece:
 
     @property
     def num_bytes(self) -> int:
-        """Of a share, packed."""
+        """Packed size of a share, in bytes."""
         return self.codec.num_bytes(self.share)
 
     def part(self, flat: Tensor, rank: int) -> Tensor:
-        """Of a flat tensor like the bucket's, what lies in `rank`'s share; shorter than it at the end."""
+        """Return `rank`'s share of a flat tensor laid out like the bucket's; it may be shorter at the end."""
         return flat[self.start : self.stop][rank * self.share : (rank + 1) * self.share]
 
     def encode(self, values: Tensor, packet: Tensor) -> None:
-        """Pack a share; what is missing in `values` is zero."""
+        """Pack a share; `values` are padded with zeros."""
         missing = self.share - values.numel()
         room = packet if _is_aligned(packet) else packet_rows(1, self.num_bytes)[0]
         self.codec.encode(pad(values, (0, missing)) if missing else values, room, 0)
@@ -64,7 +64,7 @@ class Piece:
             packet.copy_(room)
 
     def unpack(self, packet: Tensor, out: Tensor, mode: int) -> None:
-        """Unpack into, onto or off `out`, as `mode` says: a whole share, or as much of it as there is room for."""
+        """Unpack a share, or as much as fits, and set `out` to it, add it or subtract it, depending on `mode`."""
         packet = packet if _is_aligned(packet) else packet.clone()
         if self.is_whole(out):
             self.codec.unpack(packet, out, mode)
@@ -74,12 +74,12 @@ class Piece:
         put(values[: out.numel()], out, mode)
 
     def is_whole(self, part: Tensor) -> bool:
-        """Whether a share can be unpacked right there."""
+        """Whether a share can be unpacked in place."""
         return part.numel() == self.share and part.dtype == torch.float32
 
 
 def _is_aligned(packet: Tensor) -> bool:
-    """Whether the numbers in it are where numbers must be."""
+    """Whether the float32 values in a packet are aligned in memory."""
     return packet.storage_offset() % _SCALE_BYTES == 0
 
 
@@ -87,10 +87,10 @@ class AdaptiveBits(Compressor):
     """Two-phase exchange of integers of 2 to 8 bits, by layer.
 
     Args:
-        budget: Mean bits an element, scales not counted.
-        update_every: Steps between two looks at the gradient.
+        budget: Mean bits per element, without scales.
+        update_every: Steps between two measurements of the gradient.
         block: Elements that share a scale.
-        feedback: Add what a step leaves out to the next one's gradient.
+        feedback: Add what a step leaves out to the next step's gradient.
     """
 
     name = "adaptive-bits"
@@ -115,7 +115,7 @@ class AdaptiveBits(Compressor):
             self._seen = {}
 
     def bits_of(self, name: str) -> int:
-        """Of the elements of this tensor; until the first look, as many for all as the budget has."""
+        """Bits per element of this tensor; the budget, rounded down, before the first measurement."""
         return self._bits.get(layer_of(name), math.floor(self.budget))
 
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
@@ -147,7 +147,7 @@ class AdaptiveBits(Compressor):
         return pieces
 
     def _pack(self, pieces: list[Piece], values: Tensor, carrier: Carrier) -> Tensor:
-        """A packet for each rank; what it leaves out is remembered."""
+        """Pack a packet for each rank; what it leaves out is kept as the residual."""
         packets = packet_rows(carrier.world_size, sum(piece.num_bytes for piece in pieces))
         for rank, packet in enumerate(packets):
             for piece, section in _sections(pieces, packet):
@@ -160,10 +160,10 @@ class AdaptiveBits(Compressor):
     def _meet(
         self, pieces: list[Piece], incoming: Tensor, values: Tensor, scratch: Tensor, carrier: Carrier
     ) -> Tensor:
-        """The packet of the mean of this rank's share; what it leaves out, this rank owes for all."""
+        """Pack the mean of this rank's share; this rank keeps the residual of it for all ranks."""
         own = packet_rows(1, incoming.shape[1])[0]
         for k, (piece, place) in enumerate(_sections(pieces, own)):
-            there = piece.part(scratch, carrier.rank)  # what was in it is packed by now
+            there = piece.part(scratch, carrier.rank)  # its old values are already packed
             mean = there if piece.is_whole(there) else torch.empty(piece.share)
             for rank, packet in enumerate(incoming):
                 piece.unpack(_sections(pieces, packet)[k][1], mean, ADD if rank else SET)
@@ -197,7 +197,7 @@ class AdaptiveBits(Compressor):
 
     @property
     def mean_bits(self) -> float:
-        """Of an element."""
+        """Mean bits per element."""
         if not self._bits:
             return math.floor(self.budget)
         total = sum(self._sizes[name] * bits for name, bits in self._bits.items())
@@ -224,14 +224,16 @@ class AdaptiveBits(Compressor):
         self._seen = {
             name: Layer(int(size), float(spread)) for name, (size, spread) in _under(_SPREAD, state).items()
         }
-        if self.mean_bits > self.budget:  # allotted under a larger one; until the next look, all alike
+        if (
+            self.mean_bits > self.budget
+        ):  # allotted under a larger budget: use equal bits until the next measurement
             self._bits, self._sizes = {}, {}
 
 
 def spread_of(values: Tensor, block: int) -> float:
-    """Sum over all elements of their block's largest magnitude, squared.
+    """Sum over all elements of the squared largest magnitude in their block.
 
-    Summed exactly before it is rounded, so that it does not depend on a rank's number of threads.
+    The sum is exact before rounding, so it does not depend on a rank's number of threads.
     """
     flat = values.reshape(-1).float().abs()
     missing = -flat.numel() % block
@@ -242,7 +244,7 @@ def spread_of(values: Tensor, block: int) -> float:
 
 
 def _sections(pieces: list[Piece], packet: Tensor) -> list[tuple[Piece, Tensor]]:
-    """Each piece's bytes in a packet."""
+    """Return each piece with its bytes in a packet."""
     return list(zip(pieces, packet.split([piece.num_bytes for piece in pieces]), strict=True))
 
 

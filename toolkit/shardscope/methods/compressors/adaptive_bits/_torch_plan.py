@@ -1,8 +1,8 @@
-"""Bits allotted to layers, so that rounding leaves little error within a budget.
+"""Allocate bits to layers within a budget, so that the rounding error is small.
 
-Like Markov et al. 2024 (L-GreCo), it looks for the least error over all layers; by greedy marginal gains, which find
-it wherever layers are of equal size, as each bit of a layer takes away less than the one before, and come near it
-elsewhere.
+Like Markov et al. 2024 (L-GreCo), it minimises the error over all layers, here by greedy marginal gains. These find the
+minimum if layers are of equal size, since each bit of a layer reduces the error less than the one before, and come
+close to it otherwise.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from shardscope.methods.compressors.adaptive_bits import LEAST, MOST
 
 @dataclass(frozen=True)
 class Layer:
-    """What is known of a layer when bits are allotted.
+    """Measurements of a layer for the allocation of bits.
 
     Attributes:
-        size: Its elements.
-        spread: Sum over its elements of their block's largest magnitude, squared; rounding to b bits leaves a twelfth
-            of it over ``(2**(b-1) - 1)**2``, squared and summed.
+        size: Number of elements.
+        spread: Sum over elements of the squared largest magnitude in their block. Rounding to b bits leaves a sum of
+            squared errors of a twelfth of it over ``(2**(b-1) - 1)**2``.
     """
 
     size: int
     spread: float
 
     def gain(self, bits: int) -> float:
-        """What one more bit takes away from the error, an element of the layer."""
+        """Error reduction by one more bit, per element of the layer."""
         return self.spread * (_fineness(bits) - _fineness(bits + 1)) / self.size
 
 
 def _fineness(bits: int) -> float:
-    """Square of a rounding step, in largest magnitudes."""
+    """Squared rounding step, relative to the squared largest magnitude."""
     return float(2 ** (bits - 1) - 1) ** -2
 
 
 def allot(layers: Mapping[str, Layer], budget: float) -> dict[str, int]:
-    """Bits of each layer: little error with no more than `budget` bits an element in the mean.
+    """Return the bits of each layer, for a small error with at most `budget` bits per element on average.
 
-    The better of two searches: one starts from the fewest bits, the other from the same number for all layers.
+    The result is the better of two searches: one starts from the fewest bits, the other from equal bits for all layers.
     Layers without any gradient keep the fewest bits.
     """
     room = math.floor((budget - LEAST) * sum(layer.size for layer in layers.values()))
@@ -57,12 +57,12 @@ def allot(layers: Mapping[str, Layer], budget: float) -> dict[str, int]:
 
 
 def left_out(layers: Mapping[str, Layer], bits: Mapping[str, int]) -> float:
-    """Twelve times the squared error of all layers together."""
+    """Return twelve times the total squared error of all layers."""
     return math.fsum(layer.spread * _fineness(bits[name]) for name, layer in layers.items())
 
 
 def _climb(layers: Mapping[str, Layer], bits: dict[str, int], room: int) -> dict[str, int]:
-    """One more bit at a time where it takes away most an element, as long as that is better than what it costs."""
+    """Repeatedly add a bit to the layer with the largest error reduction per element, while the total error falls."""
     waiting = [(-layers[name].gain(b), name) for name, b in bits.items() if b < MOST]
     heapq.heapify(waiting)
     while waiting:
@@ -74,7 +74,7 @@ def _climb(layers: Mapping[str, Layer], bits: dict[str, int], room: int) -> dict
             bits[other] -= 1
         bits[name] += 1
         room += sum(layers[other].size for other in taken) - layers[name].size
-        if taken:  # their next bits are others now
+        if taken:  # their gains have changed
             waiting = [entry for entry in waiting if entry[1] not in taken]
             heapq.heapify(waiting)
         for changed in {name, *taken}:
@@ -86,9 +86,9 @@ def _climb(layers: Mapping[str, Layer], bits: dict[str, int], room: int) -> dict
 def _take_back(
     layers: Mapping[str, Layer], bits: Mapping[str, int], name: str, missing: int
 ) -> list[str] | None:
-    """Whose bits to take back, one a time it is named, to make room for one more of `name`; None if not worth it.
+    """Return layers that each give up one bit (per occurrence) for one more bit of `name`; None if not worthwhile.
 
-    A large layer may not fit by a little that small ones have taken.
+    A large layer may just not fit because small ones have taken some bits.
     """
     if missing <= 0:
         return []

@@ -1,4 +1,4 @@
-"""PowerSGD whose rank moves by layer: as low as the error of each approximated matrix allows."""
+"""PowerSGD with a rank per layer: as low as the error of each approximated matrix allows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 PROBES = 8
-"""Random directions along which it looks for what its factors miss, in the steps in which it looks."""
+"""Random directions that estimate the error of the factors, in steps that measure it."""
 
 
 class AdaptiveRank(LowRankCompression):
-    """Ranks follow a bound on the error (Halko, Martinsson and Tropp 2011, section 4.3)."""
+    """Low-rank factors with ranks chosen by a bound on the error (Halko, Martinsson and Tropp 2011, section 4.3)."""
 
     name = "adaptive-rank"
     look = Look("#11997a", "dash", "star-open")
@@ -29,18 +29,18 @@ class AdaptiveRank(LowRankCompression):
     error: float = Field(default=0.3, gt=0, lt=1)
     """Largest relative error of each approximated matrix, as far as `rank` allows, 0 < value < 1."""
     rank: int = Field(default=8, ge=1, le=256)
-    """The largest rank, 1 to 256."""
+    """Largest rank, 1 to 256."""
     update_every: Count = 20
-    """Steps between two looks at the gradients, after which ranks move."""
+    """Steps between two measurements of the gradients, after which ranks change."""
 
     def probes(self, plan: Sequence[int] | None) -> int:
-        """It looks at the gradient in steps in which it has no plan, at its largest rank."""
+        """Number of probe vectors: `PROBES` in steps without a plan, which measure the error at the largest rank."""
         return PROBES if plan is None else 0
 
     def bounds(
         self, shapes: Shapes, world_size: int, step: int
     ) -> tuple[Sequence[Collective], Sequence[Collective]] | None:
-        """One direction of each matrix to `rank`, but in steps that look, which send `rank` and probes."""
+        """Bounds of the collectives: rank 1 to `rank`; None in steps that measure, which send `rank` and the probes."""
         if step == self.warmup_steps + 1 or (step - 1) % self.update_every == 0:
             return None
         least, most = ([rank] * len(shapes) for rank in (1, self.rank))

@@ -1,13 +1,13 @@
-"""PowerSGD whose rank moves by layer: as low as the error of each approximated matrix allows.
+"""PowerSGD with a rank per layer: as low as the error of each approximated matrix allows.
 
-Every few steps each matrix is approximated at the largest rank R, and looked at. What is left after the best r of
-R directions has two terms: the singular values of the approximation from r on, which the right factor tells, and what
-all R directions miss. For that, images of a few random directions go with the left factors: what P does not span of
-them has, in the mean, the square of what is missed (Halko, Martinsson and Tropp 2011, section 4.3). Both are functions
-of sums over all ranks, so that all ranks come to the same rank without any message for it.
+Every few steps each matrix is approximated at the largest rank R, and the error is measured. The error of the best r of
+R directions has two terms: the singular values of the approximation from r on, which follow from the right factor, and
+the part that all R directions miss. To estimate the latter, images of a few random directions are sent with the left
+factors: the square of the part outside the span of P is an unbiased estimate (Halko, Martinsson and Tropp 2011, section
+4.3). Both terms are functions of sums over all ranks, so all ranks choose the same rank without further messages.
 
-A matrix for which R does not pay goes as it is in such a step, and its singular values are at hand. With error
-feedback it is the gradient with its residual that is approximated: the bound then holds the residual down as well.
+A matrix for which R does not pay is sent uncompressed in such a step, and its singular values are computed directly.
+With error feedback, the gradient plus its residual is approximated, so the bound also limits the residual.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _RANK = "rank."
 
 
 class AdaptiveRank(PowerSgd):
-    """Low-rank factors of as few directions as an error allows.
+    """Low-rank factors with the lowest rank that an error bound allows.
 
     Args:
-        rank: The largest.
-        error: Norm of what a matrix's approximation may miss, over the matrix's own.
-        update_every: Steps from one look to the next; the first is in the first compressed step.
+        rank: Largest rank.
+        error: Largest error norm of a matrix's approximation, relative to the matrix's norm.
+        update_every: Steps between two measurements; the first is in the first compressed step.
         feedback: Add what a step leaves out of this rank's gradient to its next one.
-        seed: The job's.
-        warmup_steps: Steps at the start whose gradients meet as they are.
+        seed: The job's seed.
+        warmup_steps: Steps at the start whose gradients are sent uncompressed.
     """
 
     name = "adaptive-rank"
@@ -64,17 +64,17 @@ class AdaptiveRank(PowerSgd):
         self._keep(turned, step)
 
     def _look_at_factors(self, part: Part, p: Tensor, q: Tensor) -> Tensor:
-        """Choose the rank; the right factor comes back turned, so that its first directions are the best ones."""
+        """Choose the rank; returns the right factor, rotated so that its first directions are the best."""
         span, images = p[: part.rank].double(), p[part.rank :].double()
         missed = images - (images @ span.T) @ span
-        columns = part.values.shape[1]  # probes have norm 1 in the mean, not one an element
+        columns = part.values.shape[1]  # probes have a mean squared norm of 1, not 1 per element
         tail = float(missed.square().sum()) * columns / part.probes
         squares, turn = _principal(q.double() @ q.double().T)
         self._ranks[part.name] = least_rank(squares, tail, self.error)
         return (turn @ q.double()).float()
 
     def _look(self, part: Part) -> Tensor:
-        """The same for a matrix that went as it is, whose best directions become its right factor."""
+        """Do the same for a matrix that was sent uncompressed, whose best directions become its right factor."""
         matrix = part.out.double()
         is_wide = matrix.shape[0] <= matrix.shape[1]
         squares, turn = _principal(matrix @ matrix.T if is_wide else matrix.T @ matrix)
@@ -103,12 +103,12 @@ class AdaptiveRank(PowerSgd):
 
 
 def least_rank(squares: Tensor, tail: float, error: float) -> int:
-    """The fewest directions, at least one, whose approximation is off by `error` at most; all, if none is enough.
+    """Return the lowest rank, at least 1, with a relative error of at most `error`; the full rank if none is enough.
 
     Args:
-        squares: Of the singular values in falling order.
-        tail: Square of what lies beyond them.
-        error: Norm of what may be missed, over the norm of all.
+        squares: Squared singular values in descending order.
+        tail: Squared norm of the part beyond them.
+        error: Largest norm of the error, relative to the whole norm.
     """
     left = squares.flip(0).cumsum(0).flip(0) + tail  # at k: what k directions miss
     enough = (left <= error**2 * left[0]).nonzero()
@@ -116,6 +116,6 @@ def least_rank(squares: Tensor, tail: float, error: float) -> int:
 
 
 def _principal(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues in falling order, none below zero, and their vectors as rows."""
+    """Return eigenvalues in descending order, clamped to be non-negative, and their eigenvectors as rows."""
     values, vectors = torch.linalg.eigh(gram)
     return values.flip(0).clamp_(min=0), vectors.flip(1).T

@@ -1,4 +1,4 @@
-"""Gradients in bfloat16, two bytes a number, added up on the way."""
+"""Gradients in bfloat16, two bytes per element, summed during the all-reduce."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class BF16(PackedCompression):
-    """Rounds each number to the nearest of bfloat16."""
+    """Rounds each element to bfloat16, to the nearest number."""
 
     name = "bf16"
     carriage = "sums"
@@ -31,7 +31,7 @@ class BF16(PackedCompression):
         return codec()
 
     def build(self, job: Job) -> Any:
-        """With loss scaling, an overflow is how the scale is found: it goes through, and the step is skipped."""
+        """Build the compressor. With loss scaling, overflows are passed on: the step is skipped, the scale lowered."""
         from shardscope.training.compression.packed import Packed
 
         return Packed(self.name, self.codec(), carries_overflow=job.precision == "fp16-mixed")

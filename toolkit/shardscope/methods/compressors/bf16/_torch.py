@@ -8,5 +8,5 @@ from shardscope.training.compression.casts import Cast
 
 
 def codec() -> Cast:
-    """Rounds to the nearest ``bfloat16``."""
+    """Return a codec that rounds to the nearest ``bfloat16``."""
     return Cast(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Deep Gradient Compression: top-k with the momentum that it missed (Lin et al. 2018, arXiv:1712.01887)."""
+"""Deep Gradient Compression: top-k with momentum correction (Lin et al. 2018, arXiv:1712.01887)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WARM_RATIO = 0.25
 
 
 class DeepGradientCompression(PackedCompression):
-    """Momentum is kept on each rank; what is left out comes later, with its momentum."""
+    """Top-k with the momentum kept on each rank; elements left out are sent later, with their momentum."""
 
     name = "dgc"
     carriage = "steps"
@@ -27,15 +27,16 @@ class DeepGradientCompression(PackedCompression):
     look = Look("#a35a3a", "dashdot", "diamond-tall")
 
     ratio: Ratio = 0.001
-    """Share of the elements that is sent, 0 < value <= 1."""
+    """Share of the elements that are sent, 0 < value <= 1."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum kept on each rank, in place of the optimizer's, 0 <= value < 1; 0 is plain error feedback."""
     clip: float | Literal["off"] = "off"
-    """The norm at which each rank's own gradient is clipped, divided by the root of the number of ranks; above 0."""
+    """Clipping norm, above 0, or ``off``; each rank's own gradient is clipped at it over the root of the number of
+    ranks."""
     warmup_steps: CountOrZero = 0
-    """Steps in which the ratio falls from 0.25 to its own."""
+    """Warm-up steps in which the ratio falls from 0.25 to `ratio`."""
     exchange: Exchange = "gather"
-    """How packets meet: ``two-phase`` or ``gather``."""
+    """How packets are exchanged: ``two-phase`` or ``gather``."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -54,18 +55,18 @@ class DeepGradientCompression(PackedCompression):
 
     @property
     def memories(self) -> int:
-        """What has not been sent, and its momentum."""
+        """2 values per element, the residual and its momentum; 1 without momentum."""
         return 2 if self.momentum else 1
 
     def at_step(self, step: int) -> DeepGradientCompression:
-        """The ratio falls by equal factors as in section 3.3, a step at a time instead of an epoch."""
+        """Return the method with the ratio at a step: it falls exponentially as in section 3.3, per step, not epoch."""
         if step > self.warmup_steps or self.ratio >= _WARM_RATIO:
             return self
         left = 1 - (step - 1) / self.warmup_steps
         return self.replace(ratio=self.ratio * (_WARM_RATIO / self.ratio) ** left)
 
     def check_optimizer(self, job: Job) -> None:
-        """It keeps the momentum itself: a second one would be applied to what it sends."""
+        """Refuse an optimizer with momentum, which would be applied in addition to the method's own."""
         if not self.momentum:
             return
         settings = job.optimizer.settings

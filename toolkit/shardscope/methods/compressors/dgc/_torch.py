@@ -1,13 +1,14 @@
-"""Deep Gradient Compression (Lin et al. 2018): what top-k leaves out comes later, and with the momentum it missed.
+"""Deep Gradient Compression (Lin et al. 2018): top-k that sends residuals later, with the momentum they missed.
 
 Error feedback delays small gradients by many steps, and the optimizer's momentum then weighs them wrongly. So the
-momentum is kept on each rank before anything is left out (momentum correction, section 3.2), and forgotten where an
-element has just been sent, which keeps stale gradients from pushing on (momentum factor masking, section 3.3):
+momentum is kept on each rank and applied before sparsification (momentum correction, section 3.2). It is cleared for
+elements that have just been sent, so that stale gradients have no further effect (momentum factor masking, section
+3.3):
 
     u = momentum * u + clipped gradient;    v = v + u;    send the largest of v;    u, v = 0 where sent
 
-The optimizer of the job adds no momentum of its own. Each tensor's gradient is clipped by itself, as in the authors'
-code: a bucket leaves while the backward pass still works on the others, so the norm of all is not known then.
+The job's optimizer must not use momentum. Each tensor's gradient is clipped separately, as in the authors' code: a
+bucket is sent while the backward pass still computes others, so the global norm is not yet known.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from shardscope.training.compression.memory import Memory
 
 
 class MomentumCorrection(Memory):
-    """Momentum and what has not been sent of it, on one rank.
+    """Momentum and unsent residual of one rank.
 
     Args:
-        momentum: Its decay a step; 0 makes this plain error feedback.
-        max_norm: Of each tensor's gradient on this rank, or None for no clipping.
+        momentum: Decay of the momentum per step; 0 makes this plain error feedback.
+        max_norm: Norm at which each tensor's gradient is clipped on this rank; None for no clipping.
     """
 
     is_needed = True
@@ -67,5 +68,5 @@ class MomentumCorrection(Memory):
 
 
 def local_max_norm(clip: float | str, num_ranks: int) -> float | None:
-    """The norm at which a rank clips its own gradient: independent ones add up by the root of their number."""
+    """Norm at which a rank clips its own gradient: independent norms add up with the root of the number of ranks."""
     return None if isinstance(clip, str) else clip / math.sqrt(num_ranks)

@@ -1,4 +1,4 @@
-"""Gradients in half precision, two bytes a number, added up on the way."""
+"""Gradients in half precision, two bytes per element, summed during the all-reduce."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FP16(PackedCompression):
-    """Rounds each number to the nearest of half precision."""
+    """Rounds each element to half precision, to the nearest number."""
 
     name = "fp16"
     carriage = "sums"
@@ -31,7 +31,7 @@ class FP16(PackedCompression):
         return codec()
 
     def build(self, job: Job) -> Any:
-        """With loss scaling, an overflow is how the scale is found: it goes through, and the step is skipped."""
+        """Build the compressor. With loss scaling, overflows are passed on: the step is skipped, the scale lowered."""
         from shardscope.training.compression.packed import Packed
 
         return Packed(self.name, self.codec(), carries_overflow=job.precision == "fp16-mixed")

@@ -1,7 +1,7 @@
-"""Eight-bit floats in blocks: 4 bits of exponent, 3 of mantissa (e4m3), and one float32 scale a block.
+"""Eight-bit floats in blocks: 4 bits of exponent, 3 of mantissa (e4m3), and one float32 scale per block.
 
-The scale puts a block's largest magnitude at 448, the largest of the format (Micikevicius et al. 2022, FP8 formats for
-deep learning). Against integers of the same width, small numbers beside large ones keep their leading digits.
+The scale maps a block's largest magnitude to 448, the largest of the format (Micikevicius et al. 2022, FP8 formats for
+deep learning). Unlike with integers of the same width, small numbers next to large ones keep their leading digits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LARGEST = 448.0
 
 
 class BlockFloat8(BlockCodec):
-    """Rounds to the nearest e4m3 number, ties to the even one.
+    """Codec that rounds to the nearest e4m3 number, ties to even.
 
     Args:
         block: Elements that share a scale, a multiple of 8.
@@ -30,7 +30,7 @@ class BlockFloat8(BlockCodec):
         super().__init__(8, block)
 
     def contraction(self, num_elements: int) -> float | None:
-        """Off by at most 2**-4 of an element, or by 2**-10 where it is below the format's normal numbers."""
+        """Return the contraction: errors are at most 2**-4 of an element, or 2**-10 below the normal numbers."""
         return 1 - 2.0**-8 - self.align * (2.0**-10 / LARGEST) ** 2
 
     def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Local SGD: no gradient is exchanged, and parameters are averaged now and then (Stich 2019, arXiv:1805.09767)."""
+"""Local SGD: parameters are averaged periodically instead of gradients (Stich 2019, arXiv:1805.09767)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LocalSgd(Compression):
-    """Each rank trains by itself between two averages."""
+    """Each rank trains independently; parameters are averaged every few steps."""
 
     name = "local-sgd"
     carriage = "steps"
@@ -24,7 +24,7 @@ class LocalSgd(Compression):
     is_fixed = False
 
     every: Count = 8
-    """Steps between two averages of the parameters."""
+    """Steps between two averagings of the parameters."""
 
     @property
     def period(self) -> int:

@@ -1,12 +1,12 @@
-"""Local SGD: each rank trains by itself, and every few steps the ranks average their parameters.
+"""Local SGD: each rank trains independently, and every few steps the ranks average their parameters.
 
-Stich 2019 (arXiv 1805.09767), McMahan et al. 2017 (federated averaging). What crosses the wire is the parameters,
-uncompressed, one step in `every`. With ``every=1`` and plain SGD it is the run that averages gradients: the mean of
-``w - lr g_i`` is ``w - lr`` times the mean of ``g_i``. Clipping is by each rank's own norm.
+Stich 2019 (arXiv 1805.09767), McMahan et al. 2017 (federated averaging). The parameters are sent uncompressed, one step
+in `every`. With ``every=1`` and plain SGD it equals averaging gradients: the mean of ``w - lr g_i`` is ``w - lr`` times
+the mean of ``g_i``. Clipping uses each rank's own norm.
 
-Momentum and Adam's moments stay on their rank and are not averaged, so with them ``every=1`` is another method. They
-are part of what this rank must find again after a restart, as are its parameters between two averages. What is
-evaluated and saved between them is an average that no rank goes on from, so looking at a run does not change it.
+Momentum and Adam's moments stay on their rank and are not averaged, so with them ``every=1`` is a different method.
+They are part of each rank's state_dict, as are its parameters between two averagings. The model that is evaluated and
+saved between them is an average that no rank continues from, so evaluations do not change a run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from shardscope.training.flat import copy_tensors_, views_of
 from shardscope.training.observe import StandIns
 
 _OWN = "parameter"
-"""Under which a rank's own parameters are remembered; no optimizer calls its state so."""
+"""Key of a rank's own parameters in the state_dict; no optimizer uses this name for its state."""
 
 
 class LocalSGD(Compressor):
-    """One rank's side.
+    """Local SGD on one rank.
 
     Args:
-        name: Of the method, for errors.
-        every: Steps between two averages.
+        name: Name of the method, for error messages.
+        every: Steps between two averagings.
     """
 
     def __init__(self, name: str, every: int) -> None:
@@ -66,11 +66,11 @@ class LocalSGD(Compressor):
 
     @property
     def figures(self) -> dict[str, float]:
-        """How far this rank was from the mean when they last met, relative to it."""
+        """Distance of this rank's parameters from the mean at the last averaging, relative to the mean's norm."""
         return {"drift": self._drift}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """This rank's moments, and its parameters where they are not everyone's."""
+        """Return this rank's optimizer moments, and its parameters if they differ between ranks."""
         moments = {
             f"{key}.{name}": value
             for name, parameter in self._parameters.items()
@@ -78,15 +78,19 @@ class LocalSGD(Compressor):
             if isinstance(value, Tensor)
         }
         own = {f"{_OWN}.{name}": p.detach() for name, p in self._parameters.items() if self._is_apart}
-        return {**moments, **own, **self._restored}  # what was loaded and no step has put back yet is its own
+        return {
+            **moments,
+            **own,
+            **self._restored,
+        }  # loaded values that no step has restored yet take precedence
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what `state_dict` gave; it takes effect in the next step, after whatever else is loaded."""
+        """Load a state_dict; it takes effect in the next step, after everything else has been loaded."""
         self._restored = dict(state)
         self._is_apart = any(place.startswith(f"{_OWN}.") for place in state)
 
     def _restore(self) -> None:
-        """Put what was loaded in the place of what a checkpoint's model and optimizer hold, which are not its own."""
+        """Overwrite the model and optimizer of a checkpoint, which are common to all ranks, with this rank's values."""
         for place, saved in self._restored.items():
             key, name = place.split(".", 1)
             parameter = self._parameters[name]
@@ -102,6 +106,6 @@ class LocalSGD(Compressor):
 
 
 def _own_and_mean(parameters: Sequence[nn.Parameter], carrier: Carrier) -> tuple[Tensor, Tensor]:
-    """This rank's parameters and the mean over all ranks, flat, in CPU memory."""
+    """Return this rank's parameters and their mean over all ranks, flat, in CPU memory."""
     own = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).cpu()
     return own, carrier.sum_(own / carrier.world_size)

@@ -1,4 +1,4 @@
-"""Natural compression: powers of two, rounded at random (Horvath et al. 2019, arXiv:1905.10988)."""
+"""Natural compression: stochastic rounding to powers of two (Horvath et al. 2019, arXiv:1905.10988)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.spec.look import Look
 
 
 class Natural(PackedCompression):
-    """Sign and exponent, 9 bits an element, so that the mean is right."""
+    """Sign and exponent, 9 bits per element, with unbiased stochastic rounding."""
 
     name = "natural"
     family = "Random rounding"
@@ -17,7 +17,7 @@ class Natural(PackedCompression):
     codec_passes = 1.0  # each number by itself
 
     exchange: Exchange = "two-phase"
-    """How packets meet: ``two-phase`` or ``gather``."""
+    """How packets are exchanged: ``two-phase`` or ``gather``."""
 
     def packet_bytes(self, num_elements: int) -> int:
         from shardscope.analytic.communication.compressed import bits_bytes

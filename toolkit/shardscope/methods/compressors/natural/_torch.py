@@ -1,8 +1,8 @@
-"""Natural compression: sign and exponent, 9 bits an element (Horvath et al. 2019).
+"""Natural compression: sign and exponent, 9 bits per element (Horvath et al. 2019).
 
-A number is rounded up or down to a power of two at random so that the mean is right, which adds at most an eighth of
-its square as variance (theorem 3). On float32's own bits that is one addition: random bits are added to the mantissa,
-and the exponent is raised if and when they carry over. A packet is all exponents, then all signs.
+A number is rounded stochastically, up or down to a power of two, without bias, which adds a variance of at most an
+eighth of its square (theorem 3). On float32's own bits this is one addition: random bits are added to the mantissa,
+and the exponent is raised if they carry over. A packet holds all exponents, then all signs.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from shardscope.training.compression.pieces import (
 MANTISSA_BITS = 23
 MAGNITUDE = 0x7FFF_FFFF
 LARGEST_EXPONENT = 254
-"""2**127; numbers above it come back as that."""
+"""Exponent of 2**127; larger numbers are decoded as 2**127."""
 
 
 class Natural(PieceCodec):
-    """Rounds to a power of two, up with a probability of the mantissa."""
+    """Codec that rounds to a power of two; the probability of rounding up is the fraction in the mantissa."""
 
     unbiased: ClassVar[bool] = True
 
     def contraction(self, num_elements: int) -> float | None:
-        """In the mean: the variance is at most an eighth of the square."""
+        """Return the contraction in expectation: the variance is at most an eighth of the square."""
         return 7 / 8
 
     def num_bytes(self, num_elements: int) -> int:

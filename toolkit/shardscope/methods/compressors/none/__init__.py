@@ -1,4 +1,4 @@
-"""Gradients as they are."""
+"""Uncompressed gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Uncompressed(Compression):
-    """Gradients meet as they are; bytes are those of our ring."""
+    """Gradients are exchanged uncompressed; bytes are those of our ring."""
 
     name = "none"
     carriage = "none"

@@ -1,4 +1,4 @@
-"""1-bit Adam (Tang et al. 2021, arXiv:2102.02888): once the second moment is frozen, first moments travel as signs."""
+"""1-bit Adam (Tang et al. 2021, arXiv:2102.02888): signs of first moments, after the second moment is frozen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shardscope.spec.look import Look
 
 
 class OneBitAdam(OneBitCompression):
-    """For `adamw`."""
+    """1-bit Adam, for `adamw`."""
 
     name = "onebit-adam"
     look = Look("#b866a6", "dash", "triangle-down")

@@ -1,13 +1,13 @@
-"""1-bit Adam and 1-bit LAMB: after a warm-up, first moments meet instead of gradients, one bit an element.
+"""1-bit Adam and 1-bit LAMB: after a warm-up, first moments are exchanged instead of gradients, one bit per element.
 
-In the warm-up gradients meet uncompressed. Then the second moment is frozen, which makes the rest of the optimizer
-linear in the gradient: error feedback can make up for what one bit leaves out. Each rank forms the first moment that
-its own gradient leads to, the ranks agree on their mean in two phases with error feedback on both, and the optimizer
-(`optim.frozen`) takes it over. Tang et al. 2021 (arXiv 2102.02888), Li et al. 2021 (arXiv 2104.06069).
+In the warm-up, gradients are averaged uncompressed. Then the second moment is frozen, which makes the rest of the
+optimizer linear in the gradient, so error feedback can compensate for the compression. Each rank computes the first
+moment that results from its own gradient. The ranks average these in two phases, with error feedback in both, and the
+optimizer (`optim.frozen`) uses the mean. Tang et al. 2021 (arXiv 2102.02888), Li et al. 2021 (arXiv 2104.06069).
 
-A block of elements has one magnitude for all, and layers' moments differ by orders of magnitude. So moments are packed
-in units of their layer's root mean square at the freeze (1-bit LAMB, section 4.2; 1-bit Adam's own code packs layer by
-layer). Elements that have never had a gradient stay where they are: one bit has no zero, and would move them.
+All elements of a block share one magnitude, but the moments of layers differ by orders of magnitude. So moments are
+packed in units of their layer's root mean square at the freeze (1-bit LAMB, section 4.2; 1-bit Adam's own code packs
+layer by layer). Elements that have never had a gradient are not moved: one bit cannot encode zero.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SCALE, _FROZEN = "scale.", "frozen_after"
 
 
 class OneBit(Packed):
-    """One rank's side of 1-bit Adam or LAMB.
+    """1-bit Adam or LAMB on one rank.
 
     Args:
-        name: Of the method, for errors.
-        codec: Of the first moments.
+        name: Name of the method, for error messages.
+        codec: Codec of the first moments.
         warmup_steps: Steps before the second moment is frozen.
     """
 
@@ -42,7 +42,7 @@ class OneBit(Packed):
         self._residual = ErrorFeedback()
         super().__init__(name, codec, memory=self._residual, shares=ErrorFeedback("share"))
         self.warmup_steps = warmup_steps
-        self._frozen_after: int | None = None  # also before the first step, if an earlier run has done so
+        self._frozen_after: int | None = None  # set before the first step if an earlier run has frozen it
         self._units = Kept()
         self._scales: dict[str, Tensor] = {}
 
@@ -68,7 +68,7 @@ class OneBit(Packed):
         )
 
     def _measure(self) -> dict[str, Tensor]:
-        """The root mean square of each layer's first moment, relative to their mean; 1 where it is all zeros."""
+        """Root mean square of each layer's first moment, relative to the mean over layers; 1 if it is all zeros."""
         moments = {name: self._optimizer.first_moment(p) for name, p in self._parameters.items()}
         sizes = {name: moment.double().square().mean().sqrt().cpu() for name, moment in moments.items()}
         mean = torch.stack(list(sizes.values())).mean()
@@ -90,7 +90,7 @@ class OneBit(Packed):
             self._residual.residual.of(bucket).masked_fill_(unused, 0.0)
 
     def _advance(self, bucket: Bucket) -> None:
-        """The bucket's gradients become the first moments that they lead to."""
+        """Replace the bucket's gradients by the first moments that result from them."""
         for name, grad in bucket.views(bucket.flat).items():
             self._optimizer.advance_(self._parameters[name], grad)
 
@@ -108,6 +108,6 @@ class OneBit(Packed):
         self._scales = {
             key.removeprefix(_SCALE): scale.clone() for key, scale in state.items() if key.startswith(_SCALE)
         }
-        if self._scales:  # what is frozen stays so, whatever the warm-up would be now
+        if self._scales:  # a frozen second moment stays frozen, regardless of the current warm-up
             self._frozen_after = int(state.get(_FROZEN, self.warmup_steps))
             self.warmup_steps = min(self.warmup_steps, self._frozen_after)

@@ -1,4 +1,4 @@
-"""1-bit LAMB (Li et al. 2021, arXiv:2104.06069): once the second moment is frozen, first moments travel as signs."""
+"""1-bit LAMB (Li et al. 2021, arXiv:2104.06069): signs of first moments, after the second moment is frozen."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from shardscope.spec.optimizer import OptimizerStates
 
 
 class OneBitLamb(OneBitCompression):
-    """For `lamb`."""
+    """1-bit LAMB, for `lamb`."""
 
     name = "onebit-lamb"
     look = Look("#b866a6", "dashdot", "triangle-down-open")
     optimizer = "lamb"
 
     def optimizer_states(self, states: OptimizerStates) -> OptimizerStates:
-        """Algorithm 1 keeps a fresh second moment beside the frozen one, and a ratio and its factor for each tensor."""
+        """Optimizer states plus those of Algorithm 1: a fresh second moment, and a ratio and its factor per tensor."""
         return states._replace(tensors=states.tensors + 1, counter_bytes=states.counter_bytes + 8)

@@ -1,4 +1,4 @@
-"""PowerSGD: two thin factors a matrix, by one step of the power iteration (Vogels et al. 2019, arXiv:1905.13727)."""
+"""PowerSGD: two thin factors per matrix, by one step of power iteration (Vogels et al. 2019, arXiv:1905.13727)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PowerSgd(LowRankCompression):
-    """Factors of the same rank for every matrix."""
+    """Low-rank factors, of the same rank for every matrix."""
 
     name = "powersgd"
     look = Look("#11997a", "solid", "star")

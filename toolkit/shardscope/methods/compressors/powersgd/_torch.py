@@ -1,14 +1,15 @@
-"""PowerSGD: each matrix of gradients as a product of two thin ones (Vogels, Karimireddy and Jaggi 2019, algorithm 1).
+"""PowerSGD: each gradient matrix as a product of two thin ones (Vogels, Karimireddy and Jaggi 2019, algorithm 1).
 
-A tensor of two dimensions or more is a matrix M of its first dimension by all others. One step of a power iteration
-from last step's right factor Q gives ``P = M Q``; the ranks add theirs up and all orthonormalize the same sum; then
-``Q = M^T P``, added up too, and ``P Q^T`` is the mean's projection onto P. Both are linear in M, so that sums of
-factors are factors of the sum, and W ranks send no more than two. What one vector each would weigh no less than the
-matrix itself goes as it is, with everything of one dimension, beside the P factors: two all-reduces a bucket in all.
+A tensor of two or more dimensions is a matrix M of its first dimension by all others. One step of power iteration from
+the last step's right factor Q gives ``P = M Q``. The ranks all-reduce P, and all orthonormalize the same sum. Then
+``Q = M^T P`` is all-reduced, too, and ``P Q^T`` is the mean's projection onto P. Both are linear in M, so sums of
+factors are factors of the sum, and the messages have the same size for any number of ranks. A matrix whose factors
+would be no smaller is sent uncompressed, as are all one-dimensional tensors, in the message of the P factors. So a
+bucket takes two all-reduces.
 
-The Q that is kept makes the iteration go on from step to step, and with it the approximation of a slowly moving
-gradient turns towards the best of its rank. Factors are held transposed, ``[rank, length]``: their products with M are
-then as fast as reading M.
+Q is kept, so the iteration continues from step to step, and the approximation of a slowly changing gradient converges
+to the best of its rank. Factors are stored transposed, ``[rank, length]``, so that their products with M are as fast as
+reading M.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _FACTOR = "factor."
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of a bucket under way.
+    """One tensor of a bucket that is being exchanged.
 
     Attributes:
-        name: Of the tensor.
-        values: What is approximated, [rows, columns].
-        out: Where the mean of the approximations goes, likewise; `values` itself where nothing is remembered.
-        rank: Of the approximation; 0 if it goes as it is.
-        probes: Random directions whose images go with the left factor, for methods that look at what it misses.
+        name: Name of the tensor.
+        values: The matrix to approximate, [rows, columns].
+        out: Output for the mean of the approximations, [rows, columns]; may be `values` itself without a residual.
+        rank: Rank of the approximation; 0 if the matrix is sent uncompressed.
+        probes: Random directions whose images are sent with the left factor, to estimate the approximation error.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Part:
 
     @property
     def num_left(self) -> int:
-        """Vectors in the first message, each as long as a column; all of them, if it goes as it is."""
+        """Column vectors in the first message; all columns if the matrix is sent uncompressed."""
         return self.rank + self.probes if self.rank else self.values.shape[1]
 
 
@@ -61,11 +62,11 @@ class PowerSgd(Compressor):
     """Low-rank factors, with or without error feedback.
 
     Args:
-        rank: Of every approximation.
+        rank: Rank of every approximation.
         feedback: Add what a step leaves out of this rank's gradient to its next one.
-        seed: The job's: all ranks draw the same first factors.
-        warmup_steps: Steps at the start whose gradients meet as they are. Early gradients turn faster than factors
-            follow, and adaptive optimizers remember what came of it in their second moments.
+        seed: The job's seed, from which all ranks draw the same initial factors.
+        warmup_steps: Steps at the start whose gradients are sent uncompressed. Early gradients change faster than
+            factors can follow, and the errors persist in the second moments of adaptive optimizers.
     """
 
     name = "powersgd"
@@ -77,7 +78,7 @@ class PowerSgd(Compressor):
         self._factors: dict[str, Tensor] = {}
 
     def part_of(self, name: str, values: Tensor, out: Tensor, step: int) -> Part:
-        """How this tensor goes in this step; the same on all ranks."""
+        """Return how this tensor is sent in this step; the same on all ranks."""
         return Part(name, values, out, self.rank if pays(self.rank, *values.shape) else 0)
 
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
@@ -100,7 +101,7 @@ class PowerSgd(Compressor):
             bucket.flat.copy_(out)
 
     def learn(self, parts: list[Part], left: list[Tensor], right: list[Tensor], step: int) -> None:
-        """What is to be learned from an exchange: all parts, and the factors of those that have some."""
+        """Hook called after an exchange, with all parts, and the factors of those that have factors."""
 
     def _parts(self, bucket: Bucket, values: Tensor, out: Tensor) -> list[Part]:
         pieces = zip(values.split(bucket.sizes), out.split(bucket.sizes), strict=True)
@@ -110,7 +111,10 @@ class PowerSgd(Compressor):
         ]
 
     def _left(self, parts: list[Part], step: int, carrier: Carrier) -> list[Tensor]:
-        """All P, orthonormal and transposed, then images of probes; on the way, the mean of what goes as it is."""
+        """Exchange the left factors; returns all P, orthonormal and transposed, followed by the images of probes.
+
+        Parts that are sent uncompressed are averaged in the same message.
+        """
         sizes = [part.num_left * len(part.values) for part in parts]
         message = torch.empty(sum(sizes))
         pairs = list(zip(parts, message.split(sizes), strict=True))
@@ -126,13 +130,13 @@ class PowerSgd(Compressor):
         with carrier.meter.span("codec", "decode"):
             for part, piece in whole:
                 if self.memory.is_needed:
-                    part.values.zero_()  # all of it got through
+                    part.values.zero_()  # sent exactly, so nothing remains
                 part.out.copy_(piece)
             orthonormalize_([p[: part.rank] for part, p in zip(matrices, left, strict=True)])
         return left
 
     def _right(self, matrices: list[Part], left: list[Tensor], carrier: Carrier) -> list[Tensor]:
-        """All Q, transposed; on the way, what this rank's own factors leave out of its matrices is remembered."""
+        """Exchange the right factors; returns all Q, transposed. Keeps the residual of this rank's own factors."""
         sizes = [part.rank * part.values.shape[1] for part in matrices]
         message = torch.empty(sum(sizes))
         right = [
@@ -146,10 +150,10 @@ class PowerSgd(Compressor):
         _mean_(message, carrier)
         return right
 
-    # What the iteration goes on from.
+    # Starting points of the iteration.
 
     def _start(self, part: Part, step: int) -> Tensor:
-        """Last step's Q of this matrix, and probes; what there is none of is random, the same on all ranks."""
+        """The last step's Q of this matrix, and probes. Missing rows are random, the same on all ranks."""
         columns = part.values.shape[1]
         kept = self._factors.get(part.name)
         kept = torch.empty(0, columns) if kept is None or kept.shape[1] != columns else kept[: part.rank]
@@ -157,15 +161,15 @@ class PowerSgd(Compressor):
         return torch.cat([kept, self._draw(part.name, step, missing, columns)]) if missing else kept
 
     def _draw(self, name: str, step: int, count: int, columns: int) -> Tensor:
-        """Gaussian rows, of norm 1 in the mean."""
+        """Draw Gaussian rows with a mean squared norm of 1."""
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed}/{step}/{name}".encode()))
         return torch.randn(count, columns, generator=generator).div_(columns**0.5)
 
     def _keep(self, factors: Mapping[str, Tensor], step: int) -> None:
-        """Only directions count: with norms of 1, no iteration over- or underflows.
+        """Keep right factors for the next step, with rows normalised to 1, so that no iteration over- or underflows.
 
-        A direction that has become zero would stay so for ever; it is drawn anew. Directions past those of this step
-        stay, for when the rank grows again.
+        A row that has become zero would stay zero, so it is redrawn. Earlier rows beyond the current rank are kept, in
+        case the rank grows again.
         """
         kept = {name: q.clone() for name, q in factors.items()}
         unit_rows_(list(kept.values()))
@@ -206,7 +210,7 @@ class PowerSgd(Compressor):
 
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
-    """First dimension by all others; a tensor of one dimension or none is one row, which never pays."""
+    """Return the first dimension by all others; tensors of less than two dimensions are one row, which never pays."""
     return (shape[0], shape[1:].numel()) if len(shape) > 1 else (1, shape.numel())
 
 

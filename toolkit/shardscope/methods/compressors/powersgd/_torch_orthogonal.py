@@ -1,6 +1,6 @@
-"""Small sets of long vectors made orthonormal: the same on every rank that holds the same numbers.
+"""Orthonormalize small sets of long vectors, deterministically, so that ranks with equal input get equal results.
 
-Vectors are rows, so that each lies in one piece. Sets of equal shape are worked on together.
+Vectors are rows, so that each is contiguous. Sets of equal shape are processed together.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 
 _DEPENDENT = 1e-10
-"""What is left of a vector once its share in the earlier ones is gone, below which it counts as none of its own; far
-under float32's rounding, far over float64's."""
+"""Relative norm of a vector, after its projection onto the earlier ones is removed, below which it counts as linearly
+dependent; far below float32's rounding, far above float64's."""
 
 
 def orthonormalize_(sets: Sequence[Tensor]) -> None:
     """Make the rows of every ``[rank, length]`` set orthonormal, in place, keeping the span of the first k for each k.
 
-    Gram-Schmidt in float64, each row twice, which leaves rounding errors only (Giraud et al. 2005). A row that depends
-    on the earlier ones becomes zero, as does one that is zero: nothing is divided by zero.
+    Uses Gram-Schmidt in float64, twice for each row, which leaves only rounding errors (Giraud et al. 2005). A row that
+    depends on the earlier ones becomes zero, and a zero row stays zero: nothing is divided by zero.
     """
     _together(sets, _gram_schmidt)
 
 
 def unit_rows_(sets: Sequence[Tensor]) -> None:
-    """Give every row of every ``[rank, length]`` set the norm 1, in place; rows of zeros stay."""
+    """Normalise every row of every ``[rank, length]`` set to 1, in place; rows of zeros stay zero."""
     _together(sets, lambda stack: stack * _inverse(stack.norm(dim=-1, keepdim=True)))
 
 

@@ -1,4 +1,4 @@
-"""QSGD: integers in blocks, rounded at random (Alistarh et al. 2017, arXiv:1610.02132, without the entropy code)."""
+"""QSGD: stochastically rounded integers in blocks (Alistarh et al. 2017, arXiv:1610.02132, without entropy coding)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardscope.spec.look import Look
 
 
 class Qsgd(BlockCompression):
-    """Each number becomes one of the two levels beside it, so that its mean is right."""
+    """Unbiased stochastic rounding of each element to one of its two adjacent levels."""
 
     name = "qsgd"
     family = "Random rounding"
@@ -19,9 +19,9 @@ class Qsgd(BlockCompression):
     codec_passes = 2.0  # one to find the scales, one to round
 
     bits: Annotated[int, Field(ge=2, le=8)] = 8
-    """Bits an element, the sign among them, 2 to 8."""
+    """Bits per element, including the sign, 2 to 8."""
     exchange: Exchange = "two-phase"
-    """How packets meet: ``two-phase`` or ``gather``."""
+    """How packets are exchanged: ``two-phase`` or ``gather``."""
 
     @property
     def width(self) -> int:
@@ -29,7 +29,7 @@ class Qsgd(BlockCompression):
 
     @property
     def diverges_because(self) -> str | None:
-        """The variance of an element is at most a quarter of the distance of two levels, squared."""
+        """Why gossip diverges with too few bits; the variance of an element is up to a quarter of a squared level."""
         least = next(bits for bits in range(2, 64) if (2**bits - 2) ** 2 > self.block)
         if self.bits >= least:
             return None

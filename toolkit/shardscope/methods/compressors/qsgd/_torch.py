@@ -1,7 +1,7 @@
-"""QSGD: integers in blocks, rounded up or down at random so that the mean is right (Alistarh et al. 2017).
+"""QSGD: integers in blocks, with unbiased stochastic rounding (Alistarh et al. 2017).
 
-Section 3.1 of the paper scales by a block's 2-norm; its experiments, and we, by the largest magnitude, which uses all
-levels. With b bits there are 2**(b-1) - 1 levels on either side of zero.
+Section 3.1 of the paper scales by a block's 2-norm. Its experiments, and this code, scale by the largest magnitude,
+which uses all levels. With b bits there are 2**(b-1) - 1 levels on either side of zero.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from shardscope.training.compression.pieces import as_words, over_blocks, words_
 from shardscope.training.compression.scaled import BlockCodec, inverse_of, peak_scale
 
 NOISE_BITS = 16
-"""Of each random number: with them 255 levels still fit a float32 exactly, so what lies on a level stays there."""
+"""Bits of each random number. With 255 levels the sum still fits a float32 exactly, so values on a level stay there."""
 
 
 class Qsgd(BlockCodec):
-    """Rounds to one of the two nearest levels, to each with the probability that makes the mean right.
+    """Codec that rounds to one of the two nearest levels, with probabilities that make decoding unbiased.
 
     Args:
-        bits: Of an element, the sign among them, 2 to 8.
+        bits: Bits per element, including the sign, 2 to 8.
         block: Elements that share a scale, a multiple of 8.
     """
 
@@ -33,7 +33,7 @@ class Qsgd(BlockCodec):
         self.levels = 2 ** (bits - 1) - 1
 
     def contraction(self, num_elements: int) -> float | None:
-        """The variance of an element is at most a quarter of a scale squared."""
+        """Return the contraction: the variance of an element is at most a quarter of the squared scale."""
         block = min(self.align, max(num_elements, 1))
         delta = 1 - block / (2 * self.levels) ** 2
         return delta if delta > 0 else None
@@ -65,6 +65,6 @@ class Qsgd(BlockCodec):
 
 
 def round_at_random(steps: Tensor, levels: int, keys: Keys, start: int) -> Tensor:
-    """`steps` (used up) to one of the two nearest integers, clipped at -levels and levels, as codes from 0, uint8."""
+    """Round `steps` (overwritten) stochastically to integers in [-levels, levels]; returns uint8 codes from 0."""
     noise = draw(keys, start, steps.numel(), NOISE_BITS).float().mul_(2.0**-NOISE_BITS).add_(levels)
     return steps.add_(noise.view_as(steps)).clamp_(0.0, 2 * levels + 0.5).byte()

@@ -1,4 +1,4 @@
-"""Random-k by the block: whole blocks are drawn, which is quicker to pack (Stich et al. 2018, arXiv:1809.07599)."""
+"""Random-k by blocks: whole blocks are drawn, which is faster to pack (Stich et al. 2018, arXiv:1809.07599)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardscope.spec.look import Look
 
 
 class RandomBlock(PackedCompression):
-    """Only values travel; all ranks know which blocks they are of."""
+    """Sends only the values of random blocks, which are the same on all ranks."""
 
     name = "randomblock"
     carriage = "sums"
@@ -21,9 +21,9 @@ class RandomBlock(PackedCompression):
     summed_width = 4
 
     ratio: Ratio = 0.01
-    """Share of the blocks that is sent, 0 < value <= 1."""
+    """Share of the blocks that are sent, 0 < value <= 1."""
     feedback: bool = True
-    """Error feedback: what a step leaves out is added to the next step's gradient. Without, values are scaled up."""
+    """Error feedback: what a step leaves out is added to the next step's gradient. Without it, values are scaled up."""
     block: int = Field(default=256, ge=8, le=65536)
     """Elements that are sent together; a multiple of 8, 8 to 65536."""
 
@@ -45,7 +45,7 @@ class RandomBlock(PackedCompression):
 
     @property
     def consensus_step(self) -> float:
-        """In proportion to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
+        """Consensus step of gossip, in proportion to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
         return min(0.5, 2.0 * self.ratio)
 
     def codec(self) -> Any:

@@ -1,6 +1,6 @@
-"""Random-block: as random-k, but whole blocks of neighbours, which are copied instead of collected one by one.
+"""Random-block: random-k with blocks of consecutive elements, which are copied instead of gathered one by one.
 
-All blocks are of one size but the last, which may be shorter; every block is drawn with the same chance.
+All blocks have the same size, except that the last may be shorter. Every block is drawn with the same probability.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardscope.training.compression.randomk_draw import draw
 
 
 class _Room(NamedTuple):
-    """Blocks of a flat tensor, those drawn of them, and where they lie in a packet; all views."""
+    """Blocks of a flat tensor, the indices of those drawn, and their place in a packet, as views."""
 
     blocks: Tensor
     drawn: Tensor
@@ -25,7 +25,7 @@ class _Room(NamedTuple):
 
 
 class RandomBlock(Codec):
-    """Keeps a share `ratio` of the blocks of `block` elements, the same on all ranks, as they are."""
+    """Codec that keeps a share `ratio` of the blocks of `block` elements, the same on all ranks, unscaled."""
 
     summable = torch.float32
     shared_seed: ClassVar[bool] = True
@@ -34,7 +34,7 @@ class RandomBlock(Codec):
         self.ratio, self.block = ratio, block
 
     def _counts(self, num_elements: int) -> tuple[int, int]:
-        """Blocks in all, and blocks kept."""
+        """Total number of blocks, and number of blocks kept."""
         blocks = -(-num_elements // self.block)
         return blocks, num_kept(blocks, self.ratio)
 
@@ -48,7 +48,7 @@ class RandomBlock(Codec):
     def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:
         room, tail = self._cut(values, packet, seed)
         torch.index_select(room.blocks, 0, room.drawn, out=room.packed)
-        room.rest.zero_()  # where the last block, shorter than the others, was drawn, its packet is not full
+        room.rest.zero_()  # if the last, shorter block was drawn, the packet is not full
         room.rest[: tail.numel()] = tail
 
     def decode(self, packet: Tensor, out: Tensor, seed: int, *, add: bool = False) -> None:
@@ -59,7 +59,7 @@ class RandomBlock(Codec):
         tail += room.rest[: tail.numel()]
 
     def _cut(self, flat: Tensor, packet: Tensor, seed: int) -> tuple[_Room, Tensor]:
-        """What was drawn as views: whole blocks with their places, and the shorter last one, empty if not drawn."""
+        """Views of the blocks drawn: whole blocks with their places, and the shorter last one, empty if not drawn."""
         blocks, kept = self._counts(flat.numel())
         whole = flat.numel() // self.block
         places = draw(blocks, kept, seed)
@@ -74,7 +74,7 @@ class RandomBlock(Codec):
 
 
 class ScaledRandomBlock(RandomBlock):
-    """Multiplies what it keeps by the number of blocks over those kept: the mean over draws is the gradient."""
+    """Codec that multiplies the blocks it keeps by the number of all blocks over kept ones; decoding is unbiased."""
 
     unbiased: ClassVar[bool] = True
     may_overflow: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Random-k: every rank sends the same elements, drawn anew in each step (Stich et al. 2018, arXiv:1809.07599)."""
+"""Random-k: every rank sends the same random elements, redrawn in each step (Stich et al. 2018, arXiv:1809.07599)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.spec.look import Look
 
 
 class RandomK(PackedCompression):
-    """Only values travel; all ranks know which they are."""
+    """Sends only the values of random elements, which are the same on all ranks."""
 
     name = "randomk"
     carriage = "sums"
@@ -19,9 +19,9 @@ class RandomK(PackedCompression):
     summed_width = 4
 
     ratio: Ratio = 0.01
-    """Share of the elements that is sent, 0 < value <= 1."""
+    """Share of the elements that are sent, 0 < value <= 1."""
     feedback: bool = True
-    """Error feedback: what a step leaves out is added to the next step's gradient. Without, values are scaled up."""
+    """Error feedback: what a step leaves out is added to the next step's gradient. Without it, values are scaled up."""
 
     def packet_bytes(self, num_elements: int) -> int:
         from shardscope.analytic.communication.compressed import kept_bytes
@@ -30,7 +30,7 @@ class RandomK(PackedCompression):
 
     @property
     def consensus_step(self) -> float:
-        """In proportion to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
+        """Consensus step of gossip, in proportion to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
         return min(0.5, 2.0 * self.ratio)
 
     def codec(self) -> Any:

@@ -1,8 +1,8 @@
-"""Random-k: every rank sends the same k elements, drawn anew for each bucket of each step, so that only values travel.
+"""Random-k: every rank sends the same k elements, redrawn for each bucket of each step, so that only values are sent.
 
-Values are added up on the way like an uncompressed gradient. With error feedback they go as they are, and what is not
-drawn waits in the residual (Stich et al. 2018, Sparsified SGD with memory): a contraction by k/n in the mean. Without,
-they are multiplied by n/k, which makes the mean over draws right and the variance n/k times as large.
+Values are summed during the all-reduce like an uncompressed gradient. With error feedback they are sent unscaled, and
+the other elements stay in the residual (Stich et al. 2018, Sparsified SGD with memory), a contraction by k/n in
+expectation. Without it, they are multiplied by n/k, which makes decoding unbiased and the variance n/k times as large.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shardscope.training.compression.randomk_draw import draw
 
 
 def num_kept(num_elements: int, ratio: float) -> int:
-    """How many elements a ratio keeps: the nearest whole number, and at least one where there is any."""
+    """Return the number of elements that a ratio keeps: rounded to the nearest, and at least one if there is any."""
     return min(num_elements, max(1, round(ratio * num_elements)))
 
 
 class RandomK(Codec):
-    """Keeps a share `ratio` of the elements, the same on all ranks, as they are."""
+    """Codec that keeps a share `ratio` of the elements, the same on all ranks, unscaled."""
 
     summable = torch.float32
     shared_seed: ClassVar[bool] = True
@@ -50,7 +50,7 @@ class RandomK(Codec):
 
 
 class ScaledRandomK(RandomK):
-    """Multiplies what it keeps by n/k, so that the mean over draws is the gradient."""
+    """Codec that multiplies the elements it keeps by n/k, so that decoding is unbiased."""
 
     unbiased: ClassVar[bool] = True
     may_overflow: ClassVar[bool] = True

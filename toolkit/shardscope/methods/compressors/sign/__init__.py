@@ -11,7 +11,7 @@ from shardscope.spec.look import Look
 
 
 class Sign(BlockCompression):
-    """One bit an element."""
+    """One bit per element."""
 
     name = "sign"
     family = "Signs"
@@ -23,7 +23,7 @@ class Sign(BlockCompression):
     feedback: bool = True
     """Error feedback: what a step leaves out is added to the next step's gradient."""
     exchange: Exchange = "two-phase"
-    """How packets meet: ``two-phase`` or ``gather``."""
+    """How packets are exchanged: ``two-phase`` or ``gather``."""
 
     @property
     def width(self) -> int:

@@ -1,8 +1,8 @@
-"""One bit an element: its sign.
+"""One bit per element: its sign.
 
-`BlockSign` sends each block's mean magnitude along, which makes it a contraction, and needs error feedback to converge
-(Karimireddy et al. 2019). `Vote` sends nothing else: the ranks vote on every element (Bernstein et al. 2018, signSGD
-with majority vote), and what comes back is +1 or -1, a direction and no gradient. A bit cannot say zero.
+`BlockSign` also sends each block's mean magnitude, which makes it a contraction, and needs error feedback to converge
+(Karimireddy et al. 2019). `Vote` sends only signs: the ranks vote on every element (Bernstein et al. 2018, signSGD
+with majority vote). The result is +1 or -1, which is a direction rather than a gradient. One bit cannot encode zero.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardscope.training.compression.scaled import BlockCodec, mean_magnitudes
 
 
 class BlockSign(BlockCodec):
-    """The sign of each element times the mean magnitude of its block.
+    """Codec of the sign of each element, times the mean magnitude of its block.
 
     Args:
         block: Elements that share a scale, a multiple of 8.
@@ -35,7 +35,7 @@ class BlockSign(BlockCodec):
         super().__init__(1, block)
 
     def contraction(self, num_elements: int) -> float | None:
-        """|x - back|^2 = |x|_2^2 - |x|_1^2 / d, and the 1-norm is at least the 2-norm."""
+        """Return 1/d: |x - back|^2 = |x|_2^2 - |x|_1^2 / d, and the 1-norm is at least the 2-norm."""
         return 1 / min(self.align, max(num_elements, 1))
 
     def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:
@@ -67,7 +67,7 @@ class BlockSign(BlockCodec):
 
 
 class Vote(CodeCodec):
-    """The sign of each element. A zero votes for + or -, by its index and the seed."""
+    """Codec of the sign of each element. A zero votes for + or -, depending on its index and the seed."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -100,7 +100,7 @@ class Vote(CodeCodec):
 
 
 class MajorityVote(Packed):
-    """Each rank counts the votes on its share; ties go to + and - in turn, from element to element and step to step."""
+    """Majority vote, counted by each rank on its share. Ties alternate between + and -, by element and by step."""
 
     def __init__(self, name: str) -> None:
         self._votes = Vote()
@@ -121,7 +121,7 @@ class MajorityVote(Packed):
 
 
 def _negative(values: Tensor) -> Tensor:
-    """1 where the sign bit is set."""
+    """Return 1 where the sign bit is set, else 0."""
     return (values.view(torch.int32) < 0).byte()
 
 
@@ -130,5 +130,5 @@ def _plus_or_minus(codes: Tensor) -> Tensor:
 
 
 def _alternating(count: int, first: int) -> Tensor:
-    """0, 1, 0, 1 and so on, or beginning with 1 where `first` is odd."""
+    """Return 0, 1, 0, 1 and so on, starting with 1 if `first` is odd."""
     return (torch.arange(count, dtype=torch.uint8) + first % 2).bitwise_and_(1)

@@ -1,4 +1,4 @@
-"""The majority's sign, and no magnitude (Bernstein et al. 2018, arXiv:1810.05291)."""
+"""Majority vote on signs, without magnitudes (Bernstein et al. 2018, arXiv:1810.05291)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SignVote(PackedCompression):
-    """Each rank votes by the sign of its gradient; the step has the majority's."""
+    """Each rank votes by the sign of its gradient; the step uses the majority's sign."""
 
     name = "sign-vote"
     family = "Signs"

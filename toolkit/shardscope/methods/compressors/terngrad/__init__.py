@@ -1,4 +1,4 @@
-"""TernGrad: -1, 0 or +1 times one scale a packet (Wen et al. 2017, arXiv:1705.07878)."""
+"""TernGrad: -1, 0 or +1 times one scale per packet (Wen et al. 2017, arXiv:1705.07878)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardscope.spec.look import Look
 
 
 class TernGrad(PackedCompression):
-    """Two bits an element, drawn so that the mean is right but for what is clipped."""
+    """Two bits per element, drawn without bias except for clipping."""
 
     name = "terngrad"
     family = "Random rounding"
@@ -21,7 +21,7 @@ class TernGrad(PackedCompression):
     clip: float = Field(default=2.5, gt=0)
     """Standard deviations of a packet at which gradients are clipped, above 0."""
     exchange: Exchange = "two-phase"
-    """How packets meet: ``two-phase`` or ``gather``."""
+    """How packets are exchanged: ``two-phase`` or ``gather``."""
 
     def packet_bytes(self, num_elements: int) -> int:
         from shardscope.analytic.communication.compressed import FLOAT_BYTES, bits_bytes

@@ -1,7 +1,7 @@
-"""TernGrad: -1, 0 or +1 times one scale a packet, 2 bits an element (Wen et al. 2017).
+"""TernGrad: -1, 0 or +1 times one scale per packet, 2 bits per element (Wen et al. 2017).
 
-Values are first clipped at a number of standard deviations of the packet (2.5 in section 4 of the paper), as a single
-outlier would otherwise set nearly all others to zero. The standard deviation is taken about zero.
+Values are first clipped at a number of standard deviations of the packet (2.5 in section 4 of the paper), since a
+single outlier would otherwise set nearly all others to zero. The standard deviation is taken about zero.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from shardscope.training.compression.scaled import TINY, halving_sum
 
 
 class Ternary(CodeCodec):
-    """+scale or -scale with a probability in proportion to the magnitude, else 0.
+    """Codec with values +scale or -scale, with a probability in proportion to the magnitude, and otherwise 0.
 
-    The mean over seeds is what is left after clipping, which is why it does not count as unbiased.
+    The mean over seeds is the clipped value, so the codec does not count as unbiased.
 
     Args:
-        clip: Standard deviations of a packet beyond which its values are cut.
+        clip: Standard deviations of a packet at which its values are clipped.
     """
 
     def __init__(self, clip: float) -> None:
@@ -37,7 +37,7 @@ class Ternary(CodeCodec):
         return 1
 
     def scale_of(self, peak: float, squares: NDArray[np.float64], count: int) -> float:
-        """The largest magnitude after clipping, from the largest before it and the squares' sums chunk by chunk."""
+        """Return the largest magnitude after clipping, from that before clipping and each chunk's sum of squares."""
         deviation = math.sqrt(float(squares.sum()) / max(count, 1))
         scale = float(np.float32(min(peak, self.clip * deviation)))
         return scale if scale >= TINY else 0.0
@@ -81,5 +81,5 @@ def _sums_of_squares(piece: Tensor) -> Tensor:
 
 
 def _inverse(scale: float) -> float:
-    """As float32 has it."""
+    """Reciprocal of the scale in float32 arithmetic; 0 if the scale is 0."""
     return float(np.float32(1) / np.float32(scale)) if scale else 0.0

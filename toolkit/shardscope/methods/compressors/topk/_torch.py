@@ -1,10 +1,10 @@
-"""Top-k: the largest elements by magnitude, with their places.
+"""Top-k: the largest elements by magnitude, with their indices.
 
-Each rank chooses its own, so packets cannot be added up on the way: they are gathered, which grows with the ranks, or
-meet in two phases. What is left out has at most 1 - k/n of the squares (Stich et al. 2018, lemma A.1), which holds for
-both ways to select, as they select the same.
+Each rank chooses its own elements, so packets cannot be summed during an all-reduce: they are gathered, at a cost that
+grows with the number of ranks, or exchanged in two phases. The elements left out hold at most 1 - k/n of the sum of
+squares (Stich et al. 2018, lemma A.1). This holds for both ways of selection, which select the same elements.
 
-A packet holds k float32 values in the order of their places, then the places as `topk_indices` writes them.
+A packet holds k float32 values in the order of their indices, then the indices as written by `_torch_indices`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardscope.training.compression.codec import Codec
 
 
 class TopK(Codec):
-    """Keeps a share `ratio` of the elements as they are. selection: ``"sampled"`` or ``"exact"``."""
+    """Codec that keeps a share `ratio` of the elements unscaled, by `selection` ``"sampled"`` or ``"exact"``."""
 
     def __init__(self, ratio: float, selection: str = "sampled") -> None:
         self.ratio, self.selection = ratio, selection
@@ -36,7 +36,7 @@ class TopK(Codec):
         return 4 * kept + index_format(num_elements, kept).num_bytes
 
     def _parts(self, packet: Tensor, num_elements: int) -> tuple[Tensor, Tensor]:
-        """Values and packed places, as views."""
+        """Views of the values and the packed indices."""
         head = 4 * num_kept(num_elements, self.ratio)
         return packet[:head].view(torch.float32), packet[head:]
 
@@ -59,7 +59,7 @@ class TopK(Codec):
 
 
 class WarmingTopK(TopK):
-    """Top-k whose ratio moves with the step, as `Compression.at_step` says."""
+    """Top-k whose ratio depends on the step, as given by `Compression.at_step`."""
 
     def __init__(self, compression: Compression) -> None:
         super().__init__(compression.settings["ratio"])

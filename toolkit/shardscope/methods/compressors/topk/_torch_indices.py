@@ -1,12 +1,12 @@
-"""Indices of k elements among n in as few bits as a fixed number of bytes allows.
+"""Compact coding of the indices of k elements among n, at a fixed packet size.
 
-The packet is as long as a formula says, whatever the indices, so there is no entropy coding. Ascending indices are
-split: the low bits of each are written as they are, the high ones in unary, as steps in a row of k + n/2^low bits
-(Elias 1974; Fano 1971). That is within 0.65 bits an index of the least possible, log2 of n over k, where at most a
-tenth is kept. From about a quarter on, a bitmap of n bits is shorter, and where all is kept nothing is written.
+The packet size is given by a formula, independent of the indices, so there is no entropy coding. Ascending indices are
+split: the low bits of each are written directly, the high bits in unary, as steps in a row of k + n/2^low bits (Elias
+1974; Fano 1971). That is within 0.65 bits per index of the minimum, log2 of n over k, if at most a tenth is kept. From
+about a quarter on, a bitmap of n bits is shorter; if all elements are kept, nothing is written.
 
-Kept of 25 million: 1 % takes 8.56 bits an index, where the least is 8.08, 16-bit offsets in segments take 16.03, a
-packed index 25, and the int32 that others send 32.
+For 1 % of 25 million elements it takes 8.56 bits per index. The minimum is 8.08; 16-bit offsets in segments take 16.03,
+a packed index 25, and the int32 of other implementations 32.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class IndexFormat:
-    """How the indices of `kept` elements among `num_elements` are written.
+    """Format of the indices of `kept` elements among `num_elements`.
 
     Attributes:
-        low_bits: Bits of each that are written as they are; None for a bitmap.
+        low_bits: Low bits of each index that are written directly; None for a bitmap.
     """
 
     num_elements: int
@@ -39,25 +39,25 @@ class IndexFormat:
 
     @property
     def low_bytes(self) -> int:
-        """Of the first part, the low bits."""
+        """Bytes of the first part, the low bits."""
         return 0 if self.low_bits is None else -(-self.kept * self.low_bits // 8)
 
     @property
     def high_bits(self) -> int:
-        """Of the second part: the steps, or the bitmap."""
+        """Bits of the second part: the steps, or the bitmap."""
         if self.low_bits is None:
             return self.num_elements
         return self.kept + (self.num_elements - 1 >> self.low_bits)
 
     @property
     def num_bytes(self) -> int:
-        """In all."""
+        """Total size in bytes."""
         if self.kept == self.num_elements:
             return 0
         return self.low_bytes + -(-self.high_bits // 8)
 
     def write(self, indices: Tensor, out: Tensor, loops: Loops | None) -> None:
-        """Pack ascending int64 `indices` into the uint8 `out`, by compiled loops or without."""
+        """Pack ascending int64 `indices` into the uint8 `out`, with or without compiled loops."""
         if not self.num_bytes:
             return
         low, high = out[: self.low_bytes].numpy(), out[self.low_bytes :].numpy()
@@ -72,7 +72,7 @@ class IndexFormat:
             high[:] = _bits(steps, self.high_bits)
 
     def read(self, packed: Tensor, loops: Loops | None) -> Tensor:
-        """The indices, ascending, int64."""
+        """Return the indices, ascending, as int64."""
         if not self.num_bytes:
             return torch.arange(self.num_elements)
         low, high = packed[: self.low_bytes].numpy(), packed[self.low_bytes :].numpy()
@@ -89,21 +89,21 @@ class IndexFormat:
 
 @lru_cache(maxsize=256)
 def index_format(num_elements: int, kept: int) -> IndexFormat:
-    """The shortest way to write the indices of `kept` elements among `num_elements`."""
+    """Return the shortest format for the indices of `kept` elements among `num_elements`."""
     widths = [None, *range(num_elements.bit_length())]
     formats = [IndexFormat(num_elements, kept, low_bits) for low_bits in widths]
     return min(formats, key=lambda format_: format_.num_bytes)
 
 
 def _bits(places: Indices, count: int) -> Bytes:
-    """A row of `count` bits, set at `places`; the first is the lowest of the first byte."""
+    """Pack a row of `count` bits, set at `places`; the first is the lowest bit of the first byte."""
     row = np.zeros(count, dtype=np.uint8)
     row[places] = 1
     return np.packbits(row, bitorder="little")
 
 
 def _fields(numbers: Indices, width: int) -> Bytes:
-    """The lowest `width` bits of each number, one after another."""
+    """Pack the lowest `width` bits of each number, one after another."""
     bits = (numbers[:, None] >> np.arange(width) & 1).astype(np.uint8)
     return np.packbits(bits, bitorder="little")
 

@@ -1,4 +1,4 @@
-"""The loops of top-k that are worth compiling; `topk_select` and `topk_indices` do the same without them."""
+"""The compiled loops of top-k; `_torch_select` and `_torch_indices` do the same without them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 
 from shardscope.training.compression.route import choose_route, compiled
 
-# What is written here in plain Python is machine code by the time it runs. Numbers keep the types of their arrays.
+# The plain Python functions here are compiled to machine code before they run. Numbers keep the types of their arrays.
 
 
 def _pick(values: Any, threshold: Any, ties: int, indices: Any, picked: Any) -> int:
-    """Write out magnitudes above the threshold and the first `ties` equal to it, as far as there is room."""
+    """Write out elements with magnitudes above the threshold and the first `ties` equal to it, as far as space allows.
+
+    Returns the number of such elements, including those without space.
+    """
     count = 0
     for i in range(values.shape[0]):
         magnitude = abs(values[i])
@@ -31,9 +34,9 @@ def _pick(values: Any, threshold: Any, ties: int, indices: Any, picked: Any) -> 
 def _pick_above(  # noqa: PLR0917 - what `share_out` calls
     values: Any, threshold: Any, indices: Any, picked: Any, counts: Any, first: int, stop: int
 ) -> None:
-    """Write out magnitudes above the threshold in one part of the values, into the part's own row.
+    """Write out elements with magnitudes above the threshold in one part of the values, into the part's own row.
 
-    Few elements are that large: sixteen at a time are looked at without a branch.
+    Few elements are that large, so sixteen at a time are compared without a branch.
     """
     parts, total = counts.shape[0], values.shape[0]
     part = (first * parts + total - 1) // total
@@ -55,7 +58,7 @@ def _pick_above(  # noqa: PLR0917 - what `share_out` calls
 
 
 def _write(indices: Any, low_bits: int, low: Any, high: Any) -> None:
-    """Fields of low bits and steps, or a bitmap where `low_bits` is -1; both arrays are zeros at first."""
+    """Write fields of low bits and steps, or a bitmap if `low_bits` is -1; both arrays must start as zeros."""
     mask = (1 << low_bits) - 1 if low_bits > 0 else 0
     room, filled, end = 0, 0, 0
     for j in range(indices.shape[0]):
@@ -96,7 +99,7 @@ def _read(low: Any, high: Any, low_bits: int, indices: Any) -> None:
 
 
 class Loops(NamedTuple):
-    """As machine code."""
+    """The loops as machine code."""
 
     pick: Callable[..., int]
     pick_above: Callable[..., None]
@@ -106,10 +109,10 @@ class Loops(NamedTuple):
 
 @cache
 def compiled_loops() -> Loops:
-    """Compiled on their first use."""
+    """Return the loops, which are compiled on first use."""
     return Loops(compiled(_pick), compiled(_pick_above), compiled(_write), compiled(_read))
 
 
 def chosen_loops() -> Loops | None:
-    """The compiled loops, or None where codecs run in plain torch."""
+    """Return the compiled loops, or None if codecs run in plain torch."""
     return compiled_loops() if choose_route() == "numba" else None

@@ -1,9 +1,9 @@
-"""Which k elements are the largest by magnitude: by sorting all, or by a threshold from a sample; both find the same.
+"""Select the k largest elements by magnitude: by partitioning all, or by a threshold from a sample; with equal results.
 
-Of elements of equal magnitude the first are taken. Sorting 25 million costs many copies of them. A sample of 16,384,
-spread evenly, gives a threshold that more than k elements exceed, by five standard deviations of what a sample would
-show: one pass collects those, and only they are sorted out. Should fewer than k exceed it after all (a chance of one in
-millions where elements are independent), all are sorted.
+Of elements of equal magnitude the first are taken. Partitioning 25 million elements costs as much as many copies of
+them. A stratified sample of 16,384 gives a threshold that more than k elements exceed, with a margin of five standard
+deviations of the sampling. One pass collects these, and only they are partitioned. If fewer than k exceed the threshold
+after all (a chance of one in millions if elements are independent), all are partitioned.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from shardscope.training.compression.route import share_out
 
 SAMPLE = 1 << 14
 _SPREAD = 5.0
-_CHUNK = 1 << 15  # up to here torch wakes no other threads, which on a busy machine wait for each other
+_CHUNK = 1 << 15  # up to this size torch uses one thread; on a busy machine, several wait for each other
 
 
-_PART = 1 << 18  # below this many elements, another thread is not worth its start
+_PART = 1 << 18  # elements below which another thread is not worth starting
 
 
 class Picked(NamedTuple):
-    """Elements and where they lie, ascending, int64."""
+    """Selected elements and their indices, ascending, as int64."""
 
     indices: Tensor
     values: Tensor
 
 
 def largest(values: Tensor, count: int, loops: Loops | None) -> Picked:
-    """The `count` largest magnitudes; looks at all elements."""
+    """Select the `count` largest magnitudes by partitioning all elements."""
     if count == values.numel():
         return Picked(torch.arange(count), values)
     picked = _pick(values, *_threshold(values, count), count, loops)
@@ -45,18 +45,16 @@ def largest(values: Tensor, count: int, loops: Loops | None) -> Picked:
 
 
 def largest_by_sample(values: Tensor, count: int, seed: int, loops: Loops | None) -> Picked:
-    """The same elements, by a threshold from a sample that the seed picks."""
-    if values.numel() < 4 * SAMPLE:  # sampling would spare nothing
+    """Select the same elements as `largest`, by a threshold from a sample that the seed determines."""
+    if values.numel() < 4 * SAMPLE:  # sampling would save nothing
         return largest(values, count, loops)
     rank = _rank_in_sample(values.numel(), count)
-    if rank > SAMPLE // 2:  # nor here
+    if rank > SAMPLE // 2:  # sampling would save nothing here either
         return largest(values, count, loops)
     threshold, _ = _threshold(values[draw(values.numel(), SAMPLE, seed)], rank)
     room = int((rank + _SPREAD * math.sqrt(rank)) * values.numel() / SAMPLE)
     picked = _pick(values, threshold, 0, room, loops)
-    if (
-        picked is not None and picked.indices.numel() < count
-    ):  # many are equal, and the threshold is one of them
+    if picked is not None and picked.indices.numel() < count:  # many elements are equal to the threshold
         picked = _pick(values, threshold, count - picked.indices.numel(), count, loops)
     if picked is None or picked.indices.numel() < count:
         return largest(values, count, loops)
@@ -65,15 +63,15 @@ def largest_by_sample(values: Tensor, count: int, seed: int, loops: Loops | None
 
 
 def _rank_in_sample(num_elements: int, count: int) -> int:
-    """How many of the sample exceed the threshold: a few standard deviations more than expected of `count`."""
+    """Rank of the threshold in the sample: `_SPREAD` standard deviations more than expected for `count` elements."""
     expected = count * SAMPLE / num_elements
     return math.ceil(expected + _SPREAD * math.sqrt(expected) + 1)
 
 
 def _threshold(values: Tensor, count: int) -> tuple[float, int]:
-    """The `count`-th largest magnitude, and how many of exactly that size are among the `count` largest.
+    """Return the `count`-th largest magnitude, and how many equal to it are among the `count` largest.
 
-    By NumPy's introselect, which is vectorised and takes a fraction of the time of torch's `topk`.
+    Uses NumPy's introselect, which is vectorised and takes a fraction of the time of torch's `topk`.
     """
     magnitudes = values.abs().numpy()
     magnitudes.partition(magnitudes.size - count)
@@ -82,7 +80,7 @@ def _threshold(values: Tensor, count: int) -> tuple[float, int]:
 
 
 def _pick(values: Tensor, threshold: float, ties: int, room: int, loops: Loops | None) -> Picked | None:
-    """All magnitudes above the threshold, and the first `ties` that equal it; None where they are more than `room`."""
+    """Select all magnitudes above the threshold, and the first `ties` equal to it; None if they exceed `room`."""
     if loops is None:
         indices = torch.cat(list(_chunk_indices(values, threshold, ties)))
         return Picked(indices, values[indices]) if indices.numel() <= room else None
@@ -96,7 +94,7 @@ def _pick(values: Tensor, threshold: float, ties: int, room: int, loops: Loops |
 
 
 def _pick_above(values: Tensor, threshold: float, room: int, loops: Loops) -> Picked | None:
-    """All magnitudes above the threshold, a part of the values on each thread."""
+    """Select all magnitudes above the threshold, with a part of the values on each thread."""
     parts = max(1, min(torch.get_num_threads(), values.numel() // _PART))
     indices, kept = torch.empty(parts, room, dtype=torch.int64), torch.empty(parts, room)
     counts = torch.zeros(parts, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The full rate after the warm-up."""
+"""Constant learning rate after the warm-up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from shardscope.spec.lr_schedule import LRSchedule
 
 
 class Constant(LRSchedule):
-    """The full rate in every step after the warm-up."""
+    """Stays at the full learning rate after the warm-up."""
 
     name = "constant"
 

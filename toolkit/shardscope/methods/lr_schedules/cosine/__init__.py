@@ -15,7 +15,7 @@ class Cosine(LRSchedule):
     name = "cosine"
 
     final_ratio: float = Field(default=0.0, ge=0, le=1)
-    """What is left of the rate just after the last step, 0 to 1."""
+    """Final rate just after the last step, relative to the full one, 0 to 1."""
 
     def factor_after_warmup(self, step: int, steps: int) -> float:
         return (

@@ -1,4 +1,4 @@
-"""The same factor from step to step; rising, it is the learning-rate range test's (Smith 2017, arXiv:1506.01186)."""
+"""Exponential decay; if rising, it is the schedule of the learning-rate range test (Smith 2017, arXiv:1506.01186)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Exponential(LRSchedule):
     name = "exponential"
 
     final_ratio: float = Field(default=0.01, gt=0, allow_inf_nan=False)
-    """What is left of the rate just after the last step, above 0; above 1 the rate rises, as in a range test."""
+    """Final rate just after the last step, relative to the full one, above 0; above 1 it rises, as in a range test."""
 
     def factor_after_warmup(self, step: int, steps: int) -> float:
         return float(self.final_ratio ** self.progress(step, steps))

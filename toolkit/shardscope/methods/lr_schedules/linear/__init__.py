@@ -1,4 +1,4 @@
-"""A straight line from the full rate to what is left of it at the end."""
+"""Linear decay from the full learning rate to the final one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Linear(LRSchedule):
     name = "linear"
 
     final_ratio: float = Field(default=0.0, ge=0, le=1)
-    """What is left of the rate just after the last step, 0 to 1."""
+    """Final rate just after the last step, relative to the full one, 0 to 1."""
 
     def factor_after_warmup(self, step: int, steps: int) -> float:
         return self.final_ratio + (1 - self.final_ratio) * (1.0 - self.progress(step, steps))

@@ -8,7 +8,7 @@ from shardscope.spec.lr_schedule import LRSchedule
 
 
 class Sqrt(LRSchedule):
-    """Falls with the inverse square root of the step, from where the warm-up ends."""
+    """Falls with the inverse square root of the step after the warm-up."""
 
     name = "sqrt"
 

@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), as torch has it."""
+"""AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), as in torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class AdamW(Optimizer):
     lr: Positive = 1e-3
     """Learning rate before the schedule, above 0."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    """Decay a step of the first and second moment, each 0 <= value < 1."""
+    """Decay per step of the first and second moment, each 0 <= value < 1."""
     eps: NonNegative = 1e-8
     """Added to the root of the second moment, at least 0."""
     weight_decay: NonNegative = 0.01
-    """Decay a step in units of the rate, at least 0."""
+    """Weight decay per step in units of the learning rate, at least 0."""
     exclude: Literal["none", "1d"] = "none"
     """``1d``: biases and norms (at most one dimension) are not decayed."""
 

@@ -1,4 +1,4 @@
-"""AdamW in torch: its own, in its fused form, and one whose second moment can be frozen."""
+"""AdamW in torch: torch's own fused optimizer, and a version whose second moment can be frozen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build(spec: AdamW, parameters: Parameters) -> torch.optim.Optimizer:
-    """Torch's AdamW over `parameters`."""
+    """Build torch's AdamW over `parameters`; a freezable one if compression needs it."""
     settings = spec.settings
     groups = parameters.groups(settings.pop("exclude"), weight_decay=0.0)
     make = FreezableAdamW if parameters.is_freezable else torch.optim.AdamW
@@ -38,7 +38,7 @@ class FreezableAdamW(FrozenVariance, torch.optim.AdamW):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """As torch's; once frozen, gradients are taken for first moments."""
+        """Take a step as torch's AdamW; after the freeze, gradients are interpreted as first moments."""
         if self.frozen_after is None:
             return super().step(closure)  # type: ignore[no-any-return]  # torch's is untyped
         assert closure is None, "it would replace first moments by gradients"

@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2020, arXiv:1904.00962): Adam's update, scaled layer by layer to a share of the layer's norm."""
+"""LAMB (You et al. 2020, arXiv:1904.00962): Adam's update, scaled layer by layer in proportion to the layer's norm."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )  # fmt: skip
-"""What each published LAMB does differently from the paper.
+"""Settings in which each published LAMB differs from the paper.
 
 `pytorch-optimizer` is that library with ``adam_debias=True``; without it, the learning rate of its first steps is
 divided by ``1 - beta1**step``.
@@ -48,7 +48,7 @@ divided by ``1 - beta1**step``.
 
 
 class Lamb(Optimizer):
-    """LAMB as published or with options of one's own; those left at None are as the variant has them."""
+    """LAMB in a published variant, whose options can be changed; options left at None are those of the variant."""
 
     name = "lamb"
     usual_rates = (1e-3, 1e-1)
@@ -65,26 +65,26 @@ class Lamb(Optimizer):
     lr: Positive = 2e-3
     """Learning rate before the schedule, above 0."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    """Decay a step of the first and second moment, each 0 <= value < 1."""
+    """Decay per step of the first and second moment, each 0 <= value < 1."""
     eps: NonNegative = 1e-6
     """Added to the root of the second moment, at least 0."""
     weight_decay: NonNegative | None = None
-    """Decay a step in units of the rate, at least 0. The paper's 0.01."""
+    """Weight decay per step in units of the learning rate, at least 0. The paper's is 0.01."""
     exclude: Literal["none", "1d"] = "none"
-    """``1d``: biases and norms (at most one dimension) get neither decay nor a ratio."""
+    """``1d``: biases and norms (at most one dimension) get neither weight decay nor a trust ratio."""
     variant: str = "paper"
     """LAMB as published: ``paper`` (ICLR 2020, Alg. 2), ``v3`` (arXiv v3), ``apex``, ``nvlamb``, ``timm`` or
-    ``pytorch-optimizer``. Sets the options that are None; each can still be given by itself."""
+    ``pytorch-optimizer``. Sets the options that are None; each option can still be set separately."""
     bias_correction: bool | None = None
     """Divide the moments by ``1 - beta**step``."""
     clamp: Positive | Off | None = None
-    """The largest weight norm the ratio sees, above 0, or ``off``."""
+    """Upper bound of the weight norm in the trust ratio, above 0, or ``off``."""
     trust_clip: bool = False
-    """A ratio of at most 1 (LAMBC)."""
+    """Clip the trust ratio at 1 (LAMBC)."""
     max_grad_norm: Positive | Off | None = None
-    """Scale all gradients down to this global norm before the moments see them, above 0, or ``off``."""
+    """Clip all gradients to this global norm before they enter the moments, above 0, or ``off``."""
     decay_form: Literal["inside", "decoupled"] | None = None
-    """Weight decay as part of the update that the ratio scales, or apart from it as in AdamW."""
+    """Weight decay inside the update that the trust ratio scales, or decoupled from it as in AdamW."""
     adapt_undecayed: bool | None = None
     """Give a trust ratio also to tensors without weight decay."""
     grad_averaging: bool = True
@@ -99,7 +99,7 @@ class Lamb(Optimizer):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting with its value: as given, else the variant's, else the paper's."""
+        """Every setting by name: the value given, else the variant's, else the paper's."""
         usual = {**PAPER, **VARIANTS[self.variant]}
         return {name: usual[name] if value is None else value for name, value in super().settings.items()}
 
@@ -112,14 +112,14 @@ class Lamb(Optimizer):
         return "moments" if self.grad_averaging else "summed moments"
 
     def norm_sums(self, dimensions: Sequence[int]) -> NormSums:
-        """The squares of each adapted layer's weights and update; of all gradients, where it clips them."""
+        """Squared norms to sum: of each adapted layer's weights and update, and of all gradients if it clips them."""
         settings = self.settings
         adapts = settings["adapt_undecayed"] or settings["weight_decay"] > 0
         adapted = [d for d in dimensions if d > 1 or self.exclude == "none"] if adapts else []
         return NormSums(2 * len(adapted), int(settings["max_grad_norm"] != "off"))
 
     def buffered(self, dimensions: Sequence[int]) -> list[list[int]]:
-        """All; those that are excluded are a group of their own."""
+        """Indices of all tensors, in groups; those excluded form a separate group."""
         if self.exclude == "none":
             return super().buffered(dimensions)
         places = range(len(dimensions))

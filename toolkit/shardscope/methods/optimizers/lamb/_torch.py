@@ -40,31 +40,31 @@ Form = Literal["auto", "fused", "plain"]
 
 
 class TorchLamb(LayerwiseOptimizer):
-    """LAMB with the choices that published versions differ in as options; the defaults are the paper's.
+    """LAMB with options for the differences between published versions; the defaults are the paper's.
 
     Args:
         params: Parameters, named parameters, or groups of either.
         lr: Learning rate, at least 0.
-        betas: Decay a step of the first and second moment, each in [0, 1).
+        betas: Decay per step of the first and second moment, each in [0, 1).
         eps: Added to the root of the second moment, at least 0.
-        weight_decay: At least 0; per step, in units of `lr`.
+        weight_decay: Weight decay per step in units of `lr`, at least 0.
         bias_correction: Divide the moments by ``1 - beta**step``.
         grad_averaging: The gradient enters the first moment with weight ``1 - betas[0]``, else with weight 1.
-        decay_form: ``inside`` the update that the ratio scales, or ``decoupled`` from it as in AdamW.
-        clamp: The largest weight norm that the ratio sees; None for no bound.
-        trust_clip: Ratios of at most 1.
-        max_grad_norm: Scale all gradients to at most this global norm first; None leaves them. The
-            gradients themselves are not written to.
+        decay_form: Weight decay ``inside`` the update that the ratio scales, or ``decoupled`` from it as in AdamW.
+        clamp: Upper bound of the weight norm in the ratio; None for no bound.
+        trust_clip: Clip trust ratios at 1.
+        max_grad_norm: Clip all gradients to this global norm first; None for no clipping. The gradient tensors
+            themselves are not changed.
         adapt: False steps without trust ratios. Meant for single groups, such as biases and norms.
         form: ``fused`` advances the moments in torch's fused AdamW kernel (contiguous tensors on a CPU,
-            `grad_averaging`), ``plain`` in ordinary operations; ``auto`` takes fused where it applies.
-        reduce_squares: For shards: sums the layers' squares over the ranks, once a step.
+            `grad_averaging`), ``plain`` in ordinary operations; ``auto`` uses fused where possible.
+        reduce_squares: For shards: sums the layers' squares over the ranks, once per step.
         reduce_grad_square: For shards and pipeline stages, with `max_grad_norm`: sums the one square of all
-            gradients over all ranks; called once a step by every rank. Default: `reduce_squares`.
+            gradients over all ranks; called once per step by every rank. Default: `reduce_squares`.
         uncounted: Parameters that this square leaves out, since another rank counts their gradients (tied copies).
 
     Raises:
-        SpecError: A setting outside its range; at the first step, ``form="fused"`` where it does not apply.
+        SpecError: A setting is out of range; at the first step, ``form="fused"`` is not possible.
     """
 
     method = "lamb"
@@ -127,7 +127,7 @@ class TorchLamb(LayerwiseOptimizer):
         }
 
     def _prepare(self, batches: list[Batch]) -> None:
-        """Count the step of all layers at once, and find what brings their gradients to `max_grad_norm`."""
+        """Advance the step counters of all layers, and compute the factor that clips gradients to `max_grad_norm`."""
         if self.form == "fused":
             for batch in batches:
                 _check_fused(batch)
@@ -147,12 +147,12 @@ class TorchLamb(LayerwiseOptimizer):
         norm = (
             global_norm(total, [grad for grads in counted for grad in grads], self.reduce_grad_square)
             if device.type == "cpu"
-            else total[0].sqrt()  # to look at it would be to wait for the device
+            else total[0].sqrt()  # reading its value would synchronise with the device
         )
         self._grad_factor = (self.max_grad_norm / norm).clamp(max=1.0)
 
     def _counted(self, batch: Batch) -> list[Tensor]:
-        """The gradients of a batch that no other rank counts."""
+        """The gradients of a batch, except those that another rank counts."""
         left_out = {local(param.grad).data_ptr() for param in self.uncounted if param.grad is not None}
         return [grad for grad in batch.grads if grad.data_ptr() not in left_out]
 
@@ -216,12 +216,12 @@ def _check_fused(batch: Batch) -> None:
 
 
 def _decay(run: AdamRun, group: dict[str, Any]) -> None:
-    """Start the updates from their decay term; take a decoupled decay off the weights at once."""
+    """Initialise the updates with their decay term; apply a decoupled decay to the weights directly."""
     decay = group["weight_decay"]
     if group["decay_form"] == "inside":
         scale_into(run.updates, run.weights, -decay)
         return
     scale_into(run.updates, run.weights, 0.0)
     if decay:
-        # not weights *= 1 - lr * decay: in float32 that factor's rounding would add up over the steps
+        # not weights *= 1 - lr * decay: in float32 the rounding errors of that factor would accumulate over the steps
         torch._foreach_add_(run.weights, run.weights, alpha=-group["lr"] * decay)

@@ -1,4 +1,4 @@
-"""LAMB in torch, from its settings."""
+"""Build LAMB in torch from its settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def build(spec: Lamb, parameters: Parameters) -> TorchLamb:
-    """Our LAMB over `parameters`; where compression asks for it, one whose second moment can be frozen."""
+    """Build our LAMB over `parameters`; a version whose second moment can be frozen if compression needs it."""
     settings = spec.settings
     del settings["variant"]
     groups = parameters.groups(settings.pop("exclude"), weight_decay=0.0, adapt=False)

@@ -1,9 +1,9 @@
-"""LAMB that goes on with a frozen second moment, as 1-bit LAMB does (Li et al. 2021, arXiv 2104.06069, Algorithm 1).
+"""LAMB that continues with a frozen second moment, as 1-bit LAMB does (Li et al. 2021, arXiv 2104.06069, Algorithm 1).
 
-While the second moment moves, each layer's trust ratio is averaged, from the layer's first step with norms on. Once it
-stands still, a fresh second moment is kept beside it, from the gradients that the agreed first moments amount to. It
-only says by how much the averaged ratio has to change: by the largest quotient of the frozen and the fresh root in the
-layer, within bounds.
+Before the freeze, each layer's trust ratio is averaged over the steps, from the first step in which its weights and
+update have a norm. After the freeze, a fresh second moment is kept in addition, from gradients reconstructed from the
+averaged first moments. It only determines the factor by which the averaged ratio changes: the largest quotient of the
+frozen and the fresh root in the layer, within bounds.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from shardscope.training.optim.frozen import (
 from shardscope.training.optim.signals import Squares, Taken
 
 AVERAGE_DECAY = 0.9
-"""A step, of the averaged ratio; this and the bounds are the published ones."""
+"""Decay per step of the averaged ratio; this value and the bounds are the published ones."""
 FACTOR_RANGE = (0.5, 4.0)
 FACTOR_CHANGE = 0.1
-"""The largest relative change of a layer's factor in one step."""
+"""Largest relative change of a layer's factor in one step."""
 
 
 class FreezableLamb(FrozenVariance, TorchLamb):
     """Our LAMB until it is frozen; then by layer ``w -= lr * averaged ratio * factor * u`` with the frozen `v` in `u`.
 
-    Clamps are part of the averaged ratio; `trust_clip` also bounds what the factor makes of it. Layers without ratios
-    have no factor either. For whole tensors only.
+    Clamps are part of the averaged ratio; `trust_clip` also bounds its product with the factor. Layers without ratios
+    have no factor. For unsharded tensors only.
     """
 
     def freeze(self, after: int) -> None:
-        """Leave the second moment as step `after` has left it.
+        """Freeze the second moment as it is after step `after`.
 
         Raises:
-            SpecError: Gradients are to be clipped, and there will be none.
+            SpecError: `max_grad_norm` is set, but a frozen LAMB receives no gradients to clip.
         """
         if self.max_grad_norm is not None:
             raise SpecError(
@@ -55,7 +55,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
         return {
             **super()._new_state(param, group),
             "exp_avg_sq_fresh": torch.zeros_like(param),
-            "ratio": torch.zeros((), dtype=torch.float32, device=param.device),  # 0 until there is one
+            "ratio": torch.zeros((), dtype=torch.float32, device=param.device),  # 0 until the first ratio
             "factor": torch.ones((), dtype=torch.float32, device=param.device),
         }
 
@@ -84,7 +84,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
         self._apply(staged, ratios)
 
     def _frozen_bounds(self, layers: list[Layer], group: dict[str, Any]) -> list[str | None]:
-        """What holds each ratio where it is: its factor at an end of its range, or the clip."""
+        """Setting that bounds each layer's ratio: ``trust_clip``, or ``factor`` at an end of its range; else None."""
         low, high = FACTOR_RANGE
         bounds: list[str | None] = []
         for layer in layers:
@@ -100,7 +100,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
         return bounded.tolist() if bounded.is_cpu else bounded
 
     def _advance(self, layer: Layer, update: Tensor, group: dict[str, Any]) -> None:
-        """Take over the first moment in the layer's gradient; `update` becomes minus the layer's ``u``."""
+        """Set the first moment from the layer's gradient; `update` becomes minus the layer's ``u``."""
         state, decay = layer.state, group["weight_decay"]
         self._refresh(layer, group)
         state["exp_avg"].copy_(layer.grad)
@@ -116,7 +116,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
             self._follow(state, share, group)
 
     def _refresh(self, layer: Layer, group: dict[str, Any]) -> None:
-        """Advance the fresh second moment by the gradient that the new first moment amounts to."""
+        """Advance the fresh second moment with the gradient reconstructed from the new first moment."""
         state, (beta1, beta2) = layer.state, group["betas"]
         fresh = state["exp_avg_sq_fresh"]
         if float(state["step"]) == self._first_frozen_step:
@@ -130,7 +130,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
         return self.frozen_after + 1
 
     def _follow(self, state: dict[str, Tensor], share: Tensor, group: dict[str, Any]) -> None:
-        """Move the layer's factor; `share` is that of the bare update in the whole, the rest being decay."""
+        """Update the layer's factor; `share` is the norm of the update without decay over that of the whole update."""
         fresh = corrected_root(state["exp_avg_sq_fresh"], group, float(state["step"]))
         frozen = self._root(state["exp_avg_sq"], group)
         quotient = frozen.div_(fresh).masked_fill_(state["exp_avg_sq"] == 0, 0.0).amax()
@@ -140,10 +140,10 @@ class FreezableLamb(FrozenVariance, TorchLamb):
 
 
 def _average(layers: list[Layer], ratios: Scalars, squares: Squares) -> None:
-    """Each layer's ratio joins the average of those before it, where its weights and its update have a norm.
+    """Update each layer's averaged ratio, if the layer's weights and update have non-zero norms.
 
-    A bias that starts at zero has none in its first step, and the 1 that stands for it there is no ratio: in an average
-    it would be a hundred times the others and outlast a short warm-up. The authors' code leaves it out as well.
+    A bias that starts at zero has no ratio in its first step, and the 1 used in its place is not one: in the average it
+    would be a hundred times the others and outlast a short warm-up. The authors' code leaves it out as well.
     """
     for layer, ratio, of_weights, of_update in zip(layers, ratios, *squares, strict=True):
         held = layer.state["ratio"]
@@ -153,6 +153,6 @@ def _average(layers: list[Layer], ratios: Scalars, squares: Squares) -> None:
 
 
 def _averaged(layer: Layer) -> Tensor:
-    """The average of a layer's ratios; 1 as long as it has had none."""
+    """The average of a layer's ratios; 1 before the first."""
     held = layer.state["ratio"]
     return torch.where(held > 0, held, 1.0)

@@ -1,4 +1,4 @@
-"""LARS (You et al. 2017, arXiv:1708.03888): momentum SGD with a rate of its own for every layer."""
+"""LARS (You et al. 2017, arXiv:1708.03888): momentum SGD with a learning rate for each layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardscope.spec.optimizer import (
 
 
 class Lars(Optimizer):
-    """Momentum SGD whose layers move by a share of their own norm."""
+    """Momentum SGD that scales each layer's step in proportion to the layer's norm."""
 
     name = "lars"
     usual_rates = (0.3, 30.0)
@@ -39,15 +39,15 @@ class Lars(Optimizer):
     lr: Positive = 1.0
     """Learning rate before the schedule, above 0."""
     momentum: Fraction = 0.9
-    """Decay of the velocity a step, 0 <= value < 1."""
+    """Decay of the velocity per step, 0 <= value < 1."""
     weight_decay: NonNegative = 1e-4
-    """Decay a step in units of the rate, at least 0."""
+    """Weight decay per step in units of the learning rate, at least 0."""
     eps: NonNegative = 0.0
     """Added to the ratio's divisor, at least 0."""
     exclude: Literal["none", "1d"] = "none"
-    """``1d``: biases and norms (at most one dimension) get neither decay nor a ratio."""
+    """``1d``: biases and norms (at most one dimension) get neither weight decay nor a trust ratio."""
     trust_coefficient: Positive = 1e-3
-    """The share of its own norm that a layer moves at lr 1, above 0."""
+    """Size of a layer's step at lr 1, relative to the layer's norm, above 0."""
     momentum_form: Literal["classic", "torch", "post"] = "classic"
     """Learning rate and ratio both inside the velocity (``classic``, the paper), the ratio only (``torch``), or both
     applied after it, with the velocity's norm in the ratio (``post``)."""
@@ -56,7 +56,7 @@ class Lars(Optimizer):
     nesterov: bool = False
     """Look one step ahead along the velocity."""
     trust_clip: bool = False
-    """The layer's own rate instead of lr, up to lr (LARC)."""
+    """Use the layer's own rate instead of lr, with lr as its upper bound (LARC)."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -73,7 +73,7 @@ class Lars(Optimizer):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting with its value, as given or by default."""
+        """Every setting by name, as given or by default."""
         return {**super().settings, "norm_of": self.norm_of or "parts"}
 
     @property
@@ -86,11 +86,11 @@ class Lars(Optimizer):
         return f"velocity{inside[self.momentum_form]}" if self.momentum else "nothing"
 
     def norm_sums(self, dimensions: Sequence[int]) -> NormSums:
-        """The squares of each adapted layer's weights and of what its ratio divides by."""
+        """Squared norms to sum: of each adapted layer's weights, and of the tensor in its ratio's denominator."""
         return NormSums(2 * sum(d > 1 or self.exclude == "none" for d in dimensions))
 
     def buffered(self, dimensions: Sequence[int]) -> list[list[int]]:
-        """Gradients with their decay added, where there is one."""
+        """Indices of tensors whose gradients are buffered with weight decay added; none without decay."""
         if not self.weight_decay:
             return []
         return [[place for place, d in enumerate(dimensions) if d > 1 or self.exclude == "none"]]

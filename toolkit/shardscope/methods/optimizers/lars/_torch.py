@@ -29,31 +29,31 @@ MomentumForm = Literal["classic", "torch", "post"]
 
 
 class TorchLars(LayerwiseOptimizer):
-    """LARS with the choices that published versions differ in as options; the defaults are the paper's.
+    """LARS with options for the differences between published versions; the defaults are the paper's.
 
     With ``v`` the velocity, ``m`` the momentum and ``q`` the trust ratio, a step is
 
     - classic: ``v = m v + lr q u``, ``w -= v``;
-    - torch: ``v = m v + q u``, ``w -= lr v``, which differs when the learning rate moves;
+    - torch: ``v = m v + q u``, ``w -= lr v``, which differs when the learning rate changes;
     - post: ``v = m v + u``, ``w -= lr q v``, with the norm of ``v`` in the ratio.
 
     Args:
         params: Parameters, named parameters, or groups of either.
         lr: Learning rate, at least 0.
-        momentum: In [0, 1); 0 keeps no velocity.
-        weight_decay: At least 0; added to the gradient, so it is also under the ratio.
+        momentum: Decay of the velocity per step, in [0, 1); 0 keeps no velocity.
+        weight_decay: Weight decay, at least 0. It is added to the gradient, so the ratio scales it, too.
         eps: Added to the ratio's denominator, at least 0.
-        trust_coefficient: The share of its own norm that a layer moves at ``lr=1``, at least 0.
+        trust_coefficient: Size of a layer's step at ``lr=1``, relative to the layer's norm, at least 0.
         momentum_form: Where learning rate and ratio enter; see above.
         norm_of: The ratio divides by the norm of the ``sum`` ``|g + decay w|``, or by that of its ``parts``
             ``|g| + decay |w|``. Without effect on ``post``.
         nesterov: Step along ``m v + u`` in place of ``v``, each scaled as its form says.
         trust_clip: LARC: the layer's own rate replaces the learning rate, which becomes its upper bound.
         adapt: False steps without trust ratios. Meant for single groups, such as biases and norms.
-        reduce_squares: For shards: sums the layers' squares over the ranks, once a step.
+        reduce_squares: For shards: sums the layers' squares over the ranks, once per step.
 
     Raises:
-        SpecError: A setting outside its range.
+        SpecError: A setting is out of range.
     """
 
     method = "lars"
@@ -107,7 +107,7 @@ class TorchLars(LayerwiseOptimizer):
         return Staged(batch, directions, _squares([*batch.weights, *divisors], len(batch.layers)))
 
     def _decayed_grads(self, batch: Batch) -> list[Tensor]:
-        """``g + decay * w``; the gradients themselves where there is no decay."""
+        """``g + decay * w``; the gradients themselves without decay."""
         decay = batch.group["weight_decay"]
         if not decay:
             return batch.grads
@@ -117,7 +117,7 @@ class TorchLars(LayerwiseOptimizer):
         return out
 
     def _with_momentum(self, batch: Batch, directions: list[Tensor]) -> list[Tensor]:
-        """``post``: advance the velocity by the bare directions; the velocity is what the step follows."""
+        """Advance the velocity by the unscaled directions and return the direction of the step (``post``)."""
         momentum = batch.group["momentum"]
         if not momentum:
             return directions
@@ -162,7 +162,7 @@ class TorchLars(LayerwiseOptimizer):
 
 
 def _squares(columns: list[Tensor], num_layers: int) -> Squares | None:
-    """Of the weights and of what the ratios divide by; on a CPU in double precision where single overflows."""
+    """Squared norms of the weights and of the ratios' denominators; on a CPU in float64 if float32 overflows."""
     squares = total_squares(list(sums_of_squares(columns)), num_layers)
     if squares is None or isinstance(squares[0], Tensor) or math.isfinite(sum(map(sum, squares))):
         return squares
@@ -174,7 +174,7 @@ def _divides_by_parts(group: dict[str, Any]) -> bool:
 
 
 def _ones_like(tensors: list[Tensor]) -> Scalars:
-    """The ratios of layers that have none."""
+    """Ratios of 1 for layers without trust ratios."""
     if tensors[0].is_cpu:
         return [1.0] * len(tensors)
     return torch.ones(len(tensors), dtype=torch.float64, device=tensors[0].device)

@@ -1,4 +1,4 @@
-"""SGD with Nesterov's momentum, as torch has it (Sutskever et al. 2013)."""
+"""SGD with Nesterov momentum, as in torch (Sutskever et al. 2013)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shardscope.spec.optimizer import Parameters
 
 
 class Nesterov(SGD):
-    """SGD that looks one step ahead along its velocity."""
+    """SGD with Nesterov momentum, which looks one step ahead along the velocity."""
 
     name = "nesterov"
     usual_rates = (3e-3, 0.3)
     look = Look("#5f6fd6", "dash", "square")
 
     momentum: float = Field(default=0.9, gt=0, lt=1)
-    """Decay of the velocity a step, 0 < value < 1; without a momentum it would be ``sgd``."""
+    """Decay of the velocity per step, 0 < value < 1; without momentum it would be ``sgd``."""
 
     def build(self, parameters: Parameters) -> Any:
         from shardscope.methods.optimizers.sgd._torch import build

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, plain or with momentum, as torch has it."""
+"""Stochastic gradient descent, plain or with momentum, as in torch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class SGD(Optimizer):
     lr: Positive = 0.1
     """Learning rate before the schedule, above 0."""
     momentum: Fraction = 0.0
-    """Decay of the velocity a step, 0 <= value < 1."""
+    """Decay of the velocity per step, 0 <= value < 1."""
     weight_decay: NonNegative = 0.0
-    """Decay a step in units of the rate, at least 0."""
+    """Weight decay per step in units of the learning rate, at least 0."""
     exclude: Literal["none", "1d"] = "none"
     """``1d``: biases and norms (at most one dimension) are not decayed."""
 

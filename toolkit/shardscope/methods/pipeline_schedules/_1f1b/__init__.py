@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class OneForwardOneBackward(PipelineSchedule):
-    """A backward as soon as there is one, so that a rank holds no more than what is ahead of it."""
+    """A backward as soon as one is ready, so that a rank holds at most one micro-batch per stage from its own on."""
 
     name = "1f1b"
     title = "1F1B"
@@ -19,7 +19,7 @@ class OneForwardOneBackward(PipelineSchedule):
     held_terms = HeldTerms(1.0, 0.0)
 
     def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:
-        """As many forwards as there are stages from here to the end, then backwards and forwards by turns."""
+        """One forward for each stage from this one to the last, then backwards and forwards alternately."""
         warmup = min(microbatches, ranks - rank)
         ops = [("F", rank, i) for i in range(warmup)]
         for i in range(microbatches):

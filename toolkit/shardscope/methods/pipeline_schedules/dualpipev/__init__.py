@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class DualPipeV(PipelineSchedule):
-    """The V where a forward and a backward run as a pair, so that one's communication hides behind the other."""
+    """The V with paired forward and backward passes, so that the communication of one overlaps the other."""
 
     name = "dualpipev"
     title = "DualPipeV"

@@ -24,7 +24,7 @@ class GPipe(PipelineSchedule):
         return [(kind, rank, i) for kind in "FB" for i in range(microbatches)]
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """All of them."""
+        """All micro-batches."""
         return microbatches
 
     def bubble(self, case: Any) -> Any:

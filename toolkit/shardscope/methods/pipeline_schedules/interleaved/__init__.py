@@ -10,7 +10,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation
 
 
 class Interleaved(InRounds):
-    """Several short stages a rank: the pipeline fills sooner, for more sends and more memory."""
+    """Several short stages per rank: the pipeline fills sooner, at the cost of more sends and more memory."""
 
     name = "interleaved"
     title = "Interleaved 1F1B"

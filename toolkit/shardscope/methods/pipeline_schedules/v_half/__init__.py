@@ -28,7 +28,7 @@ class VHalf(PipelineSchedule):
         return v_half(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """p/2, rounded as its building block is."""
+        """p/2, rounded as the building block is."""
         import numpy as np
 
         return np.minimum(np.minimum(microbatches, (microbatches + rank + 1) / 2), ranks // 2 + 1)

@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class VMin(PipelineSchedule):
-    """The V with the shortest life of a micro-batch: a third of the memory of 1F1B, two thirds of its bubble."""
+    """The V with the shortest lifespan of a micro-batch: a third of the memory of 1F1B, two thirds of its bubble."""
 
     name = "v-min"
     title = "V-Min"
@@ -28,7 +28,7 @@ class VMin(PipelineSchedule):
         return v_min(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """p/3, rounded as its building block is."""
+        """p/3, rounded as the building block is."""
         import numpy as np
 
         most = (ranks + 4) // 3 - ((ranks % 3 == 2) & (rank % 3 == 0))

@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class ZbH1(PipelineSchedule):
-    """1F1B with the weights' gradients put off into the bubble, in the same memory."""
+    """1F1B with weight gradients deferred into the bubble, in the same memory."""
 
     name = "zb-h1"
     title = "ZB-H1"

@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class ZbH2(PipelineSchedule):
-    """Nearly twice the forwards ahead, so that no rank waits for the first gradient."""
+    """Nearly twice the warm-up forwards of ZB-H1, so that no rank waits for the first gradient."""
 
     name = "zb-h2"
     title = "ZB-H2"

@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class Zbv(PipelineSchedule):
-    """Two stages a rank, down the ranks and back up: no bubble, in the memory of 1F1B."""
+    """Two stages per rank, down the ranks and back up: no bubble, in the memory of 1F1B."""
 
     name = "zbv"
     title = "ZB-V"
@@ -29,7 +29,7 @@ class Zbv(PipelineSchedule):
         return zbv(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """P (section 6); few micro-batches come back up before the first ranks are through with their way down."""
+        """P (section 6); less for few micro-batches, which return before the first ranks finish their way down."""
         import numpy as np
 
         return np.minimum(np.minimum(microbatches, (microbatches + rank + 1) / 2), ranks)

@@ -10,7 +10,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation
 
 
 class ZeroBubble(InRounds):
-    """Interleaved, with the weights' gradients put off into what would be bubble at the end."""
+    """Interleaved, with weight gradients deferred into the bubble at the end."""
 
     name = "zero-bubble"
     title = "Interleaved zero bubble"
@@ -26,7 +26,7 @@ class ZeroBubble(InRounds):
         return zero_bubble(rank, ranks, microbatches, held)
 
     def last_round(self, rank: Any, ranks: Any) -> Any:
-        """As ZB-H1, on stages that are shorter."""
+        """The same number as ZB-H1, on shorter stages."""
         return ranks
 
     def bubble(self, case: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Data parallel by the backend's own all-reduce."""
+"""Data parallelism with the backend's own all-reduce."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AllReduce(BucketedStrategy):
         return by_backend("all_reduce", num_elements * element_bytes, step.world_size, backend=step.backend)
 
     def sum_room(self, sums: Sequence[tuple[int, int]], step: JobStep) -> int:
-        """None that is ours."""
+        """0: the backend's own buffers are not counted."""
         return 0
 
     def build(self, job: Job, context: Any) -> Any:

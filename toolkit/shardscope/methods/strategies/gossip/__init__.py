@@ -1,4 +1,4 @@
-"""Decentralised averaging with ring neighbours."""
+"""Gossip: decentralised averaging with ring neighbours."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class Gossip(Strategy):
     """Each rank takes its own step, then averages its parameters with those of its two ring neighbours only.
 
-    A rank weighs itself and each neighbour by 1/3 (two ranks: 1/2 each). These weights are doubly stochastic, so the
-    mean over all ranks is left as it is while the ranks approach it. The model that is evaluated is the mean.
+    A rank weighs itself and each neighbour by 1/3 (two ranks: 1/2 each). These weights are doubly stochastic, so mixing
+    does not change the mean over all ranks while the ranks approach it. The model that is evaluated is the mean.
 
     Lian et al., Can decentralized algorithms outperform centralized algorithms? (NIPS 2017, arXiv 1705.09056), in the
-    order that mixes after the update. LAMB, LARS and the clip see the rank's own gradient and weights.
+    variant that mixes after the update. LAMB, LARS and clipping use the rank's own gradient and weights.
 
     With compression it is CHOCO-SGD (Koloskova, Stich, Jaggi, ICML 2019, arXiv 1902.00340): ranks send packed
     differences from public copies of themselves, keep the neighbours' copies too (three times the parameters in
@@ -44,29 +44,29 @@ class Gossip(Strategy):
     mix_every: Count = 1
     """Steps between two averagings. At least 1."""
     measure_every: Count = 10
-    """Steps between two measurements of how far the ranks are apart; each costs an all-reduce of the parameters."""
+    """Steps between two measurements of the distance between ranks; each costs an all-reduce of the parameters."""
     slice_mb: MessageMiB = 4.0
-    """Longest message in MiB: larger parameters travel in slices, so that averaging overlaps receiving."""
+    """Longest message in MiB: larger parameters are sent in slices, so that averaging overlaps receiving."""
     gamma: float | None = Field(default=None, gt=0, le=1)
-    """With compression: the step towards the mean of the public copies, 0 < value <= 1. None takes 1 for what keeps
-    most of a difference, 0.5 for signs, and less for sparse methods, in proportion to their ratio."""
+    """With compression: the step towards the mean of the public copies, 0 < value <= 1. None means 1 for methods that
+    keep most of a difference, 0.5 for signs, and less for sparse methods, in proportion to their ratio."""
 
     @property
     def label(self) -> str:
-        """``gossip``, or ``gossip:4`` where ranks average at every fourth step only."""
+        """``gossip``, or ``gossip:4`` if ranks average only at every fourth step."""
         return self.name if self.mix_every == 1 else f"{self.name}:{self.mix_every}"
 
     def step_size(self, compression: Compression) -> float:
-        """What `gamma` comes to with this compression."""
+        """Return gamma for this compression, with the default filled in."""
         return compression.consensus_step if self.gamma is None else self.gamma
 
     @property
     def hides_noise_because(self) -> str:
-        """Where its gradients are."""
+        """Why the gradient noise scale cannot be measured."""
         return "no gradient is ever averaged over all ranks, each of which has parameters of its own"
 
     def check(self, job: Job) -> None:
-        """Refuse settings without an effect, and methods whose noise outweighs what ranks differ by."""
+        """Refuse settings without an effect, and methods whose noise exceeds the differences between ranks."""
         compression = job.compression
         if self.gamma is not None and not compression.is_on:
             raise SpecError(
@@ -82,21 +82,21 @@ class Gossip(Strategy):
 
     @property
     def differs_because(self) -> str:
-        """No gradient is ever averaged over all ranks."""
+        """Why results differ from one process: no gradient is averaged over all ranks."""
         return "each rank updates parameters of its own and averages them with its neighbours' only"
 
     def drift(self, world_size: int) -> int:
-        """A neighbour can be `mix_every` steps ahead, its neighbour as many more."""
+        """Steps that a rank can be ahead of rank 0: `mix_every` for each hop on the ring."""
         return self.mix_every * (world_size // 2)
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
-        """S from each rank to each of its neighbours, at every `mix_every`-th step."""
+        """Mean bytes per step: S from each rank to each of its neighbours at every `mix_every`-th step."""
         from shardscope.analytic.communication import gossip_mix_bytes
 
         return world_size * gossip_mix_bytes(gradient_bytes, world_size) / self.mix_every
 
     def traffic(self, step: JobStep) -> Traffic:
-        """Parameters, or packets, to each neighbour; now and then, how far the ranks are apart."""
+        """Traffic of parameters, or packets, to each neighbour, and of the periodic distance measurement."""
         from shardscope.analytic.communication.gossip import consensus_traffic, mix_traffic
         from shardscope.analytic.communication.traffic import together
 
@@ -117,7 +117,7 @@ class Gossip(Strategy):
         return together(parts)
 
     def states(self, step: JobStep) -> RankStates:
-        """Whole replicas, each with gradients and moments of its own."""
+        """States of whole replicas, each with its own gradients and moments."""
         from shardscope.analytic.memory import spread_states
         from shardscope.analytic.memory.work_space import gossip_room, updates_of
 

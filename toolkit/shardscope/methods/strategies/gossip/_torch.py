@@ -1,4 +1,4 @@
-"""Decentralised averaging: every rank trains a model of its own, and averages it with its neighbours'."""
+"""Decentralised averaging: every rank trains its own model, and averages it with its neighbours' models."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _NUM_RANKS = "num_ranks"
 
 
 class Gossip(RankStrategy):
-    """D-PSGD (Lian et al. 2017): a step of one's own, then the mean of oneself and the two neighbours on a ring.
+    """D-PSGD (Lian et al. 2017): a local step, then the mean with the two neighbours on a ring.
 
-    Compressed it is CHOCO-SGD, by way of `PublicCopies`.
+    With compression it is CHOCO-SGD, by `PublicCopies`.
 
-    The gradient norm, the clip, the loss scale, LAMB's and LARS's ratios, and running means such as a batch norm's are
-    each rank's own. What is evaluated, and what `full_parameters` gives, is the mean over all ranks, with rank 0's
-    running means.
+    The gradient norm, clipping, the loss scale, LAMB's and LARS's ratios, and running means such as a batch norm's are
+    local to each rank. The model that is evaluated, and that `full_parameters` returns, is the mean over all ranks,
+    with the running means of rank 0.
     """
 
     settings: gossip.Gossip
@@ -67,7 +67,7 @@ class Gossip(RankStrategy):
 
     @property
     def tells_of_layers(self) -> bool:
-        """Each rank has weights of its own."""
+        """True: each rank has its own weights."""
         return True
 
     def step(
@@ -94,7 +94,7 @@ class Gossip(RankStrategy):
         self._write(self._flat)
 
     def distance(self) -> float:
-        """Root mean square over the ranks of |x - mean|, as a share of |mean|; called by all, the same on all."""
+        """Root mean square over ranks of |x - mean|, relative to |mean|. Called by all ranks; equal on all."""
         own = torch.empty_like(self._flat, device=self.context.device)
         self._read(own)
         mean = self.group.sum_as("consensus", own.clone()).div_(self.context.world_size)
@@ -123,7 +123,7 @@ class Gossip(RankStrategy):
         copies = [] if self.public is None else self.public.copies.values()
         return {**held, "buffers": [*held["buffers"], self._flat, *self.neighbours.work_space, *copies]}
 
-    # Checkpoints hold the mean as their model, and beside it what each rank has of its own.
+    # Checkpoints hold the mean as their model, and in addition each rank's own state.
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         from shardscope.training.checkpoint import state_of
@@ -138,16 +138,16 @@ class Gossip(RankStrategy):
         }
 
     def state_to_fill(self, optimizer: torch.optim.Optimizer, known: set[str]) -> dict[str, Any]:
-        """One model for all ranks where another strategy has saved it."""
+        """Return the state to load into; a single model for all ranks if another strategy saved the checkpoint."""
         return (
             self.checkpoint_state(optimizer) if _NUM_RANKS in known else super().checkpoint_state(optimizer)
         )
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Take over this rank's own state, or the one that all begin with.
+        """Load this rank's own state, or the common state if there is none per rank.
 
         Raises:
-            CheckpointError: It was saved on another number of ranks.
+            CheckpointError: The checkpoint was saved on another number of ranks.
         """
         saved = int(state.get(_NUM_RANKS, self.context.world_size))
         if saved != self.context.world_size:
@@ -155,7 +155,9 @@ class Gossip(RankStrategy):
                 f"this checkpoint holds the models of {saved} gossiping ranks, not of {self.context.world_size}; "
                 f"resume with world_size={saved}"
             )
-        if self.public is not None:  # unless it remembers others, all ranks know the mean
+        if (
+            self.public is not None
+        ):  # start from the mean, which all ranks have, unless `recall` restores saved copies
             mean = [state["model"][name].cpu() for name in self.public.names]
             for copy in self.public.copies.values():
                 copy_tensors_(views_of(copy, mean), mean)

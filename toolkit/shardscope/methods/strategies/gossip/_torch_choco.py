@@ -1,9 +1,9 @@
-"""CHOCO-SGD: gossip by way of packed differences (Koloskova, Stich and Jaggi 2019, arXiv 1902.00340, algorithm 2).
+"""CHOCO-SGD: gossip with packed differences (Koloskova, Stich and Jaggi 2019, arXiv 1902.00340, algorithm 2).
 
-Each rank keeps a public copy of itself and of each neighbour. It packs how far its parameters are from its own public
-copy and sends that to both neighbours; all who keep the copy move it by what comes out of the packet, so that copies of
-one rank are the same to the bit wherever they are. Then it moves its parameters towards the mean of the copies. What a
-packet leaves out stays in the next difference, so no other error feedback is needed.
+Each rank keeps a public copy of its own parameters and of each neighbour's. It packs the difference between its
+parameters and its own public copy, and sends the packet to both neighbours. All holders of the copy add the unpacked
+difference to it, so that all copies of one rank are bit-identical. Then the rank moves its parameters towards the mean
+of the copies. What a packet leaves out remains in the next difference, so no other error feedback is needed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from shardscope.training.compression import Bucket, Carrier, Compressor
 
 @dataclass
 class PublicCopies:
-    """One rank's public copies.
+    """Public copies held by one rank.
 
     Args:
-        neighbours: To exchange packets with.
-        compressor: This rank's own; without a memory.
-        carrier: For its seed, this rank's place, and the meter.
-        step_size: Gamma, how far towards the mean of the copies, above 0 and at most 1.
+        neighbours: The neighbours that packets are exchanged with.
+        compressor: This rank's compressor, without a residual.
+        carrier: Provides the seed, this rank's position, and the meter.
+        step_size: Gamma, the step towards the mean of the copies, above 0 and at most 1.
         start: The parameters that all ranks start from, flat, in CPU memory.
-        names: Of the parameters.
-        shapes: Theirs.
+        names: Names of the parameters.
+        shapes: Shapes of the parameters.
     """
 
     neighbours: Neighbours
@@ -40,7 +40,7 @@ class PublicCopies:
     names: Sequence[str]
     shapes: Sequence[torch.Size]
     copies: dict[int, Tensor] = field(init=False)
-    """Flat float32, by rank: this one's own and its neighbours'."""
+    """Public copies of this rank and its neighbours by rank, flat, in float32."""
 
     def __post_init__(self) -> None:
         self.copies = {
@@ -48,7 +48,7 @@ class PublicCopies:
         }
 
     def mix_(self, flat: Tensor, step: int) -> None:
-        """Bring all copies up to date, and move `flat`, this rank's parameters, towards their mean."""
+        """Update all copies, and move `flat`, this rank's parameters, towards their mean."""
         own, bucket = self.carrier.rank, self._bucket(flat.float() - self.copies[self.carrier.rank], step)
         packet = self.compressor.pack(bucket, self.carrier)
         packets = {own: packet, **self.neighbours.exchange(packet)}

@@ -1,4 +1,4 @@
-"""Data parallel over rings inside nodes and across them."""
+"""Data parallelism over rings inside and across nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Hierarchical(BucketedStrategy):
     """Rings in two levels: reduce-scatter inside a node, all-reduce across nodes, all-gather inside the node.
 
-    The links between nodes carry one `per_node`-th of what a flat ring sends over them.
+    The links between nodes carry 1/`per_node` of the bytes that a flat ring sends over them.
     """
 
     name = "hierarchical"
@@ -32,9 +32,9 @@ class Hierarchical(BucketedStrategy):
     carries = frozenset({"sums"})
 
     per_node: Count | None = None
-    """Ranks a node; divides the world size; None takes as many as each machine of the run has. On a single machine,
-    whose ranks only play nodes, it takes the largest divisor of the world size that is at most its square root (2 nodes
-    of 2 for 4 ranks; a prime number of ranks makes as many nodes of one)."""
+    """Ranks per node, a divisor of the world size; None means the number of ranks on each machine of the run. On a
+    single machine, where nodes are simulated, None means the largest divisor of the world size that is at most its
+    square root (2 nodes of 2 for 4 ranks; with a prime number of ranks, each node has one rank)."""
     slice_mb: MessageMiB = 4.0
     """Longest message in MiB: a longer chunk is cut into slices, so that adding one overlaps receiving the next."""
 
@@ -44,11 +44,11 @@ class Hierarchical(BucketedStrategy):
         return self.name if self.per_node is None else f"{self.name}:{self.per_node}"
 
     def ranks_per_node(self, world_size: int, local_world_size: int | None = None) -> int:
-        """What `per_node` comes to.
+        """Return the number of ranks per node, with the default filled in.
 
         Args:
-            world_size: All ranks.
-            local_world_size: Ranks on each machine, where there are several; None for one machine.
+            world_size: Number of all ranks.
+            local_world_size: Ranks on each machine if there are several; None for one machine.
         """
         if self.per_node is not None:
             return self.per_node
@@ -57,7 +57,7 @@ class Hierarchical(BucketedStrategy):
         return next(size for size in range(isqrt(world_size), 0, -1) if world_size % size == 0)
 
     def check(self, job: Job) -> None:
-        """Nodes are of equal size."""
+        """Refuse a number of ranks per node that does not divide the world size."""
         if self.per_node is not None and job.world_size % self.per_node:
             raise SpecError(
                 f"strategy.per_node={self.per_node} does not divide world_size={job.world_size}; "
@@ -65,7 +65,7 @@ class Hierarchical(BucketedStrategy):
             )
 
     def ring_size(self, collective: str, world_size: int) -> int:
-        """On one machine, whose ranks only play nodes: the nodes where a ring crosses them, else the ranks of one."""
+        """Size of the collective's ring on one machine: the number of nodes across them, else the ranks per node."""
         per_node = self.ranks_per_node(world_size, world_size)
         if not collective.startswith("ring_") or per_node in (1, world_size):
             return world_size

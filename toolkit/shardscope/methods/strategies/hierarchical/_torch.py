@@ -1,4 +1,4 @@
-"""Data parallel over rings inside nodes and across them."""
+"""Data parallelism over rings inside and across nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardscope.training.strategies.own_all_reduce import OwnAllReduce
 
 
 class Hierarchical(OwnAllReduce):
-    """Each bucket of gradients is reduced inside its node, then across nodes, as soon as it is full."""
+    """Strategy that reduces each gradient bucket inside its node, then across nodes, as soon as the bucket is full."""
 
     settings: hierarchical.Hierarchical
 
@@ -32,7 +32,7 @@ class Hierarchical(OwnAllReduce):
         return self.collective.work_space
 
     def _check_machines(self, local_world_size: int) -> None:
-        """Refuse machines with different numbers of ranks, on all ranks alike."""
+        """Refuse machines with different numbers of ranks; raises on all ranks."""
         context = self.context
         if local_world_size == context.world_size:
             return

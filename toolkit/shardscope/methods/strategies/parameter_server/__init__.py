@@ -1,4 +1,4 @@
-"""A central server, or several that share the parameters out, with workers around it."""
+"""Parameter server: one central server, or several that partition the parameters, and workers."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def _known_mode(value: object) -> object:
 
 
 class ParameterServer(Strategy):
-    """Workers push gradients to a server and pull parameters from it; the server updates with what has come in.
+    """Workers push gradients to a server and pull parameters from it; the server updates with the gradients received.
 
     The staleness of a gradient is the number of updates that its server has applied between the pull that it was
-    computed on and its own application. A server applies what has arrived at once, unless that would make the gradient
-    of a worker that is still computing staler than the bound; gradients held back meanwhile are applied together, as
-    one update of their mean. An update of n of the m workers' gradients uses n/m of the learning rate, so that
-    parameters move as far in all as in the synchronous run. With bound 0 every update holds all workers' gradients:
-    that is the synchronous run.
+    computed on and its own application. A server applies gradients as soon as they arrive, unless that would make the
+    gradient of a worker that is still computing staler than the bound. Gradients held back meanwhile are applied
+    together, as one update of their mean. An update of n of the m workers' gradients uses n/m of the learning rate, so
+    that parameters move as far in total as in the synchronous run. With bound 0 every update uses all workers'
+    gradients, which is the synchronous run.
 
-    Compressed gradients travel as one packet a server, and are unpacked there; parameters come back as they are. What
-    error feedback keeps, each worker keeps for itself.
+    Compressed gradients are sent as one packet per server, and are unpacked there; parameters are sent back
+    uncompressed. Each worker keeps its own error-feedback residual.
 
     Li et al., Scaling distributed machine learning with the parameter server (OSDI 2014); Ho et al., More effective
     distributed ML via a stale synchronous parallel parameter server (NIPS 2013).
@@ -55,11 +55,11 @@ class ParameterServer(Strategy):
     mode: Annotated[Literal["sync", "async", "ssp"], BeforeValidator(_known_mode)] = "sync"
     """``sync`` bounds staleness by 0, ``async`` not at all, ``ssp`` (stale synchronous parallel) by `staleness`."""
     staleness: CountOrZero = 1
-    """With mode ``ssp``: the most updates that a gradient may be behind. At least 0, which is synchronous."""
+    """With mode ``ssp``: the maximum staleness of a gradient, in updates. At least 0, which is synchronous."""
     servers: Count = 1
-    """Servers: the lowest ranks. Each holds some whole tensors, balanced by size, and their optimizer state."""
+    """Servers, on the lowest ranks. Each holds some whole tensors, balanced by size, and their optimizer state."""
     dedicated: bool = False
-    """Whether the servers' ranks only serve. Otherwise they are workers, too, and serve in threads beside it."""
+    """Whether the servers' ranks only serve. Otherwise they are also workers, and serve in background threads."""
 
     @model_validator(mode="after")
     def _bound_is_asked_for(self) -> Self:
@@ -79,16 +79,16 @@ class ParameterServer(Strategy):
 
     @property
     def bound(self) -> float:
-        """The most updates that a gradient may be behind; infinite where any number is allowed."""
+        """Maximum staleness of a gradient, in updates; infinite in mode ``async``."""
         return {"sync": 0.0, "async": math.inf, "ssp": float(self.staleness)}[self.mode]
 
     @property
     def clips_at_servers(self) -> bool:
-        """Whether the mean of all gradients is clipped, exactly; else each worker clips its own whole gradient."""
+        """Whether servers clip the mean of all gradients, exactly; otherwise each worker clips its own gradient."""
         return self.bound == 0
 
     def num_data_ranks(self, world_size: int) -> int:
-        """Workers: all ranks, or all but the dedicated servers."""
+        """Number of workers: all ranks, or all except the dedicated servers."""
         return max(1, world_size - self.servers) if self.dedicated else world_size
 
     def workers(self, world_size: int) -> range:
@@ -103,16 +103,16 @@ class ParameterServer(Strategy):
 
     @property
     def hides_noise_because(self) -> str:
-        """Where its gradients are."""
+        """Why the gradient noise scale cannot be measured."""
         return "gradients meet at servers, each at its own time, and in no collective"
 
     def drift(self, world_size: int) -> int | None:
-        """None where gradients may be stale: then any worker may be any number of steps ahead of another."""
+        """0, or None where gradients may be stale: then a worker may be any number of steps ahead of another."""
         return 0 if self.bound == 0 else None
 
     @property
     def differs_because(self) -> str | None:
-        """Updates from gradients that are behind are not those of one process."""
+        """Why results differ from one process: updates use stale gradients; None in a synchronous run."""
         return (
             None
             if self.bound == 0
@@ -120,7 +120,7 @@ class ParameterServer(Strategy):
         )
 
     def shards(self, sizes: Sequence[int]) -> list[list[int]]:
-        """Which tensors each server holds, by index, in their own order: the largest first, to the least loaded.
+        """Indices of the tensors of each server, ascending; the largest are assigned first, to the least loaded server.
 
         Example:
             >>> ParameterServer(servers=2).shards([10, 600, 300, 290])
@@ -135,7 +135,7 @@ class ParameterServer(Strategy):
         return [sorted(indices) for indices in held]
 
     def check(self, job: Job) -> None:
-        """Refuse more servers than ranks, and a clip inside LAMB where no server sees a whole gradient."""
+        """Refuse more servers than ranks, and clipping inside LAMB if no server sees a whole gradient."""
         world_size = job.world_size
         most = world_size - 1 if self.dedicated else world_size
         if self.servers > most:
@@ -153,26 +153,26 @@ class ParameterServer(Strategy):
 
     @property
     def ranks_meet(self) -> bool:
-        """Only where no gradient may be stale."""
+        """Whether all ranks exchange gradients together: only if no gradient may be stale."""
         return self.bound == 0
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
-        """S from and to each worker that is not where its server is."""
+        """S bytes to and from each worker, except between a worker and a server on the same rank."""
         remote = len(self.workers(world_size)) - (0 if self.dedicated else 1)
         return 2.0 * remote * gradient_bytes
 
     def activations(self, step: JobStep) -> list[float] | None:
-        """Of workers."""
+        """Activation bytes of each rank; 0 for dedicated servers."""
         saved = super().activations(step)
         workers = self.workers(step.world_size)
         return saved and [held * (rank in workers) for rank, held in enumerate(saved)]
 
     def work(self, step: JobStep) -> list[float]:
-        """Of workers; servers that are workers too add up in threads beside it."""
+        """Share of work of each rank: 1 for workers, 0 for dedicated servers. Serving in threads is not counted."""
         return [float(rank in self.workers(step.world_size)) for rank in range(step.world_size)]
 
     def traffic(self, step: JobStep) -> Traffic:
-        """A push and a pull of each worker; headers, and squares that servers sum."""
+        """Traffic of a push and a pull of each worker, of headers, and of the squares that servers sum."""
         from shardscope.analytic.communication.parameter_server import parameter_server_traffic
 
         sizes, now, job = [row.num_elements for row in step.trained], step.compression, step.job
@@ -188,7 +188,7 @@ class ParameterServer(Strategy):
         )
 
     def states(self, step: JobStep) -> RankStates:
-        """A copy of the model on every rank, and gradients of every worker; on servers their shards of it besides."""
+        """A copy of the model on every rank, gradients on every worker, and in addition the shards on servers."""
         from shardscope.analytic.memory.servers import server_states
 
         rows = step.trained

@@ -1,4 +1,4 @@
-"""A star: workers push gradients to one server or several, and pull parameters from them."""
+"""Parameter-server strategy: workers push gradients to one or several servers, and pull parameters from them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from shardscope.training.strategies.base import LossFunction, MicroBatch, RankSt
 class ParameterServer(RankStrategy):
     """Servers hold the parameters and their optimizer; workers compute gradients on copies of them.
 
-    The module of every rank holds a worker's copy; a server's own parameters lie apart from it. All are the same
-    after a meeting, in which each server broadcasts its newest ones. In a synchronous run they are so anyway, and a
-    meeting changes nothing; elsewhere, it is one more pull of every worker, who goes on from the newest parameters.
+    The module of every rank holds a worker's copy; a server's own parameters are stored separately. All are equal
+    after a meeting (a synchronisation of all ranks), in which each server broadcasts its newest parameters. In a
+    synchronous run they are equal anyway, and a meeting changes nothing. Otherwise it is one more pull by every worker,
+    which continues from the newest parameters.
     """
 
     settings: parameter_server.ParameterServer
@@ -43,7 +44,9 @@ class ParameterServer(RankStrategy):
         start_alike(model)
         workers = self.settings.workers(context.world_size)
         self.buffers_from = workers[0]
-        compressor = build_compressor(self.job)  # a server's own: its threads unpack while the worker packs
+        compressor = build_compressor(
+            self.job
+        )  # the server's own, since its threads unpack while the worker packs
         self.server: Server | None = None
         if context.rank < self.settings.servers:
             shard = self.shards[context.rank]
@@ -73,14 +76,14 @@ class ParameterServer(RankStrategy):
         return workers.index(self.context.rank) if self.context.rank in workers else None
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """What the trainer reads and writes learning rates in; on a server it shows the state of the real one."""
+        """Build a stand-in whose learning rates the trainer sets; on a server it exposes the real optimizer's state."""
         front = torch.optim.SGD(self.parameters, lr=self.job.optimizer.lr)
         if self.server is not None:
             front.state = self.server.optimizer.state
         return front
 
     def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
-        """Each server tells of its newest update, which need not be of this rank's step."""
+        """Signals of this server's newest update, which need not belong to this rank's step; empty on other ranks."""
         server = self.server
         if server is None or not isinstance(server.optimizer, LayerwiseOptimizer):
             return []
@@ -90,7 +93,7 @@ class ParameterServer(RankStrategy):
     def stops_before(self, step: int, *, asked: bool) -> bool:
         if self.server is None or self.client is not None or self.settings.bound == 0:
             return asked
-        return not self.server.serve(step)  # the workers look at the request, each in its own time
+        return not self.server.serve(step)  # each worker checks the stop request by itself
 
     def step(
         self,
@@ -119,13 +122,13 @@ class ParameterServer(RankStrategy):
         return StepResult(loss, norm, skipped)
 
     def _clip(self) -> float | None:
-        """A gradient that will be applied without the others' is clipped whole, before it is pushed."""
+        """Clip the worker's whole gradient before it is pushed, unless servers clip the mean."""
         if self.job.clip_norm is None or self.settings.clips_at_servers:
             return None
         return float(clip_grad_norm_(self.parameters, self.job.clip_norm))
 
     def _after_update(self, skipped: bool) -> None:
-        if self.client is None:  # keep the loss scale that checkpoints carry in step with the workers'
+        if self.client is None:  # keep the loss scale in checkpoints equal to the workers'
             self.precision.follow(skipped=skipped)
 
     def meet(self, step: int, *, ending: bool = False) -> int | None:
@@ -151,7 +154,7 @@ class ParameterServer(RankStrategy):
         return self.client.rest(Kind.END if ending else Kind.PAUSE, step)
 
     def _spread(self) -> None:
-        """Bring the servers' newest parameters to every rank."""
+        """Broadcast the servers' newest parameters to every rank."""
         for shard in self.shards:
             server = self.server if shard.index == self.context.rank else None
             flat = torch.empty(
@@ -168,8 +171,8 @@ class ParameterServer(RankStrategy):
             self.server.close()
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
-        """A server's own tensors and its room for every worker's gradients, beside the worker's copies."""
-        # a server's threads make its optimizer's state at the first update
+        """Tensors by kind: a server's own and its buffers for every worker's gradients, in addition to the worker's."""
+        # a server's threads create the optimizer state at the first update
         with nullcontext() if self.server is None else self.server.state:
             held = {kind: list(tensors) for kind, tensors in super().held(optimizer).items()}
         if self.server is not None:
@@ -185,7 +188,7 @@ class ParameterServer(RankStrategy):
         return f"{self.settings.label} {self.context.world_size}"
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Each server brings the optimizer's state of its own tensors; the parameters are every rank's."""
+        """Return the parameters and, on a server, the optimizer state of its own tensors."""
         from shardscope.training.checkpoint import optimizer_state_of
 
         server = self.server

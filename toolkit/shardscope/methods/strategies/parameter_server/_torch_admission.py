@@ -1,14 +1,13 @@
-"""When a server may apply the gradients it holds.
+"""Admission control: when a server may apply the gradients it holds.
 
 The staleness of a gradient is the number of updates that the server has applied between the pull that the gradient was
-computed on and its own application. What is held may be applied as long as that makes no gradient that is still being
-computed staler than the bound. What is held is applied together, so a held gradient does not age; whoever rests
-holds nobody up.
+computed on and its own application. Held gradients may be applied if that makes no gradient still being computed staler
+than the bound. Held gradients are applied together, so they do not become staler. A resting worker blocks no other.
 
-With several servers, one may take a worker for computing that has its answer from it but waits for another server, so
-servers could seem to wait for each other. They cannot: if server S holds gradient a of one worker back for the sake of
-another whose gradient b it has applied, then it answered the first worker's gradient before a not earlier than b, or a
-would be too stale already. So b was pushed before a, and likewise around any circle of waits: before itself.
+With several servers, one may count a worker as computing that has its answer but is waiting for another server. This
+cannot lead to a deadlock. Suppose server S holds gradient a of one worker back because of another worker, whose
+gradient b it has applied. Then S answered the first worker's gradient before a not earlier than b, or a would be too
+stale already. So b was pushed before a. In a cycle of waits, a gradient would have been pushed before itself.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Update:
-    """The gradients of one update: whose they are, and how many updates old, in the order of the workers."""
+    """Workers whose gradients make up one update, and the staleness of each gradient, ordered by worker."""
 
     workers: list[int]
     staleness: list[int]
@@ -27,13 +26,13 @@ class Update:
 
 @dataclass
 class Admission:
-    """The gradients of one server, by the version of the parameters that they were computed on.
+    """Gradients of one server, by the version of the parameters that they were computed on.
 
     Attributes:
-        bound: The most updates that a gradient may be behind; infinite for any number.
+        bound: Maximum staleness of a gradient, in updates; infinite for no bound.
         version: Updates applied so far.
-        computing: Version pulled by each worker that computes.
-        held: Version pulled by each worker whose gradient waits.
+        computing: Version pulled by each worker that is computing.
+        held: Version pulled by each worker whose gradient is held.
     """
 
     bound: float
@@ -42,26 +41,26 @@ class Admission:
     held: dict[int, int] = field(default_factory=dict)
 
     def pull(self, workers: Iterable[int]) -> None:
-        """These workers have the newest parameters, and compute."""
+        """Record that these workers have the newest parameters and are computing."""
         self.computing |= dict.fromkeys(workers, self.version)
 
     def push(self, worker: int) -> None:
-        """A worker's gradient is here."""
+        """Record that a worker's gradient has arrived."""
         self.held[worker] = self.computing.pop(worker)
 
     def rest(self, worker: int) -> None:
-        """A worker stops computing for a while, or for good."""
+        """Record that a worker stops computing, temporarily or finally."""
         self.computing.pop(worker, None)
 
     @property
     def is_due(self) -> bool:
-        """Whether what is held is to be applied now."""
+        """Whether the held gradients are to be applied now."""
         return bool(self.held) and all(
             self.version - pulled < self.bound for pulled in self.computing.values()
         )
 
     def take(self, *, applied: bool = True) -> Update:
-        """All that is held, which makes up one update; `applied` is False where it is thrown away."""
+        """Return all held gradients as one update; `applied` is False if the update is skipped."""
         workers = sorted(self.held)
         update = Update(workers, [self.version - self.held.pop(worker) for worker in workers])
         assert max(update.staleness) <= self.bound

@@ -1,4 +1,4 @@
-"""A worker's end of the parameter server: it asks all servers at once, and goes on when all have answered."""
+"""A worker's end of the parameter server: it sends requests to all servers at once, and waits for all answers."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from shardscope.training.context import RankContext
 from shardscope.training.flat import copy_tensors_
 
 _FOR_OTHERS_S = 86400.0
-"""For a worker that rests until slower ones have come as far. The servers see to it that none of those is silent, and
-give a silent one up after one time-out; a worker that waits for its gradient to be applied gives them two."""
+"""Seconds that a resting worker waits for slower ones. The servers fail after one time-out if a worker is silent; a
+worker whose gradient is to be applied waits two time-outs for them."""
 
 
 class Client:
-    """Pushes gradients to the servers and pulls parameters from them.
+    """Client that pushes gradients to the servers and pulls parameters from them.
 
     Args:
-        job: What is trained.
-        context: The worker's rank.
-        shards: What each server holds of the worker's own parameters.
-        link: To the servers.
-        local: The server on this rank, if there is one.
-        pushes: How gradients travel.
+        job: The job that is trained.
+        context: Context of the worker's rank.
+        shards: The worker's own parameters, by the server that holds them.
+        link: Link to the servers.
+        local: The server on this rank, if any.
+        pushes: Format of the pushed gradients.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Client:
         self._timeout_s = job.timeout_s
 
     def exchange(self, step: int, *, finite: bool) -> tuple[float, bool]:
-        """Push the gradients of `step`, and pull parameters once they are applied.
+        """Push the gradients of `step`, and pull parameters after they have been applied.
 
         Returns:
             The norm of the gradient if the servers clip, else 0, and whether any server skipped the update.
@@ -71,24 +71,24 @@ class Client:
         """
         for shard, message in zip(self.shards, self._outbox, strict=True):
             gradients = _gradients(shard)
-            if finite:  # else the servers will not look at it
+            if finite:  # otherwise the servers ignore the payload
                 self.pushes.write(shard, gradients, step, message.payload)
         pulled = sum(shard.num_elements * shard.dtype.itemsize for shard in self.shards)
         pushed = sum(message.payload.numel() * message.payload.element_size() for message in self._outbox)
         with self.context.meter.span("communication", "server_exchange", pushed + pulled):
             answers = self._ask(Kind.PUSH, step, finite=finite)
-            for s, inbox in self._inbox.items():  # a server on this rank has written its own
+            for s, inbox in self._inbox.items():  # the server on this rank has already written its own
                 copy_tensors_(self.shards[s].parameters, self.shards[s].views(inbox.payload))
         return answers[0][1], any(skipped for _, _, skipped in answers)
 
     @property
     def work_space(self) -> list[Tensor]:
-        """Room for what goes to each server and comes from it."""
+        """Send and receive buffers for each server."""
         messages = [message.bytes for message in [*self._outbox, *self._inbox.values()]]
         return [*messages, *self.pushes.work_space]
 
     def rest(self, kind: Kind, step: int) -> int | None:
-        """Rest after `step` until all workers do; returns the step that all have taken, None if somebody ends."""
+        """Rest after `step` until all workers do; returns the step that all have finished, None if a worker ends."""
         answers = self._ask(kind, step)
         if answers[0][0] != Answer.MET:
             return None
@@ -107,7 +107,7 @@ class Client:
             return self._answers(kind, step, receives, sends)
         except (RuntimeError, SilentPeer) as error:
             if self.local is not None and self.local.failure is not None:
-                raise self.local.failure from error  # it has ended all of this process's waits
+                raise self.local.failure from error  # that failure has aborted all waits of this process
             raise
 
     def _answers(

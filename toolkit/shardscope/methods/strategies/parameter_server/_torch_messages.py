@@ -1,7 +1,7 @@
-"""What travels between workers and servers: a header of 24 bytes and, behind it, a shard's worth of numbers.
+"""Messages between workers and servers: a header of 24 bytes, followed by the values of a shard.
 
-The numbers of a shard lie flat in one message, tensor after tensor, so that each gradient and each set of parameters is
-one message to or from each server. Messages live in CPU memory: gloo sends nothing else from rank to rank.
+The values of a shard lie flat in one message, tensor after tensor, so that each gradient and each set of parameters is
+one message to or from each server. Messages are in CPU memory, since gloo's point-to-point sends require it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from shardscope.training.flat import views_of
 from shardscope.training.meter import OBSERVING, Traffic
 
 HEADER_BYTES = 24
-"""Three float64: what the message is, and two figures that go with it."""
+"""Bytes of a header, three float64: the kind of message and two values."""
 TO_SERVER, TO_WORKER, SQUARES = (1 << 21) + 1, (1 << 21) + 2, (1 << 21) + 3
-"""Tags, apart from those of the rings."""
+"""Message tags, distinct from those of the rings."""
 
 
 class SilentPeer(ShardscopeError):
-    """A rank that others wait for has sent nothing for too long, though it has not died."""
+    """A rank that is alive has sent nothing for too long, while others wait for it."""
 
 
 def wait_for(work: dist.Work, peer: str, patience_s: float, timeout_s: float) -> None:
     """Wait for a message from `peer`.
 
     Raises:
-        SilentPeer: It did not come within `patience_s`.
+        SilentPeer: The message did not arrive within `patience_s` seconds.
         RuntimeError: The peer, or this process, has closed the connection.
     """
     try:
@@ -49,9 +49,10 @@ def wait_for(work: dist.Work, peer: str, patience_s: float, timeout_s: float) ->
 
 
 class Kind(IntEnum):
-    """What a worker tells a server, with the step it has taken and whether its gradient is finite.
+    """Kind of a worker's message to a server, sent with the worker's step and whether its gradient is finite.
 
-    A push is answered with parameters, once it has been applied; a rest (a pause, or the end), once all rest.
+    A push is answered with parameters after it has been applied. A rest (a pause, or the end) is answered after all
+    workers rest.
     """
 
     PUSH = 0
@@ -59,12 +60,12 @@ class Kind(IntEnum):
     END = 2
 
     def books(self, step: int) -> int:
-        """The step that such a message is booked to: workers rest only so that the run can be looked at, or ends."""
+        """The step to which a message is booked; rests are for evaluations, checkpoints or the end, so `OBSERVING`."""
         return step if self is Kind.PUSH else OBSERVING
 
 
 class Answer(IntEnum):
-    """What a server answers: with the gradient's norm and whether it skipped, or with the step that all have taken."""
+    """Kind of a server's answer, sent with the gradient norm and whether the update was skipped, or the agreed step."""
 
     DONE = 0
     MET = 1
@@ -81,24 +82,24 @@ class Shard:
 
     @property
     def num_elements(self) -> int:
-        """Of all its tensors."""
+        """Number of elements of all its tensors."""
         return sum(parameter.numel() for parameter in self.parameters)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The number format of all of them."""
+        """The dtype of all its tensors."""
         return self.parameters[0].dtype
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The tensors of this shard as they lie in a flat one."""
+        """Return views of a flat tensor in the shapes of this shard's tensors."""
         return views_of(flat, self.parameters)
 
 
 def cut_into_shards(model: nn.Module, spec: ParameterServer) -> list[Shard]:
-    """The trained parameters of `model`, whole tensors, shared out over the servers by size.
+    """Assign the trained parameters of `model`, as whole tensors, to the servers, balanced by size.
 
     Raises:
-        SpecError: There are more servers than tensors, or several number formats.
+        SpecError: There are more servers than tensors, or the parameters have several dtypes.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if len({p.dtype for _, p in named}) > 1:
@@ -118,7 +119,7 @@ def cut_into_shards(model: nn.Module, spec: ParameterServer) -> list[Shard]:
 
 
 class Message:
-    """Room for one message: `header` and `payload` are views of its `bytes`."""
+    """Buffer for one message: `header` and `payload` are views of its `bytes`."""
 
     def __init__(self, num_elements: int = 0, dtype: torch.dtype = torch.float32) -> None:
         self.bytes = torch.zeros(HEADER_BYTES + num_elements * dtype.itemsize, dtype=torch.uint8)
@@ -127,28 +128,28 @@ class Message:
 
     @classmethod
     def of(cls, *header: float) -> Message:
-        """A message of a header only."""
+        """Return a message that consists of a header only."""
         message = cls()
         message.write(*header)
         return message
 
     def write(self, *header: float) -> None:
-        """Set the header; what is not given is 0."""
+        """Set the header; values not given are 0."""
         self.header.zero_()
         for i, value in enumerate(header):
             self.header[i] = value
 
     def read(self) -> tuple[int, float, float]:
-        """The header."""
+        """Return the header: the kind, and two values."""
         kind, first, second = self.header.tolist()
         return int(kind), first, second
 
 
 @dataclass
 class Link:
-    """Messages between the ranks of a group, counted: payloads under their own name, headers as ``server_control``.
+    """Metered messages between the ranks of a group: payloads under a given name, headers as ``server_control``.
 
-    Both ends book a message to the `step` of the worker whose gradient it is about, whatever step they are in.
+    Both ends book a message to the `step` of the worker whose gradient it concerns, regardless of their own step.
     """
 
     group: MeteredProcessGroup
@@ -157,25 +158,25 @@ class Link:
         self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
 
     def send(self, message: Message, peer: int, tag: int, name: str | None = None, *, step: int) -> dist.Work:
-        """Send a message, with its payload if it goes under a `name`; leave it alone until the work is waited for."""
+        """Send a message, with its payload if a `name` is given. The message must not change until the work is done."""
         self._count("server_control", peer, HEADER_BYTES, is_message=name is None, step=step)
         if name is not None:
             self._count(name, peer, message.bytes.numel() - HEADER_BYTES, step=step)
         return self._transport.send([message.bytes if name else message.bytes[:HEADER_BYTES]], peer, tag)
 
     def post(self, message: Message, peer: int, tag: int) -> dist.Work:
-        """Be ready for a message of at most this size."""
+        """Post a receive for a message of at most this size."""
         return self._transport.recv([message.bytes], peer, tag)
 
     def received(self, name: str | None, num_bytes: int, *, step: int) -> None:
-        """Count what has come in: a header, and `num_bytes` of payload under `name` where there is one."""
+        """Count a received message: a header, and `num_bytes` of payload under `name` if given."""
         meter = self.group.meter
         meter.count("server_control", Traffic(HEADER_BYTES, received_bytes=HEADER_BYTES), step=step)
         if name is not None:
             meter.count(name, Traffic(num_bytes, received_bytes=num_bytes, calls=1), step=step)
 
     def sum_over(self, ranks: Sequence[int], value: Tensor) -> Tensor:
-        """Sum a small float64 tensor over some ranks, this one included; all add in the same order."""
+        """Sum a small float64 tensor over some ranks, including this one; all ranks add in the same order."""
         own, others = self.group.rank(), [rank for rank in ranks if rank != self.group.rank()]
         rows = {rank: torch.empty_like(value, device="cpu") for rank in others}
         rows[own] = value.cpu()
@@ -190,9 +191,9 @@ class Link:
         return sum((rows[rank] for rank in sorted(rows)[1:]), rows[min(rows)]).to(value.device)
 
     def abort(self) -> None:
-        """End every wait of this process for a message, with an error, and its peers' waits for it.
+        """Abort, with an error, all waits of this process for messages, and its peers' waits for it.
 
-        gloo has no call for that, but closes all connections when a wait has run out of time.
+        gloo has no call for this, but closes all connections when a wait times out.
         """
         peer = (self.group.rank() + 1) % self.group.size()
         nothing = self._transport.recv([torch.empty(1)], peer, SQUARES + 1)

@@ -1,9 +1,9 @@
-"""What a worker's push holds: its gradients as they are, or packed.
+"""Payload of a worker's push: its gradients, uncompressed or packed.
 
-Both ends have one of these: the worker writes a shard's gradients into its message, the server reads those of several
-workers and takes their mean. A packed push is unpacked by the server that it goes to; what the worker's packets leave
-out stays with the worker, and joins its next gradient. A worker beside a server packs like all others, so that where
-servers are does not change what is learned.
+Both ends use these classes: the worker writes a shard's gradients into its message, and the server reads those of
+several workers and averages them. A packed push is unpacked by the server that receives it; the residual stays with the
+worker, and is added to its next gradient. A worker on the rank of a server packs as all others do, so that the
+placement of servers does not change the result.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Pushed = tuple[int, Tensor]
 
 
 class Pushes:
-    """Gradients as they are."""
+    """Uncompressed gradients."""
 
     def room(self, shard: Shard) -> Message:
-        """A message for a push to the server of `shard`."""
+        """Allocate a message for a push to the server of `shard`."""
         return Message(shard.num_elements, shard.dtype)
 
     def write(self, shard: Shard, gradients: Sequence[Tensor], step: int, payload: Tensor) -> None:
-        """Write the shard's gradients of `step` into the payload of such a message."""
+        """Write the shard's gradients of `step` into the payload of a message from `room`."""
         copy_tensors_(shard.views(payload), gradients)
 
     def mean_(self, shard: Shard, pushed: Mapping[int, Pushed], out: Tensor) -> None:
-        """The mean over these workers, added up in their order, goes to the flat `out`."""
+        """Write the mean over these workers, summed in order of rank, to the flat tensor `out`."""
         for i, worker in enumerate(sorted(pushed)):
             payload = pushed[worker][1]
             _ = out.add_(payload) if i else out.copy_(payload)
@@ -42,7 +42,7 @@ class Pushes:
 
     @property
     def work_space(self) -> list[Tensor]:
-        """Room kept from push to push, beside the messages."""
+        """Buffers kept between pushes, in addition to the messages."""
         return []
 
 
@@ -51,8 +51,8 @@ class PackedPushes(Pushes):
     """Gradients packed by a compressor, each shard in one packet of exact size.
 
     Args:
-        compressor: This end's own.
-        carrier: For its seed, this rank's place, and the meter; nothing is sent through it.
+        compressor: The compressor of this end.
+        carrier: Provides the seed, this rank's position, and the meter; nothing is sent through it.
     """
 
     compressor: Compressor

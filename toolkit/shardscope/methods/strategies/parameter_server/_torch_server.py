@@ -1,9 +1,9 @@
 """One server: a shard of the parameters, its optimizer, and the workers it serves.
 
-Each remote worker is attended by a thread, so that a dead one is noticed at once: gloo ends a wait for a certain rank
-when that rank is gone, but not a wait for any rank. A worker on the server's own rank hands its gradient over in
-memory. Whoever brings the gradient that an update was waiting for carries the update out, under the server's one lock.
-What goes wrong in a thread is kept, ends all waits of the process, and is raised where its main thread waits.
+Each remote worker is served by its own thread, so that a dead worker is noticed at once: gloo ends a wait for a given
+rank when that rank is gone, but not a wait for any rank. A worker on the server's own rank passes its gradient in
+memory. The thread that receives the last gradient needed for an update performs the update, under the server's one
+lock. An error in a thread is stored, ends all waits of the process, and is raised in the main thread's wait.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ Header = tuple[int, float, float]
 
 
 class Server:
-    """Holds a shard, and applies gradients to it as they come in.
+    """Server that holds a shard of the parameters, and applies gradients to it as they arrive.
 
     Args:
-        job: What is trained.
-        context: The rank that serves.
-        shard: The tensors it holds; it starts from their present values, in memory of its own.
-        link: To the workers.
+        job: The job that is trained.
+        context: Context of the server's rank.
+        shard: The server's tensors; it starts from their current values, in separate memory.
+        link: Link to the workers.
         on_update: Called after each update with whether it was skipped.
-        pushes: How gradients travel.
+        pushes: Format of the pushed gradients.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Server:
         self._answer: Header | None = None  # to the worker on this rank
         self._threads: list[threading.Thread] = []
         self._granted = self._met = self._left = self._agreed = (
-            0  # meetings: granted, seen and left by this rank
+            0  # meetings granted, entered and left by this rank
         )
-        self._limit: int | None = None  # the last step that may be served; None for any
+        self._limit: int | None = None  # the last step that may be served; None for no limit
 
     def take_over(self, tensors: Sequence[Tensor]) -> None:
         """Start from these values of the shard's tensors."""
@@ -100,12 +100,12 @@ class Server:
 
     @property
     def work_space(self) -> list[Tensor]:
-        """Room for what each worker pushes."""
+        """Receive buffers for each worker's pushes."""
         return [*(message.bytes for message in self._inbox.values()), *self.pushes.work_space]
 
     @property
     def _reduce_square(self) -> ReduceSquares | None:
-        """Sums squares over the servers, where they update in step; one server sees whole gradients."""
+        """Function that sums squares over synchronous servers; None if a single server sees whole gradients."""
         if self.spec.servers == 1 or not self.spec.clips_at_servers:
             return None
         return lambda square: self.link.sum_over(range(self.spec.servers), square)
@@ -113,10 +113,10 @@ class Server:
     # The main thread's side.
 
     def resume(self, step: int | None = None) -> None:
-        """Listen to the workers, none of whom is in a meeting any more.
+        """Listen to the workers after a meeting, or for the first time.
 
-        In a synchronous run only up to a `step`, so that no worker is past the step that this rank is in: it may be
-        the one that decides when all stop, and what it receives is counted in that step.
+        In a synchronous run, serve only up to `step`, so that no worker is ahead of this rank's step: this rank may be
+        the one that decides when all stop, and the traffic it receives is counted in its step.
         """
         with self.state:
             self._limit = step if self.spec.bound == 0 else None
@@ -137,32 +137,32 @@ class Server:
             thread.start()
 
     def serve(self, step: int) -> bool:
-        """Serve until the slowest worker has finished `step`; False if all have ended before it."""
+        """Serve until the slowest worker has finished `step`. Returns False if all workers have ended before."""
         self.resume(step)
         self._wait(lambda: self.ended or min(self.clocks.values()) >= step)
         return min(self.clocks.values()) >= step
 
     def meet(self) -> int:
-        """Serve until all workers rest; returns the step that all have taken. For a rank that only serves."""
+        """Serve until all workers rest; returns the step that all have finished. For a rank that only serves."""
         self.resume()
         self._wait(lambda: self._granted > self._met)
         return self.enter_meeting()
 
     def enter_meeting(self) -> int:
-        """This rank has seen that all workers rest: listen to none until `resume`."""
+        """Enter the meeting and return the agreed step. The server listens to no worker until `resume`."""
         with self.state:
             self._met += 1
             return self._agreed
 
     def answer(self) -> Header:
-        """Wait for the answer to the worker on this rank."""
+        """Wait for the server's answer to the worker on this rank, and return it."""
         self._wait(lambda: self._answer is not None)
         answer, self._answer = self._answer, None
         assert answer is not None
         return answer
 
     def close(self) -> None:
-        """See the last messages off, and end the threads; all workers have ended."""
+        """Join the threads and wait for the last messages; called after all workers have ended."""
         for thread in self._threads:
             thread.join()
         self._wait_for_sends()
@@ -178,20 +178,20 @@ class Server:
     def _attend(self, worker: int) -> None:
         try:
             if self.context.device.type == "cuda":
-                torch.cuda.set_device(self.context.device)  # each thread has a current device of its own
+                torch.cuda.set_device(self.context.device)  # the current device is per thread
             while self._listens_to(worker):
                 inbox = self._inbox[worker]
                 who, patience = f"worker rank {worker}", self.job.timeout_s
                 wait_for(self.link.post(inbox, worker, TO_SERVER), who, patience, patience)
                 self.receive(worker, inbox)
-        except BaseException as error:  # noqa: BLE001 - the thread that waits is told
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
             with self.state:
                 self.failure = self.failure or error
                 self.state.notify_all()
             self.link.abort()
 
     def _listens_to(self, worker: int) -> bool:
-        """Wait until this worker is to be listened to; False when there is nothing more to come."""
+        """Wait until a message of this worker may be received; False if no more messages will come."""
 
         def is_its_turn() -> bool:
             in_meeting = self._granted > self._left
@@ -203,7 +203,10 @@ class Server:
             return not self.ended and self.failure is None
 
     def receive(self, worker: int, message: Message) -> None:
-        """Take a worker's message, and do what has become possible by it. A push's payload is kept until applied."""
+        """Process a worker's message, and perform updates and meetings that are now due.
+
+        A push's payload is kept until it is applied.
+        """
         kind, step, finite = message.read()
         is_remote = worker != self.context.rank
         if is_remote:
@@ -242,7 +245,7 @@ class Server:
         self._answer_pushes(workers, (Answer.DONE, norm, float(skipped)))
 
     def _update(self, workers: list[int]) -> float:
-        """One update by the mean of these workers' gradients; returns its norm where it is clipped here, else 0."""
+        """Update with the mean of these workers' gradients; returns its norm if it is clipped here, else 0."""
         with self.context.meter.span("compute", "server_update"):
             pushed = {worker: (self._pushed[worker][0], self._pushed[worker][2]) for worker in workers}
             self.pushes.mean_(self.shard, pushed, self.total)
@@ -262,7 +265,7 @@ class Server:
         return norm
 
     def _set_rates(self, workers: list[int]) -> None:
-        """Each gradient of an update brings in 1/m of the rate that the schedule has for its worker's step."""
+        """Set the learning rates: each gradient contributes 1/m of the scheduled rate at its worker's step."""
         job = self.job
         factors = [job.lr_schedule.factor(self._pushed[worker][0], job.steps) for worker in workers]
         for group, base in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
@@ -275,16 +278,18 @@ class Server:
             if worker != self.context.rank:
                 self._send(worker, self.message, "server_pull", step=self._pushed[worker][0])
         self.admission.pull(workers)
-        if self.context.rank in workers:  # it waits meanwhile: its parameters can be written to
+        if self.context.rank in workers:  # that worker is waiting, so its parameters can be written
             copy_tensors_(self.shard.parameters, self.shard.views(self.message.payload))
-            self._answer = header  # last, so that it goes on only when this step's messages are counted
+            self._answer = (
+                header  # last, so that the worker continues only after this step's messages are counted
+            )
 
     def _send(self, worker: int, message: Message, name: str | None = None, *, step: int = OBSERVING) -> None:
         self._sends.append((self.link.send(message, worker, TO_WORKER, name, step=step), message))
         self._awaited.add(worker)
 
     def _wait_for_sends(self) -> None:
-        """Parameters on their way out must not change; whoever they go to is waiting for them."""
+        """Wait until all sends are done, since parameters being sent must not change; the receivers are waiting."""
         for work, _ in self._sends:
             work.wait()
         self._sends.clear()
@@ -292,7 +297,7 @@ class Server:
     # Meetings.
 
     def _end_rests(self) -> None:
-        """Answer those who rest: all at once when all do; when somebody ends, those who only pause need not wait."""
+        """Answer resting workers: all of them after all rest, and those that only pause as soon as any worker ends."""
         kinds = {kind for kind, _ in self._resting.values()}
         if len(self._resting) == len(self.workers) and len(kinds) == 1:
             self._agreed = min(step for _, step in self._resting.values())
@@ -314,7 +319,7 @@ class Server:
 
 
 def _module_of(shard: Shard, flat: Tensor) -> nn.Module:
-    """A module that holds the shard's tensors under their own names, as views of `flat`."""
+    """Return a module that holds the shard's tensors under their own names, as views of `flat`."""
     root = nn.Module()
     for name, value in zip(shard.names, shard.views(flat), strict=True):
         *path, last = name.split(".")

@@ -1,4 +1,4 @@
-"""Pipelines: each rank holds some of the layers, and micro-batches flow through them."""
+"""Pipeline parallelism: each rank holds some of the layers, and micro-batches flow through them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from shardscope.spec.model.step import PipelinePiece, StepTrace
 
 _MOST_LISTED = 1 << 16
-"""Operations whose table predictions make."""
+"""Largest number of operations in a schedule table made for a prediction."""
 _MOST_CHECKED = 4096
-"""Micro-batches times ranks whose order is looked through before anything starts."""
+"""Largest product of micro-batches and ranks for which the order of operations is checked before a launch."""
 
 
 class Pipeline(Strategy):
-    """The layers cut into stages over the ranks; micro-batches flow through them, forward and back.
+    """The layers cut into stages over the ranks; micro-batches flow through them, forward and backward.
 
-    All ranks work on the whole batch: the first stage reads its inputs, the last one its targets. A model of the user's
-    is an `nn.Sequential`, or has a method ``pipeline_layers()`` that returns its layers as (name, module) in order.
+    All ranks work on the whole batch: the first stage reads its inputs, the last one its targets. A user's model must
+    be an `nn.Sequential`, or have a method ``pipeline_layers()`` that returns its layers as (name, module) in order.
     """
 
     name = "pipeline"
@@ -46,11 +46,11 @@ class Pipeline(Strategy):
     schedule: AnyPipelineSchedule = Field(default_factory=lambda: PipelineSchedule("1f1b"))
     """The order of forwards and backwards: a schedule, or its name."""
     virtual_stages: int | None = Field(default=None, ge=1, le=64)
-    """Stages that each rank holds; None takes the schedule's own number."""
+    """Stages that each rank holds; None means the schedule's default."""
     microbatches: Count | None = None
-    """Micro-batches of one pass through the pipeline; None takes all of a step, fewer make several passes."""
+    """Micro-batches of one pass through the pipeline; None means all of a step, fewer make several passes."""
     split: Literal["time", "memory", "even"] | tuple[CountOrZero, ...] = "time"
-    """How layers are cut: by measured time, by memory, evenly by count, or by hand as the layers of each stage."""
+    """How layers are cut into stages: by measured time, by memory, evenly by count, or as the layers of each stage."""
 
     @model_validator(mode="after")
     def _possible_stages(self) -> Self:
@@ -60,16 +60,16 @@ class Pipeline(Strategy):
 
     @property
     def label(self) -> str:
-        """``pipeline:1f1b``: the schedule is always named."""
+        """Strategy and schedule, such as ``pipeline:1f1b``."""
         return f"{self.name}:{self.schedule.name}"
 
     @property
     def stages_per_rank(self) -> int:
-        """Stages that each rank holds, the default filled in."""
+        """Stages that each rank holds, with the default filled in."""
         return self.virtual_stages or self.schedule.default_stages
 
     def degrees(self, world_size: int) -> Mapping[str, Any]:
-        """A pipeline alone."""
+        """Layout: pipeline parallelism only."""
         stages = {"virtual_stages": self.stages_per_rank} if self.schedule.most_stages is None else {}
         return {"pipeline": world_size, "schedule": self.schedule.name, **stages}
 
@@ -78,7 +78,7 @@ class Pipeline(Strategy):
         return 1
 
     def stage_ranks(self, world_size: int) -> tuple[int, ...]:
-        """The rank that holds each stage, in the order of the stages."""
+        """Return the rank that holds each stage, in the order of the stages."""
         return self.schedule.stage_ranks(world_size, self.stages_per_rank)
 
     def role(self, rank: int, world_size: int) -> str:
@@ -89,11 +89,11 @@ class Pipeline(Strategy):
         return f"stages {', '.join(held[:-1])} and {held[-1]}"
 
     def passes(self, num_micro_batches: int) -> int:
-        """Passes through the pipeline in a step of `num_micro_batches` micro-batches."""
+        """Number of passes through the pipeline in a step of `num_micro_batches` micro-batches."""
         return num_micro_batches // (self.microbatches or num_micro_batches)
 
     def suggested_micro_batch(self, global_batch: int, world_size: int) -> int | None:
-        """The largest that makes two micro-batches a rank or more; without one, the largest the schedule accepts."""
+        """Largest size with at least two micro-batches per rank; if none, the largest that the schedule accepts."""
         fitting = self._fitting_micro_batches(global_batch, world_size)
         several = [size for size in fitting if global_batch // size >= 2 * world_size]
         return next(iter(several or fitting), None)
@@ -105,14 +105,14 @@ class Pipeline(Strategy):
 
     @property
     def hides_noise_because(self) -> str:
-        """Where its gradients are."""
+        """Why the gradient noise scale cannot be measured."""
         return "each rank holds the gradients of its own stages only"
 
     def check(self, job: Job) -> None:
-        """Refuse too few micro-batches, too few layers, and a cut by hand that does not add up.
+        """Refuse too few micro-batches, too few layers, and an explicit split that does not add up.
 
         Raises:
-            SpecError: With the field, the value and the way out.
+            SpecError: The job is not valid; names the field, the value and a remedy.
         """
         if self.schedule.is_here:
             self._check_microbatches(job)
@@ -139,7 +139,7 @@ class Pipeline(Strategy):
         )
 
     def _check_order(self, job: Job) -> None:
-        """Of an order that torch does not know; a huge one is left to the ranks."""
+        """Check the order of operations if torch has no such schedule; a huge one is checked only by the ranks."""
         count = self.microbatches or job.num_micro_batches
         if self.schedule.torch_class is None and count * job.world_size <= _MOST_CHECKED:
             from shardscope.analytic.schedules import build
@@ -147,7 +147,7 @@ class Pipeline(Strategy):
             build(self.schedule, job.world_size, count, self.stages_per_rank)
 
     def _way_out(self, job: Job) -> str:
-        """The largest micro-batch with which the schedule runs."""
+        """Settings with the largest micro-batch that the schedule accepts, for an error message."""
         size = job.batch.global_batch
         fitting = self._fitting_micro_batches(size, job.world_size)
         if not fitting:
@@ -170,11 +170,11 @@ class Pipeline(Strategy):
 
     @property
     def ranks_meet(self) -> bool:
-        """Stages send to their neighbours only, each at its own time."""
+        """False: stages send only to their neighbours, each at its own time."""
         return False
 
     def split_of(self, trace: StepTrace, job: Job) -> tuple[int, ...]:
-        """Layers in each stage; where times are to be measured, FLOP stand for them."""
+        """Number of layers in each stage. If the split is by measured time, FLOP are used as a substitute."""
         pieces, num_stages = trace.pieces, job.world_size * self.stages_per_rank
         if isinstance(self.split, tuple):
             return self.split
@@ -192,13 +192,13 @@ class Pipeline(Strategy):
         return optimal_split([a + b for a, b in zip(states, stored, strict=True)], num_stages)
 
     def stages(self, step: JobStep) -> list[tuple[int, Sequence[PipelinePiece]]]:
-        """Each stage's rank and its layers."""
+        """Return the rank and the layers of each stage."""
         ends = accumulate(self.split_of(step.trace, step.job))
         pieces, ranks = step.trace.pieces, self.stage_ranks(step.world_size)
         return [(rank, pieces[a:b]) for rank, (a, b) in zip(ranks, pairwise([0, *ends]), strict=True)]
 
     def _table(self, step: JobStep) -> Table | None:
-        """Of one pass; None where it has too many operations to list."""
+        """Schedule table of one pass; None if it has too many operations to list."""
         from shardscope.analytic.schedules import build
 
         count = self.microbatches or step.micro_batches
@@ -207,9 +207,10 @@ class Pipeline(Strategy):
         return build(self.schedule, step.world_size, count, self.stages_per_rank)
 
     def activations(self, step: JobStep) -> list[float] | None:
-        """Micro-batches in flight times what the layers of each stage save, and the loss behind the last.
+        """Activation bytes of each rank: micro-batches in flight times those saved by each stage, and the loss.
 
-        A bound where blocks are recomputed, and where the backward pass is split, whose first part lets go of some.
+        It is an upper bound if blocks are recomputed, or if the backward pass is split, since its first part frees some
+        activations.
         """
         table = self._table(step)
         if not step.trace.pieces or table is None:
@@ -221,7 +222,7 @@ class Pipeline(Strategy):
         return list(table.peak_activation(stage_sizes=stages))
 
     def work(self, step: JobStep) -> list[float]:
-        """FLOP of its stages among those of all, with the bubble, of which many micro-batches leave next to none."""
+        """Work of each rank: its share of all FLOP, increased by the bubble, which is negligible for huge schedules."""
         if not step.trace.pieces:
             return [1.0 / step.world_size] * step.world_size
         flops = [0.0] * step.world_size
@@ -232,9 +233,9 @@ class Pipeline(Strategy):
         return [each / busy for each in flops]
 
     def traffic(self, step: JobStep) -> Traffic | None:
-        """Activations and their gradients across the boundaries, gradients of shared parameters, and norms.
+        """Traffic of activations and their gradients between stages, of gradients of tied parameters, and of norms.
 
-        An estimate where layers are cut by measured times and hand on tensors of different sizes.
+        It is an estimate if layers are cut by measured time and their outputs differ in size.
         """
         from shardscope.analytic.communication.pipeline import pipeline_traffic, tied_traffic
         from shardscope.analytic.communication.traffic import together
@@ -264,9 +265,9 @@ class Pipeline(Strategy):
         return together([crossing, *tied, *norm_traffic(step, of_layers=False)])
 
     def states(self, step: JobStep) -> RankStates | None:
-        """Each rank its own layers and all that goes with them; a parameter that several share is on each of them.
+        """States of each rank's own layers; a tied parameter is on every rank that uses it.
 
-        An estimate where layers are cut by measured times.
+        It is an estimate if layers are cut by measured time.
         """
         from shardscope.analytic.memory.stages import pipeline_states
 
@@ -282,10 +283,10 @@ class Pipeline(Strategy):
 
 
 def check_split(split: str | tuple[int, ...], num_layers: int, num_stages: int, *, of: str) -> None:
-    """Refuse a cut that this many layers do not have.
+    """Refuse a split that does not fit the number of layers.
 
     Raises:
-        SpecError: Fewer layers than stages, or numbers by hand that do not add up to the layers.
+        SpecError: There are fewer layers than stages, or an explicit split does not add up to the number of layers.
     """
     require_enough_layers(num_layers, num_stages)
     if isinstance(split, tuple) and sum(split) != num_layers:

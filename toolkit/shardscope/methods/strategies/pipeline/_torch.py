@@ -1,12 +1,13 @@
-"""Pipelines: the model cut into stages, run by torch's own schedules.
+"""Pipeline strategy: the model cut into stages, run by torch's own schedules.
 
-    setup     cut the model, let go of what other ranks hold, make torch's stages and schedule
-    step      one or more passes of micro-batches through the pipeline; tied gradients summed; clip and update
-    evaluate  activations handed from stage to stage
+    setup     cut the model, free the layers of other ranks, make torch's stages and schedule
+    step      one or more passes of micro-batches through the pipeline; sum tied gradients; clip and update
+    evaluate  pass activations from stage to stage
 
-Every rank updates what it holds. The global norm is summed over all ranks in one all-reduce of one number; trust
-ratios need none, for a tensor is never spread over ranks. A parameter that two stages share (GPT's tokens in embedding
-and head) is held by both ranks; their gradients are summed, so both copies move alike, and it is counted once.
+Every rank updates its own parameters. The global norm is summed over all ranks in one all-reduce of one number. Trust
+ratios need no communication, since a tensor is never sharded. A parameter tied between two stages (GPT's token
+embedding and head) is held by both ranks; their gradients are summed, so both copies stay equal, and only one is
+counted in the norm.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PLACEHOLDER = "_no_parameters_on_this_rank"
 
 
 class Pipeline(RankStrategy):
-    """Micro-batches flow through stages of layers, forward and back."""
+    """Pipeline strategy: micro-batches flow through stages of layers, forward and backward."""
 
     settings: pipeline.Pipeline
     lockstep = True
@@ -68,7 +69,7 @@ class Pipeline(RankStrategy):
         return self.modules
 
     def _start_alike(self, model: nn.Module) -> None:
-        """Copies of a tied parameter become those of the first rank that holds one."""
+        """Broadcast each tied parameter from the first rank that holds it."""
         for name, parameter in model.named_parameters():
             holders = self.cut.holders.get(name, [])
             if len(holders) > 1:
@@ -78,7 +79,7 @@ class Pipeline(RankStrategy):
         return [stage for stage, rank in enumerate(self.stage_ranks) if rank == self.context.rank]
 
     def _placeholder(self, model: nn.Module) -> nn.Parameter:
-        """One number for a rank without parameters, so that it has an optimizer and takes part in every norm."""
+        """Parameter of one element for a rank without parameters, so that it has an optimizer and joins every norm."""
         placeholder = nn.Parameter(
             torch.zeros(1, dtype=self.precision.weight_dtype, device=self.context.device)
         )
@@ -86,7 +87,7 @@ class Pipeline(RankStrategy):
         return placeholder
 
     def _share(self) -> None:
-        """Rings over the ranks that hold copies of the same parameter; the lowest rank counts it."""
+        """Make a ring over the ranks that hold copies of each tied parameter; the lowest rank counts it in norms."""
         tied = {
             name: ranks for name, ranks in self.cut.holders.items() if len(ranks) > 1 and name in self.names
         }
@@ -134,7 +135,7 @@ class Pipeline(RankStrategy):
         )
 
     def _agree_on_overflow(self) -> None:
-        """fp16: a gradient that overflows on one rank makes all ranks skip the step."""
+        """Make all ranks skip the step if a gradient overflows on one rank (fp16)."""
         self.precision.share_overflow = largest_over_ranks
 
     @property
@@ -155,7 +156,7 @@ class Pipeline(RankStrategy):
 
     @property
     def tells_of_layers(self) -> bool:
-        """Each rank has layers of its own."""
+        """True: each rank has its own layers."""
         return True
 
     def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
@@ -175,7 +176,7 @@ class Pipeline(RankStrategy):
         self.loss_function, self.parts = loss_function, len(micro_batches)
         self.precision.scale(
             torch.zeros(1, device=self.context.device)
-        )  # a scaler wants to be asked before it steps
+        )  # a GradScaler must scale something before it steps
         for first in range(0, self.parts, self.in_a_pass):
             self.recorder.first = first
             self._pass(micro_batches[first : first + self.in_a_pass])
@@ -190,7 +191,7 @@ class Pipeline(RankStrategy):
         return StepResult(loss, grad_norm, skipped)
 
     def _pass(self, part: Sequence[MicroBatch]) -> None:
-        """All of `part` once through the pipeline and back."""
+        """Run the micro-batches of `part` forward and backward through the pipeline."""
         self.targets = [targets for _, targets in part]
         if self._has_first:
             self.stages[0].inputs = [inputs for inputs, _ in part]
@@ -199,12 +200,12 @@ class Pipeline(RankStrategy):
                 target=torch.arange(len(part)) if self._has_last else None, return_outputs=False
             )
         except RuntimeError as error:
-            if error.__cause__ is not None:  # torch wraps what a layer raises
+            if error.__cause__ is not None:  # torch wraps a layer's exception
                 raise error.__cause__ from None
             raise
 
     def _loss(self, output: Any, index: Tensor) -> Tensor:
-        """What torch calls `backward` on: the part of the micro-batch at `index` in the mean over the global batch."""
+        """Return the loss for `backward`: the contribution of micro-batch `index` to the mean over the global batch."""
         with self.recorder.loss(), self.precision.autocast():
             loss = self.loss_function(output, self.targets[int(index)])
         self.losses.append(loss.detach())
@@ -233,10 +234,10 @@ class Pipeline(RankStrategy):
             yield self._predict
 
     def consensus(self) -> StandIns:
-        return {}  # each tensor is on the rank that trains it
+        return {}  # each tensor is already on the rank that trains it
 
     def _predict(self, inputs: Any) -> Any:
-        """The outputs, on the rank of the last stage."""
+        """Run the forward pass; returns the outputs on the rank of the last stage."""
         x = inputs
         rank, last = self.context.rank, len(self.stage_ranks) - 1
         for index, stage in self.stages.items():
@@ -251,7 +252,7 @@ class Pipeline(RankStrategy):
                 x = None
         return x
 
-    # All of it, on every rank, and on disk.
+    # The whole model, on every rank and in checkpoints.
 
     def full_parameters(self) -> dict[str, Tensor]:
         whole = {}
@@ -282,10 +283,10 @@ class Pipeline(RankStrategy):
 
 
 def _boundary(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What torch needs to know of messages: contiguous, and always with a gradient.
+    """Message formats for torch: contiguous meta tensors that always require a gradient.
 
-    Where a stage before needs none (frozen or without parameters), it drops it. Without one, torch's split backward
-    pass would leave out the weights of the next stage.
+    A preceding stage that needs no gradient (frozen or without parameters) drops it. Without a gradient, torch's split
+    backward pass would leave out the weights of the next stage.
     """
     return tuple(
         torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").requires_grad_(
@@ -296,5 +297,5 @@ def _boundary(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _saved(key: str, value: Any) -> bool:
-    """Leaves out what other ranks hold, and placeholders."""
+    """Whether to save an entry in a checkpoint: not if another rank holds it, or it is a placeholder."""
     return _PLACEHOLDER not in key and not (isinstance(value, Tensor) and value.device.type == "meta")

@@ -1,8 +1,8 @@
-"""Which rank holds which layers; the rest of the model is let go.
+"""Assign layers to ranks, and free the rest of the model on each rank.
 
-Every rank builds the whole model from the same seed, so all of them come to the same cut without asking each other,
-except for the measured times, which rank 0 tells all. Then each keeps the parameters of its own stages: those of the
-others move to the meta device and take no memory. The module keeps its shape, and with it the names of all parameters.
+Every rank builds the whole model from the same seed, so all ranks compute the same cut without communication, except
+for the measured times, which rank 0 broadcasts. Then each rank keeps the parameters of its own stages; all others move
+to the meta device and take no memory. The module keeps its structure, and thus the names of all parameters.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Cut:
 
     Attributes:
         stages: The layers of each stage.
-        outputs: The tensors that each stage hands on for one micro-batch, on the meta device: one, but for the last
-            stage, whose go to the loss.
-        holders: The ranks that hold each parameter, by its name in the whole model; several where it is tied.
+        outputs: The output tensors of each stage for one micro-batch, on the meta device: a single tensor, except for
+            the last stage, whose outputs go to the loss.
+        holders: The ranks that hold each parameter, by its name in the whole model; several if it is tied.
     """
 
     stages: list[Layers]
@@ -41,15 +41,15 @@ class Cut:
 
     @property
     def split(self) -> tuple[int, ...]:
-        """Layers in each stage."""
+        """Number of layers in each stage."""
         return tuple(len(stage) for stage in self.stages)
 
 
 def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: RankContext) -> Cut:
-    """Find the layers of `model` and share them out over the stages; called by all ranks.
+    """Find the layers of `model` and assign them to stages; called by all ranks.
 
     Raises:
-        SpecError: The model cannot be cut, or not into that many stages.
+        SpecError: The model cannot be cut, or not into this number of stages.
     """
     settings = job.strategy
     assert isinstance(settings, Pipeline)
@@ -82,7 +82,7 @@ def _split(
 
 
 def _state_bytes(layer: nn.Module, job: Job) -> float:
-    """Parameters, gradients and the optimizer's moments."""
+    """Bytes of a layer's parameters, gradients and optimizer moments."""
     copies = 2 + job.optimizer.states.tensors
     return sum(p.nbytes * (copies if p.requires_grad else 1) for p in layer.parameters())
 
@@ -97,9 +97,9 @@ def _holders(model: nn.Module, stages: Sequence[Layers], ranks: Sequence[int]) -
 
 
 def let_go(model: nn.Module, keep: Sequence[nn.Module]) -> None:
-    """Move all parameters and buffers of `model` that none of `keep` uses to the meta device, in place."""
+    """Move all parameters and buffers of `model` that no module in `keep` uses to the meta device, in place."""
     kept = {id(tensor) for module in keep for tensor in (*module.parameters(), *module.buffers())}
-    gone: dict[int, Tensor] = {}  # tied ones stay tied
+    gone: dict[int, Tensor] = {}  # keeps tied tensors tied
     for module in model.modules():
         own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         for name, tensor in own:

@@ -1,7 +1,7 @@
-"""Activations handed from stage to stage in an evaluation.
+"""Send and receive activations between stages in an evaluation.
 
-A training step's messages have shapes that all ranks know. An evaluation's last micro-batch may be smaller, so here
-each message is announced by a short one that holds its shape and type.
+In training, the shapes of messages are known to all ranks. The last micro-batch of an evaluation may be smaller, so
+here each message is preceded by a header with its shape and dtype.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shardscope.training.context import RankContext
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _MOST_DIMS = 8
-_TAG = 1 << 19  # apart from the messages of training
+_TAG = 1 << 19  # distinct from the tags of training
 
 
 def hand_on(x: Tensor, peer: int, context: RankContext) -> None:
@@ -26,7 +26,7 @@ def hand_on(x: Tensor, peer: int, context: RankContext) -> None:
 
 
 def take_over(peer: int, context: RankContext) -> Tensor:
-    """Receive what `peer` hands on."""
+    """Receive a tensor that `peer` sends with `hand_on`."""
     assert context.group is not None
     header = torch.empty(2 + _MOST_DIMS, dtype=torch.int64)
     context.group.recv([header], peer, _TAG).wait()

@@ -1,4 +1,4 @@
-"""What each layer costs and what it hands on, tried out with one micro-batch, one layer at a time."""
+"""Probe the cost and the output of each layer with one micro-batch, one layer at a time."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from shardscope.training.models.in_order import Layers
 from shardscope.training.tensors_in import tensors_in
 
 REPEATS = 3
-"""Of which the fastest counts: whatever disturbs a measurement only makes it slower."""
+"""Number of measurements, of which the fastest counts, since disturbances only make a measurement slower."""
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class LayerProbe:
-    """One layer on one micro-batch."""
+    """Result of probing one layer with one micro-batch."""
 
     outputs: list[Tensor]
-    """Shape and type of what it hands on, on the meta device: one tensor, or what the last layer's output holds."""
+    """Output tensors, on the meta device: a single tensor, or all tensors in the output of the last layer."""
     stored_bytes: int
-    """Activations that it keeps for its backward pass."""
+    """Bytes of activations saved for the backward pass."""
     seconds: float
-    """Of a forward and a backward pass; 0 where not measured."""
+    """Time of a forward and a backward pass in seconds; 0 if not measured."""
 
 
 def probe(
     model: nn.Module, layers: Layers, inputs: Any, autocast: Autocast, *, measure: bool
 ) -> list[LayerProbe]:
-    """Try out all layers, the output of each going into the next; the model is left as it was.
+    """Probe all layers, feeding the output of each into the next; the model is left unchanged.
 
     Raises:
-        SpecError: A layer hands on something that a pipeline cannot send, or cannot be differentiated through.
+        SpecError: A layer's output is not a floating-point tensor, which a pipeline cannot send or differentiate.
     """
     found, x = [], inputs
     device = next(tensor.device for tensor in tensors_in(inputs))
@@ -77,7 +77,7 @@ def _stored_bytes(layer: nn.Module, x: Any) -> tuple[int, Any]:
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage  # held, so that no address is used twice
+            kept[storage.data_ptr()] = storage  # kept alive, so that no address is reused
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -107,7 +107,7 @@ def _finish(device: torch.device) -> None:
 
 @contextmanager
 def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Puts buffers (running statistics) and the random state back afterwards."""
+    """Restore buffers (running statistics) and the random state afterwards."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield

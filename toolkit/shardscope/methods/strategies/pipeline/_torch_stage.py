@@ -1,4 +1,4 @@
-"""A stage that torch's schedules run, with every operation written down as it happens."""
+"""A pipeline stage for torch's schedules that records every operation."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from shardscope.training.models.in_order import Layers
 def schedule_of(
     schedule: PipelineSchedule, stages: Sequence[Stage], microbatches: int, **options: Any
 ) -> Any:
-    """What runs a schedule on this rank's stages: torch's own class where it has one, else the order in its runtime.
+    """Return an object that runs a schedule on this rank's stages.
+
+    It is torch's own class if torch has this schedule, and otherwise our order of operations in torch's runtime.
 
     Args:
-        schedule: Which one.
-        stages: Of this rank, in their order.
-        microbatches: Of one pass.
-        options: As torch's schedules take them.
+        schedule: The schedule.
+        stages: Stages of this rank, in order.
+        microbatches: Micro-batches of one pass.
+        options: Keyword arguments of torch's schedules.
     """
     if schedule.torch_class is None:
         table = build(schedule, stages[0].group_size, microbatches, len(stages))
@@ -40,22 +42,22 @@ def schedule_of(
 
 
 class Recorder:
-    """The operations of one rank in a step: kind, stage, micro-batch, start and end in unix seconds."""
+    """Recorder of one rank's operations in a step: kind, stage, micro-batch, start and end in unix seconds."""
 
     def __init__(self, meter: Meter, memory: MemoryWatch) -> None:
         self.meter = meter
         self.memory = memory
         self.ops: list[list[Any]] = []
         self.first = 0
-        """Added to micro-batches: those of a step's later passes count on."""
+        """Offset added to micro-batch numbers, so that they continue over the passes of a step."""
 
     def begin(self) -> None:
-        """Forget the last step."""
+        """Clear the operations of the last step."""
         self.ops, self.first = [], 0
 
     @contextmanager
     def op(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
-        """Write down what happens inside as one operation."""
+        """Record the body of the context as one operation."""
         start = time.time()
         with self.meter.span("compute", "forward" if kind == "F" else "backward"):
             yield
@@ -64,14 +66,14 @@ class Recorder:
 
     @contextmanager
     def loss(self) -> Iterator[None]:
-        """The loss belongs to the forward pass just written down."""
+        """Count the loss as part of the forward pass recorded last."""
         with self.meter.span("compute", "forward"):
             yield
         self.ops[-1][4] = round(time.time(), 6)
 
 
 class StageModule(nn.Module):
-    """The layers of one stage, one after another, in the job's precision."""
+    """The layers of one stage in sequence, in the job's precision."""
 
     def __init__(self, layers: Layers, autocast: Autocast) -> None:
         super().__init__()
@@ -79,7 +81,7 @@ class StageModule(nn.Module):
         self.autocast = autocast
 
     def forward(self, x: Any) -> Any:
-        """From one tensor, or a batch's inputs of any structure, to one tensor, or whatever the last layer returns."""
+        """Map a tensor, or a batch's inputs of any structure, to a tensor, or to the output of the last layer."""
         with self.autocast():
             for layer in self.layers:
                 x = call(layer, x)
@@ -87,11 +89,11 @@ class StageModule(nn.Module):
 
 
 class Stage(StaticStage):
-    """torch's stage, whose forwards and backwards are recorded."""
+    """torch's stage, with its forward and backward passes recorded."""
 
     recorder: Recorder
     inputs: Sequence[Any] = ()
-    """Of each micro-batch, for the first stage: torch would split and check tensors only."""
+    """Inputs of each micro-batch, for the first stage; passed this way since torch splits and checks only tensors."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, args: Any, *others: Any, **options: Any) -> Any:
         with self.recorder.op("F", self.stage_index, fwd_chunk_id):

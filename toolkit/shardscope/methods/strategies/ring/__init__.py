@@ -1,4 +1,4 @@
-"""Data parallel over our own ring."""
+"""Data parallelism over our own ring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data parallel over our own ring."""
+"""Data parallelism over our own ring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardscope.training.strategies.own_all_reduce import OwnAllReduce
 
 
 class Ring(OwnAllReduce):
-    """Each bucket of gradients goes around the ring as soon as the backward pass has filled it."""
+    """Strategy that all-reduces each gradient bucket over the ring as soon as the backward pass has filled it."""
 
     settings: ring.Ring
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Single(Strategy):
-    """One process and no communication: the oracle that every other strategy is held against."""
+    """One process and no communication: the reference for every other strategy."""
 
     name = "single"
     family = "One process"
@@ -26,15 +26,15 @@ class Single(Strategy):
     zero_stage = 0
 
     def degrees(self, world_size: int) -> Mapping[str, Any]:
-        """One device."""
+        """Layout: a single device."""
         return {}
 
     def traffic(self, step: JobStep) -> Traffic:
-        """Nothing."""
+        """No traffic."""
         return {}
 
     def states(self, step: JobStep) -> RankStates:
-        """A whole replica."""
+        """States of one whole replica."""
         from shardscope.analytic.memory import spread_states
         from shardscope.analytic.memory.work_space import updates_of
 

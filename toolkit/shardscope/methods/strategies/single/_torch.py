@@ -1,4 +1,4 @@
-"""One process, no communication: the oracle."""
+"""One process, no communication: the reference strategy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardscope.training.strategies.base import RankStrategy
 
 
 class Single(RankStrategy):
-    """Trains on one process as one would by hand."""
+    """Plain training on one process."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return model

@@ -1,4 +1,4 @@
-"""Data parallel over our own binary tree."""
+"""Data parallelism over our own binary tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data parallel over our own binary tree."""
+"""Data parallelism over our own binary tree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardscope.training.strategies.own_all_reduce import OwnAllReduce
 
 
 class Tree(OwnAllReduce):
-    """Each bucket of gradients climbs the tree and comes back as soon as the backward pass has filled it."""
+    """Strategy that all-reduces each gradient bucket over the tree as soon as the backward pass has filled it."""
 
     settings: tree.Tree
 

@@ -1,4 +1,4 @@
-"""ZeRO-1: optimizer state in shards."""
+"""ZeRO-1: sharded optimizer state."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class Zero1(ZeroStrategy):
     """Optimizer state partitioned: each rank updates an equal share of all elements, then they exchange weights.
 
-    The bytes are those of the ring: gradients are reduce-scattered and parameters all-gathered once a step. Compressed,
-    buckets are padded to equal shares, each share travels as one packet, and error feedback keeps a whole gradient.
+    The bytes are those of the ring: gradients are reduce-scattered and parameters all-gathered once a step. With
+    compression, buckets are padded to equal shares, each share is sent as one packet, and error feedback keeps a
+    residual of the whole gradient.
     """
 
     name = "zero-1"
@@ -31,13 +32,13 @@ class Zero1(ZeroStrategy):
     """Size of a gradient bucket in MiB; a bucket is sent as soon as all its gradients are there. 0 < value <= 1024."""
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
-        """2(W-1) S, the gradients' reduce-scatter and the parameters' all-gather."""
+        """2(W-1) S bytes: the reduce-scatter of gradients and the all-gather of parameters."""
         from shardscope.analytic.communication import all_reduce_bytes
 
         return float(all_reduce_bytes(gradient_bytes, world_size))
 
     def traffic(self, step: JobStep) -> Traffic:
-        """Bucket by bucket; norms are all-reduced by the backend."""
+        """Traffic of each bucket; norms are all-reduced by the backend."""
         from shardscope.analytic.communication import zero_1_traffic
         from shardscope.analytic.communication.traffic import together
         from shardscope.methods.strategies.sharded import norm_traffic
@@ -53,7 +54,7 @@ class Zero1(ZeroStrategy):
         return bucket_elements([row.num_elements for row in step.trained], capacity)
 
     def states(self, step: JobStep) -> RankStates:
-        """Parameters and gradients whole, flat in buckets; an equal share of the optimizer's state."""
+        """Whole parameters and gradients, flat in buckets, and an equal share of the optimizer state."""
         from shardscope.analytic.memory import spread_states
         from shardscope.analytic.memory.work_space import updates_of_shards
 

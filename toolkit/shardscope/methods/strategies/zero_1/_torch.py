@@ -1,9 +1,9 @@
-"""ZeRO-1: gradients whole, optimizer state in balanced pieces, one ring all-reduce's worth of bytes a step.
+"""ZeRO-1: whole gradients, optimizer state in equal shards, and the bytes of one ring all-reduce per step.
 
-torch's `ZeroRedundancyOptimizer` gives whole parameters to ranks, which makes uneven shares, and broadcasts them one
+torch's `ZeroRedundancyOptimizer` assigns whole parameters to ranks, which makes uneven shards, and broadcasts them one
 by one. Here the parameters lie flat in buckets, each cut element by element into equal chunks. As soon as the backward
-pass has filled a bucket, one thread a rank reduce-scatters it, in the same order on all ranks; each rank updates its
-own chunk with its share of the optimizer state; then the buckets are all-gathered in place.
+pass has filled a bucket, one thread per rank reduce-scatters it, in the same order on all ranks. Each rank updates its
+own chunk with its shard of the optimizer state. Then the buckets are all-gathered in place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shardscope.training.strategies.partitioned import Partitioned, Piece
 
 
 class Zero1(Partitioned):
-    """Each rank updates an equal share of all elements."""
+    """ZeRO-1 strategy: each rank updates an equal share of all elements."""
 
     settings: zero_1.Zero1
 
@@ -99,7 +99,7 @@ class Zero1(Partitioned):
         self.sent: list[Future[None]] = []
 
     def _arrived(self, parameter: nn.Parameter) -> None:
-        """A gradient is complete; send all buckets that are, in their order, which is the same on all ranks."""
+        """Handle a complete gradient: send all complete buckets, in their order, which is the same on all ranks."""
         if not self.is_last:
             return
         index, name = self.order[id(parameter)]
@@ -122,7 +122,7 @@ class Zero1(Partitioned):
                 piece.parameter.grad = piece.grad
 
     def _reduce(self, bucket: FlatBucket) -> None:
-        """This rank's chunk of the bucket's gradients becomes the mean over all ranks; the rest is scratch."""
+        """Reduce-scatter a bucket: this rank's chunk becomes the mean over all ranks; the rest is scratch."""
         own = bucket.own(bucket.grads)
         if self.compressor is not None:
             self._compress(bucket, own)
@@ -157,7 +157,7 @@ class Zero1(Partitioned):
             self.ring.all_gather_(flat)
 
     def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gathered on every rank: while a checkpoint is taken, each holds the whole optimizer state once."""
+        """Gather whole tensors on every rank: during a checkpoint, each rank holds the whole optimizer state once."""
         joined: dict[str, Tensor] = {}
         for bucket in self.buckets:
             flat = torch.zeros_like(bucket.weights)

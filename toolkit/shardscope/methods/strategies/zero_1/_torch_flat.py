@@ -1,8 +1,8 @@
-"""Parameters and gradients laid out flat in buckets, each bucket cut into equal chunks, one a rank.
+"""Parameters and gradients laid out flat in buckets, each bucket cut into equal chunks, one per rank.
 
-A parameter becomes a view of its bucket, so that gathering the bucket in place gathers the parameter; its gradient is
-accumulated into a view of a second buffer, so that reducing needs no copy. A rank's chunk of a bucket cuts through
-parameters wherever it happens to begin and end: what lies inside is this rank's piece of each, possibly empty.
+A parameter becomes a view of its bucket, so that gathering the bucket in place gathers the parameter. Its gradient is
+accumulated into a view of a second buffer, so that reducing needs no copy. The bounds of a rank's chunk can lie inside
+parameters; the part of each parameter inside the chunk, possibly empty, is the rank's piece of it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ Named = tuple[str, nn.Parameter]
 
 @dataclass(frozen=True)
 class FlatPiece(Piece):
-    """Elements `start` to `stop` of a parameter, as one row."""
+    """Elements `start` to `stop` of a parameter, flattened."""
 
     start: int
     stop: int
     grad: Tensor
-    """The same elements of the bucket's gradients."""
+    """Gradients of these elements, a view of the bucket's."""
 
 
 @dataclass
 class FlatBucket:
-    """Some parameters in a row, on `world_size` ranks.
+    """Consecutive parameters in one flat bucket, on `world_size` ranks.
 
     Attributes:
         named: The parameters, by name, in their order in the bucket.
-        even: Pad to a multiple of the ranks, as the backends' own collectives demand.
-        weights: All elements; `named` are views of it.
-        grads: Of the same length.
+        even: Pad to a multiple of the number of ranks, as the backends' own collectives require.
+        weights: All elements of the parameters, which are views of it.
+        grads: Gradients of all elements.
         pieces: This rank's piece of each parameter.
     """
 
@@ -66,7 +66,7 @@ class FlatBucket:
             offset += parameter.numel()
 
     def _take(self, name: str, parameter: nn.Parameter, offset: int) -> FlatPiece:
-        """Move a parameter into the bucket; returns what this rank updates of it."""
+        """Move a parameter into the bucket; returns this rank's piece of it."""
         size = parameter.numel()
         home = self.weights[offset : offset + size]
         home.copy_(parameter.detach().reshape(-1))
@@ -76,7 +76,7 @@ class FlatBucket:
         return FlatPiece(name, parameter, nn.Parameter(home[start:stop]), start, stop, grad)
 
     def clear_gradients(self) -> None:
-        """Zero them; what a backward pass adds to the parameters' gradients then arrives in the bucket."""
+        """Zero the gradients, and make those of the parameters views of the bucket, for the backward pass."""
         self.grads.zero_()
         grads = self.wholes(self.grads)
         for name, parameter in self.named:
@@ -84,7 +84,7 @@ class FlatBucket:
 
     @property
     def layout(self) -> list[tuple[str, torch.Size]]:
-        """Names and shapes of all that lies in the bucket, the padding included."""
+        """Names and shapes of everything in the bucket, including the padding."""
         laid = [(name, parameter.shape) for name, parameter in self.named]
         padding = self.weights.numel() - sum(shape.numel() for _, shape in laid)
         return [*laid, (f"{laid[0][0]}.padding", torch.Size([padding]))] if padding else laid
@@ -94,14 +94,17 @@ class FlatBucket:
         return flat[self.first : self.last]
 
     def wholes(self, flat: Tensor) -> dict[str, Tensor]:
-        """The parameters' shares of a tensor laid out like the bucket, by name, in their own shapes."""
+        """Views of each parameter's part of a tensor laid out like the bucket, by name, in the parameter's shape."""
         sizes = [parameter.numel() for _, parameter in self.named]
         parts = flat[: sum(sizes)].split(sizes)
         return {name: part.view(p.shape) for (name, p), part in zip(self.named, parts, strict=True)}
 
 
 def cut_into_buckets(parameters: Sequence[Named], bucket_bytes: int) -> list[list[Named]]:
-    """In reverse, as the backward pass fills them; one dtype and device a bucket, one parameter at least."""
+    """Cut parameters into buckets in reverse order, as the backward pass fills them.
+
+    A bucket has one dtype and device, and at least one parameter.
+    """
     buckets: list[list[Named]] = []
     filled = 0
     for name, parameter in reversed(parameters):

@@ -1,4 +1,4 @@
-"""ZeRO-2: optimizer state and gradients in shards."""
+"""ZeRO-2: sharded optimizer state and gradients."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 class Zero2(FullyShardedStrategy):
     """Gradients partitioned as well: parameters stay gathered from the forward to the end of the backward pass.
 
-    The bytes are those of the ring, but for FSDP2's padding: parameters are all-gathered once a step. With gradient
+    The bytes are those of the ring, except for FSDP2's padding: parameters are all-gathered once a step. With gradient
     accumulation they stay gathered over all micro-batches, and gradients are reduce-scattered after each, so that a
-    rank never holds more than shards of them: m micro-batches cost m reduce-scatters.
+    rank keeps only shards of them: m micro-batches cost m reduce-scatters.
     """
 
     name = "zero-2"

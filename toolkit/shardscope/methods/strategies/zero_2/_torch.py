@@ -1,4 +1,4 @@
-"""ZeRO-2: gradients and optimizer state in shards, by FSDP2 without resharding after the forward pass."""
+"""ZeRO-2: sharded gradients and optimizer state, by FSDP2 without resharding after the forward pass."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from shardscope.training.strategies.fully_sharded import FullySharded
 
 
 class Zero2(FullySharded):
-    """Gathers parameters once a step, however many micro-batches it has; reduce-scatters gradients after each."""
+    """ZeRO-2 strategy: gathers parameters once a step, and reduce-scatters gradients after each micro-batch."""
 
     keeps_gathered = True

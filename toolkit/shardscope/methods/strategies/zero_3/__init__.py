@@ -1,4 +1,4 @@
-"""ZeRO-3: optimizer state, gradients and parameters in shards."""
+"""ZeRO-3: sharded optimizer state, gradients and parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Zero3(FullyShardedStrategy):
     """Parameters partitioned as well: each block is gathered for its forward pass and again for its backward pass.
 
-    The bytes are 1.5 times those of the ring, but for FSDP2's padding, and again for each micro-batch.
+    The bytes are 1.5 times those of the ring, except for FSDP2's padding, for each micro-batch.
     """
 
     name = "zero-3"
