@@ -148,7 +148,7 @@ class TestNothingFits:
     ("settings", "told"),
     [
         ({"objective": "speed"}, "objective='speed' is not known"),
-        ({"objective": {"time": -1}}, "weights are numbers from 0 up"),
+        ({"objective": {"time": -1}}, "weights are finite and at least 0"),
         ({"objective": {"time": 0}}, "weighs nothing"),
         ({"global_batch": 0}, "global_batch=0"),
         ({"top": 0}, "top=0"),
