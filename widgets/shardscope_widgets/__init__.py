@@ -1,7 +1,6 @@
-"""What people touch: figures, the Training Lab, the Tuning Lab, the Pipeline Explorer, the ring view, the report.
+"""The user interface: figures, Training Lab, Tuning Lab, Pipeline Explorer, Planner, calculators, ring view, report.
 
-Names are imported when first used (PEP 562), so that importing this package loads neither Plotly nor
-ipywidgets.
+Names are imported on first use (PEP 562), so importing this package loads neither Plotly nor ipywidgets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The demo: a small GPT and a classifier, each on one process and on 4 ranks by every strategy there is.
+"""The demo: a small GPT and a classifier, each trained on one process and on 4 ranks with every strategy.
 
-Everything is real: processes, data (the standard library's source, scikit-learn's digits), bytes and times. A
-bar shows where it is; a table and an HTML report close it. Ctrl-C stops the run that is going on and reports
-what there is.
+Processes, data (the standard library's source, scikit-learn's digits), bytes and times are all real. A bar shows
+the progress, and a table and an HTML report follow at the end. Ctrl-C stops the current run and reports the
+results so far.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 RANKS = 4
 WORKLOADS = (("gpt-nano", "python-source", 32, 40), ("mlp", "digits", 64, 100))
-"""Model, data, global batch and steps."""
+"""(model, data, global batch in samples, steps) of each workload."""
 _LOOK_EVERY_S = 0.1
 _BAR = 28
 
 
 def jobs(*, ranks: int = RANKS, steps: int | None = None) -> list[Job]:
-    """Every workload by every strategy in the catalogue; one process where a strategy allows no more."""
+    """Jobs of every workload with every strategy in the catalogue, on at most as many ranks as the strategy allows."""
     return [_job(name, workload, ranks=ranks, steps=steps) for workload in WORKLOADS for name in strategies()]
 
 
@@ -48,7 +48,7 @@ def _job(name: str, workload: tuple[str, str, int, int], *, ranks: int, steps: i
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; returns the exit status: 0, 1 if a run failed, 130 after Ctrl-C."""
+    """Run the demo and return the exit status: 0, 1 if a run failed, 130 after Ctrl-C."""
     arguments = _parse(argv)
     started = time.monotonic()
     todo = jobs(ranks=arguments.ranks, steps=arguments.steps)
@@ -80,7 +80,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(job: Job, count: str, done: list[Run], root: Path | None) -> int:
-    """Run one job to its end under a bar; 0 if it went well."""
+    """Run one job to its end under a progress bar; return 0 on success, 1 on failure."""
     from shardscope.errors import ShardscopeError
     from shardscope.runtime import launch
 
@@ -103,7 +103,7 @@ def _title(job: Job) -> str:
 
 
 def watch(run: Run, title: str, stream: TextIO) -> None:
-    """Draw a bar until `run` has ended: in place on a terminal, one line at the end elsewhere."""
+    """Draw a progress bar until `run` has ended: in place on a terminal, otherwise as one line at the end."""
     trace, tail, alive = Trace.of(run), run.tail(), True
     while alive:
         alive = run.is_alive
@@ -117,7 +117,7 @@ def watch(run: Run, title: str, stream: TextIO) -> None:
 
 
 def bar_line(title: str, trace: Trace, steps: int) -> str:
-    """One line: what runs, a bar, the step, the loss and the step time."""
+    """One line with the title, a bar, the step, the loss and the step time."""
     now = trace.steps[-1] if trace.steps else None
     filled = _BAR * now.number // steps if now else 0
     bar = "━" * filled + "╌" * (_BAR - filled)
@@ -142,7 +142,7 @@ def _report(done: Sequence[Run], path: Path, took_s: float) -> None:
 
 
 def _cores_text(rows: Sequence[Row]) -> str:
-    """What to expect of this machine: ranks beyond its cores only take turns."""
+    """A note that the ranks share cores; empty if there is a core for every rank."""
     cores, ranks = max(1, int(usable_cores())), max(row.world_size for row in rows)
     if ranks <= cores:
         return ""
@@ -152,7 +152,7 @@ def _cores_text(rows: Sequence[Row]) -> str:
 
 
 def table_text(rows: Sequence[Row]) -> str:
-    """The rows as aligned columns, one block a workload."""
+    """The rows as aligned columns, one block per workload."""
     cells = [row.cells() for row in rows]
     widths = [max(map(len, column)) for column in zip(HEADERS, *cells, strict=True)]
     lines = [_line(HEADERS, widths), "  ".join("─" * width for width in widths)]

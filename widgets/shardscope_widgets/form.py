@@ -1,4 +1,4 @@
-"""Forms: traits and controls of the fields of specs, which take bounds, choices, help and defaults from there."""
+"""Forms: traits and controls for the fields of specs, with bounds, choices, help and defaults taken from the specs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ UNSET = "default"
 OFF = "none"
 """How forms show None where another value is the default."""
 MOST = 2**53 - 1
-"""Of what can be typed: the largest whole number that a page holds exactly."""
+"""Largest number that can be typed: the largest integer that JavaScript represents exactly."""
 _KINDS: dict[Any, str] = {bool: "switch", int: "count", float: "number", str: "text"}
 
 
 class Setting(NamedTuple):
-    """A field as a form shows it.
+    """A spec's field as a form shows it.
 
     `kind` is ``choice`` (among `values`), ``method`` (by its name), ``switch``, ``count``, ``number``, ``text`` or
-    ``other``. What is `optional` may be left open, which is None.
+    ``other``. An `optional` setting may be left empty, which stands for None.
     """
 
     spec: type[Spec]
@@ -45,7 +45,7 @@ class Setting(NamedTuple):
 
 
 def setting_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) -> Setting:
-    """A field as a form shows it; `otherwise` is what a form has otherwise than the spec, such as its default."""
+    """Return a field as a form shows it; `otherwise` overrides attributes of the `Setting`, such as its default."""
     info = spec.model_fields[field]
     label = label or field.replace("_", " ").capitalize()
     members = tuple(members_of(info.annotation))
@@ -70,17 +70,17 @@ def _kind(members: tuple[Any, ...]) -> str:
 
 
 def named(values: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
-    """Values under their own names, as `Setting.values` has them."""
+    """Pairs of (text, value) for `Setting.values`, each value labelled with its own text."""
     return tuple((str(value), value) for value in values)
 
 
 def option_of(value: Any) -> Any:
-    """A setting's value as forms have it: a method without settings of its own by its name."""
+    """A setting's value as forms hold it: a method with default settings becomes its name."""
     return value.name if isinstance(value, Method) and not value.changed else value
 
 
 class _Choice(t.TraitType[Any, Any]):
-    """One of a field's values, or what its spec reads as one, such as an alias."""
+    """A trait for one of a field's values; anything that the spec converts to one, such as an alias, is accepted."""
 
     def validate(self, obj: Any, value: Any) -> Any:
         setting = setting_in(type(obj), str(self.name))
@@ -99,7 +99,7 @@ _TRAITS: dict[str, Any] = {
 
 
 def trait_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) -> Any:
-    """The trait of a field; `otherwise` is as for `setting_of`."""
+    """Return a trait for a field; `otherwise` is as for `setting_of`."""
     setting = setting_of(spec, field, label, **{"values": (), **otherwise})  # a user may add methods later
     bounds = {"min": setting.least, "max": setting.most} if setting.kind in {"count", "number"} else {}
     make = _TRAITS.get(setting.kind, t.Any)
@@ -110,25 +110,25 @@ def trait_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) ->
 
 
 def setting_in(choices: type[t.HasTraits], name: str) -> Setting:
-    """What a trait of `trait_of` stands for."""
+    """Return the setting behind a trait that `trait_of` made."""
     spec, field, label, otherwise = choices.class_traits()[name].metadata["field"]
     return setting_of(spec, field, label, **otherwise)
 
 
 def traits_for(choices: type[t.HasTraits], spec: type[Spec]) -> list[str]:
-    """The traits that stand for fields of a spec."""
+    """Names of the traits that stand for fields of a spec."""
     return list(choices.class_traits(field=lambda about: about is not None and about[0] is spec))
 
 
 class Open(widgets.Text):  # type: ignore[misc]
-    """A box that may be left empty, which stands for None."""
+    """A text box that may be left empty, which stands for None."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(continuous_update=False, **{"placeholder": UNSET, **settings})
 
 
 def control_of(setting: Setting) -> widgets.DOMWidget:
-    """The control of a setting, at its default."""
+    """Return a control for a setting, at its default."""
     about: dict[str, Any] = {"description": setting.label, "tooltip": setting.help}
     if setting.optional:
         shown = {} if setting.default is None else {"value": str(setting.default), "placeholder": OFF}
@@ -149,7 +149,7 @@ def control_of(setting: Setting) -> widgets.DOMWidget:
 
 
 def show(control: widgets.DOMWidget, value: Any) -> None:
-    """Let a control show a value; a list or slider that lacks it gets a place for it: a function of the user's."""
+    """Make a control show a value; a list or slider that lacks it, such as a user's function, gets an entry for it."""
     if isinstance(control, Open):
         value = "" if value is None else str(value)
     elif isinstance(control, widgets.SelectionSlider):
@@ -168,14 +168,14 @@ def typed(control: widgets.DOMWidget) -> Any:
 
 
 def link(choices: t.HasTraits, controls: Mapping[str, widgets.DOMWidget]) -> None:
-    """Keep each control equal to the trait of its name, whose help it shows; the trait takes what the control does."""
+    """Link each control both ways to the trait of its name, and show the trait's help as its tooltip."""
     for name, control in controls.items():
         control.tooltip = choices.traits()[name].help
         t.link((choices, name), (control, "value"))
 
 
 def bind(choices: t.HasTraits, controls: Mapping[str, widgets.DOMWidget]) -> None:
-    """The same where the control shows whatever the trait takes; what the trait refuses is taken back."""
+    """Link as `link` does, but show any value of the trait, and undo an input that the trait rejects."""
     for name, control in controls.items():
         control.tooltip = choices.traits()[name].help
         _bind(choices, name, control)
@@ -183,7 +183,7 @@ def bind(choices: t.HasTraits, controls: Mapping[str, widgets.DOMWidget]) -> Non
 
 def _bind(choices: t.HasTraits, name: str, control: widgets.DOMWidget) -> None:
     def to_control(_change: object = None) -> None:
-        control.unobserve(to_trait, "value")  # a list that gets another place goes to its first for a moment
+        control.unobserve(to_trait, "value")  # a list whose options change briefly selects its first
         show(control, getattr(choices, name))
         control.observe(to_trait, "value")
 

@@ -1,4 +1,4 @@
-"""Tables as HTML that stays in a notebook or a report: no script, every text escaped."""
+"""Tables as static HTML for a notebook or a report: no script, all text escaped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOTHING = "Tick runs in the list to lay them side by side."
 
 
 def table_html(rows: Sequence[Row]) -> str:
-    """The rows as a table."""
+    """The rows as an HTML table."""
     head = "".join(f'<th scope="col">{safe(name)}</th>' for name in HEADERS)
     body = "".join(f"<tr>{''.join(f'<td>{safe(cell)}</td>' for cell in row.cells())}</tr>" for row in rows)
     table = f'<table class="ss-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
@@ -22,7 +22,7 @@ def table_html(rows: Sequence[Row]) -> str:
 
 
 def summary_html(traces: Sequence[Trace]) -> str:
-    """Table and words for `traces`."""
+    """Table and text description of `traces`, as HTML."""
     rows = comparison_info([trace for trace in traces if trace.steps])
     if not rows:
         return f'<div class="ss-words">{_NOTHING}</div>'
@@ -33,7 +33,7 @@ def summary_html(traces: Sequence[Trace]) -> str:
 
 
 def summary(runs: Iterable[Source]) -> HTML:
-    """Runs side by side, as a table and a sentence, to be shown in a notebook.
+    """Compare runs in a table and a sentence, for display in a notebook.
 
     Example:
         >>> summary(ss.runs()[:3])  # doctest: +SKIP

@@ -1,7 +1,7 @@
-"""A report of runs as one HTML file that needs nothing else: no network, no server, no notebook.
+"""A report of runs as one self-contained HTML file: it needs no network, server or notebook.
 
-Plotly's script is embedded once; the page follows the reader's light or dark theme; every text that comes
-from a job or an error is escaped.
+Plotly's script is embedded once, and the page follows the reader's light or dark theme. Text from jobs and errors
+is escaped.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _EXPLAIN = {
 
 
 def write_report(runs: Iterable[Source], path: Path | str, *, title: str = "Shardscope report") -> Path:
-    """Write a report of `runs` to `path` and return it.
+    """Write a report of `runs` to `path` and return the path.
 
     Args:
-        runs: Runs in the order in which they are to appear; those without a step are named and left out.
+        runs: Runs in order of appearance; those without a finished step are only listed by name.
         path: The file to write; its folder must exist.
         title: The heading, as plain text.
     """
@@ -59,7 +59,7 @@ def write_report(runs: Iterable[Source], path: Path | str, *, title: str = "Shar
 
 
 def report_html(traces: Sequence[Trace], *, title: str = "Shardscope report") -> str:
-    """The whole page as text."""
+    """The whole page as an HTML string."""
     told = [trace for trace in traces if trace.steps]
     silent = [trace.label for trace in traces if not trace.steps]
     page = _Page()
@@ -83,7 +83,7 @@ def _summary(traces: Sequence[Trace]) -> str:
 
 
 class _Page:
-    """Makes sections, and remembers whether Plotly's script is on the page already."""
+    """Makes sections, and tracks whether the page already contains Plotly's script."""
 
     def __init__(self) -> None:
         self._has_script = False

@@ -1,4 +1,4 @@
-"""The finished steps of a run, held in columns: 48 bytes a step, so that a run of days fits beside a notebook."""
+"""The finished steps of a run, stored in columns: 48 bytes per step, so that a run of days fits in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Step(NamedTuple):
 
 
 class Steps(Sequence[Step]):
-    """A growing sequence of `Step`, in the order in which they were finished.
+    """A growing sequence of `Step`, in the order in which the steps finished.
 
     Example:
         >>> steps = Steps([Step(1, 2.3, 0.1, 320.0, None, 4096)])
@@ -34,17 +34,17 @@ class Steps(Sequence[Step]):
             self.append(step)
 
     def append(self, step: Step) -> None:
-        """Add the newest step."""
+        """Append the newest step."""
         tokens = math.nan if step.tokens_per_s is None else step.tokens_per_s
         for column, value in zip(self._columns, step._replace(tokens_per_s=tokens), strict=True):
             column.append(value)
 
     def column(self, name: str, every: int = 1) -> array[Any]:
-        """A copy of one field of every `every`-th step; NaN stands for None."""
+        """Copy of one field of every `every`-th step; NaN stands for None."""
         return self._columns[Step._fields.index(name)][::every]
 
     def add_bytes(self, number: int, bytes_sent: int) -> None:
-        """Add bytes that were sent for step `number` after it was finished; a step that is not here is passed over."""
+        """Add bytes that were sent for step `number` after it finished; an unknown step is ignored."""
         numbers, sent = self._columns[0], self._columns[-1]
         for index in range(len(numbers) - 1, -1, -1):  # most likely one of the newest
             if numbers[index] == number:

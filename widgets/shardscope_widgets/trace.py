@@ -1,8 +1,8 @@
-"""What a run has told so far, step by step.
+"""The events that a run has reported so far, step by step.
 
 A `Trace` is fed the events of a run directory as they arrive and keeps what the figures draw: one `Step` for
 every step that all ranks have finished, the spans and chunks of recent steps, and the memory of every rank.
-It knows neither files nor widgets, so that a live panel, a report and a test fill it the same way.
+It depends on neither files nor widgets, so a live panel, a report and a test fill it the same way.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from shardscope_widgets.steps import Step, Steps
 
 Event = Mapping[str, Any]
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "gathered", "buffers")
-"""What a rank's memory is told apart by; `gathered` are parameters borrowed from other ranks for a moment."""
+"""Kinds of a rank's memory; `gathered` are parameters gathered temporarily from other ranks."""
 SPANS_KEPT = 200
-"""Steps whose spans are kept for the timeline; older ones are dropped, so that long runs stay small."""
+"""Number of steps whose spans, chunks and operations are kept; older ones are dropped to bound memory."""
 
 
 class Span(NamedTuple):
-    """Something one rank was busy with; times in Unix seconds."""
+    """One activity of one rank; times in Unix seconds."""
 
     rank: int
     lane: str
@@ -38,8 +38,9 @@ class Span(NamedTuple):
 
 
 class Op(NamedTuple):
-    """One operation of a pipeline on one rank: ``F`` forward, ``B`` backward, ``I`` and ``W`` its halves for input and
-    weights; times in Unix seconds.
+    """One operation of a pipeline on one rank; times in Unix seconds.
+
+    `op` is ``F`` for forward, ``B`` for backward, or ``I`` and ``W`` for the backward passes for inputs and weights.
     """
 
     rank: int
@@ -51,7 +52,7 @@ class Op(NamedTuple):
 
 
 class Update(NamedTuple):
-    """One update that a server applied at Unix time `t`: how many updates behind each gradient in it was."""
+    """One update that a server applied at Unix time `t`, with the staleness in updates of each gradient in it."""
 
     t: float
     server: int
@@ -59,7 +60,7 @@ class Update(NamedTuple):
 
 
 class Source(Protocol):
-    """The part of a `shardscope.Run` that a trace is made from."""
+    """The part of a `shardscope.Run` that a trace reads."""
 
     @property
     def id(self) -> str: ...
@@ -72,32 +73,32 @@ class Source(Protocol):
 
 @dataclass
 class Trace:
-    """The readable history of one run.
+    """The history of one run, in the form that figures read.
 
     Attributes:
         run_id: Name of the run directory.
-        label: What to call the run in words and legends.
+        label: Name of the run in text and legends.
         strategy: Short name of its strategy; decides the colour.
-        world_size: Number of ranks; a step counts as finished once all of them have reported it.
-        workload: What was trained, for example ``gpt-nano on python-source``; such runs can be compared.
-        schedule: Of a pipeline; empty for other strategies.
-        order: Of a pipeline: its schedule, where its code is here.
-        passes: Of a pipeline: in how many parts, one after another, a step's micro-batches flow through it.
-        bound: The most updates that a gradient may be behind; None where there is no such bound.
-        roles: What a rank is, for example ``server``, for strategies in which ranks differ.
-        held: Bytes by kind that each rank held in the newest step that tells.
-        ops: A pipeline's operations, step by step.
-        updates: Of all servers, in order of arrival.
+        world_size: Number of ranks; a step counts as finished when all of them have reported it.
+        workload: Model and data, for example ``gpt-nano on python-source``; runs with equal workloads are comparable.
+        schedule: Name of the pipeline schedule; empty for other strategies.
+        order: The pipeline schedule itself; None if its code is not available, and for other strategies.
+        passes: Consecutive passes through the pipeline in one step; 1 for other strategies.
+        bound: Staleness bound in updates; None if there is none.
+        roles: Role of each rank, for example ``server``, for strategies in which ranks differ.
+        held: Bytes by kind that each rank held, from its newest memory event.
+        ops: Pipeline operations by step.
+        updates: Updates of all servers, in order of arrival.
         consensus: Distance of the ranks' parameters from their mean, by step.
-        links: Bytes that each rank sent and received in its newest step, and since then for earlier ones.
-        method: How gradients were compressed, ``none`` where they were not; `method_label` says how hard.
-        period: Steps after which what crosses the wire repeats itself; above 1 under local SGD only.
-        link: What the ranks were held to, in words; empty for the machine's own.
-        kept: What compression told of itself (norms of residuals, bits, ranks), by figure and step; the largest rank's.
-        noise: Of steps that measured their gradient noise, what they told.
-        batches: Samples in the two gradients that were compared for it, of a small batch and of a whole step.
-        optimizer: The job's.
-        layers: What ranks told of their layers: trust ratios, and what compression owes.
+        links: (sent, received) bytes of each rank in its newest step, plus late traffic reported since then.
+        method: Compression method of the gradients, or ``none``; `method_label` adds its non-default settings.
+        period: Period of the wire traffic in steps; above 1 under local SGD only.
+        link: Paced link of the ranks as text; empty for the machine's own link.
+        kept: Metrics of compression (residual norms, bits, ranks) by name and step; the maximum over ranks.
+        noise: Squared gradient norms of the steps that measured gradient noise.
+        batches: Samples in the two gradients compared for the noise: a small batch and a whole step.
+        optimizer: The job's optimizer.
+        layers: Layer events of the ranks: trust ratios, and residuals of compression.
     """
 
     run_id: str
@@ -137,7 +138,7 @@ class Trace:
 
     @classmethod
     def of(cls, run: Source) -> Trace:
-        """An empty trace that carries the names of `run`; feed it events, or use `read`."""
+        """Return an empty trace with the metadata of `run`; feed it events, or use `read`."""
         job = run.job
         workload = f"{label_of(job.model)} on {label_of(job.data)}"
         bound, schedule = getattr(job.strategy, "bound", None), getattr(job.strategy, "schedule", None)
@@ -156,13 +157,13 @@ class Trace:
 
     @classmethod
     def read(cls, run: Source) -> Trace:
-        """The whole history of `run` as it stands."""
+        """Return a trace of all events of `run` so far."""
         trace = cls.of(run)
         trace.feed(run.events())
         return trace
 
     def feed(self, events: Iterable[Event]) -> bool:
-        """Take in new events, each rank's in their order; True if there was one that a figure shows."""
+        """Take in new events, in order for each rank; return whether any of them is shown by a figure."""
         return sum(self._take(event) for event in events) > 0
 
     def _take(self, event: Event) -> bool:
@@ -195,7 +196,7 @@ class Trace:
                 self.noise[number] = squares
 
     def _on_traffic(self, event: Event) -> None:
-        """What a rank's server has sent for a step that the rank had finished before."""
+        """Add traffic that a rank's server sent for a step after the rank had finished it."""
         number, rank = int(event["step"]), int(event["rank"])
         (sent, received), (sent_late, received_late) = self.links.get(rank, (0, 0)), _moved(event)
         self.links[rank] = sent + sent_late, received + received_late
@@ -215,7 +216,7 @@ class Trace:
             _drop_oldest(self.spans)
 
     def _on_chunk(self, event: Event) -> None:
-        """A chunk without a step belongs to the one that its rank has not finished yet."""
+        """Store a chunk; one without a step belongs to the step after its rank's newest finished one."""
         step = event.get("step") or self._newest.get(int(event["rank"]), 0) + 1
         self.chunks.setdefault(int(step), []).append(event)
         _drop_oldest(self.chunks)
@@ -258,11 +259,11 @@ class Trace:
 
     @property
     def measures_tokens(self) -> bool:
-        """Whether this run counts tokens, as language models do, and not only samples."""
+        """Whether this run counts tokens in addition to samples, as language models do."""
         return bool(self.steps) and self.steps[-1].tokens_per_s is not None
 
     def per_step(self, figure: str, *, average: Average = "mean") -> float | None:
-        """What a field of `Step` comes to per step, warm-up left out; None before the first whole period."""
+        """Average of a field of `Step` per step, without warm-up; None before the first whole period."""
         numbers, values = self.steps.column("number"), self.steps.column(figure)
         return per_step_of(numbers, values, self.period, average=average)
 
@@ -272,7 +273,7 @@ class Trace:
         return f"rank {rank}, {role}" if role else f"rank {rank}"
 
     def complete_span_steps(self) -> list[int]:
-        """Steps of which every rank has reported its spans, in order."""
+        """Steps whose spans every rank has reported, in order."""
         return sorted(n for n, spans in self.spans.items() if len({s.rank for s in spans}) == self.world_size)
 
 

@@ -1,7 +1,7 @@
-"""The communication calculator: how long a collective takes, by which algorithm, and where one overtakes another.
+"""The communication calculator: time of a collective by algorithm, and where one algorithm overtakes another.
 
-`CommunicationCalculator` holds what is asked as traits, which code can set and the controls show; `_controls` makes the
-controls, `_views` what is drawn. All formulas are in `shardscope.analytic.communication`.
+`CommunicationCalculator` holds the inputs as traits, which code can set and the controls show. `_controls` makes the
+controls and `_views` the figures. All formulas are in `shardscope.analytic.communication`.
 """
 
 from shardscope_widgets.communication_calculator._calculator import CommunicationCalculator

@@ -1,4 +1,4 @@
-"""What the calculator is asked, as traits: all that a person can set, and code too."""
+"""The inputs of the calculator as traits, set from the controls or from code."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from shardscope.errors import SpecError, unknown_name
 from shardscope_widgets.figures._communication import Question
 
 UNITS = {"Gbit/s": 1e9 / 8, "GB/s": 1e9, "GiB/s": float(2**30)}
-"""Bytes a second in one of each."""
+"""Bytes per second in one of each bandwidth unit."""
 FIRST = ("parameter-server", "ring", "tree", "halving-doubling", "hierarchical", "optical-ring")
 POSITIVE = ("num_bytes", "bandwidth", "inner_bandwidth", "compute_ms")
 COUNTS = ("workers", "per_node", "servers", "wavelengths")
 
 
 class Asked(t.HasTraits):
-    """One question, in the units that people use."""
+    """Inputs of the calculator, in the units shown on the screen."""
 
     op = t.Unicode("all_reduce", help="The operation.")
     algorithms = t.List(t.Unicode(), default_value=list(FIRST), help="Those that are compared.")
@@ -76,12 +76,12 @@ class Asked(t.HasTraits):
 
     @property
     def able(self) -> tuple[str, ...]:
-        """The algorithms that do the operation."""
+        """Names of the algorithms that implement the chosen operation."""
         return tuple(name for name, algorithm in ALGORITHMS.items() if self.op in algorithm.costs)
 
     @property
     def question(self) -> Question:
-        """What is asked, in bytes and seconds."""
+        """The inputs in bytes and seconds."""
         unit = UNITS[self.bandwidth_unit]
         servers = {"servers": self.servers}
         return Question(

@@ -1,4 +1,4 @@
-"""The calculator itself: controls on the left, answers on the right, and the wiring between."""
+"""The calculator widget: controls on the left, results on the right, and the callbacks between them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class _Frame(Frame):
 class CommunicationCalculator(widgets.VBox, Asked):  # type: ignore[misc]
     """Compare collective algorithms: time and volume by message size and workers, crossovers, efficiency.
 
-    Every trait of `Asked` can be set here and later: ``calculator.workers = 256``.
+    Every trait of `Asked` can be passed here or set later: ``calculator.workers = 256``.
 
     Args:
-        asked: Traits to start from, for example ``num_bytes=1e9, bandwidth=400, bandwidth_unit="Gbit/s"``.
+        asked: Initial traits, for example ``num_bytes=1e9, bandwidth=400, bandwidth_unit="Gbit/s"``.
 
     Raises:
-        SpecError: A value is out of range or not known.
+        SpecError: A value is out of range or unknown.
 
     Example:
         >>> CommunicationCalculator(workers=256, bandwidth=50, bandwidth_unit="GB/s")  # doctest: +SKIP
@@ -67,7 +67,7 @@ class CommunicationCalculator(widgets.VBox, Asked):  # type: ignore[misc]
         self.add_class("ss-comm")
 
     def draw(self) -> None:
-        """Work everything out anew; tabs that are not shown wait until they are."""
+        """Recompute the results; hidden tabs are redrawn when they are next shown."""
         self.problem.value = ""
         self._is_stale = set(self.views)
         found = answers(self.question)

@@ -1,4 +1,4 @@
-"""The controls: one a trait of `Asked`, bound both ways."""
+"""The controls: one per trait of `Asked`, bound both ways."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEEDED_BY = {
     "dedicated": {"parameter-server"},
     "wavelengths": {"optical-ring"},
 }
-"""Settings that matter to some algorithms only."""
+"""Algorithms that use each setting; settings that are not listed apply to all algorithms."""
 
 
 def _count(text: str, most: int = 65_536) -> widgets.DOMWidget:
@@ -37,7 +37,7 @@ def _slider(text: str, low: float, high: float, **more: Any) -> widgets.DOMWidge
 
 
 def make_controls(asked: Asked) -> dict[str, widgets.DOMWidget]:
-    """All controls by the name of their trait, in tab order."""
+    """Return all controls by trait name, in tab order."""
     controls: dict[str, widgets.DOMWidget] = {
         "op": widgets.Dropdown(description="Operation", options=[(op.replace("_", "-"), op) for op in OPS]),
         "workers": _count("Workers"),
@@ -58,7 +58,7 @@ def make_controls(asked: Asked) -> dict[str, widgets.DOMWidget]:
 
 
 class Sliding(widgets.VBox):  # type: ignore[misc]
-    """The slider of the message, with its value in words above it."""
+    """The message-size slider with its value as text above it."""
 
     def __init__(self, asked: Asked, slider: widgets.DOMWidget) -> None:
         self._value = widgets.HTML()
@@ -75,7 +75,7 @@ class Sliding(widgets.VBox):  # type: ignore[misc]
 
 
 class Ways(widgets.VBox):  # type: ignore[misc]
-    """A box to tick for each algorithm that does the operation, with the line that stands for it."""
+    """A checkbox for each algorithm that implements the operation, with a sample of its line."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
@@ -111,7 +111,7 @@ class Ways(widgets.VBox):  # type: ignore[misc]
 
 
 def panel(asked: Asked, controls: dict[str, widgets.DOMWidget], ways: Ways) -> widgets.VBox:
-    """What is asked above, the algorithms in the middle, and below what only some of them or the efficiency need."""
+    """Lay out the panel: common inputs, algorithm checkboxes, inputs of some algorithms, inputs of the efficiency."""
     first = ["op", "workers", "bandwidth", "bandwidth_unit", "latency_us"]
     what = widgets.GridBox([*(controls[name] for name in first), Sliding(asked, controls["num_bytes"])])
     some = widgets.GridBox([])

@@ -1,4 +1,4 @@
-"""The answers at the point that the controls say, as a table: fastest first."""
+"""The results at the values of the controls, as a table, fastest first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEADERS = (
 
 
 class Answer(NamedTuple):
-    """One algorithm at one point."""
+    """Time in seconds and volume in bytes of one algorithm at the values of the controls."""
 
     algorithm: str
     seconds: float
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
 
 def answers(question: Question) -> list[Answer]:
-    """Those that can, fastest first."""
+    """Results of the algorithms that can run with these inputs, fastest first."""
     found = []
     for name in question.algorithms:
         own: dict[str, Any] = {"op": question.op, "algorithm": name, **question.options.get(name, {})}
@@ -46,7 +46,7 @@ def answers(question: Question) -> list[Answer]:
 
 
 def answers_html(found: list[Answer]) -> str:
-    """The table; the fastest in bold."""
+    """The results as an HTML table, with the fastest in bold."""
     if not found:
         return ""
     head = "".join(f'<th scope="col">{name}</th>' for name in _HEADERS)

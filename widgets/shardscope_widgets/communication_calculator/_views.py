@@ -1,4 +1,4 @@
-"""What the calculator draws: three figures, a table, and a picture of who sends to whom."""
+"""The calculator's tabs: three figures, and a diagram of which worker sends to which."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _draw_efficiency(question: Question) -> Drawing:
 
 
 class FigureView(widgets.VBox):  # type: ignore[misc]
-    """A figure and what it says in words."""
+    """A figure with a text description below it."""
 
     def __init__(self, draw: Callable[[Question], Drawing]) -> None:
         self._draw = draw
@@ -49,14 +49,14 @@ class FigureView(widgets.VBox):  # type: ignore[misc]
         super().__init__([self.figure, self.words])
 
     def show(self, question: Question) -> None:
-        """Draw the answers to a question."""
+        """Draw the results for a question."""
         traces, layout, words = self._draw(question)
         self.figure.show_parts(traces, layout)
         self.words.value = f'<div class="ss-words" role="status">{safe(words)}</div>'
 
 
 class WhoSends(widgets.VBox):  # type: ignore[misc]
-    """The rounds of one algorithm, to be stepped through or played."""
+    """The rounds of one algorithm, which can be stepped through or played."""
 
     def __init__(self) -> None:
         self.algorithm = widgets.Dropdown(description="Algorithm", options=[("ring", "ring")], value="ring")
@@ -76,7 +76,7 @@ class WhoSends(widgets.VBox):  # type: ignore[misc]
         self._op = "all_reduce"
 
     def show(self, question: Question) -> None:
-        """Offer the algorithms of a question."""
+        """Offer those algorithms of a question that have a picture."""
         self._op = question.op
         options = [(ALGORITHMS[name].title, name) for name in question.algorithms if has_picture(name)]
         if not options:
@@ -115,7 +115,7 @@ class WhoSends(widgets.VBox):  # type: ignore[misc]
 
 
 def make_views() -> dict[str, widgets.DOMWidget]:
-    """The tabs by their titles."""
+    """Return the tabs by title."""
     return {
         "Message size": FigureView(_draw_sizes),
         "Workers": FigureView(_draw_workers),

@@ -1,7 +1,7 @@
-"""The Memory Calculator: a model, a layout and a device; what each pipeline stage would hold, and why.
+"""The Memory Calculator: memory of each pipeline stage for a model, a layout and a device, and its formulas.
 
-`_choices` holds what can be chosen as traits, `_catalogue` the models and devices there are to choose from, `_controls`
-the widgets bound to the traits, `_verdict` the sentence, and `_calculator` wires them together.
+`_choices` holds the inputs as traits, `_catalogue` lists the available models and devices, `_controls` holds the
+widgets bound to the traits, `_verdict` the sentence, and `_calculator` connects them.
 """
 
 from shardscope_widgets.memory_calculator._calculator import MemoryCalculator

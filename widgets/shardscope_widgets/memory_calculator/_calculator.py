@@ -1,4 +1,4 @@
-"""The Memory Calculator itself: choices on the left, verdict, bars and table on the right."""
+"""The Memory Calculator widget: choices on the left, verdict, bars and table on the right."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ ABOUT = "bytes on every device, by formula; hover over a block for its formula, 
 
 
 class MemoryCalculator(widgets.VBox, Choices):  # type: ignore[misc]
-    """Choose a model, a device and a layout, and see what each pipeline stage would hold.
+    """Choose a model, a device and a layout, and see the memory of each pipeline stage.
 
     Args:
-        choices: Any trait of `Choices` to start from, for example ``model="llama-3-70b", tensor=8, zero=3``.
+        choices: Initial traits of `Choices`, for example ``model="llama-3-70b", tensor=8, zero=3``.
 
     Example:
         >>> calculator = MemoryCalculator(model="gpt3-175b", zero=1)  # doctest: +SKIP
@@ -88,7 +88,7 @@ class MemoryCalculator(widgets.VBox, Choices):  # type: ignore[misc]
         return f"MemoryCalculator({self._model.name}: {self.verdict.sentence or self.problem})"
 
     def _take_model(self, _change: object = None) -> None:
-        """Another model: sliders offer what divides its heads, layers and experts."""
+        """Take another model: sliders offer the divisors of its heads, layers and experts."""
         try:
             self._model = self.chosen_model()
         except (ShardscopeError, OSError) as error:
@@ -102,7 +102,7 @@ class MemoryCalculator(widgets.VBox, Choices):  # type: ignore[misc]
         self._update()
 
     def _update(self, _change: object = None) -> None:
-        """Work everything out again and draw it, or say why it cannot be."""
+        """Recompute and redraw everything, or show why the layout is infeasible."""
         if self._is_refitting:
             return
         try:
@@ -120,7 +120,7 @@ class MemoryCalculator(widgets.VBox, Choices):  # type: ignore[misc]
         self.verdict = verdict(self._model, layout, self.info, framework=self.framework)
 
     def _say_problem(self, sentence: str) -> None:
-        """The sentence, and nothing of the layout before."""
+        """Show the problem, and clear the results of the previous layout."""
         self.problem, self.verdict = sentence, Verdict(False, "")
         self.term = self.info = None
         self.figure.layout.display = "none"
@@ -152,7 +152,7 @@ class MemoryCalculator(widgets.VBox, Choices):  # type: ignore[misc]
 
 
 def _table_html(info: MemoryPlanInfo) -> str:
-    """The blocks of the fullest stage, for reading and for screen readers."""
+    """The blocks of the fullest stage as an HTML table, also for screen readers."""
     rows = "".join(map(_row_html, table_rows(info)))
     head = "".join(f'<th scope="col">{name}</th>' for name in ("block", "kind", "bytes", "formula"))
     caption = f"<caption>{safe(info.stages[info.fullest].name.capitalize())}, block by block</caption>"

@@ -1,4 +1,4 @@
-"""The models and devices that the calculator offers: those of the catalogue, or a model's own config.json."""
+"""The models and devices that the calculator offers: catalogue entries, or a model's config.json."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def model_names() -> tuple[str, ...]:
 
 
 def find_model(name: str) -> Transformer:
-    """The transformer of a name, or the one that a config.json describes.
+    """The transformer of this name, or the one that a config.json describes.
 
     Raises:
-        SpecError: Neither is there, or the model is not a transformer.
+        SpecError: Neither exists, or the model is not a transformer.
     """
     model = Model.of(name)
     if not isinstance(model, Transformer):
@@ -33,5 +33,5 @@ def device_names() -> tuple[str, ...]:
 
 
 def find_device(name: str) -> Device:
-    """The device of a name."""
+    """The device of this name."""
     return Device.of(name)

@@ -1,4 +1,4 @@
-"""What a person chooses in the Memory Calculator, as traits; and the layout that comes of it. No widget here."""
+"""The inputs of the Memory Calculator as traits, and the layout they describe. This module has no widgets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardscope_widgets.memory_calculator import _catalogue
 
 
 class Choices(t.HasTraits):
-    """One trait a control. Setting a trait moves the control, and moving the control sets the trait."""
+    """One trait per control. Setting a trait moves the control, and moving the control sets the trait."""
 
     model = t.Any("gpt3-175b", help="A name from the catalogue, the path of a config.json, or a Transformer.")
     device = t.Unicode("a100-80gb", help="A name from the catalogue of devices.")
@@ -53,19 +53,19 @@ class Choices(t.HasTraits):
         return _catalogue.find_device(proposal["value"]).name
 
     def chosen_model(self) -> Transformer:
-        """The model that is chosen, with the chosen length of sequences.
+        """The chosen model with the chosen sequence length.
 
         Raises:
-            SpecError: No such model, or a file that describes none.
+            SpecError: The model does not exist, or the file does not describe one.
         """
         found = self.model if isinstance(self.model, Transformer) else _catalogue.find_model(self.model)
         return found.replace(seq=self.seq) if self.seq else found
 
     def chosen_layout(self) -> Layout:
-        """The layout that the choices describe; what would have no effect is left out.
+        """The layout that the choices describe, without choices that have no effect.
 
         Raises:
-            SpecError: It cannot be, alone or on the model; the sentence says what to change.
+            SpecError: The layout is infeasible, by itself or for the model; the message states what to change.
         """
         model = self.chosen_model()
         layout = Layout(
@@ -75,7 +75,7 @@ class Choices(t.HasTraits):
         return layout
 
     def _without_effect(self, model: Transformer) -> dict[str, Any]:
-        """Choices that stay as they are on the screen, and mean nothing as others stand."""
+        """Effective values of choices that have no effect, or are out of range, given the other choices."""
         schedule = PipelineSchedule(self.schedule)
         held = min(
             max(self.virtual_stages, schedule.least_stages), schedule.most_stages or self.virtual_stages

@@ -1,4 +1,4 @@
-"""The controls of the Memory Calculator: one a choice, bound both ways to the trait of the same name."""
+"""The controls of the Memory Calculator: one per choice, bound both ways to the trait of the same name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLIDERS = ("data", "tensor", "pipeline", "context", "expert", "zero", "micro_bat
 
 
 def steps_for(field: str, model: Transformer) -> list[int]:
-    """Values that a slider offers for a model: those that divide what they have to."""
+    """Values that a slider offers for a model: divisors of its heads, layers or experts, or a fixed list."""
     powers = [1 << power for power in range(13)]
     if field == "tensor":
         return [n for n in powers if model.heads % n == 0 and n <= 64]
@@ -40,7 +40,7 @@ def steps_for(field: str, model: Transformer) -> list[int]:
 
 
 def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
-    """All controls by the name of their trait, in tab order, bound to `choices`."""
+    """Return all controls by trait name, in tab order, bound to `choices`."""
     controls = {field: _control(choices, field) for _, fields in _GROUPS for field in fields}
     bind(choices, {field: control for field, control in controls.items() if field != "model"})
     _bind_model(choices, controls["model"])
@@ -69,7 +69,7 @@ def _control(choices: Choices, field: str) -> widgets.DOMWidget:
 
 
 def _bind_model(choices: Choices, box: widgets.Combobox) -> None:
-    """A model of the user's own goes by its name."""
+    """Bind the model box both ways; a `Transformer` object is shown by its name."""
 
     def name() -> str:
         return choices.model.name if isinstance(choices.model, Transformer) else str(choices.model)
@@ -84,7 +84,7 @@ def _bind_model(choices: Choices, box: widgets.Combobox) -> None:
 
 
 def refit(choices: Choices, controls: dict[str, widgets.DOMWidget], model: Transformer) -> None:
-    """Give sliders the steps of another model, each at the nearest step to where it was."""
+    """Give the sliders the steps of another model, each moved to the step nearest its old value."""
     for field in ("tensor", "pipeline", "expert"):
         steps, was = steps_for(field, model), getattr(choices, field)
         if was not in steps or not set(steps) <= set(controls[field].options):
@@ -95,7 +95,7 @@ def refit(choices: Choices, controls: dict[str, widgets.DOMWidget], model: Trans
 
 
 def panel(controls: dict[str, widgets.DOMWidget]) -> widgets.VBox:
-    """The controls in groups, two in a row."""
+    """The controls in groups, two per row."""
     boxes: list[widgets.Widget] = []
     for title, fields in _GROUPS:
         if title:

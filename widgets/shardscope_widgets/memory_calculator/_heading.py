@@ -1,4 +1,4 @@
-"""The calculator's heading, which also carries its style sheet."""
+"""The calculator's heading, which also loads its style sheet."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ _OWN = files(__package__).joinpath("memory.css").read_text(encoding="utf-8")
 
 
 class Heading(Frame):
-    """The lab's heading, with what a calculator looks like besides."""
+    """The lab's heading with the calculator's styles added."""
 
     _css = f"{Frame._css}\n{_OWN}"  # noqa: SLF001

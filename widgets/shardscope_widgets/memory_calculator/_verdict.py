@@ -1,4 +1,4 @@
-"""Whether a layout fits a device, in a sentence, and what would make it fit."""
+"""Whether a layout fits a device, in a sentence, and which change would make it fit."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("offloading the optimizer", {"offload": "optimizer"}),
     ("offloading everything", {"offload": "all"}),
 )
-"""From what costs least time to what costs most."""
+"""(name, change) pairs, ordered from the smallest time cost to the largest."""
 _RECOMPUTES = ("none", "selective", "full")
 HOST_BYTES = 256 * 2**30
-"""That one device may fill of its host's memory: an eighth of a node's 2 TiB."""
+"""Bytes of host memory that one device may use: an eighth of a node's 2 TiB."""
 
 
 class Verdict(NamedTuple):
-    """Whether it fits, and the sentence."""
+    """Whether a layout fits, and the sentence that states it."""
 
     fits: bool
     sentence: str
 
 
 def verdict(model: Transformer, layout: Layout, info: MemoryPlanInfo, *, framework: str) -> Verdict:
-    """What the bars of `info` come to."""
+    """Whether the fullest stage of `info` fits the device, and if not, which change would help."""
     held = info.stages[info.fullest].num_bytes
     spare = info.capacity_bytes - held
     if spare >= 0:
@@ -51,7 +51,7 @@ def verdict(model: Transformer, layout: Layout, info: MemoryPlanInfo, *, framewo
 
 
 def _way_out(model: Transformer, layout: Layout, capacity: float, framework: str) -> str:
-    """The cheapest single change that makes it fit, or what the most effective one leaves to do."""
+    """The cheapest single change that makes the layout fit, or what remains to do after the most effective one."""
     changes = [(name, change) for name, change in _CHANGES if _is_more(layout, change)]
     if not changes:
         return "Use more tensor or pipeline ranks, or a smaller micro-batch."
@@ -68,7 +68,7 @@ def _way_out(model: Transformer, layout: Layout, capacity: float, framework: str
 
 
 def _is_more(layout: Layout, change: dict[str, Any]) -> bool:
-    """Whether the change asks for more saving than there is, where it can save anything."""
+    """Whether the change saves memory beyond the layout's current settings."""
     field, value = next(iter(change.items()))
     if field == "sequence_parallel":
         return layout.tensor > 1 and not layout.sequence_parallel
@@ -80,6 +80,6 @@ def _is_more(layout: Layout, change: dict[str, Any]) -> bool:
 
 
 def _degrees(model: Transformer, layout: Layout) -> list[str]:
-    """Degrees that can still grow."""
+    """Names of the parallel degrees that can still grow."""
     can = {"tensor ranks": layout.tensor < model.kv_heads, "pipeline stages": layout.pipeline < model.layers}
     return [name for name, grows in can.items() if grows] or ["data-parallel ranks, with ZeRO"]

@@ -1,8 +1,8 @@
 """The Pipeline Explorer: every schedule drawn operation by operation, with its bubble and its memory.
 
-_explorer     the widget: choices as traits, and the wiring
+_explorer     the widget: choices as traits, and the callbacks
 _controls     sliders and the picker, bound to the traits
-_comparison   all schedules side by side for the chosen numbers, by the closed forms
+_comparison   all schedules compared for the chosen numbers, by the closed forms
 """
 
 from shardscope_widgets.pipeline_explorer._explorer import PipelineExplorer

@@ -1,4 +1,4 @@
-"""All schedules side by side for one pipeline, by the closed forms that the planner uses, as a table."""
+"""A table that compares all schedules for one pipeline, by the closed forms that the planner uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADERS = ("Schedule", "Stages a rank", "Step", "Bubble", "Activations", "of 1F1
 
 
 class Row(NamedTuple):
-    """One schedule: seconds of a step, the bubble's part of it, and micro-batches held by the fullest rank."""
+    """One schedule: seconds per step, the bubble as a fraction of it, and micro-batches held by the fullest rank."""
 
     name: str
     virtual_stages: int
@@ -25,28 +25,28 @@ class Row(NamedTuple):
     held: float
     held_vs_1f1b: float
     problem: str = ""
-    """Why there is no such schedule; the figures are then 0."""
+    """Why the schedule is impossible with these numbers; the figures are then 0."""
 
 
 def comparison_info(
     stages: int, microbatches: int, *, virtual_stages: int, t_f: float, t_input: float, t_weight: float
 ) -> tuple[Row, ...]:
-    """A row for each schedule; stages of equal cost, sending free, all ranks meeting between steps.
+    """Return a row for each schedule, for stages of equal cost, free sends and a barrier between steps.
 
     Args:
-        stages: Ranks.
-        microbatches: Of a step.
-        virtual_stages: Stages a rank, for the schedules that leave the choice.
-        t_f: Seconds of a micro-batch's forward pass on a whole rank.
-        t_input: Of its backward pass for inputs.
-        t_weight: Of its backward pass for weights.
+        stages: Number of ranks.
+        microbatches: Micro-batches per step.
+        virtual_stages: Stages per rank, for the schedules where it can be chosen.
+        t_f: Seconds of a micro-batch's forward pass through all stages of a rank.
+        t_input: Seconds of its backward pass for inputs.
+        t_weight: Seconds of its backward pass for weights.
     """
     known = schedules()
     accepted = [index for index, schedule in enumerate(known) if schedule.accepts(microbatches, stages)]
     held = [schedule.stages_of(virtual_stages) for schedule in known]
 
     def figures(chosen: list[int]) -> list[tuple[float, float]]:
-        """The bubble of each schedule, and what its fullest rank holds."""
+        """Return the bubble of each schedule in seconds, and the micro-batches that its fullest rank holds."""
         index, stages_held = np.array(chosen), np.array([held[each] for each in chosen])
         bubbles = closed.bubble_time(
             index, stages, microbatches, stages_held, t_f, t_input, t_weight, ranks_meet=True
@@ -74,7 +74,10 @@ def comparison_info(
 def _each_or_why(
     figures: Callable[[list[int]], list[tuple[float, float]]], chosen: list[int]
 ) -> dict[int, tuple[float, float] | str]:
-    """Each schedule's figures, asked for all at once; where one has none, one by one, and why it has none."""
+    """Return each schedule's figures, or the error message where they cannot be computed.
+
+    All are computed in one call; if that fails, each is computed separately.
+    """
     try:
         return dict(zip(chosen, figures(chosen), strict=True))
     except SpecError as error:
@@ -84,7 +87,7 @@ def _each_or_why(
 
 
 def comparison_html(rows: Sequence[Row], selected: str) -> str:
-    """The rows as a table, the selected one marked."""
+    """The rows as an HTML table with the selected one marked."""
     best = min((row.step_s for row in rows if not row.problem), default=0.0)
     head = "".join(f'<th scope="col">{safe(name)}</th>' for name in HEADERS)
     known = {schedule.name: schedule for schedule in schedules()}
@@ -119,5 +122,5 @@ def _row_html(row: Row, schedule: PipelineSchedule, *, is_selected: bool, best: 
 
 
 def _meter(part: float) -> str:
-    """A bar as long as the part, for the eye; the number stands beside it."""
+    """A bar whose width is the fraction `part`, hidden from screen readers: the number stands next to it."""
     return f'<i class="ss-meter" aria-hidden="true"><i style="width:{min(1.0, max(0.0, part)):.0%}"></i></i>'

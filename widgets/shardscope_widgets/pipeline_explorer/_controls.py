@@ -1,4 +1,4 @@
-"""The controls of the Pipeline Explorer: one a choice, bound both ways to the trait of the same name."""
+"""The controls of the Pipeline Explorer: one per choice, bound both ways to the trait of the same name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_RANKS, MOST_MICROBATCHES = 16, 64
 
 
 def make_controls(choices: t.HasTraits) -> dict[str, widgets.DOMWidget]:
-    """All controls by the name of their trait, in tab order, bound to `choices`."""
+    """Return all controls by trait name, in tab order, bound to `choices`."""
     number, time = widgets.IntSlider, widgets.FloatSlider
     fine = {"step": 0.5, "readout_format": ".1f"}
     controls: dict[str, widgets.DOMWidget] = {
@@ -41,7 +41,7 @@ def make_controls(choices: t.HasTraits) -> dict[str, widgets.DOMWidget]:
 
 
 def panel(controls: dict[str, widgets.DOMWidget], idea: widgets.HTML) -> widgets.VBox:
-    """The controls below each other, in groups with a heading."""
+    """The controls stacked vertically, in groups with a heading."""
     groups = {
         "Pipeline": ("stages", "microbatches", "virtual_stages"),
         "One micro-batch on one whole rank": ("t_f", "t_input", "t_weight"),

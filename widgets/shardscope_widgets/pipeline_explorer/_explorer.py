@@ -1,4 +1,4 @@
-"""The widget: choices as traits, the figure and the table that follow from them."""
+"""The Pipeline Explorer widget: choices as traits, and the figure and table computed from them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ NOTE = (
 
 
 class Style(anywidget.AnyWidget):
-    """The explorer's own style sheet, besides that of the lab, which comes with the heading."""
+    """The explorer's style sheet, in addition to the lab's, which the heading loads."""
 
     _esm = "export default {};"
     _css = files(__package__).joinpath("explorer.css").read_text(encoding="utf-8")
 
 
 class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
-    """Choose a schedule and its numbers; see every operation, the bubble, and what each rank holds.
+    """Choose a schedule and its numbers; see every operation, the bubble, and the activations that each rank holds.
 
     Args:
-        choices: Any of the traits to start from.
+        choices: Initial values of any traits.
 
     Example:
         >>> explorer = PipelineExplorer(schedule="zbv", stages=4, microbatches=8)  # doctest: +SKIP
@@ -99,11 +99,11 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
 
     @property
     def held(self) -> int:
-        """Stages of a rank: as chosen where the schedule leaves the choice, else its own."""
+        """Stages per rank: the chosen number if the schedule allows a choice, otherwise the schedule's own."""
         return PipelineSchedule(self.schedule).stages_of(self.virtual_stages)
 
     def refresh(self) -> None:
-        """Count the schedule anew and show it."""
+        """Recompute the schedule and redraw it."""
         schedule = PipelineSchedule(self.schedule)
         self.controls["virtual_stages"].layout.display = "none" if schedule.most_stages else None
         self._idea.value = (
@@ -142,7 +142,10 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         self._words.value = f'<div class="ss-words">{safe(words)}</div>'
 
     def _against_formula(self, info: ScheduleInfo, formula: float) -> str:
-        """What was counted, and what the closed form says of the same pipeline without sends and uneven stages."""
+        """The step time and bubble counted from the timeline, and the bubble by the closed form.
+
+        The closed form assumes free sends and stages of equal cost.
+        """
         counted = f"step {seconds_text(info.gantt.end_ms / 1e3)}, bubble {info.gantt.bubble:.1%} counted"
         if type(PipelineSchedule(self.schedule)).bubble is PipelineSchedule.bubble:
             return counted  # there is no closed form to compare with

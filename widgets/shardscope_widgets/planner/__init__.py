@@ -1,4 +1,4 @@
-"""The Planner: every layout of a model on a cluster, ranked live by what counts."""
+"""The Planner: every layout of a model on a cluster, ranked live by weighted objectives."""
 
 from shardscope_widgets.planner._planner import Planner
 

@@ -1,4 +1,4 @@
-"""The two parts that a click can choose in: the table and the scatter."""
+"""The two clickable parts of the planner: the table and the scatter plot."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ export default { render: clickable };
 
 
 class ClickFigure(LiveFigure):
-    """A live figure that tells which point was clicked: its `customdata`, a number."""
+    """A live figure that reports the clicked point by its `customdata`, an integer."""
 
     _esm = LiveFigure._esm.replace("export default { render };", _ON_CLICK)  # noqa: SLF001
     clicked = t.Int(-1).tag(sync=True)
 
 
 class PlanTable(anywidget.AnyWidget):
-    """Rows of text, one of which is chosen."""
+    """A table of text with one chosen row."""
 
     _esm = files(__package__).joinpath("table.js").read_text(encoding="utf-8")
     _css = files(__package__).joinpath("planner.css").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The Planner itself: what is asked on the left, the ranked answer on the right, and the wiring between."""
+"""The Planner widget: inputs on the left, ranked plans on the right, and the callbacks between them."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ ASKED = ("model", "device", "nodes", "global_batch", "precision")
 
 
 def _transformers() -> list[str]:
-    """Presets that can be planned: those made of equal layers."""
+    """Names of the presets that can be planned: transformers, whose layers are equal."""
     return [name for name in Model.names() if isinstance(Model.of(name), Transformer)]
 
 
 class Planner(widgets.VBox):  # type: ignore[misc]
     """Choose a model and a cluster; see every layout ranked, the front, and why each lost.
 
-    Choosing what counts ranks anew what the last search kept, within milliseconds; everything else searches again.
+    Changing the weights re-ranks the plans of the last search within milliseconds. Any other change starts a new
+    search.
 
     Args:
         model: Name of a preset, or a `Transformer`.
         cluster: A `Cluster` in place of `device` and `nodes`.
-        choices: Any trait to start from.
+        choices: Initial values of any traits.
 
     Example:
         >>> planner = Planner(model="gpt3-175b", nodes=128)  # doctest: +SKIP
@@ -167,7 +168,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             self.chosen = int(place[0]) + 1
 
     def search(self) -> None:
-        """Search again for what is asked."""
+        """Search again with the current inputs."""
         self.problem, self.plans = "", None
         self.screen.say("Searching …", state="running")
         try:

@@ -1,4 +1,4 @@
-"""Everything the Planner shows and where it stands. It draws what it is told and decides nothing."""
+"""The Planner's widgets and their layout; this module only draws what it is given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ABOUT = "every layout of a model on a cluster, ranked; nothing runs"
 
 
 class Screen:
-    """The widgets of a planner around its controls."""
+    """The widgets of a planner, laid out with its controls."""
 
     def __init__(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> None:
         self.status, self.problem, self.told, self.note = (widgets.HTML() for _ in range(4))
@@ -44,11 +44,11 @@ class Screen:
         return Frame(title="Planner", about=ABOUT), main
 
     def say(self, text: str, *, state: str) -> None:
-        """The line above everything."""
+        """Set the status line at the top."""
         self.status.value = f'<div class="ss-status {state}" role="status"><span>{safe(text)}</span></div>'
 
     def draw_search(self, plans: Plans) -> None:
-        """What a search alone decides."""
+        """Draw the parts that change only with a new search: rejections and the calibration note."""
         self._info = _plans.plans_info(plans)
         self._dots = _plans.scatter(self._info)
         self.rejected.figure = _plans.rejected(plans.rejected)
@@ -58,7 +58,7 @@ class Screen:
         self.note.value = f'<div class="ss-note">{safe(told)}</div>'
 
     def draw_ranking(self, plans: Plans, chosen: int) -> None:
-        """What depends on the order and on which plan is chosen."""
+        """Draw the parts that depend on the ranking and on the chosen plan: the table and the scatter plot."""
         self.answer.layout.display = None
         header, rows = _plans.table_rows(plans)
         with self.table.hold_sync():
@@ -68,18 +68,18 @@ class Screen:
         self.scatter.figure = self._dots | {"data": [*self._dots["data"], *rings]}
 
     def draw_chosen(self, plans: Plans, chosen: int, explanation: Explanation | None) -> None:
-        """The chosen plan beside the best."""
+        """Draw the comparison of the chosen plan with the best."""
         self.terms.figure = _plans.terms(_plans.terms_info(plans, (1, chosen)))
         self.told.value = _told(explanation)
 
     def draw_nothing(self) -> None:
-        """No plan: only the counts are left."""
+        """Show that there is no plan: only the counts of rejected layouts remain."""
         self.answer.layout.display = "none"
         self.table.rows = []
         self.scatter.figure, self.told.value = self._dots, ""
 
     def draw_failed(self) -> None:
-        """No answer at all: nothing of the last one stays."""
+        """Clear everything after a search that failed."""
         self._info, self._dots = _EMPTY, _plans.scatter(_EMPTY)
         self.left_out.layout.display = "none"
         self.note.value = ""

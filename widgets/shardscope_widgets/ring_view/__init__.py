@@ -1,9 +1,8 @@
 """The ring all-reduce as an animation, from measured events.
 
-`RingView` is an anywidget of its own: its traits hold one bucket of one step as plain values
-(`figures.ring_info`), and a few hundred lines of JavaScript move the chunks. Nothing is simulated: a packet
-leaves when the rank sent it and arrives when the send was over, each round drawn at the same length so that
-all can be followed.
+`RingView` is a separate anywidget. Its traits hold one bucket of one step as plain values (`figures.ring_info`),
+and a few hundred lines of JavaScript move the chunks. Nothing is simulated: a packet leaves when the rank sent it
+and arrives when the send was over. All rounds are drawn at the same length so that they can be followed.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ EMPTY = (
 
 
 class RingView(anywidget.AnyWidget):
-    """Watch the chunks of a ring all-reduce go round.
+    """An animation of the chunks of a ring all-reduce.
 
     Args:
         run: A run launched with ``strategy=Ring(trace_chunks=True)``; None shows nothing yet.
-        step: The step to show; by default the first that all ranks have recorded.
+        step: The step to show; by default the earliest recorded step.
         bucket: The gradient bucket to show, 0-based.
 
     Example:
@@ -57,7 +56,7 @@ class RingView(anywidget.AnyWidget):
             self.show(Trace.read(run), step=step, bucket=bucket)
 
     def show(self, trace: Trace, *, step: int | None = None, bucket: int = 0) -> None:
-        """Show a step of `trace`, or learn of its new steps if it is the one already shown."""
+        """Show a step of `trace`, or update the list of its steps if it is already shown."""
         newest = newest_ring_step(trace)
         steps = sorted(number for number in trace.chunks if newest is not None and number <= newest)
         if trace is not self._trace or not self.ring.get("rounds"):
@@ -76,6 +75,6 @@ class RingView(anywidget.AnyWidget):
 
 
 def ring_dict(info: RingInfo) -> dict[str, Any]:
-    """`info` with its captions as JSON."""
+    """`info` with its captions, as JSON."""
     rounds = [[transfer._asdict() for transfer in transfers] for transfers in info.rounds]
     return info._asdict() | {"rounds": rounds, "captions": captions(info)}

@@ -1,4 +1,4 @@
-"""The words beside the ring: a heading, a sentence and one line a transfer, for every round."""
+"""Captions of the ring: a heading, a sentence and one line per transfer, for every round."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SENTENCES = {
 
 
 def chunk_letter(chunk: int) -> str:
-    """Chunks are letters, so that they are not taken for ranks or counts."""
+    """Letter of a chunk; letters cannot be mistaken for ranks or counts."""
     return chr(ord("A") + chunk % 26)
 
 
 def captions(info: RingInfo) -> list[dict[str, Any]]:
-    """One caption a round, as the drawing wants it."""
+    """One caption per round, in the form that the JavaScript drawing reads."""
     return [_caption(info, transfers) for transfers in info.rounds]
 
 

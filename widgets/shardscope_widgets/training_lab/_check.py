@@ -1,4 +1,4 @@
-"""The check in the lab: it runs in a thread beside everything else, tells how far it is, and leaves its verdict."""
+"""The check in the lab: it runs in its own thread, shows its progress, and leaves its verdict on the page."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ STEPS = 8
 
 
 class _Cancelled(Exception):
-    """Somebody does not want to wait for the check."""
+    """The user cancelled the check."""
 
 
 class CheckPanel:
-    """One check at a time, and what came of the last one in `report`. `on_change` hears of its start and end."""
+    """Runs one check at a time and keeps the last result in `report`; calls `on_change` at its start and end."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.box = widgets.HTML()
@@ -39,11 +39,11 @@ class CheckPanel:
 
     @property
     def is_running(self) -> bool:
-        """Whether a check is going on."""
+        """Whether a check is running."""
         return self._thread is not None
 
     def start(self, job: Job, root: Path | None) -> None:
-        """Start checking `job`; returns at once. While a check is going on, nothing happens."""
+        """Start checking `job` and return at once; does nothing while a check is running."""
         if self.is_running:
             return
         self._cancelled.clear()
@@ -56,14 +56,14 @@ class CheckPanel:
         self._on_change()
 
     def cancel(self) -> None:
-        """Give up; the run that is going on is stopped."""
+        """Cancel the check at its next step; its current run is stopped."""
         self._cancelled.set()
 
     def wait(self, timeout: float | None = None) -> CheckReport | None:
-        """The report, once the check that is going on has ended; None if it failed or was cancelled.
+        """Wait for the current check to end and return its report; None if it failed or was cancelled.
 
         Raises:
-            TimeoutError: It goes on longer than `timeout` seconds.
+            TimeoutError: The check is still running after `timeout` seconds.
         """
         thread = self._thread
         if thread is not None:
@@ -75,7 +75,7 @@ class CheckPanel:
         return self.report
 
     def clear(self) -> None:
-        """Take the last verdict away, unless a check is going on."""
+        """Clear the last verdict, unless a check is running."""
         if not self.is_running:
             self.box.value = ""
 

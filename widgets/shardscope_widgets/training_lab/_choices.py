@@ -1,4 +1,4 @@
-"""What a person chooses in the Training Lab, as traits; and the job that comes of it. No widget here."""
+"""The inputs of the Training Lab as traits, and the job they describe. This module has no widgets."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from shardscope_widgets.form import UNSET, named, option_of, setting_in, trait_o
 from shardscope_widgets.training_lab._families import applies, options_of
 
 AS_IT_IS = "as it is"
-"""In the place of a bandwidth: the machine's own, unpaced."""
+"""Value of `bandwidth` that stands for the machine's own, unpaced link."""
 NO_LATENCY = "0"
 KINDS: dict[str, type[Method]] = {"strategy": Strategy, "compression": Compression, "lr_schedule": LRSchedule}
-"""The kinds of methods among the choices, whose names are asked for when they are needed: a user may add to them."""
+"""Choices that are methods, by kind. Names are looked up when needed, since a user may register more."""
 MICRO_BATCHES = ((UNSET, 0), *named((1, 2, 4, 8, 16, 32, 64)))
 
 
 def known_names(field: str) -> tuple[str, ...]:
-    """The names that a choice knows now."""
+    """Names that are valid for a choice at present."""
     return tuple(name for _, name in setting_in(Choices, field).values)
 
 
 class Choices(t.HasTraits):
-    """One trait a control. Setting a trait moves the control, and moving the control sets the trait."""
+    """One trait per control. Setting a trait moves the control, and moving the control sets the trait."""
 
     def __init__(self, *args: Any, **traits: Any) -> None:
         self._left: dict[tuple[str, str], dict[str, Any]] = {}
@@ -89,9 +89,9 @@ class Choices(t.HasTraits):
 
     @t.validate(*KINDS)
     def _known_kind(self, proposal: Mapping[str, Any]) -> Any:
-        """What is set for the method that is left is kept for when it is chosen again.
+        """Store the options of the previous method, so that choosing it again restores them.
 
-        A short string such as ``pipeline:gpipe`` sets the option that it names, too.
+        A short string such as ``pipeline:gpipe`` also sets the option that it names.
         """
         field, asked = proposal["trait"].name, proposal["value"]
         self._left[field, getattr(self, field)] = getattr(self, f"{field}_options")
@@ -108,15 +108,15 @@ class Choices(t.HasTraits):
         field = change["name"]
         try:
             setattr(self, f"{field}_options", self._left.get((field, change["new"]), {}))
-        except t.TraitError:  # its class was defined anew, without these settings
+        except t.TraitError:  # its class was redefined without these settings
             setattr(self, f"{field}_options", {})
 
     @t.validate(*(f"{field}_options" for field in KINDS))
     def _possible_options(self, proposal: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings as the method takes them, without those left at None.
+        """Return the settings as the method normalises them, without those that are None.
 
         Raises:
-            TraitError: The method does not take them.
+            TraitError: The method rejects them.
         """
         given = {field: value for field, value in proposal["value"].items() if value is not None}
         field = proposal["trait"].name.removesuffix("_options")
@@ -131,17 +131,17 @@ class Choices(t.HasTraits):
         }
 
     def method(self, field: str) -> Any:
-        """The chosen method of a kind, with its settings."""
+        """Return the chosen method of a kind, with its settings."""
         return self._made(field, getattr(self, f"{field}_options"))
 
     def _made(self, field: str, options: Mapping[str, Any]) -> Any:
-        """A setting that means nothing beside the others is remembered, not used."""
+        """Make the method; a setting that does not apply given the others stays stored but is not used."""
         kind, name = KINDS[field], getattr(self, field)
         chosen = {**kind.by_name(name).settings, **options}
         return kind.by_name(name, **{each: v for each, v in options.items() if applies(each, chosen)})
 
     def method_options(self, field: str) -> dict[str, Any]:
-        """Every setting of the chosen method of a kind, defaults included."""
+        """Return all settings of the chosen method of a kind, including defaults."""
         usual = KINDS[field].by_name(getattr(self, field)).settings
         changed: dict[str, Any] = getattr(self, f"{field}_options")
         return {name: option_of(value) for name, value in usual.items()} | changed
@@ -174,7 +174,7 @@ class Choices(t.HasTraits):
 
     @t.observe("bandwidth")
     def _latency_of_link(self, change: Mapping[str, Any]) -> None:
-        """The machine's own link has no latency to choose; that of a paced one is found again with it."""
+        """Reset the latency with the machine's own link, and restore it when a bandwidth is chosen again."""
         if change["new"] == AS_IT_IS:
             self._latency, self.latency = self.latency, NO_LATENCY
         elif change["old"] == AS_IT_IS and self.latency == NO_LATENCY:
@@ -185,15 +185,15 @@ class Choices(t.HasTraits):
         """The latency in seconds; zero needs no unit.
 
         Raises:
-            SpecError: It is not a time.
+            SpecError: `latency` is not a time.
         """
         return 0.0 if self.latency in {NO_LATENCY, "0.0"} else parse(self.latency, "s", field="latency")
 
     def link(self) -> Link | None:
-        """The link that ranks are held to; None leaves the machine's own.
+        """Return the link to which ranks are paced; None stands for the machine's own.
 
         Raises:
-            SpecError: It is not a bandwidth or a latency, or a latency without a bandwidth.
+            SpecError: The bandwidth or the latency is invalid, or a latency is given without a bandwidth.
         """
         latency_s = self.latency_s
         if self.bandwidth != AS_IT_IS:
@@ -207,15 +207,15 @@ class Choices(t.HasTraits):
 
     @property
     def num_ranks(self) -> int:
-        """Ranks that will run: the chosen number, within what the strategy allows."""
+        """Number of ranks that will run: the chosen number, limited to the strategy's maximum."""
         ranks: int = self.world_size
         return min(ranks, registry.require_known(Strategy, self.strategy).max_ranks or ranks)
 
     def job(self) -> Job:
-        """The job that the choices describe.
+        """Return the job that the choices describe.
 
         Raises:
-            SpecError: They do not go together; the sentence says what to change.
+            SpecError: The choices are incompatible; the message states what to change.
         """
         suited = self.method("strategy").suggested_micro_batch(self.global_batch, self.num_ranks)
         plain = {name: getattr(self, name) for name in traits_for(Choices, Job)}

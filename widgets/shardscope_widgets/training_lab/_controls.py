@@ -1,4 +1,4 @@
-"""The controls of the Training Lab: one a choice, bound both ways to the trait of the same name."""
+"""The controls of the Training Lab: one per choice, bound both ways to the trait of the same name."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _FAMILIES = {"strategy": strategy_families, "compression": compressor_families}
 _BANDWIDTHS = (AS_IT_IS, "10 Mbit/s", "50 Mbit/s", "100 Mbit/s", "500 Mbit/s", "1 Gbit/s", "5 Gbit/s")
 _LATENCIES = (NO_LATENCY, "0.1 ms", "1 ms", "5 ms", "20 ms", "100 ms")
 WHAT = ("model", "data", "strategy", "world_size")
-"""What stands above the strategy's own settings."""
+"""Controls above the strategy's settings."""
 RATE = ("optimizer", "lr", "lr_schedule")
-"""What stands above the schedule's own settings."""
+"""Controls above the schedule's settings."""
 WIRE = ("bandwidth", "compression")
-"""What stands above the latency, which is the link's, and the compression's own settings."""
+"""Controls above the link's latency and the compression's settings."""
 HOW = ("global_batch", "micro_batch", "precision", "recompute", "noise_scale", "steps", "seed")
 CONTROLS = (*WHAT, *RATE, *WIRE, "latency", *HOW)
 
 
 def make_controls(choices: Choices, names: Sequence[str] = CONTROLS) -> dict[str, widgets.DOMWidget]:
-    """The controls of these traits, in this order, bound to `choices`."""
+    """Return the controls of these traits, in this order, bound to `choices`."""
     controls = {name: _control(name) for name in names}
     bind(choices, controls)
     return controls
@@ -43,7 +43,7 @@ def _control(name: str) -> widgets.DOMWidget:
 
 
 def panel(controls: dict[str, widgets.DOMWidget], options: dict[str, widgets.DOMWidget]) -> widgets.VBox:
-    """The controls two in a row, the settings of a choice below it; `options` by the choice whose settings they are."""
+    """Lay out the controls two per row, with a method's settings (`options`, by kind of method) below its choice."""
     what, wire, rate, how = ([controls[name] for name in names] for names in (WHAT, WIRE, RATE, HOW))
     latency = widgets.GridBox([controls["latency"]])
     latency.add_class("ss-options")
@@ -64,7 +64,7 @@ def panel(controls: dict[str, widgets.DOMWidget], options: dict[str, widgets.DOM
 
 
 def _shown_with_a_link(box: widgets.GridBox, bandwidth: widgets.Dropdown, latency: widgets.Dropdown) -> None:
-    """A latency goes with a bandwidth only; one that was given without stays in sight, for it must be taken back."""
+    """Show the latency only with a bandwidth, or while it is set without one and so has to be reset."""
 
     def show(_change: object = None) -> None:
         needless = bandwidth.value == AS_IT_IS and latency.value == NO_LATENCY

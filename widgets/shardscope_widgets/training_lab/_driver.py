@@ -1,6 +1,4 @@
-"""The lab's clock: one daemon thread that calls a method a few times a second, for as long as its owner
-lives.
-"""
+"""The lab's clock: one daemon thread that calls a method a few times a second while its owner exists."""
 
 from __future__ import annotations
 
@@ -9,15 +7,13 @@ import weakref
 from collections.abc import Callable
 
 INTERVAL_S = 0.2
-"""Five looks a second: more than the eye needs, and far below the 1,000 messages a second that a server
-takes.
-"""
+"""Seconds between polls; five a second stay far below the 1,000 messages a second that a server accepts."""
 
 
 class Driver:
-    """Calls `beat` again and again, never twice at once, and drops it when its owner is gone.
+    """Calls `beat` at a fixed interval, never concurrently, until its owner is garbage-collected.
 
-    A slow beat delays the next one instead of queueing it, so what is drawn is always the newest.
+    A slow beat delays the next one instead of queueing it, so the newest state is always drawn.
     """
 
     def __init__(self, beat: Callable[[], None], *, interval_s: float = INTERVAL_S) -> None:
@@ -28,18 +24,18 @@ class Driver:
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread is there."""
+        """Whether the thread is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread, unless it runs already."""
+        """Start the thread, unless it is already running."""
         if not self.is_running:
             self._stopping.clear()
             self._thread = threading.Thread(target=self._loop, name="shardscope-lab", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end; returns once it has, unless called from the thread itself."""
+        """Stop the thread and wait up to 2 seconds for it to end, unless called from the thread itself."""
         self._stopping.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=2.0)

@@ -1,6 +1,6 @@
-"""The strategies in families, in the order in which training systems evolved, and the settings worth a control.
+"""Strategies and compressors by family, and the settings that have a control.
 
-The families are the chapters of that story; the settings are read from each strategy's own spec.
+Strategy families are in the order in which training systems evolved. Settings are read from each method's spec.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HEADINGS = (
     "As they are", "Shorter floats", "Integers in blocks", "Random rounding", "Signs", "Some of the elements",
     "Low rank", "Now and then",
 )  # fmt: skip
-"""Of methods of compression, in the order in which they are told; others follow."""
+"""Families of compression methods in display order; other families follow."""
 _LABELS = {
     "every": "Average every",
     "update_every": "Adapt every",
@@ -30,13 +30,13 @@ _LABELS = {
 }
 _OTHERWISE = {"mode": {"values": (("sync", "sync"), ("async", "async"), ("bounded (ssp)", "ssp"))}}
 _LEFT_TO_CODE = {"block", "clip", "bucket_mb", "slice_mb", "gamma", "microbatches"}
-"""Settings without a control; the lab's micro-batch says how many micro-batches there are."""
+"""Settings without a control; the lab's micro-batch size determines the number of micro-batches."""
 _ONLY_WITH = {"staleness": ("mode", "ssp")}
-"""Settings that mean something only beside a certain value of another."""
+"""Settings that apply only with a certain value of another setting."""
 
 
 def strategy_families() -> list[tuple[str, list[str]]]:
-    """Each heading with the strategies that stand under it, in the order in which training systems evolved."""
+    """Return each family with its strategies, in the order in which training systems evolved."""
     found: dict[str, list[str]] = {}
     for name, method in strategies().items():
         found.setdefault(method.family, []).append(name)
@@ -44,7 +44,7 @@ def strategy_families() -> list[tuple[str, list[str]]]:
 
 
 def compressor_families() -> list[tuple[str, list[str]]]:
-    """Each heading with the methods of compression that stand under it."""
+    """Return each family with its compression methods."""
     found: dict[str, list[str]] = {heading: [] for heading in _HEADINGS}
     for method in registry.all_of(Compression):
         found.setdefault(method.family, []).append(method.name)
@@ -52,7 +52,7 @@ def compressor_families() -> list[tuple[str, list[str]]]:
 
 
 def settings_of_method(kind: type[Method], name: str) -> list[Setting]:
-    """The settings of a method that a control can hold; sizes of blocks, buckets and slices are left to code."""
+    """Return the settings of a method that have a control; sizes of blocks, buckets and slices are set in code only."""
     method = registry.require_known(kind, name)
     found = [
         setting_of(method, field, _LABELS.get(field, ""), **_OTHERWISE.get(field, {}))
@@ -63,11 +63,11 @@ def settings_of_method(kind: type[Method], name: str) -> list[Setting]:
 
 
 def applies(setting: str, chosen: Mapping[str, Any]) -> bool:
-    """Whether a setting means something beside what else is chosen."""
+    """Whether a setting applies, given the other settings."""
     other, value = _ONLY_WITH.get(setting, (None, None))
     return other is None or chosen.get(other) == value
 
 
 def options_of(method: Method) -> dict[str, Any]:
-    """What of a method's settings differs from its defaults."""
+    """Settings of a method that differ from its defaults."""
     return {name: option_of(value) for name, value in method.changed.items()}

@@ -1,4 +1,4 @@
-"""What is predicted of the job that the controls describe, in a thread beside everything else."""
+"""The prediction for the job that the controls describe, computed in its own thread."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from shardscope.spec import Job
 
 PAUSE_S = 0.2
-"""That the controls must rest before their job is predicted."""
+"""Seconds without a change of the controls before their job is predicted."""
 
 
 class Forecast:
-    """A line on the newest job, which opens into its terms; where it will not fit, a tick to start it all the same.
+    """A line with the prediction for the newest job, which expands into its terms.
 
-    Nothing is predicted until `begin`, for until then nobody sees it.
+    If the job will not fit, a checkbox allows starting it anyway. Nothing is predicted before `begin`, because the
+    lab is not yet on a screen.
     """
 
     def __init__(self) -> None:
@@ -36,12 +37,12 @@ class Forecast:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """The lab is on a screen: predict what is asked."""
+        """Start predicting, now that the lab is on a screen."""
         self._begun = True
         self.want(self._asked)
 
     def want(self, job: Job | None) -> None:
-        """Have a forecast of `job`, or take the last one away; returns at once."""
+        """Request a forecast of `job`, or clear the last one with None; returns at once."""
         if self._begun and job == self._asked and (job is None or self.found is not None):
             return
         self._asked, self.found = job, None

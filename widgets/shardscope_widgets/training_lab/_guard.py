@@ -1,4 +1,4 @@
-"""Errors in place: what goes wrong in a callback is shown in the lab instead of vanishing in a log."""
+"""Error handling: errors in callbacks are shown in the lab instead of being lost in a log."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from shardscope_widgets.words import safe
 
 
 class Guard:
-    """Runs what may fail, one thing at a time, and hands every error to `say` as HTML.
+    """Runs callbacks one at a time and passes every error to `say` as HTML.
 
-    Callbacks come from the kernel's main thread, from subshells and from the lab's own threads: one lock for all.
+    Callbacks come from the kernel's main thread, from subshells and from the lab's own threads, so one lock serves
+    all of them.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -22,7 +23,7 @@ class Guard:
         self._say = say
 
     def callback(self, act: Callable[[], object], *, lock: bool = True) -> Callable[..., None]:
-        """`act` as a callback whose errors show; whatever the caller passes is not needed."""
+        """Return `act` as a callback whose errors are shown; arguments of the caller are ignored."""
 
         def guarded(*_ignored: object) -> None:
             with self.run(lock=lock):
@@ -32,7 +33,7 @@ class Guard:
 
     @contextmanager
     def run(self, *, lock: bool = True) -> Iterator[None]:
-        """Inside, errors are shown; `lock` is for what touches the lab, and not for what waits."""
+        """Show errors of the block; hold the lock for code that changes the lab, but not for code that waits."""
         try:
             if lock:
                 with self.lock:

@@ -1,4 +1,4 @@
-"""The list of runs: a checkbox each to lay it over the others, a sample of its line, its state in words."""
+"""The list of runs, each with a checkbox to overlay it in the plots, a sample of its line, and its state."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shardscope_widgets.training_lab._words import state_text
 from shardscope_widgets.words import plural, safe
 
 MOST_ROWS = 40
-"""Runs listed, newest first."""
+"""Maximum number of runs listed, newest first."""
 
 
 class _Row:
-    """One run's widgets; made once and kept, since closing the child of a box empties the box on reload."""
+    """Widgets of one run; made once and kept, since closing a child widget empties its box on reload."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -50,7 +50,7 @@ class History(widgets.VBox):  # type: ignore[misc]
         self.update({}, {})
 
     def update(self, entries: Mapping[str, Entry], looks: Mapping[str, Look], note: str = "") -> None:
-        """Show these runs, given oldest first; those with a look are ticked. `note` is a quiet line below them."""
+        """Show these runs, given oldest first, with those in `looks` ticked and `note` as a line below them."""
         listed = list(entries)[::-1][:MOST_ROWS]
         self._head.value = _head(len(entries), len(looks))
         self._note.value = f'<div class="ss-words">{safe(note)}</div>' if note else ""

@@ -1,4 +1,4 @@
-"""The Training Lab itself: choices on the left, what the runs tell on the right, and the wiring between."""
+"""The Training Lab widget: choices on the left, results of the runs on the right, and the callbacks between them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ WAIT_S = 0.02
 
 
 class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
-    """Choose a job, start it on real ranks, watch it, stop it, check it, and lay runs over each other.
+    """Choose a job, start it on real ranks, watch it, stop it, check it, and overlay runs in the same plots.
 
-    Constructing it starts no rank. Runs live on disk: a new lab, after a reload of the page or a restart of
-    the kernel, shows them all and follows those that are still running.
+    Constructing a lab does not start any rank. Runs are stored on disk: after a reload of the page or a restart of
+    the kernel, a new lab shows them all and follows those that are still running.
 
     Args:
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        choices: Any trait of `Choices` to start from, for example ``model=make_model, strategy="ring:2"``.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        choices: Initial traits of `Choices`, for example ``model=make_model, strategy="ring:2"``.
 
     Example:
         >>> lab = TrainingLab(model="gpt-nano", strategy="ring", world_size=2)  # doctest: +SKIP
@@ -94,11 +94,11 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
             control.observe(callback(self._draw_details), "value")
         self._replan()
 
-    # What code can do.
+    # The API for code.
 
     @property
     def run(self) -> Run | None:
-        """The run in focus: the one that was started last, unless another was chosen."""
+        """The run in focus: the one started last, unless another was chosen."""
         entry = self._book.entries.get(self.focus)
         return entry.run if entry else None
 
@@ -109,14 +109,14 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
 
     @property
     def is_running(self) -> bool:
-        """Whether the run in focus still runs."""
+        """Whether the run in focus is still running."""
         return self.run is not None and self.run.is_alive
 
     def start(self) -> Run:
         """Start the job that the controls describe, as the Start button does.
 
         Raises:
-            ShardscopeError: The job cannot exist or the ranks cannot be started.
+            ShardscopeError: The job is invalid or the ranks cannot be started.
         """
         from shardscope.runtime import launch
 
@@ -127,10 +127,10 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
     def start_check(self) -> None:
         """Check the job that the controls describe against one process, as the Check button does.
 
-        Returns at once; ``lab.check.wait()`` gives the report.
+        Returns at once; ``lab.check.wait()`` returns the report.
 
         Raises:
-            ShardscopeError: The job cannot exist.
+            ShardscopeError: The job is invalid.
         """
         self.check.start(self.job(), self._book.root)
 
@@ -152,7 +152,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
             threading.Thread(target=act, name="shardscope-stop", daemon=True).start()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the run in focus has ended; False if it has not within `timeout` seconds."""
+        """Wait for the run in focus to end; return False if it has not ended within `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.is_running and (deadline is None or time.monotonic() < deadline):
             time.sleep(WAIT_S)
@@ -160,13 +160,13 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         return not self.is_running
 
     def refresh(self) -> None:
-        """Look at the disk and draw everything now, instead of at the next beat."""
+        """Read the disk and redraw everything now, instead of at the next beat."""
         with self._guard.run():
             self._seen_at = self._detailed_at = 0.0
             self._update(everything=True)
 
     def close(self) -> None:
-        """Take the lab down; runs go on, a check is given up."""
+        """Close the lab; runs continue, and a running check is cancelled."""
         if hasattr(self, "_driver"):
             self._driver.stop()
             self.check.cancel()
@@ -175,10 +175,10 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
     def __repr__(self) -> str:
         return f"TrainingLab({len(self._book.entries)} runs, {self.status})"
 
-    # What the controls do.
+    # Callbacks of the controls.
 
     def _replan(self) -> None:
-        """Say what Start would do, or why it cannot."""
+        """Show what Start would do, or why the job is invalid."""
         self.screen.controls["world_size"].disabled = self.num_ranks == 1
         self.screen.say_checking(is_checking=self.check.is_running)
         try:
@@ -217,14 +217,14 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         self.problem = ""
         self.refresh()
 
-    # What the runs tell.
+    # Updates from the runs.
 
     def _beat(self) -> None:
         with self._guard.run():
             self._update()
 
     def _update(self, *, everything: bool = False) -> None:
-        """Read what is new and draw what it changes."""
+        """Read new events and redraw the parts that they change."""
         now = time.monotonic()
         if everything or now - self._seen_at > LOOK_FOR_RUNS_EVERY_S:
             self._seen_at = now
@@ -265,9 +265,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         self.screen.draw_details(self._focus_trace(), self._shown_traces())
 
     def _ended(self, entry: Entry) -> None:
-        """A run that was alive at the last look may have ended: show why, and leave the result in the
-        notebook.
-        """
+        """If a run has ended since the last poll, show any failure and store the result in the notebook."""
         if entry.is_alive:
             return
         if entry.state == "failed":
@@ -275,10 +273,10 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         self.screen.draw_summary(self._shown_traces())
         self._publish()
 
-    # A result that stays.
+    # The persistent result.
 
     def _ipython_display_(self) -> None:
-        """Show the lab, and below it a place for results that stays readable when nothing runs any more."""
+        """Show the lab, and below it the results as static output that stays readable without a kernel."""
         super_display = self._repr_mimebundle_()
         display(super_display, raw=True)
         self.screen.forecast.begin()

@@ -1,4 +1,4 @@
-"""The live tab: four plots of the runs that are ticked, and the timeline of the one in focus."""
+"""The live tab: four plots of the ticked runs, and the timeline of the one in focus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EMPTY = "Nothing to show yet. Start a run, or tick one in the list."
 
 
 class LiveView:
-    """Two figures and the words around them. It draws what it is told and decides nothing."""
+    """Two figures and their texts; this class only draws what it is given."""
 
     def __init__(self) -> None:
         self.legend = widgets.HTML()
@@ -46,7 +46,7 @@ class LiveView:
         )
 
     def draw_overview(self, traces: Sequence[Trace], looks: Sequence[Look]) -> None:
-        """The four plots, with the legend above them."""
+        """Draw the four plots with the legend above them."""
         info = _overview.overview_info(traces)
         places = _overview.run_properties(info)
         lines = [line for place in places for line in place] or _overview.NOTHING
@@ -57,7 +57,7 @@ class LiveView:
         self.legend.value = f'<div class="ss-legend">{"".join(keys) or _EMPTY}</div>'
 
     def draw_timeline(self, trace: Trace | None) -> None:
-        """The timeline of one run, at the chosen window of steps."""
+        """Draw the timeline of one run for the chosen window of steps."""
         if trace is None:
             self.timeline.put([], {"xaxis": _timeline.BLANK, "yaxis": _timeline.BLANK})
             return
@@ -72,10 +72,10 @@ class LiveView:
         self.words.value = f'<div class="ss-words">{safe(_timeline.timeline_text(info))} {_LANES}</div>'
 
     def _offer(self, known: Sequence[int]) -> None:
-        """Let the slider reach all recorded steps; while following, it stands at the newest."""
+        """Extend the slider to all recorded steps, and move it to the newest one while following."""
         if not known:
             return
-        self.is_offering = True  # the slider moves by itself now, which the user did not choose
+        self.is_offering = True  # the slider now moves without the user
         try:
             self.last_step.min, self.last_step.max = min(known[0], self.last_step.max), known[-1]
             self.last_step.min = known[0]

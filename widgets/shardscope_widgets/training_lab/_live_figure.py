@@ -1,9 +1,9 @@
-"""A Plotly figure that is given whole new values again and again, and survives a reload of the page.
+"""A Plotly figure that is replaced as a whole at each update, and survives a reload of the page.
 
-Plotly's own FigureWidget carries the 5 MB library in its module, and anywidget drops every message to a model whose
-module has not loaded within 2 seconds: on a busy machine such a figure stays as it was for good. Here the module is a
-few lines, and the library is a model of its own that all figures of a kernel share and each page loads once. The figure
-is one trait, so the newest value wins, the last one always arrives, and a reloaded page shows what is shown now.
+Plotly's own FigureWidget contains the 5 MB library in its module, and anywidget drops every message to a model whose
+module has not loaded within 2 seconds. On a busy machine such a figure never updates again. Here the module is a few
+lines long, and the library is a separate model that all figures of a kernel share and each page loads once. The figure
+is a single trait, so the newest value wins, the last one always arrives, and a reloaded page shows the current figure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _library() -> Library:
 
 
 class LiveFigure(anywidget.AnyWidget):
-    """A figure with places for traces, of which `put` fills the first; or any figure, by `show`."""
+    """A live figure: `put` fills the first traces of the template, `show` replaces the whole figure."""
 
     _esm = files(__package__).joinpath("live_figure.js").read_text(encoding="utf-8")
     library = t.Instance(Library).tag(sync=True, **widget_serialization)
@@ -46,17 +46,17 @@ class LiveFigure(anywidget.AnyWidget):
         super().__init__(library=_library(), figure=shown, label=label)
 
     def put(self, traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> None:
-        """Show `traces`, each on the axes of its place, under the template's layout with `layout` on top."""
+        """Show `traces`, each merged over the template's trace in its place, and `layout` merged over the template's."""
         places = self._template["data"]
         data = [place | trace for place, trace in zip(places, traces, strict=False)]
         self.figure = {"data": data, "layout": _on_top(self._template["layout"], layout)}
 
     def show_parts(self, traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> None:
-        """Show whole traces, as many as there are, under the template's layout with `layout` on top."""
+        """Show any number of complete traces, with `layout` merged over the template's layout."""
         self.figure = {"data": list(traces), "layout": _on_top(self._template["layout"], layout)}
 
     def show(self, figure: go.Figure) -> None:
-        """Show a whole figure in place of the template and what was put into it."""
+        """Show a complete figure, without the template."""
         whole = figure.to_plotly_json()
         self.figure = {"data": whole["data"], "layout": whole["layout"]}
 
@@ -66,12 +66,12 @@ class LiveFigure(anywidget.AnyWidget):
         return list(self.figure["data"])
 
     def snapshot(self) -> go.Figure:
-        """What is shown now, as a plain figure."""
+        """Return the figure that is shown now, as a plain `go.Figure`."""
         return go.Figure(self.figure)
 
 
 def _on_top(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` over `below`: settings of one axis are merged, everything else is replaced."""
+    """Merge `above` over `below`: dictionaries, such as axes, are merged one level deep, other values are replaced."""
     merged = {
         name: below.get(name, {}) | value if isinstance(value, dict) else value
         for name, value in above.items()

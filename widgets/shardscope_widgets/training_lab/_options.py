@@ -1,4 +1,4 @@
-"""The settings of the chosen method of a kind as controls made from its spec; they change with the choice."""
+"""Controls for the settings of the chosen method of a kind, made from its spec and replaced when the choice changes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shardscope_widgets.words import safe
 
 
 class Options(widgets.GridBox):  # type: ignore[misc]
-    """Bound both ways to the traits of `choices` for a kind of methods. Controls are made once and kept.
+    """Controls bound both ways to the traits of `choices` for one kind of method; they are made once and kept.
 
-    A value that the choices refuse is taken back, and `refusal` says why until the next one is taken.
+    A value that the choices reject is undone, and `refusal` states why until the next value is accepted.
     """
 
     def __init__(self, choices: Choices, field: str) -> None:
@@ -40,9 +40,9 @@ class Options(widgets.GridBox):  # type: ignore[misc]
 
     @property
     def controls(self) -> dict[str, widgets.DOMWidget]:
-        """The controls of what is chosen, by field."""
+        """Controls of the chosen method, by field."""
         name, settings = self._name, self._settings
-        key = name, repr(settings)  # a class may be defined again with others
+        key = name, repr(settings)  # a class may be redefined with other settings
         if key not in self._made:
             self._made[key] = {setting.field: self._control(key, setting) for setting in settings}
         return self._made[key]
@@ -60,7 +60,9 @@ class Options(widgets.GridBox):  # type: ignore[misc]
         self.layout.display = None if shown else "none"
 
     def _control(self, key: tuple[str, str], setting: Setting) -> widgets.DOMWidget:
-        control = control_of(setting._replace(least=0, most=MOST))  # what is too much is for the spec to say
+        control = control_of(
+            setting._replace(least=0, most=MOST)
+        )  # the spec rejects values that are too large
 
         def changed(_change: object) -> None:
             if key == (self._name, repr(self._settings)):

@@ -1,11 +1,11 @@
-"""The panels that appear below the timeline once a run has something for them: what each architecture adds.
+"""The panels below the timeline, each shown only when a run has data for it.
 
-A pipeline shows its schedule, a parameter server its staleness, gossip its distance from consensus, compressed runs
-their bytes and times beside an uncompressed one's and what they owe, layer-wise optimizers their trust ratios, runs
-that measure their gradient noise the critical batch size, and every run what its memory is made of.
+A pipeline shows its schedule, a parameter server its staleness, gossip its distance from consensus. Compressed runs
+show bytes and times compared with an uncompressed run, and their residuals. Layer-wise optimizers show trust ratios,
+runs that measure gradient noise the critical batch size, and every run its memory by kind.
 
-These figures are built in the lab's own thread. Plotly then looks NumPy and pandas up among the loaded modules, and
-would find half of one that another thread, such as a check's, is only just importing; so both are loaded here.
+These figures are built in the lab's own thread. Plotly then looks up NumPy and pandas among the loaded modules, and
+could find one that another thread, such as a check's, has only partly imported. Both are therefore imported here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardscope_widgets.words import safe
 
 
 class Panel:
-    """A heading, a figure and a sentence; not there until it has something to show."""
+    """A heading, a figure and a sentence; hidden until it has something to show."""
 
     def __init__(self, heading: str, note: str) -> None:
         self.figure = LiveFigure(go.Figure(), label=heading)
@@ -35,17 +35,17 @@ class Panel:
 
     @property
     def is_shown(self) -> bool:
-        """Whether it is on the page."""
+        """Whether the panel is on the page."""
         return bool(self.box.layout.display != "none")
 
     def show(self, figure: go.Figure, words: str) -> None:
-        """Be there, with this."""
+        """Show the panel with this figure and text."""
         self.figure.show(figure)
         self.words.value = f'<div class="ss-words">{safe(words)}</div>'
         self.box.layout.display = None
 
     def hide(self) -> None:
-        """Not be there."""
+        """Hide the panel."""
         self.box.layout.display = "none"
 
 
@@ -66,8 +66,10 @@ class Panels:
         self.box = widgets.VBox([panel.box for panel in panels])
 
     def draw(self, focus: Trace | None, shown: Sequence[Trace], *, last_step: int | None = None) -> None:
-        """Schedule and staleness of the run in focus, consensus and memory of all that are shown, as far as there
-        are.
+        """Draw all panels that have data.
+
+        Schedule, staleness, gradient noise and layers are of the run in focus; consensus, compression and memory are
+        of all shown runs.
         """
         self._draw_schedule(focus, last_step)
         self._draw_staleness(focus)
@@ -128,6 +130,6 @@ class Panels:
 
 
 def alone_beside(focus: Trace | None, shown: Sequence[Trace]) -> Trace | None:
-    """The run on one process that the others can be held against: of the same model and data."""
+    """The single-process baseline among the shown runs, with the same model and data as the run in focus."""
     same = [trace for trace in shown if focus is not None and trace.workload == focus.workload]
     return next((trace for trace in same if trace.world_size == 1), None)

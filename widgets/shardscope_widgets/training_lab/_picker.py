@@ -1,4 +1,4 @@
-"""A list to choose from whose entries stand in groups, which ipywidgets' own has not."""
+"""A select box with grouped entries, which ipywidgets does not provide."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The runs that the lab knows: those on disk, with a trace for each one that is looked at.
+"""The list of runs on disk, with a trace for each.
 
-Runs live in directories and outlast the kernel, so the book is filled from `shardscope.runs` and never from
-memory: after a page reload or a kernel restart it holds the same runs, and those still running are followed
-on.
+Runs are stored in directories and outlive the kernel, so the book is always filled from `shardscope.runs`. After a
+page reload or a kernel restart it holds the same runs, and continues to follow those still running.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ if TYPE_CHECKING:
 
 @dataclass
 class Entry:
-    """One run: its handle, what it has told, and its state when last asked."""
+    """One run: its handle, its trace, and its state at the last poll."""
 
     run: Run
     trace: Trace
     state: str = ""
     tail: Any = None
     problem: Skipped | None = None
-    """Why it cannot be shown any further."""
+    """Why the run can no longer be read; None if it can."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was starting or running when last asked."""
+        """Whether the run was starting or running at the last poll."""
         return self.state in {"starting", "running"}
 
     def poll(self) -> bool:
-        """Read what is new; True if anything that can be seen has changed."""
+        """Read new events; return whether anything visible has changed."""
         before, self.state = (
             self.state,
             self.run.state,
-        )  # first the state: events before the end are then all read
+        )  # the state first, so that all events before the end are read
         if self.tail is None:
             self.tail = self.run.tail()
         elif before == self.state and not self.is_alive:
@@ -55,10 +54,10 @@ class RunBook:
     root: Path | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
     skipped: str = ""
-    """One line on the runs that could not be read; empty where all could."""
+    """One line about the runs that could not be read; empty if all could."""
 
     def find(self) -> bool:
-        """Look for runs on disk that came or went; True if there were any."""
+        """Look for runs that were added to or removed from the disk; return whether the list or its note changed."""
         from shardscope.runtime import runs
         from shardscope.runtime.listing import note_on
 
@@ -78,19 +77,19 @@ class RunBook:
         return before != (list(self.entries), self.skipped)
 
     def add(self, run: Run) -> Entry:
-        """Enter a run that has just been started."""
+        """Add a run that has just been started."""
         entry = self.entries.get(run.id) or Entry(run, Trace.of(run), run.state)
         self.entries[run.id] = entry
         self._name_apart()
         return entry
 
     def poll(self, run_ids: Iterable[str]) -> set[str]:
-        """Read what these runs, and all that still run, have written; the ids of those that changed."""
+        """Read new events of these runs and of all that are still running; return the ids of those that changed."""
         wanted = {*run_ids, *(run_id for run_id, entry in self.entries.items() if entry.is_alive)}
         return {run_id for run_id in wanted if run_id in self.entries and self._polled(self.entries[run_id])}
 
     def _polled(self, entry: Entry) -> bool:
-        """Whether anything of it has changed. A run that cannot be shown becomes a note and is not read again."""
+        """Poll an entry and return whether it changed; a run that fails is noted as a problem and not read again."""
         if entry.problem:
             return False
         try:
@@ -100,7 +99,7 @@ class RunBook:
             return True
 
     def _name_apart(self) -> None:
-        """Number the runs of one name: ``ring-gpt-nano``, ``ring-gpt-nano 2``."""
+        """Number runs of the same name: ``ring-gpt-nano``, ``ring-gpt-nano 2``."""
         seen: dict[str, int] = {}
         for entry in self.entries.values():
             name = entry.run.name

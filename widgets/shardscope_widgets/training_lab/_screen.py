@@ -1,4 +1,4 @@
-"""Everything the Training Lab shows and where it stands. It draws what it is told and decides nothing."""
+"""The Training Lab's widgets and their layout; this module only draws what it is given."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ABOUT = "real ranks, in processes of their own: close the tab and they train on"
 
 
 class Screen:
-    """The widgets of a lab over `choices`; `check_box` is where a check shows itself."""
+    """The widgets of a lab, bound to `choices`; `check_box` is the widget of the check."""
 
     def __init__(self, choices: Choices, check_box: widgets.Widget) -> None:
         self.controls = _controls.make_controls(choices)
@@ -56,12 +56,12 @@ class Screen:
         return Frame(title="Training Lab", about=ABOUT), main
 
     def say_plan(self, text: str, *, is_possible: bool) -> None:
-        """What Start would do, or why it cannot."""
+        """Show what Start would do, or why the job is invalid."""
         self.start.disabled = not is_possible
         self.plan.value = f'<div class="ss-note{"" if is_possible else " bad"}">{safe(text)}</div>'
 
     def say_checking(self, *, is_checking: bool) -> None:
-        """The button starts a check, or gives up the one that is going on."""
+        """Label the check button for starting a check, or for cancelling the running one."""
         self.check.description, self.check.icon = ("Give up", "times") if is_checking else ("Check", "check")
         self.check.tooltip = (
             "Give up the check that is going on"
@@ -72,7 +72,7 @@ class Screen:
     def draw_runs(
         self, entries: Mapping[str, Entry], shown: Sequence[Entry], focus: str, note: str = ""
     ) -> None:
-        """The list of runs with a note below it, the legend and the four plots."""
+        """Draw the list of runs with a note below it, the legend and the four plots."""
         traces = [entry.trace for entry in shown]
         looks = run_looks([trace.strategy for trace in traces])
         by_id: dict[str, Look] = {entry.run.id: look for entry, look in zip(shown, looks, strict=True)}
@@ -82,13 +82,13 @@ class Screen:
         self.live.draw_overview(traces, looks)
 
     def draw_status(self, entry: Entry | None, text: str) -> None:
-        """The status line of the run in focus."""
+        """Draw the status line of the run in focus."""
         state = entry.state if entry else "idle"
         self.status.value = f'<div class="ss-status {safe(state)}" role="status">{safe(text)}</div>'
         self.stop.disabled = entry is None or not entry.is_alive
 
     def draw_details(self, focus: Trace | None, shown: Sequence[Trace]) -> None:
-        """The timeline and the panels below it, and the ring."""
+        """Draw the timeline, the panels below it, and the ring."""
         self.live.draw_timeline(focus)
         last_step = None if self.live.follow.value else self.live.last_step.value
         self.panels.draw(focus, shown, last_step=last_step)
@@ -96,7 +96,7 @@ class Screen:
             self.ring.show(focus)
 
     def draw_summary(self, shown: Sequence[Trace]) -> None:
-        """The table of the runs side by side."""
+        """Draw the table that compares the runs."""
         self.summary.value = summary_html(shown)
 
     def failure_of(self, entry: Entry) -> str:

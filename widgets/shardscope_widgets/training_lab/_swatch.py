@@ -1,4 +1,4 @@
-"""The samples that stand for a run or a kind of span: a line with its dash, a chip with its pattern."""
+"""Legend samples for a run or a kind of span: a line with its dash, a chip with its pattern."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DASH_ARRAYS = {
 
 
 def swatch(look: Look | None) -> str:
-    """An SVG of 26 by 10 pixels; without a look an empty place of the same size."""
+    """A line sample as an SVG of 26 by 10 pixels; an empty place of the same size without a look."""
     if look is None:
         return '<span class="ss-swatch"></span>'
     dash = _DASH_ARRAYS.get(look.dash)
@@ -24,7 +24,7 @@ def swatch(look: Look | None) -> str:
 
 
 def chip(look: Look) -> str:
-    """A square of the colour, striped the way the pattern of the bars is."""
+    """A square in the look's colour, striped like the pattern of its bars."""
     angle = {"/": "135deg", "\\": "45deg", "-": "0deg", "x": "90deg"}.get(look.pattern)
     stripes = (
         f"repeating-linear-gradient({angle},transparent 0 3px,rgba(255,255,255,.55) 3px 4px),"

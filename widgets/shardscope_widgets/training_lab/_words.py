@@ -1,4 +1,4 @@
-"""What the lab says: the state of a run, an estimate before it starts, an error in place."""
+"""Texts of the lab: the state of a run, the plan before it starts, and error boxes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardscope_widgets.words import count_text, plural, rate_text, safe
 
 
 def plan_text(job: Job) -> str:
-    """What pressing Start would do, in words."""
+    """A sentence about what Start would do: model size, samples per rank and micro-batches."""
     micro = job.num_micro_batches
     parts = f" in {micro} micro-batches" if micro > 1 else ""
     size = f"{count_text(MODELS[job.model].num_params)} parameters. " if isinstance(job.model, str) else ""
@@ -30,12 +30,12 @@ def _share(job: Job) -> str:
 
 
 def strategy_text(name: str) -> str:
-    """The first sentence of a strategy's own description."""
+    """First line of a strategy's docstring."""
     return (registry.require_known(Strategy, name).__doc__ or "").strip().partition("\n")[0]
 
 
 def progress_text(entry: Entry) -> str:
-    """How far a run is: ``step 12 of 100, loss 2.345``."""
+    """Progress of a run: ``step 12 of 100, loss 2.345``."""
     steps = entry.trace.steps
     if not steps:
         return "no step finished yet" if entry.is_alive else "no step finished"
@@ -53,7 +53,7 @@ def state_text(entry: Entry) -> str:
 
 
 def status_text(entry: Entry | None) -> str:
-    """The status line."""
+    """The status line of a run; a prompt to start one if `entry` is None."""
     if entry is None:
         return "Ready. Choose a job and press Start."
     name = entry.trace.label
@@ -74,7 +74,7 @@ def _rate(trace: Trace) -> str:
 
 
 def failure_html(entry: Entry, error: RunFailed) -> str:
-    """A failed run in place: who, when, what; the traceback folded away."""
+    """A failed run as an error box: rank, step and message, with the traceback collapsed."""
     where = "the run" if error.rank is None else f"rank {error.rank}"
     when = "" if error.step is None else f" at step {error.step}"
     head = f"<b>{safe(entry.trace.label)}: {where} failed{when}</b> (strategy {safe(error.strategy)})"
