@@ -48,7 +48,7 @@ def _job(name: str, workload: tuple[str, str, int, int], *, ranks: int, steps: i
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo and return the exit status: 0, 1 if a run failed, 130 after Ctrl-C."""
+    """Run the demo; returns the exit status: 0, 1 if a run failed, 130 after Ctrl-C."""
     arguments = _parse(argv)
     started = time.monotonic()
     todo = jobs(ranks=arguments.ranks, steps=arguments.steps)

@@ -116,12 +116,12 @@ def setting_in(choices: type[t.HasTraits], name: str) -> Setting:
 
 
 def traits_for(choices: type[t.HasTraits], spec: type[Spec]) -> list[str]:
-    """Names of the traits that stand for fields of a spec."""
+    """The traits that stand for fields of a spec."""
     return list(choices.class_traits(field=lambda about: about is not None and about[0] is spec))
 
 
 class Open(widgets.Text):  # type: ignore[misc]
-    """A text box that may be left empty, which stands for None."""
+    """A box that may be left empty, which stands for None."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(continuous_update=False, **{"placeholder": UNSET, **settings})

@@ -14,7 +14,7 @@ _NOTHING = "Tick runs in the list to lay them side by side."
 
 
 def table_html(rows: Sequence[Row]) -> str:
-    """The rows as an HTML table."""
+    """The rows as a table."""
     head = "".join(f'<th scope="col">{safe(name)}</th>' for name in HEADERS)
     body = "".join(f"<tr>{''.join(f'<td>{safe(cell)}</td>' for cell in row.cells())}</tr>" for row in rows)
     table = f'<table class="ss-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'

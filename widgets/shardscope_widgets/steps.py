@@ -34,13 +34,13 @@ class Steps(Sequence[Step]):
             self.append(step)
 
     def append(self, step: Step) -> None:
-        """Append the newest step."""
+        """Add the newest step."""
         tokens = math.nan if step.tokens_per_s is None else step.tokens_per_s
         for column, value in zip(self._columns, step._replace(tokens_per_s=tokens), strict=True):
             column.append(value)
 
     def column(self, name: str, every: int = 1) -> array[Any]:
-        """Copy of one field of every `every`-th step; NaN stands for None."""
+        """A copy of one field of every `every`-th step; NaN stands for None."""
         return self._columns[Step._fields.index(name)][::every]
 
     def add_bytes(self, number: int, bytes_sent: int) -> None:

@@ -37,7 +37,7 @@ def _slider(text: str, low: float, high: float, **more: Any) -> widgets.DOMWidge
 
 
 def make_controls(asked: Asked) -> dict[str, widgets.DOMWidget]:
-    """Return all controls by trait name, in tab order."""
+    """All controls by the name of their trait, in tab order."""
     controls: dict[str, widgets.DOMWidget] = {
         "op": widgets.Dropdown(description="Operation", options=[(op.replace("_", "-"), op) for op in OPS]),
         "workers": _count("Workers"),

@@ -56,7 +56,7 @@ class FigureView(widgets.VBox):  # type: ignore[misc]
 
 
 class WhoSends(widgets.VBox):  # type: ignore[misc]
-    """The rounds of one algorithm, which can be stepped through or played."""
+    """The rounds of one algorithm, to be stepped through or played."""
 
     def __init__(self) -> None:
         self.algorithm = widgets.Dropdown(description="Algorithm", options=[("ring", "ring")], value="ring")

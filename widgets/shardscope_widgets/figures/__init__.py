@@ -1,8 +1,7 @@
-"""Figures: pure functions from what runs have told to a Plotly figure.
+"""Figures: pure functions from the data of runs to a Plotly figure.
 
-Every figure comes in two halves. ``loss_info(traces)`` computes plain values, compared by ``==`` in tests;
-``loss(traces)`` draws them. What a figure shows is also there in words, ``timeline_text`` and so on, to be
-put beside it.
+Every figure has two functions: ``loss_info(traces)`` computes plain values, which tests compare by ``==``, and
+``loss(traces)`` draws them. Functions such as ``timeline_text`` describe a figure in words, for a caption.
 
 Example:
     >>> from shardscope_widgets import figures

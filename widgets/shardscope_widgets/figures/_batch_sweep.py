@@ -1,4 +1,4 @@
-"""How far the batch can be pushed: what each optimizer comes to at each batch size within the same epochs."""
+"""Large-batch sweep: held-back quality of each optimizer at each batch size, for the same number of epochs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shardscope_widgets.figures._front import log_ticks
 from shardscope_widgets.words import listed
 
 _APART = 1.025
-"""The next optimizer's points stand at this many times the batch."""
+"""Factor on the batch by which the points of successive optimizers are offset."""
 _WORDS = {"loss": "held-back loss", "error": "held-back error"}
 
 
 class SweepLine(NamedTuple):
-    """One optimizer: by batch its median over seeds, lowest and highest seed; None where it failed."""
+    """One optimizer: median, lowest and highest quality over seeds at each batch; None where it failed."""
 
     optimizer: str
     batches: tuple[int, ...]
@@ -33,7 +33,7 @@ class SweepLine(NamedTuple):
 
 
 class SweepInfo(NamedTuple):
-    """All lines, and the target that they are held against."""
+    """All lines, and the target quality."""
 
     quality: str
     target: float
@@ -41,7 +41,7 @@ class SweepInfo(NamedTuple):
 
 
 def batch_sweep_info(sweep: BatchSweep) -> SweepInfo:
-    """What the chart shows of a sweep."""
+    """Return the chart's data of a sweep."""
     names = dict.fromkeys(point.optimizer for point in sweep.points)
     return SweepInfo(sweep.quality, sweep.target, tuple(_line(sweep, name) for name in names))
 
@@ -81,7 +81,7 @@ def draw_batch_sweep(info: SweepInfo) -> go.Figure:
         figure.add_trace(_trace(line, beside=_APART ** (place - (len(info.lines) - 1) / 2)))
     highs = [high for line in info.lines for high in line.highs if high is not None]
     lows = [low for line in info.lines for low in line.lows if low is not None]
-    is_log = min([info.target, *lows]) > 0  # errors may be none
+    is_log = min([info.target, *lows]) > 0  # errors may be 0
     batches = sorted({batch for line in info.lines for batch in line.batches})
     figure.update_layout(
         xaxis=theme.axis("batch, samples", type="log", tickvals=batches, ticktext=[str(b) for b in batches]),
@@ -106,7 +106,7 @@ def _ticks(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _trace(line: SweepLine, *, beside: float) -> go.Scatter:
-    """Drawn a little beside its batch, so that whiskers do not hide each other."""
+    """A line with its points offset from the batch by the factor `beside`, so that whiskers do not overlap."""
     optimizer = registry.find(Optimizer, line.optimizer)
     colour, dash, symbol = optimizer.look if optimizer else YOUR_OWN
     ups = [_apart(high, middle) for high, middle in zip(line.highs, line.medians, strict=True)]
@@ -142,5 +142,5 @@ def _target_name(value: float, *, is_log: bool) -> dict[str, Any]:
 
 
 def batch_sweep(sweep: BatchSweep) -> go.Figure:
-    """What each optimizer comes to at each batch size within the same epochs."""
+    """Draw the quality of each optimizer at each batch size, for the same number of epochs."""
     return draw_batch_sweep(batch_sweep_info(sweep))

@@ -1,6 +1,6 @@
-"""Below which bandwidth each way of compressing pays, by number of workers; a line a method, links across it.
+"""Break-even bandwidth of each compression method by number of workers, one line per method.
 
-Below a method's line a step's gradients are exchanged sooner compressed than as they are; above it, packing takes
+Below a method's line a step's gradients are exchanged faster compressed than uncompressed. Above it, packing takes
 longer than it saves.
 """
 
@@ -17,11 +17,11 @@ from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._compression_look import method_look
 from shardscope_widgets.words import bytes_text, count_text, listed, plural, seconds_text
 
-_HIGHEST = 1e12  # bytes a second
+_HIGHEST = 1e12  # bytes per second
 
 
 class LevelLine(NamedTuple):
-    """One method: bit/s by number of workers; None where it never pays, `_HIGHEST` where it always does."""
+    """One method: break-even bit/s by number of workers; None where it never pays, 8 `_HIGHEST` if it always does."""
 
     label: str
     name: str
@@ -31,7 +31,7 @@ class LevelLine(NamedTuple):
 
 
 class BreakEvenInfo(NamedTuple):
-    """All lines, best first at the largest number of workers; and the link that is asked about, if one is."""
+    """All lines, best first at the largest number of workers, and (workers, bit/s) of a link to mark, or None."""
 
     model: str
     num_params: int
@@ -40,11 +40,11 @@ class BreakEvenInfo(NamedTuple):
 
 
 def break_even_info(found: BreakEven, *, here: tuple[int, float] | None = None) -> BreakEvenInfo:
-    """What the chart shows of what `shardscope.measure.break_even` has found.
+    """Return the chart's data of a result of `shardscope.measure.break_even`.
 
     Args:
-        found: The methods' worths.
-        here: Workers and bytes a second of a link to mark.
+        found: Exchange times and break-even bandwidths of the methods.
+        here: (workers, bytes per second) of a link to mark.
     """
     lines = [_line(found, index) for index in range(len(found.methods))]
     lines.sort(key=lambda line: -(line.bits_per_s[-1] or 0.0))
@@ -83,7 +83,7 @@ def break_even_text(info: BreakEvenInfo) -> str:
 
 
 def rate_bits(bits_per_s: float) -> str:
-    """``1.25 Gbit/s``."""
+    """Format a bit rate as ``1.25 Gbit/s``."""
     for factor, unit in ((1e12, "Tbit/s"), (1e9, "Gbit/s"), (1e6, "Mbit/s")):
         if bits_per_s >= factor:
             return f"{bits_per_s / factor:.3g} {unit}"
@@ -145,5 +145,5 @@ def _across(bits: float) -> dict[str, Any]:
 
 
 def break_even(found: BreakEven, *, here: tuple[int, float] | None = None) -> go.Figure:
-    """Below which bandwidth each method pays, by number of workers."""
+    """Draw the break-even bandwidth of each method by number of workers."""
     return draw(break_even_info(found, here=here))

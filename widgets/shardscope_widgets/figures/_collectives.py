@@ -1,4 +1,4 @@
-"""What a run sent by each name of a collective: bars, and what a formula says of the whole."""
+"""Bytes that a run sent, by collective, as bars, and the uncompressed total by formula."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Spec = dict[str, Any]
 
 
 class CollectivesInfo(NamedTuple):
-    """Bytes a step that all ranks together sent, by name, the most first; `formula` is the uncompressed total."""
+    """Bytes per step summed over ranks, by collective, largest first; `formula` is the uncompressed total."""
 
     names: tuple[str, ...]
     sent: tuple[float, ...]
@@ -23,7 +23,7 @@ class CollectivesInfo(NamedTuple):
 
 
 def collectives_info(sent: Mapping[str, int], steps: int, *, formula: float | None = None) -> CollectivesInfo:
-    """From bytes by name over a number of steps."""
+    """Compute the figure's data from bytes by collective, summed over `steps` steps."""
     rows = sorted(
         ((name, size / max(1, steps)) for name, size in sent.items() if size), key=lambda row: -row[1]
     )
@@ -60,12 +60,12 @@ def collectives_spec(info: CollectivesInfo) -> Spec:
     order = {
         "categoryorder": "array",
         "categoryarray": list(info.names),
-    }  # else redrawing keeps that of the run before
+    }  # otherwise redrawing keeps the previous run's order
     return {"data": [bars], "layout": layout | {"yaxis": layout["yaxis"] | order}}
 
 
 def collectives(sent: Mapping[str, int], steps: int) -> go.Figure:
-    """What a run sent, by collective."""
+    """Draw the bytes per step that a run sent, by collective."""
     return go.Figure(collectives_spec(collectives_info(sent, steps)))
 
 

@@ -1,7 +1,6 @@
-"""What the communication calculator shows, as plain values: curves by workers and by message size, and efficiency.
+"""Data of the communication calculator's figures: curves by workers and by message size, and efficiency.
 
-A `Question` is everything that the calculator's controls say. The formulas are those of `shardscope.analytic`; nothing
-here restates one.
+A `Question` holds all inputs of the calculator. All formulas are in `shardscope.analytic`.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from shardscope.errors import SpecError
 
 Floats = npt.NDArray[np.float64]
 DOUBLINGS = 2 ** np.arange(17)
-"""Curves over workers have a point at each power of two: between those, some algorithms jump up and down."""
+"""Powers of two: the points of curves over workers. Between them, the times of some algorithms jump up and down."""
 MOST_WORKERS = 4096
-"""Where they end, unless more are asked for."""
+"""Number of workers at which those curves end, unless the question has more."""
 SMALLEST, LARGEST = 1e3, 1e11
-"""Bytes."""
-_SIZES = np.geomspace(SMALLEST, LARGEST, 65)  # eight a decade
+"""Range of message sizes, in bytes."""
+_SIZES = np.geomspace(SMALLEST, LARGEST, 65)  # eight per decade
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be moved, over what, and how.
+    """Inputs of the calculator: the operation, its size, the link and the algorithms to compare.
 
     Attributes:
-        op: The operation.
-        algorithms: Names of those to compare.
-        num_bytes: Of the tensor.
-        workers: In all.
-        bandwidth: Bytes a second, one way, of one worker.
-        latency: Seconds a message.
-        options: By algorithm, its own settings.
-        compute_s: Seconds that one worker alone computes in a step, for the efficiency.
-        overlap: Share of the computation behind which communication can hide.
+        op: The collective operation.
+        algorithms: Names of the algorithms to compare.
+        num_bytes: Bytes of the tensor.
+        workers: Total number of workers.
+        bandwidth: Bytes per second of one worker in one direction.
+        latency: Seconds per message.
+        options: Settings of each algorithm, by its name.
+        compute_s: Seconds that a single worker computes in a step, for the efficiency.
+        overlap: Fraction of the computation that can hide communication, 0 to 1.
     """
 
     op: str = "all_reduce"
@@ -55,12 +54,12 @@ class Question:
 
     @property
     def link(self) -> dict[str, float]:
-        """Bandwidth and latency, as the formulas take them."""
+        """Bandwidth and latency, as keyword arguments of the formulas."""
         return {"bandwidth": self.bandwidth, "latency": self.latency}
 
 
 class Line(NamedTuple):
-    """One algorithm's values over workers or bytes; NaN where it cannot be."""
+    """One algorithm's times and volume over workers or message sizes."""
 
     algorithm: str
     x: Floats
@@ -68,18 +67,18 @@ class Line(NamedTuple):
     latency_s: Floats
     bandwidth_s: Floats
     sent_bytes: Floats
-    """By the busiest worker."""
+    """Bytes sent by the busiest worker."""
 
 
 class Left(NamedTuple):
-    """An algorithm that cannot do what is asked, and why."""
+    """An algorithm that cannot answer the question, and why."""
 
     algorithm: str
     why: str
 
 
 class CurvesInfo(NamedTuple):
-    """Curves of all algorithms, where the fastest changes, and who was left out."""
+    """Curves of all algorithms, the points where the fastest changes, and the algorithms left out."""
 
     question: Question
     lines: tuple[Line, ...]
@@ -88,7 +87,7 @@ class CurvesInfo(NamedTuple):
 
 
 class Efficiency(NamedTuple):
-    """One algorithm's share of the ideal speed-up, by workers."""
+    """One algorithm's fraction of the ideal speed-up, by number of workers."""
 
     algorithm: str
     workers: Floats
@@ -104,7 +103,7 @@ class EfficiencyInfo(NamedTuple):
 
 
 def by_size_info(question: Question) -> CurvesInfo:
-    """Time and volume against the size of the message."""
+    """Time and volume against message size."""
     lines, left = [], []
     for name in question.algorithms:
         try:
@@ -132,7 +131,7 @@ def by_workers_info(question: Question) -> CurvesInfo:
 
 
 def efficiency_info(question: Question) -> EfficiencyInfo:
-    """Weak and strong scaling, each step ending in an all-reduce of the message."""
+    """Compute weak and strong scaling of steps that each end in an all-reduce of the message."""
     lines = []
     for name in question.algorithms:
         if "all_reduce" not in ALGORITHMS[name].costs:
@@ -167,7 +166,7 @@ def _line(question: Question, name: str, x: Floats, **varied: Any) -> Line:
 
 
 def _possible(question: Question, name: str, op: str = "") -> Floats:
-    """The numbers of workers that suit an algorithm's settings, the one asked for among them."""
+    """Numbers of workers on the curve that are valid for an algorithm's settings; may include the question's own."""
     known, own = ALGORITHMS[name].options, question.options.get(name, {})
     per_node = own.get("per_node", known["per_node"].default) if "per_node" in known else 1
     counts: Floats = np.unique([*DOUBLINGS, *per_node * DOUBLINGS, question.workers]).astype(np.float64)
@@ -182,7 +181,7 @@ def _possible(question: Question, name: str, op: str = "") -> Floats:
 
 
 def _shared(lines: list[Line]) -> Floats:
-    """The numbers of workers that suit all."""
+    """Numbers of workers at which all lines have a point."""
     shared = set(lines[0].x).intersection(*(line.x for line in lines)) if lines else set()
     return np.array(sorted(shared))
 

@@ -1,4 +1,4 @@
-"""What the communication calculator's figures have in common: a look for each algorithm, axes, headings."""
+"""Common parts of the communication calculator's figures: a look for each algorithm, axes, headings."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ LOOKS = {
 
 
 def title(name: str) -> str:
-    """The name of an algorithm as in a legend."""
+    """Name of an algorithm in legends."""
     return ALGORITHMS[name].title
 
 
 def log_ticks(low: float, high: float, text: Callable[[float], str], *, most: int = 6) -> dict[str, Any]:
-    """Ticks of a logarithmic axis, with units: 1, 2 and 5 of each decade, decades, or every second or third."""
+    """Ticks of a logarithmic axis, with units: 1, 2 and 5 of each decade, or every first, second or third decade."""
     first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
     parts: tuple[int, ...] = (1, 2, 5) if last - first <= 2 else (1,)
     step = max(1, -(-(last - first) // most))
@@ -57,12 +57,12 @@ def log_ticks(low: float, high: float, text: Callable[[float], str], *, most: in
 
 
 def tick_seconds(seconds: float) -> str:
-    """As `seconds_text`, but without minutes: ``1,000 s``."""
+    """Format seconds as `seconds_text` does, but without minutes: ``1,000 s``."""
     return seconds_text(seconds) if seconds < 60 else f"{seconds:,.0f} s"
 
 
 def worker_ticks(workers: int) -> dict[str, Any]:
-    """The axis of workers, to the last of the curves or to what the controls say: every second doubling."""
+    """Settings of the axis of workers, ticked at every second doubling, up to `MOST_WORKERS` or `workers` if larger."""
     last = max(MOST_WORKERS, workers)
     shown = [2**k for k in range(1, last.bit_length(), 2)]
     text = [f"{count:,}" for count in shown]
@@ -71,7 +71,7 @@ def worker_ticks(workers: int) -> dict[str, Any]:
 
 
 def here_line(place: float, axis: str) -> dict[str, Any]:
-    """A line from top to bottom at what the controls say."""
+    """A vertical line at the value of the controls."""
     return {
         "type": "line", "xref": f"x{axis}", "yref": f"y{axis} domain", "x0": place, "x1": place, "y0": 0, "y1": 1,
         "line": {"color": theme.AXIS, "width": 1, "dash": "dot"},
@@ -84,7 +84,7 @@ def heading(text: str, x: float) -> dict[str, Any]:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Text in lines, as hover labels want it."""
+    """Text wrapped to `width` characters with ``<br>``, for hover labels."""
     lines = [""]
     for word in text.split():
         if len(lines[-1]) + len(word) > width and lines[-1]:
@@ -94,10 +94,10 @@ def wrapped(text: str, width: int) -> str:
 
 
 def template() -> go.Figure:
-    """The common look, without a trace."""
+    """An empty figure with the common look."""
     return theme.style(go.Figure(), height=HEIGHT, legend=theme.LEGEND_ABOVE, margin_t=76)
 
 
 def drawn(traces: list[dict[str, Any]], layout: dict[str, Any]) -> go.Figure:
-    """A figure of its own, with a legend."""
+    """A standalone figure with a legend."""
     return template().add_traces(traces).update_layout(**layout)

@@ -1,7 +1,7 @@
-"""The communication calculator's curves: time and volume by workers and by the size of the message.
+"""The communication calculator's curves: time and volume by workers and by message size.
 
-Traces are plain dictionaries, since a live figure takes them as they are and Plotly's checks would take longer than the
-formulas. Hovering over a point shows its formula, what went in and the source.
+Traces are plain dictionaries, since a live figure accepts them unchanged and Plotly's validation would take longer
+than the formulas. Hovering over a point shows its formula, inputs and source.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from shardscope_widgets.words import bytes_text, listed, plural, seconds_text
 
 
 def curve_traces(info: CurvesInfo) -> list[dict[str, Any]]:
-    """A line for the time and one for the volume of each algorithm, and the crossings."""
+    """A line for the time and one for the volume of each algorithm, and markers at the crossings."""
     by_size = bool(info.lines) and _is_by_size(info)
     traces = []
     for line in info.lines:
@@ -133,13 +133,13 @@ def _markers(crossings: Sequence[Crossing], *, by_size: bool) -> dict[str, Any]:
 
 
 def crossing_text(crossing: Crossing, *, by_size: bool) -> str:
-    """``ring overtakes tree at 710 kB``."""
+    """Describe a crossing as ``ring overtakes tree at 710 kB``."""
     where = f"at {bytes_text(crossing.value)}" if by_size else f"by {crossing.value:.0f} workers"
     return f"{title(crossing.above)} overtakes {title(crossing.below)} {where}"
 
 
 def _you_are_here(info: CurvesInfo, *, by_size: bool) -> list[dict[str, Any]]:
-    """Dots at what the controls say."""
+    """Dots on the lines at the values of the controls."""
     here = info.question.num_bytes if by_size else float(info.question.workers)
     dots = []
     for axis, pick in (("x", "seconds"), ("x2", "sent_bytes")):
@@ -183,7 +183,7 @@ def curve_layout(info: CurvesInfo) -> dict[str, Any]:
         else worker_ticks(question.workers)
     )
     what = "size of the message" if by_size else "workers"
-    room = 4.0 ** min(len(info.crossings), 4)  # above the curves, for who overtakes whom
+    room = 4.0 ** min(len(info.crossings), 4)  # above the curves, for the list of crossings
     seconds = _log_range([line.seconds for line in info.lines], tick_seconds, room)
     volume = _log_range([line.sent_bytes for line in info.lines], bytes_text)
     place = question.num_bytes if by_size else question.workers
@@ -202,7 +202,7 @@ def curve_layout(info: CurvesInfo) -> dict[str, Any]:
 
 
 def _names(crossings: Sequence[Crossing], *, by_size: bool) -> list[dict[str, Any]]:
-    """Who overtakes whom at each numbered diamond: a list in the upper left, where no curve comes."""
+    """Legend of the numbered diamonds: a list of crossings in the upper left, which the curves leave free."""
     lines = [
         f"◆<b>{n}</b> {crossing_text(crossing, by_size=by_size)}" for n, crossing in enumerate(crossings, 1)
     ]
@@ -221,19 +221,19 @@ def _log_range(curves: Sequence[Floats], text: Callable[[float], str], room: flo
 
 
 def by_size(question: Question) -> go.Figure:
-    """Time and volume against the size of the message, with a diamond where the fastest changes."""
+    """Draw time and volume against message size, with a diamond where the fastest algorithm changes."""
     info = by_size_info(question)
     return drawn(curve_traces(info), curve_layout(info))
 
 
 def by_workers(question: Question) -> go.Figure:
-    """Time and volume against the number of workers, with a diamond where the fastest changes."""
+    """Draw time and volume against the number of workers, with a diamond where the fastest algorithm changes."""
     info = by_workers_info(question)
     return drawn(curve_traces(info), curve_layout(info))
 
 
 def curves_text(info: CurvesInfo) -> str:
-    """The curves in words: who is fastest here, and where that changes."""
+    """Describe the curves: the fastest algorithm at the values of the controls, and where it changes."""
     if not info.lines:
         return "Tick an algorithm to compare."
     by_size = _is_by_size(info)

@@ -1,4 +1,4 @@
-"""Runs side by side: a table of the numbers that matter, and bars of the same."""
+"""Comparison of runs: a table of their main figures, and bars of the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import bytes_text, plural, rate_text, seconds_text, three_digits
 
 LAST = 5
-"""Steps that the final loss is averaged over."""
+"""Number of last steps over which the final loss is averaged."""
 HEADERS = (
     "run",
     "ranks",
@@ -29,9 +29,9 @@ HEADERS = (
 
 
 class Row(NamedTuple):
-    """One run in numbers; None where the run has not come that far.
+    """Figures of one run; None where they are not known yet.
 
-    `speed` is throughput against the single-process run of the same workload.
+    `speed` is throughput relative to the single-process run of the same workload.
     """
 
     label: str
@@ -64,7 +64,7 @@ class Row(NamedTuple):
 
 
 def comparison_info(traces: Sequence[Trace]) -> tuple[Row, ...]:
-    """One row a run, in the given order."""
+    """Return one row per run, in the given order."""
     rows = [_row(trace) for trace in traces]
     base = {row.workload: row.per_second for row in rows if row.world_size == 1 and row.per_second}
     return tuple(_with_speed(row, base.get(row.workload)) for row in rows)
@@ -90,7 +90,7 @@ def _row(trace: Trace) -> Row:
 
 
 def _counted(step: Step, tokens: bool) -> float:
-    """Tokens or samples in a step."""
+    """Number of tokens or samples in a step."""
     return ((step.tokens_per_s or 0.0) if tokens else step.samples_per_s) * step.step_time_s
 
 
@@ -99,7 +99,7 @@ def _with_speed(row: Row, base: float | None) -> Row:
 
 
 def comparison_text(rows: Sequence[Row]) -> str:
-    """What the table says, in a sentence or two a workload."""
+    """Summarise the table in a sentence per workload that has several runs."""
     sentences = []
     for workload in dict.fromkeys(row.workload for row in rows):
         own = [row for row in rows if row.workload == workload and row.per_second]

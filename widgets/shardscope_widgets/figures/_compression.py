@@ -1,9 +1,9 @@
-"""What compression saved and what it cost: bytes a step, where the step's time went, and what is still owed.
+"""Savings and cost of compression: bytes per step, the parts of a step's time, and the norm of the residual.
 
-Runs beside each other, uncompressed ones first. A compressed run is held against the uncompressed one of the same
-workload, strategy and number of ranks; their times only where both were on the same link. A step's time is that of
-computing, of packing and unpacking that computing does not hide, and the rest, in which a rank waits for the wire or
-for others. All figures are per step, over whole periods of local SGD (`Trace.per_step`).
+Runs are shown side by side, uncompressed ones first. A compressed run is compared with the uncompressed one of the
+same workload, strategy and number of ranks; their times are compared only if both used the same link. A step's time
+consists of computing, of packing and unpacking not hidden by computing, and of the rest, in which a rank waits for
+the wire or for other ranks. All figures are per step, over whole periods of local SGD (`Trace.per_step`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ _LEFT, _MIDDLE, _RIGHT = [0.0, 0.27], [0.37, 0.64], [0.74, 1.0]
 
 
 class CompressedRun(NamedTuple):
-    """One run. `bytes_per_step` and `step_s` are None before its first period is over; `parts` are seconds of a step in
-    the order of `PARTS`, None without spans; `owed` is the residual's norm by step; `plain` is the uncompressed run to
-    hold it against, None where there is none.
+    """One run.
+
+    `bytes_per_step` and `step_s` are None before the end of its first period. `parts` are seconds per step in the order
+    of `PARTS`, None without spans. `owed` is the residual's norm by step. `plain` is the uncompressed baseline, None if
+    there is none.
     """
 
     label: str
@@ -54,14 +56,14 @@ class CompressedRun(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """How many times more bytes the uncompressed run sends; None where that is not known."""
+        """Compression ratio: bytes of the uncompressed run over bytes of this run; None if unknown."""
         if self.plain is None or not self.plain.bytes_per_step or not self.bytes_per_step:
             return None
         return self.plain.bytes_per_step / self.bytes_per_step
 
 
 class CompressionInfo(NamedTuple):
-    """Uncompressed runs first, each of them once, then the compressed ones."""
+    """Uncompressed baselines, each once, followed by the compressed runs."""
 
     runs: tuple[CompressedRun, ...]
 
@@ -72,7 +74,7 @@ class CompressionInfo(NamedTuple):
 
 
 def compression_info(traces: Sequence[Trace]) -> CompressionInfo:
-    """The compressed runs on several ranks that have taken a step, after the uncompressed ones to hold them against."""
+    """Return the compressed runs on several ranks with a finished step, preceded by their uncompressed baselines."""
     telling = [trace for trace in traces if trace.world_size > 1 and trace.steps]
     plain = [trace for trace in telling if trace.method == "none"]
     pairs = [(trace, _plain_of(trace, plain)) for trace in telling if trace.method != "none"]
@@ -82,7 +84,7 @@ def compression_info(traces: Sequence[Trace]) -> CompressionInfo:
 
 
 def _plain_of(trace: Trace, plain: Sequence[Trace]) -> Trace | None:
-    """The uncompressed run that a compressed one is held against, on the same link if there is such a one."""
+    """The uncompressed baseline of a compressed run, on the same link if possible; None if there is none."""
     alike = [other for other in plain if _kind_of(other) == _kind_of(trace)]
     return min(alike, key=lambda other: other.link != trace.link, default=None)
 
@@ -103,8 +105,9 @@ def _run(trace: Trace) -> CompressedRun:
 
 
 def step_parts(trace: Trace) -> tuple[float, float, float] | None:
-    """Seconds a step of computing, of packing that it does not hide, and of the rest; means over the steps whose spans
-    were written, None where there are none.
+    """Seconds per step of computing, of packing not hidden by computing, and of the rest.
+
+    These are means over the steps with recorded spans; None if there are none.
     """
     times = {step.number: step.step_time_s for step in trace.steps if step.number in trace.spans}
     rows = {
@@ -119,7 +122,7 @@ def step_parts(trace: Trace) -> tuple[float, float, float] | None:
 
 
 def _parts_of(spans: Sequence[Span], seconds: float, world_size: int) -> tuple[float, float, float]:
-    """Means over the ranks."""
+    """Seconds of one step by part, as means over ranks."""
     compute = codec = 0.0
     for rank in range(world_size):
         own = [span for span in spans if span.rank == rank]
@@ -136,7 +139,7 @@ def _length(intervals: list[tuple[float, float]]) -> float:
 
 
 def compression_text(info: CompressionInfo) -> str:
-    """The bars in words, a line a run."""
+    """Describe the bars in words, one line per compressed run."""
     packed = [run for run in info.runs if run.method != "none"]
     return "\n".join(map(_sentence, packed)) if packed else "No run is compressed."
 
@@ -165,7 +168,7 @@ def _codec_words(run: CompressedRun) -> str:
 
 
 def draw(info: CompressionInfo) -> go.Figure:
-    """Three plots: bytes, the parts of a step, and the residual over the steps."""
+    """Draw three plots: bytes, the parts of a step's time, and the residual over the steps."""
     names, is_owed = _names(info), any(run.owed for run in info.runs)
     figure = go.Figure([_bytes_bars(info, names), *_part_bars(info, names), *_owed(info)])
     headings = (
@@ -197,7 +200,7 @@ def draw(info: CompressionInfo) -> go.Figure:
 
 
 def _names(info: CompressionInfo) -> list[str]:
-    """What stands below the bars: the method, with strategy, ranks and link where they differ; never the same twice."""
+    """Labels of the bars: the method, with strategy, ranks and link where they differ; all labels are distinct."""
     told = [_differing(info, run) for run in info.runs]
     texts = [
         "<br>".join([*more, *run.method_label.split(" ")]) for more, run in zip(told, info.runs, strict=True)
@@ -206,7 +209,7 @@ def _names(info: CompressionInfo) -> list[str]:
 
 
 def _differing(info: CompressionInfo, run: CompressedRun) -> list[str]:
-    """What of a run's place is not the same for all."""
+    """Words for a run's strategy, number of ranks and link, as far as they differ among the runs."""
     words = ((run.strategy, "strategy"), (plural(run.world_size, "rank"), "world_size"), (run.link, "link"))
     several = [len({getattr(other, field) for other in info.runs}) > 1 for _, field in words]
     told = [word or "no link" for (word, _), differs in zip(words, several, strict=True) if differs]
@@ -224,7 +227,7 @@ def _bytes_bars(info: CompressionInfo, names: list[str]) -> go.Bar:
 
 
 def _part_bars(info: CompressionInfo, names: list[str]) -> list[go.Bar]:
-    """One bar a part; in its place a bar of the whole step where no spans tell the parts apart."""
+    """One bar per part; runs without spans get one bar for the whole step instead."""
     bars = [
         _part_bar(info, names, [run.parts[i] if run.parts else None for run in info.runs], *part)
         for i, part in enumerate(PARTS)
@@ -259,7 +262,7 @@ def _owed(info: CompressionInfo) -> list[dict[str, Any]]:
 
 
 def _nothing_owed() -> dict[str, Any]:
-    """In the place of the residuals, where nobody keeps any."""
+    """Text shown in place of the residuals if no run has any."""
     return {
         "text": "no run carries<br>what it leaves out<br>to its next step", "x": sum(_RIGHT) / 2, "y": 0.5,
         "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 12, "color": theme.GREY},
@@ -267,5 +270,5 @@ def _nothing_owed() -> dict[str, Any]:
 
 
 def compression(traces: Sequence[Trace]) -> go.Figure:
-    """Bytes, time and residuals of several runs, compressed and not."""
+    """Draw bytes, time and residuals of several runs, compressed and uncompressed."""
     return draw(compression_info(traces))

@@ -1,4 +1,4 @@
-"""One look a compression method: families share a hue, methods within one differ by brightness, dash and marker."""
+"""Looks of compression methods: a family shares a hue, and its methods differ by brightness, dash and marker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from shardscope_widgets.figures import theme
 
 
 def method_look(name: str) -> Look:
-    """The look of a method; one that is not known here gets a spare colour by its name."""
+    """The look of a method; an unknown one gets a spare colour that depends on its name."""
     method = registry.find(Compression, name)
     return method.look if method else Look(theme.strategy_colour(name), "dash", "x")

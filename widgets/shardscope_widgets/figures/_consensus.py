@@ -1,4 +1,4 @@
-"""How far apart the ranks' parameters are, step by step, for strategies that average with neighbours only."""
+"""Distance of the ranks' parameters from their mean by step, for strategies that average only with neighbours."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from shardscope_widgets.trace import Trace
 
 
 class ConsensusInfo(NamedTuple):
-    """One curve a run: root mean square over ranks of |x_i - mean| / |mean|."""
+    """One curve per run: root mean square over ranks of |x_i - mean| / |mean|."""
 
     curves: tuple[Curve, ...]
 
 
 def consensus_info(traces: Sequence[Trace]) -> ConsensusInfo:
-    """The runs that tell their distance. A distance of 0, as after a full averaging, has no place on a log axis."""
+    """Return curves of the runs that report their distance; 0, as after full averaging, is None on the log axis."""
     return ConsensusInfo(tuple(_curve(trace) for trace in traces if trace.consensus))
 
 
@@ -66,5 +66,5 @@ _HOVER = "%{fullData.name}<br>step %{x}: %{y:.2e}<extra></extra>"
 
 
 def consensus(traces: Sequence[Trace]) -> go.Figure:
-    """How far the ranks' parameters are from their mean over the steps of several runs."""
+    """Draw the distance of the ranks' parameters from their mean over the steps of several runs."""
     return draw(consensus_info(traces))

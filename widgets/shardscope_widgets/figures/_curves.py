@@ -1,4 +1,4 @@
-"""Curves over steps, one a run: loss, throughput, bytes on the wire."""
+"""Curves over steps, one per run: loss, throughput, bytes on the wire."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shardscope_widgets.figures.theme import Look
 from shardscope_widgets.trace import Trace
 
 MOST_POINTS = 600
-"""Points drawn a curve; a longer run shows every second, third, ... step."""
+"""Maximum number of points per curve; a longer run shows every second, third, ... step."""
 FEWEST_TO_SMOOTH = 8
 
 
 class Curve(NamedTuple):
-    """One run's values over its steps; `smooth` is the moving average that is drawn boldly."""
+    """One run's values over its steps; `smooth` is the moving average, drawn as a bold line."""
 
     label: str
     strategy: str
@@ -29,7 +29,7 @@ class Curve(NamedTuple):
 
 
 class CurvesInfo(NamedTuple):
-    """What a plot of curves shows: the quantity, its unit and one curve a run."""
+    """Data of a plot of curves: the quantity, its unit and one curve per run."""
 
     title: str
     unit: str
@@ -37,10 +37,10 @@ class CurvesInfo(NamedTuple):
 
 
 def moving_average(values: Iterable[float], *, count: int, every: int = 1) -> array[float]:
-    """Exponential moving average of `count` values, free of start-up bias; its span grows with their number, from 3
-    to 50. Only every `every`-th average is returned.
+    """Exponential moving average of `count` values, corrected for start-up bias.
 
-    Values that are not finite are skipped and leave NaN.
+    Its span grows with `count`, from 3 to 50. Only every `every`-th average is returned. Non-finite values are
+    skipped and yield NaN.
     """
     span = min(50.0, max(3.0, count / 15))
     keep = 1 - 2 / (span + 1)
@@ -56,8 +56,9 @@ def moving_average(values: Iterable[float], *, count: int, every: int = 1) -> ar
 
 
 def _curve(trace: Trace, field: str) -> Curve:
-    """The points that are drawn. What is made of all steps at each redraw is one array: a list would cost a long run 32
-    bytes a step.
+    """The points that are drawn.
+
+    Each redraw copies the steps into arrays, since a list would cost a long run 32 bytes per step.
     """
     count = len(trace.steps)
     every = max(1, math.ceil(count / MOST_POINTS))
@@ -71,17 +72,17 @@ def _curve(trace: Trace, field: str) -> Curve:
 
 
 def finite_or_none(values: Iterable[float]) -> tuple[float | None, ...]:
-    """The values, with None for those that are not finite."""
+    """The values, with None for non-finite ones."""
     return tuple(value if math.isfinite(value) else None for value in values)
 
 
 def loss_info(traces: Sequence[Trace]) -> CurvesInfo:
-    """Training loss: the mean over ranks of each rank's mean over its samples."""
+    """Return curves of the training loss: the mean over ranks of each rank's mean over its samples."""
     return CurvesInfo("Loss", "", tuple(_curve(trace, "loss") for trace in traces))
 
 
 def throughput_info(traces: Sequence[Trace]) -> CurvesInfo:
-    """Tokens a second if every run counts tokens, samples a second otherwise; all ranks together."""
+    """Return curves of tokens per second if every run counts tokens, otherwise samples per second, over all ranks."""
     begun = [trace for trace in traces if trace.steps]
     if begun and all(trace.measures_tokens for trace in begun):
         return CurvesInfo("Throughput", "tokens/s", tuple(_curve(t, "tokens_per_s") for t in traces))
@@ -89,13 +90,13 @@ def throughput_info(traces: Sequence[Trace]) -> CurvesInfo:
 
 
 def traffic_info(traces: Sequence[Trace]) -> CurvesInfo:
-    """Bytes that all ranks together sent in each step."""
+    """Return curves of the bytes sent in each step, summed over ranks."""
     curves = tuple(_curve(trace, "bytes_sent") for trace in traces)
     return CurvesInfo("Sent per step", "B", tuple(curve._replace(smooth=curve.values) for curve in curves))
 
 
 def curve_lines(curve: Curve, look: Look, unit: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Properties of the two lines of a curve: the raw values faintly, the smooth ones boldly."""
+    """Trace properties of a curve's two lines: raw values as a faint line, smoothed ones as a bold line."""
     raw = {
         "x": curve.steps,
         "y": curve.values,
@@ -122,7 +123,7 @@ def curve_lines(curve: Curve, look: Look, unit: str) -> tuple[dict[str, Any], di
 
 
 def value_axis(unit: str) -> dict[str, Any]:
-    """The value axis for a unit: 12k for rates, 3.2 MB for bytes."""
+    """Settings of the value axis for a unit: 12k for rates, 3.2 MB for bytes."""
     if unit == "B":
         return theme.axis(tickformat="~s", ticksuffix="B", rangemode="tozero", nticks=5)
     if unit:
@@ -153,5 +154,5 @@ def throughput(traces: Sequence[Trace]) -> go.Figure:
 
 
 def traffic(traces: Sequence[Trace]) -> go.Figure:
-    """Bytes on the wire of several runs, step by step."""
+    """Draw bytes sent per step of several runs."""
     return draw(traffic_info(traces))

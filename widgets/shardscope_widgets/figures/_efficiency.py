@@ -1,4 +1,4 @@
-"""Scaling efficiency in the communication calculator: how far adding workers pays."""
+"""Scaling efficiency in the communication calculator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shardscope_widgets.words import listed, plural, seconds_text
 
 
 def efficiency_traces(info: EfficiencyInfo) -> list[dict[str, Any]]:
-    """Two lines for each algorithm."""
+    """Two lines for each algorithm: weak and strong scaling."""
     return [
         _efficiency_trace(info.question, line, values, axis)
         for line in info.lines
@@ -79,13 +79,13 @@ def efficiency_layout(info: EfficiencyInfo) -> dict[str, Any]:
 
 
 def efficiency(question: Question) -> go.Figure:
-    """Weak and strong scaling against the number of workers."""
+    """Draw weak and strong scaling efficiency against the number of workers."""
     info = efficiency_info(question)
     return drawn(efficiency_traces(info), efficiency_layout(info))
 
 
 def efficiency_text(info: EfficiencyInfo) -> str:
-    """How far adding workers pays, in words."""
+    """Describe the best weak and strong scaling efficiency at the chosen number of workers."""
     if not info.lines:
         return "Efficiency is that of an all-reduce of gradients: tick an algorithm that does one."
     count = info.question.workers

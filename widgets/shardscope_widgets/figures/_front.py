@@ -1,7 +1,7 @@
-"""The Pareto front of a study: quality against time or bytes, the front as a line, where what runs may come to.
+"""The Pareto front of a study: quality against time or bytes, with the front as a line.
 
-Complete trials are dots, coloured by a third objective; those on the front stand out, the others are faint. Running
-trials are open diamonds with a dotted line down to what they may still come to; pruned ones are crosses.
+Complete trials are dots, coloured by a third objective; dominated ones are faint. Running trials are open diamonds
+with a dotted line down to their optimistic final quality. Pruned trials are crosses.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from shardscope_widgets.words import listed, plural, safe
 
 Spec = dict[str, Any]
 SCALE = [[0, "#f2c14e"], [0.35, "#e58a3c"], [0.65, "#a34a86"], [1, "#5566cf"]]
-"""From little to much; it also falls steadily in brightness."""
+"""Colour scale from low to high; its brightness decreases steadily."""
 RUNNING, PRUNED, CHOSEN, LINE = "#2a86d1", "#8b8f99", "#c5372c", "#11997a"
 WIDE = 6.0
-"""From this ratio on, an axis is logarithmic."""
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
 
 class Dot(NamedTuple):
-    """One trial."""
+    """One trial on the axes; `best` is a running trial's optimistic final quality."""
 
     number: int
     x: float
@@ -42,7 +42,7 @@ class Dot(NamedTuple):
 
 
 class FrontInfo(NamedTuple):
-    """What the figure shows."""
+    """Data of the figure."""
 
     x: str
     y: str
@@ -54,7 +54,7 @@ class FrontInfo(NamedTuple):
     chosen: int | None
     link: str
     missing: int
-    """Complete trials that have no place here."""
+    """Number of complete trials without a value on both axes."""
 
 
 def front_info(
@@ -66,15 +66,15 @@ def front_info(
     chosen: int | None = None,
     link: str = "",
 ) -> FrontInfo:
-    """Trials on the axes of two objectives, coloured by a third; those that lack one have no place.
+    """Place trials on the axes of two objectives, coloured by a third; trials without both values are left out.
 
     Args:
-        trials: With `is_front` told for all objectives of the study.
-        x: Objective across; ``trial`` for the order in which they began, and the best so far as the line.
-        y: Objective up.
-        colour: Objective of the colour; empty for none.
-        chosen: Number of the trial that is looked at.
-        link: What the times were re-projected onto, in words; empty for as measured.
+        trials: The trials, with `is_front` set for all objectives of the study.
+        x: Objective of the x-axis; ``trial`` for the order in which trials started, with the best so far as the line.
+        y: Objective of the y-axis.
+        colour: Objective shown as colour; empty for none.
+        chosen: Number of the chosen trial.
+        link: Link onto which the times were re-projected, as text; empty for measured times.
     """
     placed = [trial for trial in trials if (x == ORDER or x in trial.values) and y in trial.values]
     dots = {
@@ -110,14 +110,14 @@ def _dot(trial: TrialInfo, x: str, y: str, colour: str) -> Dot:
 
 
 def _line_of(complete: Sequence[Dot], x: str) -> tuple[tuple[float, float], ...]:
-    """The front of the two axes; over the order of trials, the best so far up to the last."""
+    """The front of the two axes; over the order of trials, the best value so far, extended to the last trial."""
     steps = staircase([(dot.x, dot.y) for dot in complete if not dot.is_by_noise or x == ORDER])
     last = max((dot.x for dot in complete), default=0.0)
     return (*steps, (last, steps[-1][1])) if x == ORDER and steps and steps[-1][0] < last else steps
 
 
 def staircase(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Of points, those with no other one further to the left and below, from left to right."""
+    """The Pareto-optimal points (lower x and lower y are better), from left to right."""
     return tuple(sorted(points[at] for at in pareto.front(points, in_turn=True)))
 
 
@@ -182,7 +182,7 @@ def front_spec(info: FrontInfo) -> Spec:
 def front(
     trials: Sequence[TrialInfo], *, x: str = "seconds", y: str = "loss", colour: str = "bytes"
 ) -> go.Figure:
-    """Trials on the axes of two objectives, coloured by a third."""
+    """Draw trials on the axes of two objectives, coloured by a third, with their front."""
     return go.Figure(front_spec(front_info(trials, x=x, y=y, colour=colour)))
 
 
@@ -219,7 +219,7 @@ def _axis(objective: str, *values: float) -> Spec:
 
 
 def log_ticks(low: float, high: float, objective: str = "") -> Spec:
-    """Round numbers on a logarithmic axis, few enough to be read, in the unit of what it shows."""
+    """Ticks of a logarithmic axis at round numbers, few enough to read, in the unit of the objective."""
     decades = range(floor(log10(low)), ceil(log10(high)) + 1)
     steps = (1, 2, 5) if high / low < 60 else (1, 3) if high / low < 1e3 else (1,)
     values = [step * 10.0**decade for decade in decades for step in steps]

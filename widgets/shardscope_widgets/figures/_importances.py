@@ -1,4 +1,4 @@
-"""Which settings a study's objective depends on: shares of its variance, as fitted by Optuna."""
+"""Parameter importances of a study: each setting's share of the objective's variance, as fitted by Optuna."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardscope_widgets.words import plural
 
 Spec = dict[str, Any]
 FEWEST = 6
-"""Complete trials below which nothing is fitted."""
+"""Minimum number of complete trials for a fit."""
 
 
 class ImportancesInfo(NamedTuple):
@@ -27,7 +27,7 @@ class ImportancesInfo(NamedTuple):
 
 
 def importances_info(shares: Mapping[str, float], *, objective: str, trials: int) -> ImportancesInfo:
-    """Shares by name, from `optuna.importance.get_param_importances`, fitted on a number of trials."""
+    """Sort the shares from `optuna.importance.get_param_importances`; `trials` is the number of fitted trials."""
     known = sorted(((name, share) for name, share in shares.items()), key=lambda item: -item[1])
     return ImportancesInfo(objective, tuple(n for n, _ in known), tuple(s for _, s in known), trials)
 
@@ -58,7 +58,7 @@ def importances_spec(info: ImportancesInfo) -> Spec:
 
 
 def importances(info: ImportancesInfo) -> go.Figure:
-    """Which settings matter."""
+    """Draw the importance of each setting as a bar."""
     return go.Figure(importances_spec(info))
 
 

@@ -1,4 +1,4 @@
-"""What happens to a run's layers: a map of their trust ratios over the steps, and what compression owes of each."""
+"""Layers of a run: a heat map of trust ratios over the steps, and the compression residual of each layer."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import listed, plural, three_digits
 
 MOST_LOOKS = 120
-"""Steps drawn; of a longer run every second, third, ... look, and the last."""
+"""Maximum number of steps drawn; a longer run shows every second, third, ... sampled step, and the last."""
 MOST_NAMED = 5
-"""Layers whose debts are drawn in colours, those that are owed most; the others are grey."""
+"""Number of layers drawn in colour, those with the largest residuals; the others are grey."""
 COLOURS = ("#e06c2c", "#2a86d1", "#11997a", "#b866a6", "#c49a0c")
 KIND_DASHES = {"residual": "solid", "unsent": "solid", "share": "dot"}
 SCALE = ((0.0, "#46327e"), (0.25, "#365c8d"), (0.5, "#277f8e"), (0.75, "#4ac16d"), (1.0, "#f1e51d"))
-"""The inner part of viridis: every step of it stands out from a white and from a black ground."""
+"""The inner part of viridis: every colour contrasts with both a white and a black background."""
 ALARM = "#c5372c"
 _ROW, _LEAST_ROW, _TOP, _BOTTOM = 15, 10, 62, 44
 _LEAST, _MOST = 320, 720
 _MOST_APART = 45
-"""Columns that are still drawn with a gap between them."""
+"""Maximum number of columns drawn with gaps between them."""
 
 
 class Row(NamedTuple):
-    """One layer of the map, a value a step; None where it has no ratio, or was not looked at."""
+    """One layer of the map, with a value per step; None where it has no ratio or was not sampled."""
 
     layer: str
     ratio: tuple[float | None, ...]
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 class Debt(NamedTuple):
-    """One line: what is owed of a layer, in gradients of one step."""
+    """One line: the residual of a layer, relative to the gradient of one step."""
 
     layer: str
     kind: str
@@ -50,12 +50,12 @@ class Debt(NamedTuple):
 
     @property
     def last(self) -> float:
-        """The newest value that is known."""
+        """The newest finite value of `relative`; 0 if there is none."""
         return next((value for value in reversed(self.relative) if value is not None), 0.0)
 
 
 class LayersInfo(NamedTuple):
-    """What is drawn. `debts` begin with the layer that is owed most; `alarms` are sentences."""
+    """Data of the figure; `debts` are sorted by residual, largest first, and `alarms` are sentences."""
 
     label: str
     steps: tuple[int, ...]
@@ -70,7 +70,7 @@ class LayersInfo(NamedTuple):
 
 
 def layers_info(layers: Layers, *, label: str = "") -> LayersInfo:
-    """The layers of a run (``run.layers()``), called `label`."""
+    """Return the figure's data of a run's layers (``run.layers()``); `label` is the run's name."""
     steps = _thinned(sorted({step for series in layers.ratios for step in series.steps}))
     debts = sorted((_debt(series) for series in layers.owed), key=lambda debt: -debt.last)
     rows = tuple(_row(series, steps) for series in layers.ratios)
@@ -78,7 +78,10 @@ def layers_info(layers: Layers, *, label: str = "") -> LayersInfo:
 
 
 def layers_info_of(trace: Trace) -> LayersInfo:
-    """The same of a trace; of a long run from looks spread over it, its alarms from more of them than are drawn."""
+    """Return the figure's data of a trace.
+
+    For a long run only evenly spread sampled steps are kept; alarms use more of them than are drawn.
+    """
     return layers_info(Looks.of(trace.layers).layers(trace.optimizer), label=trace.label)
 
 
@@ -110,7 +113,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def layers_text(info: LayersInfo) -> str:
-    """The figure in words, the alarms a line each."""
+    """Describe the figure in words, with one line per alarm."""
     if not info.is_telling:
         return "No step has been looked at yet."
     named = f"{info.label}: " if info.label else ""
@@ -148,7 +151,7 @@ def _number(value: float | None) -> str:
 
 
 def draw(info: LayersInfo) -> go.Figure:
-    """The map and the debts, side by side where there are both."""
+    """Draw the map and the residuals, side by side if there are both."""
     has_map = any(value is not None for row in info.rows for value in row.ratio)
     left, right = ([0.0, 0.56], [0.72, 1.0]) if has_map and info.debts else ([0.0, 1.0], [0.0, 1.0])
     figure = go.Figure()
@@ -209,12 +212,12 @@ def _map(info: LayersInfo, place: list[float], height: int) -> list[Any]:
 
 
 def _ink(value: float | None, low: float, high: float) -> str:
-    """What reads on a cell of this value."""
+    """A colour that is readable on a cell of this value."""
     return "#10151b" if value is not None and value - low > 0.6 * (high - low) else "#ffffff"
 
 
 def _cross(info: LayersInfo, height: int) -> float:
-    """As large as fits a cell."""
+    """Size of a cross that fits a cell, in pixels."""
     return max(3.0, min(7.0, 0.45 * (height - _TOP - _BOTTOM) / len(info.rows), 340 / len(info.steps)))
 
 
@@ -231,7 +234,7 @@ def _hover(row: Row, i: int) -> str:
 
 
 def _round_steps(steps: Sequence[int], most: int = 9) -> list[int]:
-    """Places of the first step and of multiples of a round number, not more than fit."""
+    """Indices of the first step and of the multiples of a round number, at most `most` multiples."""
     sizes = (number * 10**power for power in range(9) for number in (1, 2, 5))
     size = next(size for size in sizes if len({step for step in steps if step % size == 0}) <= most)
     places = [i for i, step in enumerate(steps) if step % size == 0]
@@ -256,7 +259,7 @@ def _map_axes(info: LayersInfo, place: list[float], height: int) -> dict[str, An
 
 
 def _debts(info: LayersInfo) -> list[Any]:
-    """Grey lines first, so that named ones lie above."""
+    """The residual lines, grey ones first so that coloured ones are on top."""
     named = list(dict.fromkeys(debt.layer for debt in info.debts))[:MOST_NAMED]
     lines = [_line(debt, named) for debt in reversed(info.debts)]
     return sorted(lines, key=lambda line: bool(line["line"]["color"] != theme.AXIS))
@@ -302,5 +305,5 @@ def _late_note() -> dict[str, Any]:
 
 
 def layers(run: Any) -> go.Figure:
-    """Trust ratios and debts of a `shardscope.Run`, layer by layer."""
+    """Draw trust ratios and compression residuals of a `shardscope.Run` by layer."""
     return draw(layers_info(run.layers(), label=run.name))

@@ -1,7 +1,7 @@
-"""Where a population's weights come from: a tree over the intervals, one dot for each interval of a member.
+"""Lineage of a population's weights: a tree over the intervals, with one dot per interval of a member.
 
-Whose checkpoint somebody goes on from stands to their left. Dots that nobody goes on from are the ends of branches;
-each end has a row of its own and a parent stands amid its children, so no two lines cross.
+A dot's parent, whose checkpoint it resumes from, is to its left. Each leaf has its own row and a parent is centred
+on its children, so no two lines cross.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from shardscope_widgets.figures import theme
 from shardscope_widgets.words import listed, plural, safe, three_digits
 
 WORST_TO_BEST = ("#f2c14e", "#e58a3c", "#cf5b4f", "#a34a86", "#6f55b5", "#3f6fc4", "#2f93b8", "#1f9f8a")
-"""They differ in brightness too."""
+"""Colours from the worst score to the best, which also differ in brightness."""
 EXPLOIT, ANCESTRY = "#e06c2c", "#1f9f8a"
 _ROW, _EDGES = 30, 130
-"""Pixels: of a row, and of all that is above and below them."""
+"""Pixels of a row, and of the margins above and below all rows together."""
 _BEND = tuple(at / 16 for at in range(17))
 
 
 class Told(Protocol):
-    """What a population tells that the figure needs."""
+    """The part of a population that the figure reads."""
 
     @property
     def plan(self) -> Plan:
-        """What was asked."""
+        """The population's plan."""
         ...
 
     def entries(self) -> Sequence[Entry]:
@@ -44,30 +44,30 @@ class Node(NamedTuple):
     interval: int
     member: int
     row: float
-    """Its place from top to bottom; ends of branches have whole numbers."""
+    """Vertical position from the top; leaves have whole numbers."""
     parent: int | None
-    """Place of the node it goes on from, among all nodes."""
+    """Index among all nodes of the node whose checkpoint it resumes from; None if it has none."""
     origin: str
     score: float | None
     state: str
     """``over``, ``failed`` or ``under way``."""
     is_ancestor: bool
-    """Whether its training is in the best member's weights, its own included."""
+    """Whether it is the best member's node or one of its ancestors."""
     hover: tuple[str, ...]
 
 
 class LineageInfo(NamedTuple):
-    """What the tree shows."""
+    """Data of the tree."""
 
     nodes: tuple[Node, ...]
     objective: str
     steps: int
-    """Of an interval."""
+    """Steps per interval."""
     rows: int
 
 
 def lineage_info(population: Told, objective: str | None = None) -> LineageInfo:
-    """The tree of a population, coloured by `objective` (None: its first)."""
+    """Compute the tree of a population, coloured by `objective`; None takes its first."""
     entries, plan = list(population.entries()), population.plan
     objective = objective or plan.objectives[0]
     places = {(entry.interval, entry.member): at for at, entry in enumerate(entries)}
@@ -100,7 +100,7 @@ def _state(entry: Entry) -> str:
 
 
 def _rows(parents: Sequence[int | None]) -> tuple[list[float], int]:
-    """A row for every node, and how many ends there are; parents come before their children."""
+    """Return a row for every node, and the number of leaves; `parents` lists parents before their children."""
     children: dict[int | None, list[int]] = {}
     for at, parent in enumerate(parents):
         children.setdefault(parent, []).append(at)
@@ -121,7 +121,7 @@ def _rows(parents: Sequence[int | None]) -> tuple[list[float], int]:
 
 
 def _best(entries: Sequence[Entry], scores: Sequence[float | None]) -> int | None:
-    """The best of the last interval in which all members have ended."""
+    """Index of the best entry in the last interval that all members have finished."""
     open_ones = [entry.interval for entry in entries if entry.outcome is None]
     last = max((e.interval for e in entries if e.interval < min(open_ones, default=10**9)), default=0)
     found = [
@@ -139,7 +139,7 @@ def _ancestors(at: int | None, parents: Sequence[int | None]) -> set[int]:
 
 
 def _hover(entry: Entry, entries: Sequence[Entry], parent: int | None, steps: int) -> tuple[str, ...]:
-    """Lines of plain text: who and when, what came of it, where it comes from, its settings."""
+    """Lines of plain text: member and steps, outcome, origin, settings."""
     outcome, before = entry.outcome, {} if parent is None else entries[parent].move.settings
     first = (entry.interval - 1) * steps + 1
     lines = [f"member {entry.member}, steps {first} to {entry.interval * steps}"]
@@ -230,7 +230,7 @@ def _line(
     line: dict[str, Any],
     opacity: float = 1.0,
 ) -> go.Scatter:
-    """From each parent to its child: level at both, and a bend between."""
+    """A smooth curve from each parent to its child, horizontal at both ends."""
     x: list[float | None] = []
     y: list[float | None] = []
     for parent, node in pairs:
@@ -281,7 +281,7 @@ def _marks(info: LineageInfo, nodes: Sequence[Node], name: str) -> go.Scatter:
 
 
 def _heights(scores: Sequence[float]) -> list[float]:
-    """The scores such that more is better and equal ratios are equal steps, where they are all above zero."""
+    """Scores transformed so that higher is better: negated logarithms if all are positive, otherwise negated."""
     return (
         [-log10(score) for score in scores]
         if all(score > 0 for score in scores)
@@ -294,7 +294,7 @@ def _colour(share: float) -> str:
 
 
 def _colour_bar(info: LineageInfo, scored: Sequence[Node], shares: Sequence[float]) -> dict[str, Any]:
-    """With the scores of the worst, the best and some between at their colours."""
+    """A colour bar labelled with the worst and the best score and some in between."""
     known = sorted(zip(shares, (node.score or 0.0 for node in scored), strict=True))
     ticks: list[tuple[float, float]] = []
     for share, score in known[:1] + known[-1:] + known:
@@ -307,7 +307,7 @@ def _colour_bar(info: LineageInfo, scored: Sequence[Node], shares: Sequence[floa
 
 
 def lineage(population: Told, objective: str | None = None) -> go.Figure:
-    """A population's tree: whose weights go on, who took over from whom, coloured by score.
+    """Draw a population's tree: which members resumed their own weights and which took over others', coloured by score.
 
     Example:
         >>> lineage(ss.Population("runs/20261121-190000-population-ring-mlp"))  # doctest: +SKIP

@@ -1,6 +1,6 @@
-"""What goes through each rank's link in a step: bytes sent and received, one bar a rank.
+"""Bytes sent and received over each rank's link in a step, one bar per rank.
 
-Where one rank's bar is much longer than the others', that rank's link sets the pace.
+If one rank's bar is much longer than the others, that rank's link is the bottleneck.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ LAYERS = (("sent", theme.Look("#e06c2c")), ("received", theme.Look("#5aa9e6", pa
 
 
 class LinksInfo(NamedTuple):
-    """Several runs, each rank's bytes sent and received in its newest step."""
+    """Bytes sent and received by each rank in its newest step, for several runs."""
 
     runs: tuple[Group, ...]
 
 
 def links_info(traces: Sequence[Trace]) -> LinksInfo:
-    """The runs on several ranks."""
+    """Return the data of the runs on several ranks."""
     return LinksInfo(tuple(_run(trace) for trace in traces if trace.world_size > 1 and trace.links))
 
 
@@ -36,7 +36,7 @@ def _run(trace: Trace) -> Group:
 
 
 def links_text(info: LinksInfo) -> str:
-    """The bars in words, a sentence a run."""
+    """Describe the bars in words, one sentence per run."""
     if not info.runs:
         return "No run on several ranks has finished a step yet."
     return " ".join(map(_sentence, info.runs))

@@ -1,4 +1,4 @@
-"""A learning-rate range test: the loss against a rate that rose from step to step, and the rates to read off."""
+"""Learning-rate range test: the loss against a rate that rises at each step, and the suggested rates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOSS = "#2a86d1"
 SUGGESTED = "#11997a"
 LOWEST = "#8b8f99"
 _HEADROOM = 0.6
-"""What is shown above the first loss, as a share of how far it fell: the explosion itself would flatten the rest."""
+"""Axis room above the initial loss, as a fraction of the loss's fall; showing the divergence would flatten the rest."""
 
 
 class Rates(Protocol):
@@ -42,7 +42,7 @@ class Tested(Protocol):
 
 
 class Mark(NamedTuple):
-    """A rate to read off, and what it is."""
+    """A marked learning rate and its name."""
 
     name: str
     lr: float
@@ -51,7 +51,7 @@ class Mark(NamedTuple):
 
 
 class LrRangeInfo(NamedTuple):
-    """What is drawn, and between which losses."""
+    """Data of the figure; the loss axis runs from `bottom` to `top`."""
 
     lr: tuple[float, ...]
     loss: tuple[float, ...]
@@ -63,7 +63,7 @@ class LrRangeInfo(NamedTuple):
 
 
 def lr_range_info(test: Tested) -> LrRangeInfo:
-    """The curve, its marks, and axes that show the fall of the loss and the beginning of its explosion."""
+    """Compute the curve, its marks, and axes that show the fall of the loss and the start of its divergence."""
     least, first = min(test.smooth), max(test.smooth[: max(1, len(test.smooth) // 10)])
     fall = first - least
     marks = (
@@ -114,7 +114,7 @@ def draw(info: LrRangeInfo) -> go.Figure:
 
 
 def _mark(info: LrRangeInfo, mark: Mark) -> go.Scatter:
-    """A line from the bottom to the top, with its name and rate in the legend."""
+    """A vertical line at a marked rate, with its name and rate in the legend."""
     line: dict[str, Any] = {
         "color": mark.colour,
         "width": 2 if mark.dash == "solid" else 1.6,
@@ -127,5 +127,5 @@ def _mark(info: LrRangeInfo, mark: Mark) -> go.Scatter:
 
 
 def lr_range(test: Tested) -> go.Figure:
-    """What ``shardscope.lr_range_test`` found."""
+    """Draw a result of ``shardscope.lr_range_test``."""
     return draw(lr_range_info(test))

@@ -1,4 +1,4 @@
-"""Peak memory of every rank, one group of bars a rank."""
+"""Peak memory of every rank, one group of bars per rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardscope_widgets.trace import Trace
 
 
 class MemoryBars(NamedTuple):
-    """One run's peak resident memory, in bytes, rank by rank."""
+    """Peak memory of one run, in bytes, by rank."""
 
     label: str
     strategy: str
@@ -22,7 +22,7 @@ class MemoryBars(NamedTuple):
 
 
 class MemoryInfo(NamedTuple):
-    """One set of bars a run."""
+    """One set of bars per run."""
 
     runs: tuple[MemoryBars, ...]
 
@@ -69,10 +69,10 @@ def draw(info: MemoryInfo, *, height: int = 320) -> go.Figure:
 
 
 def memory_axis() -> dict[str, Any]:
-    """The value axis of memory bars."""
+    """Settings of the value axis of memory bars."""
     return theme.axis(tickformat="~s", ticksuffix="B", rangemode="tozero", nticks=5)
 
 
 def memory(traces: Sequence[Trace]) -> go.Figure:
-    """Peak memory a rank of several runs."""
+    """Draw the peak memory per rank of several runs."""
     return draw(memory_info(traces))

@@ -1,4 +1,4 @@
-"""What each rank's memory is made of: one stacked bar a rank, runs below each other."""
+"""Memory of each rank by kind: one stacked bar per rank, runs below each other."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ KIND_NAMES = {"optimizer": "optimizer state", "gathered": "gathered from other r
 
 
 class MemoryKindsInfo(NamedTuple):
-    """Several runs, each rank's bytes in the order of `MEMORY_KINDS`; and what one process alone holds for the same
-    job, if that is known.
+    """Bytes of each rank of several runs, in the order of `MEMORY_KINDS`.
+
+    `alone` is the bytes that a single process holds for the same job, None if unknown.
     """
 
     runs: tuple[Group, ...]
@@ -25,7 +26,7 @@ class MemoryKindsInfo(NamedTuple):
 
 
 def memory_kinds_info(traces: Sequence[Trace], *, alone: Trace | None = None) -> MemoryKindsInfo:
-    """What the runs that tell their memory by kind held in their newest step; `alone` is a run on one process."""
+    """Return the data of the runs that report memory by kind; `alone` is the single-process baseline run."""
     return MemoryKindsInfo(
         tuple(_run(trace) for trace in traces if trace.held),
         _run(alone).most if alone is not None and alone.held else None,
@@ -41,7 +42,7 @@ def _run(trace: Trace) -> Group:
 
 
 def memory_kinds_text(info: MemoryKindsInfo) -> str:
-    """The bars in words, a sentence a run."""
+    """Describe the bars in words, one sentence per run."""
     if not info.runs:
         return "No run has told its memory by kind yet."
     return " ".join(map(_sentence, info.runs))
@@ -67,5 +68,5 @@ def draw(info: MemoryKindsInfo) -> go.Figure:
 
 
 def memory_kinds(traces: Sequence[Trace], *, alone: Trace | None = None) -> go.Figure:
-    """What each rank's memory is made of, with a dashed line at what one process holds."""
+    """Draw each rank's memory by kind, with a dashed line at the memory of a single process."""
     return draw(memory_kinds_info(traces, alone=alone))

@@ -1,4 +1,4 @@
-"""What a plan would hold: a stacked bar a pipeline stage, a block a term, against the device's capacity."""
+"""Predicted memory of a plan: a stacked bar per pipeline stage, a block per term, and the device's capacity."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HEAD_PX, _FOOT_PX = 64, 40
 _ROWS_PX = ((2, 64), (4, 46), (8, 30), (16, 20), (32, 12))
 _FEWEST_PX = 8
 _NAMED_UP_TO = 4
-"""Stages up to which blocks carry their names."""
+"""Maximum number of stages with which blocks are labelled."""
 _OVER = "rgba(197,55,44,0.10)"
 
 
 class Block(NamedTuple):
-    """One term of one stage."""
+    """One memory term of one stage."""
 
     name: str
     kind: str
@@ -36,24 +36,24 @@ class Block(NamedTuple):
 
     @property
     def gib(self) -> float:
-        """In GiB."""
+        """Size in GiB."""
         return self.num_bytes / GIB
 
 
 class StageBar(NamedTuple):
-    """One pipeline stage."""
+    """The bar of one pipeline stage."""
 
     name: str
     blocks: tuple[Block, ...]
 
     @property
     def num_bytes(self) -> float:
-        """All blocks."""
+        """Total bytes of all blocks."""
         return sum(block.num_bytes for block in self.blocks)
 
 
 class MemoryPlanInfo(NamedTuple):
-    """All stages, and what a device holds."""
+    """The bars of all stages, and the capacity of a device in bytes."""
 
     stages: tuple[StageBar, ...]
     capacity_bytes: float
@@ -61,7 +61,7 @@ class MemoryPlanInfo(NamedTuple):
 
     @property
     def fullest(self) -> int:
-        """Place of the stage that holds most."""
+        """Index of the stage that holds the most bytes."""
         return max(range(len(self.stages)), key=lambda place: self.stages[place].num_bytes)
 
 
@@ -89,12 +89,12 @@ def _value_text(symbol: str, value: float | str) -> str:
 
 
 def gib_text(num_bytes: float) -> str:
-    """``12.3 GiB``."""
+    """Format bytes as ``12.3 GiB``."""
     return f"{three_digits(num_bytes / GIB)} GiB"
 
 
 def memory_plan_text(info: MemoryPlanInfo) -> str:
-    """The bars in words: the fullest stage, and what it is made of."""
+    """Describe the bars in words: the fullest stage, and its memory by kind."""
     stage = info.stages[info.fullest]
     where = (
         f"{stage.name.capitalize()} of {len(info.stages)} is the fullest: it"
@@ -114,7 +114,7 @@ def memory_plan_text(info: MemoryPlanInfo) -> str:
 
 
 def figure_dict(info: MemoryPlanInfo) -> dict[str, Any]:
-    """Data and layout as plain values: a slider's redraw spends no time on Plotly's validation."""
+    """Data and layout as plain dictionaries, so that redrawing for a slider skips Plotly's validation."""
     most = max(info.capacity_bytes, *(stage.num_bytes for stage in info.stages)) / GIB
     return {"data": [*_traces(info), _totals(info)], "layout": _layout(info, 1.13 * most)}
 
@@ -125,7 +125,7 @@ def draw(info: MemoryPlanInfo) -> go.Figure:
 
 
 def memory_plan(memory: Term, *, capacity_bytes: float, device: str = "") -> go.Figure:
-    """What each pipeline stage would hold, block by block, with a dashed line at a device's capacity.
+    """Draw the predicted memory of each pipeline stage by block, with a dashed line at a device's capacity.
 
     Example:
         >>> memory_plan(memory_term(model, layout), capacity_bytes=80e9, device="A100 80GB")  # doctest: +SKIP
@@ -134,7 +134,7 @@ def memory_plan(memory: Term, *, capacity_bytes: float, device: str = "") -> go.
 
 
 def _traces(info: MemoryPlanInfo) -> list[dict[str, Any]]:
-    """One trace a block's name, from the first kind to the last."""
+    """One trace per block name, in the order of the kinds."""
     columns: dict[tuple[str, str], dict[int, Block]] = {}
     for place, stage in enumerate(info.stages):
         for block in stage.blocks:
@@ -147,7 +147,7 @@ def _traces(info: MemoryPlanInfo) -> list[dict[str, Any]]:
 
 
 def _trace(info: MemoryPlanInfo, blocks: dict[int, Block], number: int) -> dict[str, Any]:
-    """The blocks of one name, by stage; `number` is its place among those of its kind."""
+    """Trace of the blocks with one name, by stage; `number` is the name's index within its kind."""
     first = next(iter(blocks.values()))
     look = theme.MEMORY_LOOKS[first.kind]
     colour = theme.tint(look.colour, 0.2 * number)
@@ -192,7 +192,7 @@ def _marker(look: Look, colour: str) -> dict[str, Any]:
 
 
 def _hover(block: Block) -> str:
-    """Name, size, formula, inputs and source, as Plotly's own markup."""
+    """Hover text with name, size, formula, inputs and source, in Plotly's markup."""
     formula, source = "<br>".join(_wrapped(f"= {block.formula}")), "<br>".join(_wrapped(block.source))
     head = f"<b>{block.name}</b>, %{{customdata[0]}}: %{{customdata[1]}}"
     return f"{head}<br>{formula}<br>%{{customdata[2]}}<br><i>{source}</i><extra></extra>"
@@ -253,7 +253,7 @@ def _layout(info: MemoryPlanInfo, right: float) -> dict[str, Any]:
 
 @cache
 def _look(height: int) -> dict[str, Any]:
-    """The common look, as plain values."""
+    """Layout of the common look, as a plain dictionary."""
     figure = theme.style(
         go.Figure(), height=height, barmode="stack", legend=theme.LEGEND_ABOVE,
         margin={"l": 8, "r": 16, "t": _HEAD_PX, "b": 8}, uniformtext={"mode": "hide", "minsize": 9},

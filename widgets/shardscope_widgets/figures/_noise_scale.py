@@ -1,4 +1,4 @@
-"""The critical batch size of a run beside its loss: whether the batch in use is far below it, near it, or beyond."""
+"""The critical batch size and the loss of a run: whether the batch in use is well below it, near it, or beyond."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NOISE = "#2a86d1"
 LOSS = "#e06c2c"
 IN_USE = "#c5372c"
 WELL_BELOW = 0.5
-"""Of the critical batch size: at half of it, a loss costs 1.5 times the fewest samples and 3 times the fewest steps."""
+"""At half the critical batch size, a loss takes 1.5 times the fewest samples and 3 times the fewest steps."""
 WELL_ABOVE = 2.0
-"""At twice it, the other way around."""
+"""At twice the critical batch size, a loss takes 3 times the fewest samples and 1.5 times the fewest steps."""
 _LEFT, _RIGHT = [0.0, 0.46], [0.56, 1.0]
 _BAND_DECADES = 1.5
-"""An interval without an end is drawn up to this many decades above the largest estimate."""
+"""Maximum decades that the batch axis extends beyond the estimates and the batch in use, in either direction."""
 
 
 class Measured(Protocol):
@@ -41,7 +41,7 @@ class Measured(Protocol):
 
 
 class NoiseScaleInfo(NamedTuple):
-    """What is drawn; batches in samples. None where there is nothing to draw: an estimate without an end."""
+    """Data of the figure, batches in samples; None for values that a log axis cannot show, such as infinity."""
 
     label: str
     batch: int
@@ -55,14 +55,14 @@ class NoiseScaleInfo(NamedTuple):
 
     @property
     def top(self) -> float:
-        """Where the axis of batches ends."""
+        """Upper end of the batch axis, in samples."""
         known = [value for value in self.critical if value]
         most = max([*known, self.batch])
         return float(min(max([*(h for h in self.high if h), most]) * 1.3, most * 10**_BAND_DECADES))
 
     @property
     def bottom(self) -> float:
-        """Where it begins."""
+        """Lower end of the batch axis, in samples."""
         known = [value for value in (*self.critical, self.batch) if value]
         least = min(known)
         return float(
@@ -73,13 +73,13 @@ class NoiseScaleInfo(NamedTuple):
 def noise_scale_info(
     noise: Measured, loss_steps: Sequence[int], loss: Sequence[float], *, label: str = ""
 ) -> NoiseScaleInfo:
-    """A run's measured noise scale (``run.noise_scale()``) and its losses (``run.metrics()``).
+    """Combine a run's measured noise scale (``run.noise_scale()``) with its losses (``run.metrics()``).
 
     Args:
-        noise: Of the run.
+        noise: Measured noise scale of the run.
         loss_steps: Steps with a loss.
-        loss: Theirs.
-        label: What to call the run.
+        loss: Losses at those steps.
+        label: Name of the run in text.
     """
     smooth = moving_average(loss, count=len(loss))
     every = slice(None, None, max(1, math.ceil(len(loss) / MOST_POINTS)))
@@ -98,7 +98,7 @@ def noise_scale_info(
 
 
 def noise_scale_info_of(trace: Trace) -> NoiseScaleInfo | None:
-    """Of a run as far as it has come; None where it does not measure its noise scale, or has told no estimate yet."""
+    """Return the data of a run so far; None if it does not measure its noise scale or has no estimate yet."""
     if not trace.noise:
         return None
     noise = noise_scale_from(dict(sorted(trace.noise.items())), *trace.batches)
@@ -110,7 +110,7 @@ def noise_scale_info_of(trace: Trace) -> NoiseScaleInfo | None:
 
 
 def _finite(values: Sequence[float]) -> tuple[float | None, ...]:
-    """What has a place on a logarithmic axis."""
+    """The values, with None for those that a logarithmic axis cannot show."""
     return tuple(value if math.isfinite(value) and value > 0 else None for value in values)
 
 
@@ -144,7 +144,7 @@ def _verdict(batch: int, critical: float) -> str:
 
 
 def draw(info: NoiseScaleInfo) -> go.Figure:
-    """The critical batch size with its band on the left, the loss on the right."""
+    """Draw the critical batch size with its band on the left, and the loss on the right."""
     figure = go.Figure([*_batches(info), *_losses(info)])
     figure.update_layout(
         xaxis=theme.axis("step", domain=_LEFT, anchor="y"),
@@ -199,7 +199,7 @@ def _in_use_line(info: NoiseScaleInfo) -> dict[str, Any]:
 
 
 def _in_use_note(info: NoiseScaleInfo) -> dict[str, Any]:
-    """At the right end, where the curve has settled, on the side of the line where the curve is not."""
+    """Label of the batch in use, at the right end and on the side of the line away from the curve."""
     known = [value for value in info.critical if value]
     side = "top" if known and known[-1] > info.batch else "bottom"
     place = {"xref": "x domain", "yref": "y", "xanchor": "right", "yanchor": side}

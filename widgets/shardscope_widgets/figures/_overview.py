@@ -1,7 +1,7 @@
 """Loss, throughput, bytes and memory of several runs: four plots in one figure.
 
-The figure has a fixed number of places for runs, `MOST_RUNS`, and each place the same traces whatever it
-shows, so that a live figure is only ever given new values and never new traces.
+The figure has a fixed number of slots for runs, `MOST_RUNS`, and each slot always has the same traces, so that a
+live figure only receives new values and never new traces.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _TOP, _BOTTOM = [0.58, 1.0], [0.0, 0.42]
 _BLANK = {
     f"{name}axis{n or ''}": {"showticklabels": False, "range": [0, 1]} for name in "xy" for n in (0, 2, 3, 4)
 }
-"""Axes without numbers, for a figure that has nothing to show yet."""
+"""Axes without numbers, for a figure without data."""
 NOTHING: list[dict[str, Any]] = [{"x": [], "y": [], "visible": True}] * TRACES_A_RUN
-"""One run's traces without a point: they keep the axes on the page."""
+"""Traces of one run without points, which keep the axes visible."""
 _AXES = (("x", "y"), ("x2", "y2"), ("x3", "y3"), ("x4", "y4"))
 
 
 class OverviewInfo(NamedTuple):
-    """The four plots' data."""
+    """Data of the four plots."""
 
     loss: CurvesInfo
     throughput: CurvesInfo
@@ -42,7 +42,7 @@ class OverviewInfo(NamedTuple):
 
 
 def overview_info(traces: Sequence[Trace], *, most: int | None = MOST_RUNS) -> OverviewInfo:
-    """What the four plots show of the first `most` of `traces`; None shows all."""
+    """Return the data of the first `most` of `traces`; None takes all."""
     shown = traces[:most]
     return OverviewInfo(
         _curves.loss_info(shown),
@@ -53,7 +53,7 @@ def overview_info(traces: Sequence[Trace], *, most: int | None = MOST_RUNS) -> O
 
 
 def run_properties(info: OverviewInfo) -> list[list[dict[str, Any]]]:
-    """For each run, the properties of its `TRACES_A_RUN` traces."""
+    """Properties of the `TRACES_A_RUN` traces of each run."""
     looks = theme.run_looks([curve.strategy for curve in info.loss.curves])
     places = []
     for index, look in enumerate(looks):
@@ -90,7 +90,7 @@ def _heading(title: str, note: str, x: float, y: float) -> dict[str, Any]:
 
 
 def empty(figure: go.Figure, places: int = MOST_RUNS) -> go.Figure:
-    """Give `figure` the axes and the unused traces of `places` runs."""
+    """Add the axes and the unused traces of `places` runs to `figure`, and return it."""
     for _ in range(places):
         for column in (0, 0, 1, 1, 2):
             figure.add_trace(go.Scatter(xaxis=_AXES[column][0], yaxis=_AXES[column][1], visible=False))
@@ -109,7 +109,7 @@ def empty(figure: go.Figure, places: int = MOST_RUNS) -> go.Figure:
 
 
 def draw(info: OverviewInfo) -> go.Figure:
-    """The figure of `info`, with just as many places as it has runs."""
+    """The figure of `info`, with one slot per run."""
     places = run_properties(info)
     figure = empty(go.Figure(), len(places))
     for index, properties in enumerate(line for place in places for line in place):
@@ -121,5 +121,5 @@ def draw(info: OverviewInfo) -> go.Figure:
 
 
 def overview(traces: Sequence[Trace]) -> go.Figure:
-    """Loss, throughput, bytes and memory of several runs, however many."""
+    """Draw loss, throughput, bytes and memory of any number of runs."""
     return draw(overview_info(traces, most=None))

@@ -1,6 +1,6 @@
-"""All settings of a study side by side: each complete trial is a line from its settings to its objective.
+"""Parallel coordinates of a study: each complete trial is a line from its settings to its objective.
 
-What the good lines have in common, and the bad ones have not, is what a person looks for here.
+The plot shows which settings good trials share and bad ones do not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardscope_widgets.words import plural, safe
 
 Spec = dict[str, Any]
 NOT_DRAWN = "not used"
-"""On the axis of a setting that a trial did not draw, as it belongs to another branch."""
+"""Tick text for trials that did not sample a setting, because it belongs to another branch of the space."""
 _BELOW = -0.14
 _MOST_TICKS = 6
 
@@ -36,14 +36,14 @@ Scale = tuple[list[float], tuple[tuple[float, str], ...]]
 
 
 class Rule(NamedTuple):
-    """One axis: places from 0 to 1, with their texts."""
+    """One axis: ticks as (position from 0 to 1, text)."""
 
     name: str
     ticks: tuple[tuple[float, str], ...]
 
 
 class Thread(NamedTuple):
-    """One trial: its place on every axis, and how good it is, from 0 for the worst to 1."""
+    """One trial: its position on every axis, and its quality `share`, from 0 for the worst to 1 for the best."""
 
     number: int
     places: tuple[float, ...]
@@ -52,7 +52,7 @@ class Thread(NamedTuple):
 
 
 class ParallelInfo(NamedTuple):
-    """What the figure shows; the last axis is the objective's."""
+    """Data of the figure; the last axis is the objective, and `best` is (number, value) of the best trial."""
 
     objective: str
     rules: tuple[Rule, ...]
@@ -64,7 +64,7 @@ class ParallelInfo(NamedTuple):
 def parallel_info(
     trials: Sequence[TrialInfo], space: Space, *, objective: str = "loss", chosen: int | None = None
 ) -> ParallelInfo:
-    """The complete trials over all settings that differ among them, and the objective."""
+    """Place the complete trials on axes for all settings that differ among them, and for the objective."""
     done = [trial for trial in trials if trial.state == "complete" and objective in trial.values]
     told = [settings_of(trial) for trial in done]
     names = [
@@ -109,7 +109,7 @@ def _is_wide(values: Sequence[float]) -> bool:
 
 
 def _scale(numbers: Sequence[float | None], texts: Sequence[str | None], *, is_log: bool) -> Scale:
-    """Each value's place on the axis, and the axis's ticks; words and few numbers stand at equal distances."""
+    """Return each value's position and the axis's ticks; text values and few distinct numbers are evenly spaced."""
     has_words = any(n is None and t is not None for n, t in zip(numbers, texts, strict=True))
     apart = len({n for n in numbers if n is not None})
     places, ticks = (
@@ -121,7 +121,7 @@ def _scale(numbers: Sequence[float | None], texts: Sequence[str | None], *, is_l
 
 
 def _heights(values: Sequence[float], objective: str) -> Scale:
-    """The objective's axis, the lowest at the bottom."""
+    """Positions and ticks of the objective's axis, with the lowest value at the bottom."""
 
     def text(value: object) -> str:
         return objective_text(objective, float(str(value)))
@@ -163,7 +163,7 @@ def parallel_text(info: ParallelInfo) -> str:
 
 
 def parallel_spec(info: ParallelInfo) -> Spec:
-    """The lines as Plotly's JSON: a trace a shade, the best above."""
+    """The lines as Plotly's JSON: one trace per shade, the best on top."""
     layout = _layout(info)
     if info.best is None or len(info.rules) < 2:
         return {"data": [], "layout": layout}
@@ -184,7 +184,7 @@ def parallel_spec(info: ParallelInfo) -> Spec:
 
 
 def parallel(trials: Sequence[TrialInfo], space: Space, *, objective: str = "loss") -> go.Figure:
-    """All settings side by side, up to the objective."""
+    """Draw complete trials as lines across their settings to the objective."""
     return go.Figure(parallel_spec(parallel_info(trials, space, objective=objective)))
 
 

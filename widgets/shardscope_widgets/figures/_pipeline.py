@@ -1,8 +1,8 @@
-"""A pipeline's schedule as it was carried out: one row a rank, one bar for each pass of each micro-batch.
+"""A pipeline's schedule as measured: one row per rank, one bar for each pass of each micro-batch.
 
-The bubble is the part of the ranks' time between the step's first operation and its last in which they do nothing.
-Beside the measured one stands that of the schedule's own table, for stages of equal cost: (p - 1) / (m + p - 1) of
-GPipe and 1F1B with p stages and m micro-batches a pass (Huang et al., GPipe, NeurIPS 2019).
+The bubble is the fraction of the ranks' time between the step's first operation and its last in which they are idle.
+The measured bubble is shown next to that of the schedule's table for stages of equal cost: (p - 1) / (m + p - 1) for
+GPipe and 1F1B with p stages and m micro-batches per pass (Huang et al., GPipe, NeurIPS 2019).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROW_PX = 46
 
 
 class GanttOp(NamedTuple):
-    """One operation in milliseconds from the step's first; `turn` counts a rank's stages from 0."""
+    """One operation; times in milliseconds from the step's first, and `turn` is the stage's index within its rank."""
 
     rank: int
     op: str
@@ -42,7 +42,7 @@ class GanttOp(NamedTuple):
 
 
 class GanttInfo(NamedTuple):
-    """One step: its operations, how long it took, and the bubble measured and by the schedule's table."""
+    """One step: its operations, its duration, and its bubble, both measured and by the schedule's table (`ideal`)."""
 
     label: str
     schedule: str
@@ -57,12 +57,12 @@ class GanttInfo(NamedTuple):
 
 
 def complete_schedule_steps(trace: Trace) -> list[int]:
-    """Steps of which every rank has told its schedule, in order."""
+    """Steps whose schedule every rank has reported, in order."""
     return sorted(n for n, ops in trace.ops.items() if len({op.rank for op in ops}) == trace.world_size)
 
 
 def gantt_info(trace: Trace, *, last_step: int | None = None) -> GanttInfo:
-    """The newest step, or the newest up to `last_step`, whose schedule every rank has told."""
+    """Return the newest step, up to `last_step` if given, whose schedule every rank has reported."""
     known = [step for step in complete_schedule_steps(trace) if last_step is None or step <= last_step]
     ranks = tuple(trace.name_of(rank) for rank in range(trace.world_size))
     if not known:
@@ -82,7 +82,7 @@ def gantt_info(trace: Trace, *, last_step: int | None = None) -> GanttInfo:
 
 
 def _ideal(trace: Trace, stages: int, microbatches: int) -> float | None:
-    """The bubble of the schedule's table; None where it is not known here, or cannot be made."""
+    """The bubble of the schedule's table; None if the schedule is unknown or its table cannot be built."""
     if trace.order is None and registry.find(PipelineSchedule, trace.schedule) is None:
         return None
     schedule = trace.order or trace.schedule
@@ -90,13 +90,13 @@ def _ideal(trace: Trace, stages: int, microbatches: int) -> float | None:
         ideal: float = build(
             schedule, trace.world_size, microbatches, stages // trace.world_size
         ).bubble_fraction
-    except SpecError:  # the user's own, defined otherwise since
+    except SpecError:  # a user's schedule that was redefined since
         return None
     return ideal
 
 
 def _turns(ops: Sequence[Op]) -> dict[tuple[int, int], int]:
-    """Place of each stage among those of its rank."""
+    """Index of each stage among the stages of its rank, by (rank, stage)."""
     stages: dict[int, list[int]] = {}
     for rank, stage in sorted({(op.rank, op.stage) for op in ops}):
         stages.setdefault(rank, []).append(stage)
@@ -129,7 +129,7 @@ def gantt_text(info: GanttInfo) -> str:
 
 
 def gantt_title(info: GanttInfo) -> str:
-    """Schedule, step and bubble, for the head of the chart."""
+    """Title of the chart: schedule, step and bubble."""
     ideal = "" if info.ideal is None else f", ideal (p−1)/(m+p−1) = {info.ideal:.0%}"
     return f"<b>{safe(info.schedule or 'pipeline')}</b>, step {info.step}: bubble {info.bubble:.0%} measured{ideal}"
 
@@ -150,7 +150,7 @@ def draw(info: GanttInfo) -> go.Figure:
 
 
 def rank_axis(ranks: Sequence[str]) -> dict[str, Any]:
-    """An axis with a row for each rank, the first on top."""
+    """Settings of an axis with a row for each rank, the first on top."""
     return theme.axis(
         tickvals=list(range(len(ranks))), ticktext=[f"{name} " for name in ranks], range=[len(ranks) - 0.5, -0.5],
         showgrid=False, fixedrange=True,
@@ -158,7 +158,7 @@ def rank_axis(ranks: Sequence[str]) -> dict[str, Any]:
 
 
 Hover = Callable[[Sequence[int]], dict[str, Any]]
-"""Takes places in `GanttInfo.ops`; gives the settings of a trace that decide what is told of them."""
+"""Function from indices into `GanttInfo.ops` to the hover settings of their trace."""
 
 
 def bars(info: GanttInfo, hover: Hover, *, with_text: bool = True) -> list[dict[str, Any]]:
@@ -225,5 +225,5 @@ def _hover(bar: GanttOp) -> str:
 
 
 def gantt(trace: Trace, *, last_step: int | None = None) -> go.Figure:
-    """What each rank of a pipeline did in one step, by default the newest."""
+    """Draw the operations of each rank of a pipeline in one step, by default the newest."""
     return draw(gantt_info(trace, last_step=last_step))

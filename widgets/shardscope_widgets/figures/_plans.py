@@ -1,4 +1,4 @@
-"""Plans of a search: time against memory left, what became of the others, and one plan beside the best."""
+"""Plans of a search: time against free memory, rejected layouts by reason, and a plan compared with the best."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardscope_widgets.words import safe, seconds_text, three_digits
 Spec = dict[str, Any]
 GIB = 2**30
 PIPELINE_COLOURS = ("#f2c14e", "#e58a3c", "#cf5b4f", "#a34a86", "#6f55b5", "#3f6fc4", "#2f93b8", "#1f9f8a")
-"""By the logarithm of the pipeline degree; they also differ in brightness, and the degree is in the hover text."""
+"""By the logarithm of the pipeline degree; the colours also differ in brightness, and the hover text has the degree."""
 TIME_LOOKS = {
     "compute": Look("#2a6fb5"),
     "recompute": Look("#88b9d8", pattern="."),
@@ -45,10 +45,10 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 
 class Point(NamedTuple):
-    """One layout."""
+    """One layout in the scatter plot."""
 
     kept: int
-    """Its place among the rows that the search kept."""
+    """Index among the rows that the search kept."""
     time_s: float
     headroom_gib: float
     pipeline: int
@@ -57,16 +57,16 @@ class Point(NamedTuple):
 
 
 class PlansInfo(NamedTuple):
-    """What the scatter shows."""
+    """Data of the scatter plot."""
 
     points: tuple[Point, ...]
     front: tuple[int, ...]
-    """Places in `points` of the front, fastest first."""
+    """Indices in `points` of the Pareto front, fastest first."""
     capacity_gib: float
 
 
 class TermsInfo(NamedTuple):
-    """Time and memory of some plans, part by part."""
+    """Seconds per step and GiB per device of some plans, by part."""
 
     names: tuple[str, ...]
     seconds: tuple[Mapping[str, float], ...]
@@ -75,7 +75,7 @@ class TermsInfo(NamedTuple):
 
 
 def plans_info(plans: Plans, *, most: int = 600) -> PlansInfo:
-    """The front and the best of the other kept layouts, at most `most` of them."""
+    """Return the whole front, and the best of the other kept layouts up to `most` points in all."""
     front = plans.front_rows.tolist()
     others = [row for row in plans.order.tolist() if row not in set(front)][: max(0, most - len(front))]
     rows = [plans.row(kept, rank=1) for kept in [*front, *others]]
@@ -87,7 +87,7 @@ def plans_info(plans: Plans, *, most: int = 600) -> PlansInfo:
 
 
 def terms_info(plans: Plans, ranks: Sequence[int]) -> TermsInfo:
-    """Plans of these ranks part by part; the same rank twice counts once."""
+    """Return time and memory by part of the plans with these ranks; duplicate ranks are dropped."""
     from shardscope.analytic.layouts import Layouts
     from shardscope.prediction.planner.search import memory_parts, time_of
 
@@ -116,7 +116,7 @@ def plans_text(plans: Plans) -> str:
 
 
 def scatter(info: PlansInfo) -> Spec:
-    """Dots and front of `info`, as Plotly's JSON, from the fastest to four times as slow; `rings` go on top."""
+    """Dots and front of `info` as Plotly's JSON, up to four times the fastest time; `rings` go on top."""
     times = [point.time_s for point in info.points] or [1.0]
     view = [log10(min(times) / 1.03), log10(max(1.1 * min(times), min(1.05 * max(times), 4 * min(times))))]
     layout = _scatter_layout()
@@ -128,7 +128,7 @@ def scatter(info: PlansInfo) -> Spec:
 
 
 def _ticks(view: list[float]) -> dict[str, Any]:
-    """Round numbers on a logarithmic axis, few enough to be read."""
+    """Ticks of a logarithmic axis at round numbers."""
     decades = range(floor(view[0]), ceil(view[1]) + 1)
     values = [step * 10.0**decade for decade in decades for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7)]
     seen = [value for value in values if view[0] <= log10(value) <= view[1]]
@@ -136,7 +136,7 @@ def _ticks(view: list[float]) -> dict[str, Any]:
 
 
 def rings(info: PlansInfo, *, best: int | None = None, chosen: int | None = None) -> list[dict[str, Any]]:
-    """Marks around the best and the chosen layout, given by their places among the kept rows."""
+    """Rings around the best and the chosen layout, given by their indices among the kept rows."""
     points = {point.kept: point for point in info.points}
     marks = ((best, "star-open", "best"), (chosen, "circle-open", "chosen"))
     return [_ring(points[kept], symbol, name) for kept, symbol, name in marks if kept in points]
@@ -209,7 +209,7 @@ def _ring(point: Point, symbol: str, name: str) -> dict[str, Any]:
 
 
 def plans(found: Plans) -> go.Figure:
-    """Time against memory left for the best layouts and the front, coloured by the pipeline degree."""
+    """Draw time against free memory for the best layouts and the front, coloured by the pipeline degree."""
     info = plans_info(found)
     spec = scatter(info)
     return go.Figure(spec).add_traces(rings(info, best=int(found.order[0]) if len(found) else None))
@@ -276,12 +276,12 @@ def _stack(  # noqa: PLR0917
 
 
 def plan_terms(found: Plans, *ranks: int) -> go.Figure:
-    """Time and memory of the plans of these ranks, part by part."""
+    """Draw time and memory by part of the plans with these ranks."""
     return go.Figure(terms(terms_info(found, ranks or (1,))))
 
 
 def rejected(counts: Mapping[str, int]) -> Spec:
-    """How many combinations are not in the table, by reason, on a logarithmic axis, as Plotly's JSON."""
+    """Numbers of rejected combinations by reason, on a logarithmic axis, as Plotly's JSON."""
     names = list(counts)
     bars = {
         "type": "bar", "orientation": "h", "x": [counts[name] for name in names], "y": names,
@@ -306,12 +306,12 @@ _REASON_COLOURS = {"does not fit": "#c5372c", "beaten": "#2a86d1"}
 
 
 def plan_rejections(found: Plans) -> go.Figure:
-    """What is not in the table, by reason."""
+    """Draw the numbers of rejected combinations by reason."""
     return go.Figure(rejected(found.rejected))
 
 
 def table_rows(found: Plans, count: int = 15) -> tuple[list[str], list[list[str]]]:
-    """Header and cells of the first rows of the table, without columns that are empty in all of them."""
+    """Header and cells of the first `count` rows of the table, without columns that are empty in all of them."""
     header = ("", "step", "tokens/s", "$ / step", "GiB free", "dp", "tp", "pp", "cp", "ep", "ZeRO", "schedule",
               "micro", "recompute", "offload", "compression")  # fmt: skip
     rows = [_cells(found, place) for place in range(min(count, len(found)))]
@@ -337,5 +337,5 @@ def _cells(found: Plans, place: int) -> list[str]:
 
 
 def _seconds(value: float) -> str:
-    """Four digits, so that neighbours in the table differ."""
+    """Format seconds with four digits, so that adjacent rows of the table differ."""
     return f"{value:.4g} s" if value >= 1 else f"{1e3 * value:.4g} ms"

@@ -1,9 +1,8 @@
 """The ring all-reduce of one gradient bucket, chunk by chunk, from measured events.
 
-W ranks stand in a circle and each cuts its gradients into W chunks. In the first W - 1 rounds
-(scatter-reduce) every rank passes one chunk on and its neighbour adds it to its own; after them each rank
-holds one chunk that is the sum over all. In the next W - 1 rounds (all-gather) those finished chunks go once
-around the circle.
+W ranks form a ring and each splits its gradients into W chunks. In the first W - 1 rounds (scatter-reduce) every rank
+sends one chunk to its neighbour, which adds it to its own; after them each rank holds one chunk that is the sum over
+all ranks. In the next W - 1 rounds (all-gather) those finished chunks go once around the ring.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ class Transfer(NamedTuple):
 
 
 class RingInfo(NamedTuple):
-    """One bucket's way around the ring.
+    """The ring all-reduce of one bucket.
 
-    `rounds` are in order of time. ``counts[k][d][rank][chunk]`` says how many ranks' gradients are summed up
-    in a chunk of a rank once k rounds are over, in the ring of the d-th of `directions`.
+    `rounds` are in order of time. ``counts[k][d][rank][chunk]`` is the number of ranks whose gradients are summed in
+    a chunk of a rank after k rounds, in the ring of the d-th of `directions`.
     """
 
     world_size: int
@@ -53,7 +52,7 @@ class RingInfo(NamedTuple):
 
 
 def ring_info(trace: Trace, *, step: int | None = None, bucket: int | None = None) -> RingInfo:
-    """The ring of one step and bucket; by default of the newest step whose chunks all ranks have told."""
+    """Return the ring of one step and bucket; by default the newest step whose chunks all ranks have reported."""
     step = step if step in trace.chunks else newest_ring_step(trace)
     events = trace.chunks.get(step, []) if step is not None else []
     buckets = sorted({int(event["bucket"]) for event in events})
@@ -73,14 +72,14 @@ def ring_info(trace: Trace, *, step: int | None = None, bucket: int | None = Non
 
 
 def newest_ring_step(trace: Trace) -> int | None:
-    """The newest step whose chunks every rank has written."""
+    """The newest finished step whose chunks every rank has reported; None if there is none."""
     whole = [s for s, events in trace.chunks.items() if len({e["rank"] for e in events}) == trace.world_size]
     finished = {step.number for step in trace.steps if step.number in trace.chunks}
     return max((s for s in whole if s in finished), default=None)
 
 
 def _transfers(events: Sequence[Event]) -> list[Transfer]:
-    """One transfer a chunk; the slices that a chunk is sent in are put together again."""
+    """One transfer per chunk; the slices in which a chunk is sent are merged."""
     zero = min((float(event["start"]) for event in events), default=0.0)
     whole: dict[tuple[Any, ...], Transfer] = {}
     for event in events:
@@ -151,7 +150,7 @@ def ring_text(info: RingInfo) -> str:
 
 
 def draw(info: RingInfo) -> go.Figure:
-    """Each chunk as a line from its sender's row, when it left, to its receiver's, when it had arrived."""
+    """Draw each chunk as a line from its sender's row at its start time to its receiver's row at its end time."""
     figure = go.Figure()
     for phase in PHASES:
         transfers = [t for r in info.rounds for t in r if t.phase == phase]

@@ -1,7 +1,7 @@
-"""A pipeline's schedule as it is predicted: every operation, what each rank holds, and how many ranks wait.
+"""A pipeline's predicted schedule: every operation, the activations that each rank holds, and the number of idle ranks.
 
-The bars are those of the measured chart (`_pipeline`), so that the two can be laid side by side. Below them, on the
-same axis of time, are the activations that each rank holds and the number of ranks that wait.
+The bars are those of the measured chart (`_pipeline`), so that the two can be compared. Below them, on the same time
+axis, are the activations that each rank holds and the number of idle ranks.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from shardscope_widgets.words import plural, seconds_text, three_digits
 HELD_PX, WAITING_PX = 132, 74
 GAP_PX, TOP_PX, BOTTOM_PX = 40, 62, 46
 MOST_NUMBERED = 900
-"""Operations that carry their micro-batch's number; with more of them the bars are too narrow for it."""
+"""Maximum number of operations labelled with their micro-batch; with more, the bars are too narrow."""
 RANK_COLOURS = (
     "#2a86d1", "#e06c2c", "#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a",
 )  # fmt: skip
 
 
 class Line(NamedTuple):
-    """A quantity that jumps: its value from each time on, in milliseconds."""
+    """A step function of time: `value` holds from `at_ms` milliseconds on."""
 
     at_ms: tuple[float, ...]
     value: tuple[float, ...]
 
 
 class ScheduleInfo(NamedTuple):
-    """A schedule in time: the chart, and by rank what it holds, its most, and how long it waits."""
+    """Data of the figure: the chart, activations held by each rank and their peak in micro-batches, and idle times."""
 
     gantt: GanttInfo
     waits: tuple[tuple[str, float], ...]
-    """By operation, where it is and what it needs in words, and the milliseconds that its rank waited for that."""
+    """For each operation, its place and dependency as text, and the milliseconds that its rank waited for it."""
     held: tuple[Line, ...]
     peak: tuple[float, ...]
     idle_ms: tuple[float, ...]
@@ -46,12 +46,12 @@ class ScheduleInfo(NamedTuple):
 
 
 def schedule_info(timeline: Timeline, *, schedule: str, freed_by_input: float = 0.0) -> ScheduleInfo:
-    """Everything that the figure shows of a timeline whose unit is a millisecond.
+    """Compute the figure's data from a timeline in milliseconds.
 
     Args:
-        timeline: Of `analytic.schedules`.
-        schedule: Its name.
-        freed_by_input: The part of the activations that the backward pass for inputs frees, where it is apart.
+        timeline: A timeline of `analytic.schedules`.
+        schedule: Name of the schedule.
+        freed_by_input: Fraction of the activations that the backward pass for inputs frees, if it runs separately.
     """
     table = timeline.table
     held = table.held(freed_by_input=freed_by_input)
@@ -79,7 +79,7 @@ def _bars(timeline: Timeline) -> tuple[GanttOp, ...]:
 
 
 def _waits(timeline: Timeline) -> tuple[tuple[str, float], ...]:
-    """What each operation needs, and how long its rank waited before it."""
+    """The dependency of each operation as text, and the milliseconds that its rank waited before it."""
     table, ends = timeline.table, [*timeline.ends, 0.0]
     needs = {
         (kind, stage): _need(timeline, kind, stage) for kind in "FBIW" for stage in range(table.num_stages)
@@ -89,7 +89,7 @@ def _waits(timeline: Timeline) -> tuple[tuple[str, float], ...]:
 
 
 def _need(timeline: Timeline, kind: str, stage: int) -> str:
-    """Stage and rank, and whose result an operation waits for."""
+    """Text with the stage and rank of an operation, and the result that it waits for."""
     ranks, last = timeline.table.stage_ranks, timeline.table.num_stages - 1
     here = f"stage {stage}, rank {ranks[stage]}<br>"
     if kind == "F":
@@ -106,7 +106,7 @@ def _from(what: str, stage: int, ranks: Sequence[int]) -> str:
 
 
 def _held_line(timeline: Timeline, steps: Sequence[tuple[int, float]]) -> Line:
-    """What a rank holds, from the start of each operation on; only where it changes."""
+    """Activations that a rank holds, in micro-batches, with a point at each change."""
     at, value = [0.0], [0.0]
     for place, held in steps:
         if held != value[-1]:
@@ -117,7 +117,7 @@ def _held_line(timeline: Timeline, steps: Sequence[tuple[int, float]]) -> Line:
 
 
 def _waiting(timeline: Timeline) -> Line:
-    """How many ranks do nothing, from each time on."""
+    """Number of idle ranks over time."""
     changes: dict[float, int] = {}
     for first, last in timeline.bounds:
         free_from = 0.0
@@ -153,7 +153,7 @@ def schedule_text(info: ScheduleInfo) -> str:
 
 
 def schedule_title(info: ScheduleInfo) -> str:
-    """Name, step and bubble, for the head of the chart."""
+    """Title of the chart: schedule, step time and bubble."""
     gantt = info.gantt
     paler = ", paler: later stages of a rank" if gantt.num_stages > len(gantt.ranks) else ""
     return (
@@ -163,7 +163,7 @@ def schedule_title(info: ScheduleInfo) -> str:
 
 
 def schedule_json(info: ScheduleInfo) -> dict[str, Any]:
-    """The figure as Plotly's JSON, without its checks, for a slider that must follow the hand."""
+    """The figure as Plotly's JSON, without validation, so that it redraws smoothly while a slider moves."""
     numbered = len(info.gantt.ops) <= MOST_NUMBERED
     data = bars(info.gantt, lambda places: _told(info, places), with_text=numbered)
     if not numbered:
@@ -175,7 +175,7 @@ def schedule_json(info: ScheduleInfo) -> dict[str, Any]:
 
 
 def schedule(timeline: Timeline, *, schedule: str, freed_by_input: float = 0.0) -> go.Figure:
-    """What each rank is predicted to do in one step.
+    """Draw the predicted operations of each rank in one step.
 
     Example:
         >>> from shardscope.analytic import schedules
@@ -247,7 +247,7 @@ def _layout(info: ScheduleInfo) -> dict[str, Any]:
 
 
 def _margin_notes(info: ScheduleInfo) -> list[dict[str, Any]]:
-    """To the right of each row: how long the rank waits, and what it holds at most."""
+    """Notes to the right of each row: the share of time that the rank waits, and its peak of held activations."""
     return [
         {
             "text": f"waits {idle / info.gantt.end_ms if info.gantt.end_ms else 0:.0%}, holds {three_digits(peak)}",

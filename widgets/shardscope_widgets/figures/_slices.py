@@ -1,4 +1,4 @@
-"""One small plot a setting: the objective of every complete trial over the setting's value."""
+"""Slice plot of a study: one small plot per setting, with each complete trial's objective over the setting's value."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _GAP = 62
 
 
 class Slice(NamedTuple):
-    """One setting."""
+    """The plot of one setting."""
 
     name: str
     kind: str
     """``log``, ``linear`` or ``category``."""
     values: tuple[Value, ...]
-    """Of its category axis, in order; empty otherwise."""
+    """Values of a category axis, in order; empty for other kinds."""
     points: tuple[tuple[Value, float, int, bool], ...]
-    """(value, objective, number of the trial, whether it is on the front)."""
+    """(value, objective, trial number, whether the trial is on the front) of each trial."""
 
 
 class SlicesInfo(NamedTuple):
-    """All settings of a space that were drawn at least once."""
+    """Plots of all settings that at least one complete trial sampled."""
 
     objective: str
     slices: tuple[Slice, ...]
@@ -43,7 +43,7 @@ class SlicesInfo(NamedTuple):
 def slices_info(
     trials: Sequence[TrialInfo], space: Space, *, objective: str, chosen: int | None = None
 ) -> SlicesInfo:
-    """Every setting with the complete trials that drew it."""
+    """Collect the complete trials that sampled each setting."""
     done = [trial for trial in trials if trial.state == "complete" and objective in trial.values]
     slices = []
     for name, parameter in space.parameters.items():
@@ -77,7 +77,7 @@ def slices_text(info: SlicesInfo) -> str:
 
 
 def slices_spec(info: SlicesInfo) -> Spec:
-    """The plots as Plotly's JSON, `ACROSS` in a row."""
+    """The plots as Plotly's JSON, `ACROSS` per row."""
     rows = max(1, ceil(len(info.slices) / ACROSS))
     height = rows * _ROW + 30
     layout = theme.look(height=height, margin={"l": 8, "r": 12, "t": 12, "b": 8}, showlegend=False)
@@ -104,7 +104,7 @@ def slices_spec(info: SlicesInfo) -> Spec:
 
 
 def _up(values: Sequence[float], objective: str) -> Spec:
-    """The one scale of all that is up, so that heights can be compared across the plots."""
+    """The y-axis scale shared by all plots, so that heights can be compared between them."""
     if values and min(values) > 0 and max(values) / min(values) >= WIDE:
         return {"type": "log", **log_ticks(min(values), max(values), objective)}
     return {"nticks": 5}

@@ -1,5 +1,6 @@
-"""Horizontal stacked bars, one a rank, runs below each other under headings of their own: the drawing that memory by
-kind and bytes by rank share.
+"""Horizontal stacked bars, one per rank, with runs below each other under headings.
+
+Memory by kind and bytes by rank are both drawn with them.
 """
 
 from __future__ import annotations
@@ -15,41 +16,41 @@ from shardscope_widgets.words import bytes_text, safe
 
 _HEAD_PX, _FOOT_PX, _ROW_PX, _FEWEST_PX = 72, 36, 24, 17
 _ROOMY = 30
-"""Rows beyond which they are drawn closer together."""
+"""Number of rows beyond which they are drawn closer together."""
 
 
 class Bar(NamedTuple):
-    """One rank: its name, and bytes in the order of the layers."""
+    """One rank: its name, and its bytes in the order of the layers."""
 
     name: str
     sizes: tuple[int, ...]
 
     @property
     def total(self) -> int:
-        """All layers together."""
+        """Total bytes of all layers."""
         return sum(self.sizes)
 
 
 class Group(NamedTuple):
-    """One run's ranks."""
+    """The bars of one run's ranks."""
 
     label: str
     bars: tuple[Bar, ...]
 
     @property
     def most(self) -> int:
-        """Bytes of the rank that has most."""
+        """Bytes of the largest bar; 0 without bars."""
         return max((bar.total for bar in self.bars), default=0)
 
 
 Row = tuple[float, Bar]
-"""A bar and its place from above."""
+"""(vertical position from the top, bar)."""
 
 
 def draw_stacks(
     groups: Sequence[Group], layers: Sequence[tuple[str, Look]], *, line: tuple[int, str] | None = None
 ) -> go.Figure:
-    """Bars stacked by layer, with the total at their ends; `line` is a value to be marked, with its words."""
+    """Draw bars stacked by layer, with the total at their ends; `line` is (bytes, label) of a value to mark."""
     rows, headings = _rows(groups)
     figure = go.Figure([_layer(index, name, look, rows) for index, (name, look) in enumerate(layers)])
     figure.add_trace(_totals(rows))
@@ -72,7 +73,7 @@ def draw_stacks(
 
 
 def _rows(groups: Sequence[Group]) -> tuple[list[Row], list[dict[str, Any]]]:
-    """Every bar's place; a heading above each group where there are several."""
+    """Return the position of every bar, and a heading above each group if there are several groups."""
     rows: list[Row] = []
     headings, place, headed = [], 0.0, len(groups) > 1
     for group in groups:

@@ -1,7 +1,7 @@
-"""How stale the gradients were that a parameter server applied: how many of each staleness, and over time.
+"""Staleness of the gradients that a parameter server applied: a histogram, and the course over time.
 
-The staleness of a gradient is the number of updates applied between the pull of the parameters that it was computed
-on and its own application.
+The staleness of a gradient is the number of updates applied between the pull of the parameters it was computed with
+and its own application.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from shardscope_widgets.trace import Trace, Update
 from shardscope_widgets.words import plural
 
 MOST_POINTS = 400
-"""Points over time; of a longer run each shows the stalest of several updates."""
+"""Maximum number of points over time; in a longer run each shows the stalest of several updates."""
 COLOUR = "#2a86d1"
 _LEFT, _RIGHT = [0.0, 0.36], [0.45, 1.0]
 
 
 class StalenessInfo(NamedTuple):
-    """Gradients by staleness, and (seconds from the first update, stalest gradient) over time."""
+    """`counts` of (staleness, gradients), and (seconds from the first update, largest staleness) over time."""
 
     label: str
     num_updates: int
@@ -33,27 +33,27 @@ class StalenessInfo(NamedTuple):
 
     @property
     def is_telling(self) -> bool:
-        """Whether there is something to see: updates, and a bound that lets gradients be stale at all."""
+        """Whether there is anything to show: updates, and a bound that permits stale gradients."""
         return self.num_updates > 0 and self.bound != 0
 
     @property
     def num_gradients(self) -> int:
-        """Gradients in all updates."""
+        """Number of gradients in all updates."""
         return sum(count for _, count in self.counts)
 
     @property
     def mean(self) -> float:
-        """Of all gradients."""
+        """Mean staleness of all gradients, in updates."""
         return sum(value * count for value, count in self.counts) / max(1, self.num_gradients)
 
     @property
     def most(self) -> int:
-        """The stalest gradient's."""
+        """Largest staleness of any gradient, in updates."""
         return max((value for value, _ in self.counts), default=0)
 
 
 def staleness_info(trace: Trace) -> StalenessInfo:
-    """All updates of all servers so far."""
+    """Collect all updates of all servers so far."""
     updates = sorted((update for update in trace.updates if update.staleness), key=lambda update: update.t)
     counts = Counter(value for update in updates for value in update.staleness)
     return StalenessInfo(
@@ -79,7 +79,7 @@ def staleness_text(info: StalenessInfo) -> str:
 
 
 def draw(info: StalenessInfo) -> go.Figure:
-    """A histogram on the left, the course over time on the right, the bound as a dashed line in both."""
+    """Draw a histogram on the left and the course over time on the right, with the bound as a dashed line in both."""
     values, counts = [v for v, _ in info.counts], [c for _, c in info.counts]
     times, worst = [t for t, _ in info.over_time], [v for _, v in info.over_time]
     figure = go.Figure(
@@ -114,7 +114,7 @@ def draw(info: StalenessInfo) -> go.Figure:
 
 
 def _whole(top: float) -> dict[str, Any]:
-    """Marks at whole numbers, at most eight of them."""
+    """Axis settings for ticks at whole numbers, about eight at most."""
     return {"dtick": max(1, math.ceil(top / 8)), "tickformat": "d"}
 
 
@@ -138,5 +138,5 @@ def _bound_note(info: StalenessInfo) -> list[dict[str, Any]]:
 
 
 def staleness(trace: Trace) -> go.Figure:
-    """How stale the gradients of a parameter server's run were."""
+    """Draw the staleness of the gradients of a parameter server's run."""
     return draw(staleness_info(trace))

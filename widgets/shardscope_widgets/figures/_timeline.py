@@ -1,6 +1,6 @@
-"""What every rank was doing, and when: one row a rank, one lane each for compute and communication.
+"""Timeline of every rank's activity: one row per rank, with one lane each for compute and communication.
 
-Idle is what is left: the time within the window in which a rank has no span in any lane.
+Idle is the time within the window in which a rank has no span in any lane.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from shardscope_widgets.words import bytes_text, listed, seconds_text
 
 COMPUTE, COMMUNICATION, IDLE = "compute", "communication", "idle"
 BLANK = {"showticklabels": False, "range": [0, 1]}
-"""An axis without numbers, for a timeline that has nothing to show yet."""
+"""Axis settings without numbers, for a timeline without data."""
 MOST_KINDS = 14
-"""Kinds of spans a live timeline has room for; any further share the last place."""
+"""Maximum number of span kinds in a live timeline; further kinds are not drawn there."""
 _SHORTEST_IDLE_MS = 0.05
 Interval = tuple[float, float]
 
@@ -37,7 +37,7 @@ class Bar(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Parts of the window, 0 to 1, averaged over ranks; `hidden` is communication beside compute."""
+    """Fractions of the window, 0 to 1, averaged over ranks; `hidden` is communication overlapped with compute."""
 
     compute: float
     communication: float
@@ -46,7 +46,7 @@ class Shares(NamedTuple):
 
 
 class TimelineInfo(NamedTuple):
-    """A window of steps: its bars, where the steps begin, and how the time divides."""
+    """A window of steps: its bars, the starts of the steps, and the shares of the time."""
 
     label: str
     world_size: int
@@ -58,7 +58,7 @@ class TimelineInfo(NamedTuple):
 
 
 def timeline_info(trace: Trace, *, last_step: int | None = None, num_steps: int = 2) -> TimelineInfo:
-    """The window of `num_steps` steps with recorded spans that ends at `last_step`, or at the newest."""
+    """Return a window of at most `num_steps` consecutive steps with recorded spans, up to `last_step` or the newest."""
     known = [step for step in trace.complete_span_steps() if last_step is None or step <= last_step]
     steps = tuple(_consecutive(known)[-num_steps:])
     if not steps:
@@ -81,8 +81,9 @@ def timeline_info(trace: Trace, *, last_step: int | None = None, num_steps: int 
 
 
 def _consecutive(steps: Sequence[int]) -> Sequence[int]:
-    """The last run of neighbours: later steps are recorded now and then only, and a gap would look like
-    waiting.
+    """The last stretch of consecutive steps.
+
+    Later in a run only some steps are recorded, and a gap between steps would look like idle time.
     """
     first = len(steps) - 1
     while first > 0 and steps[first - 1] == steps[first] - 1:
@@ -121,7 +122,7 @@ def _intervals(bars: Iterable[Bar]) -> list[Interval]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same points of time as disjoint intervals, in order."""
+    """The union of intervals as disjoint intervals, in order."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -163,7 +164,7 @@ def timeline_text(info: TimelineInfo) -> str:
 
 
 def timeline_bars(info: TimelineInfo) -> list[dict[str, Any]]:
-    """Properties of one trace a kind of span, idle first, then in order of first appearance."""
+    """Properties of one trace per kind of span, idle first, then in order of first appearance."""
     kinds = {bar.name: None for bar in sorted(info.bars, key=lambda bar: (bar.name != IDLE, bar.start_ms))}
     lanes = _lanes(info)
     return [_kind(name, [bar for bar in info.bars if bar.name == name], lanes) for name in kinds]
@@ -244,12 +245,12 @@ def timeline_layout(info: TimelineInfo) -> dict[str, Any]:
 
 
 def timeline_height(world_size: int) -> int:
-    """Pixels for a number of ranks."""
+    """Height of the figure in pixels."""
     return 118 + min(46, max(18, 320 // world_size)) * world_size
 
 
 def empty(figure: go.Figure, kinds: int = MOST_KINDS) -> go.Figure:
-    """Give `figure` the axes and `kinds` unused traces."""
+    """Add the axes and `kinds` unused traces to `figure`, and return it."""
     figure.add_traces([go.Bar(orientation="h", visible=False) for _ in range(kinds)])
     figure.update_layout(
         xaxis=theme.axis("milliseconds", rangemode="tozero", ticksuffix=""),
@@ -275,5 +276,5 @@ def draw(info: TimelineInfo) -> go.Figure:
 
 
 def timeline(trace: Trace, *, last_step: int | None = None, num_steps: int = 2) -> go.Figure:
-    """What every rank did in a window of steps, by default the newest two."""
+    """Draw the activity of every rank in a window of steps, by default the newest two."""
     return draw(timeline_info(trace, last_step=last_step, num_steps=num_steps))

@@ -1,4 +1,4 @@
-"""How the trials of a study learn: held-back quality over the share of their training, all in one plot."""
+"""Learning curves of a study's trials: held-back quality over the fraction of training, in one plot."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ KINDS = {
     "running": {"color": RUNNING, "width": 2.2},
     "chosen": {"color": CHOSEN, "width": 2.4},
 }
-"""From below to above."""
+"""Line styles by kind of trial, in drawing order from the bottom up."""
 
 
 class TrialCurve(NamedTuple):
-    """One trial."""
+    """One trial's curve, as points of (fraction of training, quality)."""
 
     number: int
     kind: str
@@ -33,7 +33,7 @@ class TrialCurve(NamedTuple):
 
 
 class TrialCurvesInfo(NamedTuple):
-    """What the plot shows."""
+    """Data of the plot."""
 
     quality: str
     curves: tuple[TrialCurve, ...]
@@ -68,7 +68,7 @@ def trial_curves_text(info: TrialCurvesInfo) -> str:
 
 
 def trial_curves_spec(info: TrialCurvesInfo) -> Spec:
-    """The plot as Plotly's JSON: a trace a kind, so that it stays quick with hundreds of trials."""
+    """The plot as Plotly's JSON: one trace per kind, so that it stays fast with hundreds of trials."""
     traces = [_trace(kind, [curve for curve in info.curves if curve.kind == kind]) for kind in KINDS]
     layout = _layout()
     ends = [point[1] for curve in info.curves for point in curve.points]
@@ -85,7 +85,7 @@ def trial_curves_spec(info: TrialCurvesInfo) -> Spec:
 
 
 def trial_curves(trials: Sequence[TrialInfo], *, quality: str = "loss") -> go.Figure:
-    """How trials learn."""
+    """Draw the learning curves of trials."""
     return go.Figure(trial_curves_spec(trial_curves_info(trials, quality=quality)))
 
 

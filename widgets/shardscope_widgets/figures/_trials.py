@@ -1,4 +1,4 @@
-"""A study's trials as its figures see them: settings, what is known of each objective, how far each has come."""
+"""A study's trials as its figures read them: settings, known objective values and progress."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TITLES = {
 }
 """Axis titles of the objectives that Shardscope knows."""
 ORDER = "trial"
-"""In the place of an objective across: the trials one after another, as they began."""
+"""Name used in place of an objective for the x-axis: trials in the order in which they started."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class TrialInfo:
     """One trial.
 
     Attributes:
-        state: As in `TrialRecord`.
-        params: Settings by the space's names, in its order.
-        values: What is known of each objective; of a running trial time and bytes as its first steps promise them, and
-            quality as it was last evaluated.
-        best: Of a running trial: what its quality may still come to, if it falls from here as steeply as the best has.
-        curve: (step, loss, share of wrong answers) wherever it was evaluated.
-        steps: It was to take; `done` it has taken.
-        is_front: No other complete trial beats it.
-        is_by_noise: None does, but all that it has before another is a time within the noise of measured times.
-        note: Why it is not where it would be, for example that its strategy cannot be projected.
+        state: State as in `TrialRecord`.
+        params: (name, value) of each setting, with the names and order of the space.
+        values: Known objective values. For a running trial, time and bytes are extrapolated from its first steps, and
+            quality is that of its last evaluation.
+        best: Optimistic final quality of a running trial, if it improves from here as much as the best trial did.
+        curve: (step, loss, share of wrong answers) at each evaluation.
+        steps: Planned steps; `done` are the steps taken so far.
+        is_front: Whether it is Pareto-optimal among the complete trials, and not by noise alone.
+        is_by_noise: Whether it is Pareto-optimal only by a difference in time within the noise of measured times.
+        note: Why the trial is missing from its place, for example that its strategy cannot be projected.
     """
 
     number: int
@@ -66,17 +66,17 @@ class TrialInfo:
 
     @property
     def settings(self) -> str:
-        """Its settings in one line."""
+        """The trial's settings in one line."""
         return " · ".join(f"{short_name(name)} {value_text(value)}" for name, value in self.params)
 
 
 def short_name(name: str) -> str:
-    """``optimizer[lamb].lr`` is ``lr``, ``compression[topk].ratio`` is ``ratio``."""
+    """Short name of a setting: ``optimizer[lamb].lr`` becomes ``lr``, ``compression[topk].ratio`` becomes ``ratio``."""
     return name.rsplit(".", 1)[-1].replace("_", " ")
 
 
 def settings_of(trial: TrialInfo) -> dict[str, str]:
-    """Its settings by their short names, as words; a name that two of them share has both."""
+    """The trial's settings as text, by short name; settings that share a short name are joined."""
     found: dict[str, str] = {}
     for name, value in trial.params:
         short, text = short_name(name), value_text(value)
@@ -85,12 +85,12 @@ def settings_of(trial: TrialInfo) -> dict[str, str]:
 
 
 def value_text(value: object) -> str:
-    """A setting's value, numbers with three significant digits."""
+    """Format a setting's value, floats with three significant digits."""
     return three_digits(value) if isinstance(value, float) else str(value)
 
 
 def objective_text(name: str, value: float) -> str:
-    """An objective's value with its unit."""
+    """Format an objective's value with its unit."""
     if name == ORDER:
         return f"{value:.0f}"
     if name == "seconds":
@@ -101,7 +101,7 @@ def objective_text(name: str, value: float) -> str:
 
 
 def title_of(name: str) -> str:
-    """What an axis says."""
+    """Axis title of an objective."""
     return TITLES.get(name, name)
 
 
@@ -112,13 +112,13 @@ def trials_info(
     steps_of: Callable[[TrialRecord], int],
     live: Mapping[int, Measured] | None = None,
 ) -> list[TrialInfo]:
-    """The trials of a study, with those that run as far as they are.
+    """Return the trials of a study, including running ones with their progress so far.
 
     Args:
-        records: All of them.
-        objectives: Of the study; the first of ``loss`` and ``error`` among them is its quality.
-        steps_of: How many steps a trial is to take.
-        live: What the trials that run here have come to by now.
+        records: Records of all trials.
+        objectives: Objectives of the study; the first of ``loss`` and ``error`` among them is its quality.
+        steps_of: Returns the planned steps of a trial.
+        live: Current measurements of the trials that run in this process, by number.
     """
     quality = next((name for name in objectives if name in QUALITIES), QUALITIES[0])
     found = [_trial(record, (live or {}).get(record.number), steps_of) for record in records]
@@ -130,7 +130,7 @@ def trials_info(
 
 
 def with_front(trials: Sequence[TrialInfo], objectives: Collection[str]) -> list[TrialInfo]:
-    """The same trials, those marked that no other complete one beats in these objectives, or by noise alone."""
+    """Return the trials with `is_front` and `is_by_noise` set for these objectives."""
     done = [t for t in trials if t.state == "complete" and all(name in t.values for name in objectives)]
     found = front_of({trial.number: {name: trial.values[name] for name in objectives} for trial in done})
     return [
@@ -156,7 +156,7 @@ def _trial(record: TrialRecord, live: Measured | None, steps_of: Callable[[Trial
 
 
 def _known(measured: Measured, steps: int) -> dict[str, float]:
-    """What a run has come to; its qualities as they were last."""
+    """Known objective values of a run, with the qualities of its last evaluation."""
     known = {name: measured.objective(name, steps) for name in OBJECTIVES if name not in QUALITIES}
     if measured.curve:
         known |= dict(zip(QUALITIES, measured.curve[-1][1:], strict=True))
@@ -164,15 +164,15 @@ def _known(measured: Measured, steps: int) -> dict[str, float]:
 
 
 def quality_curve(trial: TrialInfo, quality: str) -> list[tuple[float, float]]:
-    """(share of the training, quality) wherever the trial was evaluated."""
+    """(fraction of training, quality) at each evaluation of the trial."""
     place = 1 + QUALITIES.index(quality)
     return [(row[0] / trial.steps, row[place]) for row in trial.curve if row[place] == row[place]]
 
 
 def optimistic(trial: TrialInfo, done: Sequence[TrialInfo], quality: str) -> float | None:
-    """What a running trial may still come to, by the rule that prunes: as much as the best improver gained from there.
+    """Optimistic final quality of a running trial, by the pruning rule: it gains as much as the best improver did.
 
-    None before its first evaluation, or while no complete trial can be compared with.
+    None before its first evaluation, or while there is no complete trial to compare with.
     """
     if quality not in QUALITIES:
         return None

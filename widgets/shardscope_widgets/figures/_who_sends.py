@@ -1,7 +1,7 @@
-"""Who sends to whom: each algorithm drawn round by round for eight workers, as an SVG that needs no script.
+"""Message diagrams: each algorithm drawn round by round for eight workers, as an SVG without a script.
 
-The rounds are worked out here for the picture; how many there are for W workers, and how long they take, is the
-formulas' matter.
+The rounds here are only for the picture. Their number for W workers and their times come from the formulas in
+`shardscope.analytic.communication`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Arrow = tuple[int, int]
 
 
 class Round(NamedTuple):
-    """What happens at once."""
+    """Messages that are sent at the same time."""
 
     name: str
     arrows: tuple[Arrow, ...]
     part: str
-    """How much each arrow carries: ``"S/8"``."""
+    """Size of each message as text, such as ``"S/8"``."""
 
 
 class Picture(NamedTuple):
-    """The rounds of an algorithm among eight workers, and what stands in their middle, if anything."""
+    """The rounds of an algorithm among eight workers, and the node in the centre, if there is one."""
 
     algorithm: str
     rounds: tuple[Round, ...]
     middle: str = ""
-    """A server, a switch: whoever has the number `WORKERS`."""
+    """Name of the central node, such as a server or switch, which has the number `WORKERS`; empty for none."""
 
 
 def picture(algorithm: str) -> Picture:
@@ -48,7 +48,7 @@ def picture(algorithm: str) -> Picture:
 
 
 def has_picture(algorithm: str) -> bool:
-    """Whether there is one."""
+    """Whether the algorithm has a picture."""
     return algorithm in _PICTURES
 
 
@@ -76,7 +76,10 @@ def _tree() -> Steps:
 
 
 def _binary(shift: int = 0) -> list[Arrow]:
-    """Child to parent; shifted, the leaves of one tree are the parents of the other."""
+    """Edges of a binary tree from child to parent, with ranks rotated by `shift`.
+
+    With a suitable shift, leaves of one tree are inner nodes of the other.
+    """
     return [((child + shift) % WORKERS, ((child - 1) // 2 + shift) % WORKERS) for child in range(1, WORKERS)]
 
 
@@ -193,7 +196,7 @@ _PICTURES: dict[str, tuple[Callable[[], Steps], str]] = {
 
 
 def round_text(shown: Picture, number: int) -> str:
-    """One round in words, for those who cannot see the picture and those who can."""
+    """Describe one round in words, also for screen readers."""
     round_ = shown.rounds[number]
     sends = sorted({a for a, _ in round_.arrows})
     names = [f"The {shown.middle}" if rank == WORKERS else f"{rank}" for rank in sends]
@@ -229,7 +232,7 @@ def _place(rank: int) -> tuple[float, float]:
 
 
 def _arrow(source: int, target: int, colour: str) -> str:
-    """From the rim of one dot to that of the other, bent a little so that both ways can be told apart."""
+    """An arrow from the rim of one dot to that of another, slightly bent so that both directions are visible."""
     (x0, y0), (x1, y1) = _place(source), _place(target)
     length = max(((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5, 1.0)
     ux, uy = (x1 - x0) / length, (y1 - y0) / length

@@ -1,7 +1,7 @@
-"""One look for all figures: transparent grounds, greys that read on light and dark, one colour a strategy.
+"""The common look of all figures: transparent backgrounds, greys readable on light and dark, a colour per strategy.
 
 Colours come from the palettes of Okabe and Ito (2008) and of Paul Tol, which people with any common colour
-blindness can tell apart. Colour is never alone: runs also differ by dash and marker, spans by pattern.
+blindness can distinguish. Colour is never the only cue: runs also differ by dash and marker, spans by pattern.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ LEGEND_ABOVE = {
     "orientation": "h", "y": 1, "yref": "container", "yanchor": "top", "x": 0, "xanchor": "left",
     "traceorder": "normal",
 }  # fmt: skip
-"""A legend in one line at the top of the figure, above what the plots themselves have over them."""
+"""Settings of a horizontal legend at the top of the figure, above the headings of the plots."""
 
 
 class Look(NamedTuple):
-    """How one run or span kind is drawn: colour, and a dash or pattern that tells it without colour."""
+    """Style of one run or span kind: a colour, and a dash or pattern that identifies it without colour."""
 
     colour: str
     dash: str = "solid"
@@ -38,7 +38,7 @@ class Look(NamedTuple):
 
     @property
     def zorder(self) -> int:
-        """Broken lines lie above unbroken ones, so that curves that coincide can both be seen."""
+        """Drawing order; dashed lines lie above solid ones, so that both of two coinciding curves are visible."""
         return DASHES.index(self.dash)
 
 
@@ -70,20 +70,20 @@ MEMORY_LOOKS = {
     "gathered": Look("#7db8e8", pattern="\\"),
     "buffers": Look("#8b8f99", pattern="x"),
 }
-"""Gathered parameters are a lighter blue than a rank's own."""
+"""Looks by kind of memory; gathered parameters are a lighter blue than a rank's own."""
 OP_LOOKS = {
     "F": Look("#5aa9e6"),
     "B": Look("#2a5f9e"),
     "I": Look("#e08a3c"),
     "W": Look("#8fce9f", pattern="/"),
 }
-"""A pipeline's operations differ in brightness too."""
+"""Looks by pipeline operation; they also differ in brightness."""
 IDLE = Look("rgba(127,132,141,0.2)")
 _SPARE_SPANS = ("#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
 
 
 def strategy_colour(strategy: str) -> str:
-    """The colour of a strategy; one that is not known here gets a spare that depends on its name alone."""
+    """The colour of a strategy; an unknown one gets a spare colour that depends only on its name."""
     method = registry.find(Strategy, strategy)
     return method.look.colour if method else SPARE_COLOURS[sum(map(ord, strategy)) % len(SPARE_COLOURS)]
 
@@ -94,7 +94,7 @@ def _first_dash(strategy: str) -> int:
 
 
 def span_look(name: str) -> Look:
-    """The look of a span kind, known or not."""
+    """The look of a span kind; an unknown one gets a spare colour that depends only on its name."""
     return SPAN_LOOKS.get(name) or Look(_SPARE_SPANS[sum(map(ord, name)) % len(_SPARE_SPANS)], pattern="/")
 
 
@@ -103,7 +103,7 @@ def _rgb(colour: str) -> tuple[int, ...]:
 
 
 def tint(colour: str, part: float) -> str:
-    """A hexadecimal colour mixed with white: 0 leaves it as it is, 1 is white."""
+    """Mix a hexadecimal colour with white: `part` 0 leaves it unchanged, 1 gives white."""
     return "#" + "".join(f"{round(value + (255 - value) * part):02x}" for value in _rgb(colour))
 
 
@@ -117,9 +117,7 @@ def ink_on(colour: str) -> str:
 
 
 def run_looks(strategies: Sequence[str]) -> list[Look]:
-    """One look a run: colour and dash of its strategy, and the next dash for every further run of the same
-    strategy.
-    """
+    """One look per run: its strategy's colour and dash, with the next dash for each further run of that strategy."""
     seen: dict[str, int] = {}
     looks = []
     for strategy in strategies:
@@ -174,12 +172,12 @@ def style(figure: go.Figure, *, height: int, **layout: Any) -> go.Figure:
 
 
 def blank() -> go.Figure:
-    """Nothing at all, on a transparent ground: what a live figure is before it is first drawn."""
+    """An empty figure with a transparent background, for a live figure before its first data."""
     return go.Figure(layout=look(height=40, xaxis={"visible": False}, yaxis={"visible": False}))
 
 
 def empty(text: str) -> dict[str, Any]:
-    """A layout with nothing to show yet but why, for on top of that of a figure with one pair of axes."""
+    """Layout overrides for a figure with one pair of axes and no data yet, which show `text` instead."""
     bare: dict[str, Any] = {"showticklabels": False, "showgrid": False, "range": [0, 1], "type": "linear"}
     centre = {"x": 0.5, "y": 0.5, "xanchor": "center", "yanchor": "middle"}
     return {
@@ -188,7 +186,7 @@ def empty(text: str) -> dict[str, Any]:
 
 
 def note(text: str, *, x: float, y: float) -> dict[str, Any]:
-    """A left-aligned line of text at a place of the figure, as an annotation."""
+    """An annotation: a left-aligned line of text at a position in the figure."""
     return {
         "text": text,
         "x": x,

@@ -1,4 +1,4 @@
-"""The Memory Calculator widget: choices on the left, verdict, bars and table on the right."""
+"""The Memory Calculator itself: choices on the left, verdict, bars and table on the right."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def model_names() -> tuple[str, ...]:
 
 
 def find_model(name: str) -> Transformer:
-    """The transformer of this name, or the one that a config.json describes.
+    """The transformer of a name, or the one that a config.json describes.
 
     Raises:
         SpecError: Neither exists, or the model is not a transformer.
@@ -33,5 +33,5 @@ def device_names() -> tuple[str, ...]:
 
 
 def find_device(name: str) -> Device:
-    """The device of this name."""
+    """The device of a name."""
     return Device.of(name)

@@ -40,7 +40,7 @@ def steps_for(field: str, model: Transformer) -> list[int]:
 
 
 def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
-    """Return all controls by trait name, in tab order, bound to `choices`."""
+    """All controls by the name of their trait, in tab order, bound to `choices`."""
     controls = {field: _control(choices, field) for _, fields in _GROUPS for field in fields}
     bind(choices, {field: control for field, control in controls.items() if field != "model"})
     _bind_model(choices, controls["model"])

@@ -87,7 +87,7 @@ def _each_or_why(
 
 
 def comparison_html(rows: Sequence[Row], selected: str) -> str:
-    """The rows as an HTML table with the selected one marked."""
+    """The rows as a table, the selected one marked."""
     best = min((row.step_s for row in rows if not row.problem), default=0.0)
     head = "".join(f'<th scope="col">{safe(name)}</th>' for name in HEADERS)
     known = {schedule.name: schedule for schedule in schedules()}

@@ -12,7 +12,7 @@ MOST_RANKS, MOST_MICROBATCHES = 16, 64
 
 
 def make_controls(choices: t.HasTraits) -> dict[str, widgets.DOMWidget]:
-    """Return all controls by trait name, in tab order, bound to `choices`."""
+    """All controls by the name of their trait, in tab order, bound to `choices`."""
     number, time = widgets.IntSlider, widgets.FloatSlider
     fine = {"step": 0.5, "readout_format": ".1f"}
     controls: dict[str, widgets.DOMWidget] = {

@@ -20,7 +20,7 @@ ABOUT = "every layout of a model on a cluster, ranked; nothing runs"
 
 
 class Screen:
-    """The widgets of a planner, laid out with its controls."""
+    """The widgets of a planner around its controls."""
 
     def __init__(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> None:
         self.status, self.problem, self.told, self.note = (widgets.HTML() for _ in range(4))

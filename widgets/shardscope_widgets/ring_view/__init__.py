@@ -75,6 +75,6 @@ class RingView(anywidget.AnyWidget):
 
 
 def ring_dict(info: RingInfo) -> dict[str, Any]:
-    """`info` with its captions, as JSON."""
+    """`info` with its captions as JSON."""
     rounds = [[transfer._asdict() for transfer in transfers] for transfers in info.rounds]
     return info._asdict() | {"rounds": rounds, "captions": captions(info)}

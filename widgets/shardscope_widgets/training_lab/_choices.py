@@ -131,7 +131,7 @@ class Choices(t.HasTraits):
         }
 
     def method(self, field: str) -> Any:
-        """Return the chosen method of a kind, with its settings."""
+        """The chosen method of a kind, with its settings."""
         return self._made(field, getattr(self, f"{field}_options"))
 
     def _made(self, field: str, options: Mapping[str, Any]) -> Any:

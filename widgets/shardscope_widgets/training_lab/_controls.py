@@ -25,7 +25,7 @@ CONTROLS = (*WHAT, *RATE, *WIRE, "latency", *HOW)
 
 
 def make_controls(choices: Choices, names: Sequence[str] = CONTROLS) -> dict[str, widgets.DOMWidget]:
-    """Return the controls of these traits, in this order, bound to `choices`."""
+    """The controls of these traits, in this order, bound to `choices`."""
     controls = {name: _control(name) for name in names}
     bind(choices, controls)
     return controls

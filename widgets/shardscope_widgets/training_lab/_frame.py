@@ -1,4 +1,4 @@
-"""The lab's heading, which also loads its style sheet."""
+"""The lab's heading, which also carries its style sheet."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
 
     @property
     def run(self) -> Run | None:
-        """The run in focus: the one started last, unless another was chosen."""
+        """The run in focus: the one that was started last, unless another was chosen."""
         entry = self._book.entries.get(self.focus)
         return entry.run if entry else None
 
@@ -160,7 +160,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         return not self.is_running
 
     def refresh(self) -> None:
-        """Read the disk and redraw everything now, instead of at the next beat."""
+        """Look at the disk and draw everything now, instead of at the next beat."""
         with self._guard.run():
             self._seen_at = self._detailed_at = 0.0
             self._update(everything=True)

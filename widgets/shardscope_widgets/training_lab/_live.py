@@ -1,4 +1,4 @@
-"""The live tab: four plots of the ticked runs, and the timeline of the one in focus."""
+"""The live tab: four plots of the runs that are ticked, and the timeline of the one in focus."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class LiveFigure(anywidget.AnyWidget):
         super().__init__(library=_library(), figure=shown, label=label)
 
     def put(self, traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> None:
-        """Show `traces`, each merged over the template's trace in its place, and `layout` merged over the template's."""
+        """Show `traces`, each merged over the template's trace in its place, and `layout` merged over its layout."""
         places = self._template["data"]
         data = [place | trace for place, trace in zip(places, traces, strict=False)]
         self.figure = {"data": data, "layout": _on_top(self._template["layout"], layout)}

@@ -72,7 +72,7 @@ class Screen:
     def draw_runs(
         self, entries: Mapping[str, Entry], shown: Sequence[Entry], focus: str, note: str = ""
     ) -> None:
-        """Draw the list of runs with a note below it, the legend and the four plots."""
+        """The list of runs with a note below it, the legend and the four plots."""
         traces = [entry.trace for entry in shown]
         looks = run_looks([trace.strategy for trace in traces])
         by_id: dict[str, Look] = {entry.run.id: look for entry, look in zip(shown, looks, strict=True)}
@@ -82,7 +82,7 @@ class Screen:
         self.live.draw_overview(traces, looks)
 
     def draw_status(self, entry: Entry | None, text: str) -> None:
-        """Draw the status line of the run in focus."""
+        """The status line of the run in focus."""
         state = entry.state if entry else "idle"
         self.status.value = f'<div class="ss-status {safe(state)}" role="status">{safe(text)}</div>'
         self.stop.disabled = entry is None or not entry.is_alive
