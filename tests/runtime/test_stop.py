@@ -46,9 +46,10 @@ class Deaf(nn.Module):
 def test_a_rank_that_ignores_sigterm_in_a_long_step_is_gone() -> None:
     run = ss.launch(endless_job(model=Deaf), preflight=False)
     wait_for(lambda: "deaf" in run.logs(0) and "deaf" in run.logs(1), run)
-    processes = family(run)
+    helpers, processes = family(run), [agent_pid(run), *(event["pid"] for event in run.events("process"))]
     run.stop(grace_s=0.1)
     assert lives(processes) == []
+    assert all_gone(helpers)  # the forkserver and the resource tracker see that the agent is gone, and end
     assert (run.state, run.cause) == ("stopped", "requested")
 
 
