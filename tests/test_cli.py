@@ -261,6 +261,7 @@ def test_the_demo_gets_every_word_that_follows_it(monkeypatch: pytest.MonkeyPatc
     assert parse("demo", "--steps", "5", "-q", "out").rest == ["--steps", "5", "-q", "out"]
 
 
+@pytest.mark.slow
 def test_doctor_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
@@ -310,6 +311,8 @@ class TestRealRuns:
         listed = json.loads(capsys.readouterr().out)
         assert [run["id"] for run in listed] == [result["id"]]
 
+    @pytest.mark.sampled
+    @pytest.mark.slow
     @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_an_interrupt_stops_the_run_and_leaves_its_record(
         self, sent: signal.Signals, status: int, runs_root: Path
@@ -323,6 +326,7 @@ class TestRealRuns:
         (directory,) = runs_root.iterdir()
         assert json.loads((directory / "status.json").read_text())["state"] == "stopped"
 
+    @pytest.mark.slow
     def test_stop_ends_a_run_of_another_process(
         self, runs_root: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

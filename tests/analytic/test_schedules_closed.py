@@ -31,6 +31,7 @@ def counted(name: str, p: int, m: int, v: int, costs: dict[str, float]) -> float
     return max(build(name, p, m, v).timeline(costs).idle)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", schedule_names())
 def test_for_equal_durations_the_bubble_is_the_counted_one(name: str) -> None:
     cases = numbers(name)
@@ -42,6 +43,7 @@ def test_for_equal_durations_the_bubble_is_the_counted_one(name: str) -> None:
     assert meeting == pytest.approx([line.end - max(line.busy) for line in lines])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", schedule_names())
 def test_what_is_in_flight_is_what_the_table_holds(name: str) -> None:
     for p, m, v in numbers(name):

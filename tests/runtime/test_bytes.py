@@ -46,6 +46,7 @@ def readers(run: ss.Run) -> Iterator[list[float]]:
     yield [Meter(run).poll().bytes]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", ["sync", "async", "ssp"])
 @pytest.mark.parametrize("dedicated", [False, True], ids=["beside a worker", "dedicated"])
 def test_what_a_server_sends_for_a_step_is_booked_to_it_however_late(mode: str, dedicated: bool) -> None:
@@ -66,6 +67,7 @@ def test_what_a_server_sends_for_a_step_is_booked_to_it_however_late(mode: str, 
     assert summary.observing_bytes > 0
 
 
+@pytest.mark.slow
 def test_looking_at_a_run_more_often_leaves_the_bytes_of_its_steps_as_they_are() -> None:
     fields: dict[str, Any] = {"strategy": "zero-3", "steps": 4}
     plain = ss.launch(small_job(**fields)).wait(60)
@@ -74,6 +76,7 @@ def test_looking_at_a_run_more_often_leaves_the_bytes_of_its_steps_as_they_are()
     assert plain.summary().observing_bytes < looking.summary().observing_bytes
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("plain", "observed", "names"),
     [

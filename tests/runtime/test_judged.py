@@ -47,6 +47,7 @@ def judge(run: ss.Run, decide: Callable[[int], bool]) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_a_stop_after_an_evaluation_costs_no_further_step(world_size: int) -> None:
     strategy = "single" if world_size == 1 else "ring"
@@ -61,6 +62,7 @@ def test_a_stop_after_an_evaluation_costs_no_further_step(world_size: int) -> No
     assert {event["step"] for event in run.events("step")} == {1, 2}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", ["ring", "parameter-server", "pipeline", "zero-3"])
 def test_what_may_go_on_is_trained_as_if_nobody_judged(strategy: str) -> None:
     job = small_job(strategy=strategy, steps=12, eval_every=3)
@@ -72,6 +74,7 @@ def test_what_may_go_on_is_trained_as_if_nobody_judged(strategy: str) -> None:
     assert curves[0] == curves[1] == curves[2]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", ["gossip", "parameter-server:async"])
 def test_ranks_that_are_not_in_step_do_not_wait(strategy: str) -> None:
     job = small_job(strategy=strategy, world_size=3, batch=12, steps=8, eval_every=2)

@@ -42,6 +42,7 @@ KILLS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("strategy", "victim", "sentence"), KILLS)
 def test_the_dead_rank_is_named_with_its_role(strategy: Any, victim: int, sentence: str) -> None:
     run = ss.launch(endless_job(strategy=strategy, world_size=3, batch=48))
@@ -66,6 +67,7 @@ STOPPED = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", STOPPED, ids=lambda strategy: strategy.label)
 def test_stopping_ends_all_ranks_cleanly_wherever_each_is(strategy: Any) -> None:
     def make_model() -> nn.Module:
@@ -139,6 +141,7 @@ def test_a_worker_that_raises_is_the_cause_and_not_its_server() -> None:
         run.wait(60)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", [ss.ParameterServer(mode="ssp"), ss.ParameterServer(dedicated=True)])
 def test_a_worker_that_falls_silent_is_named_by_the_server_that_waits_for_it(strategy: Any) -> None:
     def make_model() -> nn.Module:

@@ -56,6 +56,7 @@ def test_a_tight_clamp_pins_ratios_and_a_study_keeps_the_alarm():
     assert alarm.text in figures.layers_text(figures.layers_info_of(Trace.read(run)))
 
 
+@pytest.mark.slow
 def test_one_thousandth_piles_up_and_one_tenth_does_not():
     sgd = ss.Optimizer("sgd", lr=1e-3, momentum=0.0)
     little = layers_of(optimizer=sgd, steps=24, batch=256, compression=ss.Compression("topk", ratio=0.001))

@@ -90,6 +90,7 @@ def check(ranks, small_batch: int) -> None:
     assert found.low < trace / square < found.high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pools", [2, 4], indirect=True, ids="{0} ranks".format)
 @pytest.mark.parametrize("compression", ["none", "int8", "topk"])
 @pytest.mark.parametrize("strategy", ["all-reduce", "ring"])

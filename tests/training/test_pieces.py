@@ -273,6 +273,7 @@ def test_feedback_that_is_turned_off_is_dropped_and_said(two: RankPool, tmp_path
         assert told["dropped"] == ["residual", "share"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("method", "less"),
     [("adaptive-bits", {"budget": 2.5}), ("adaptive-rank", {"rank": 1}), ("powersgd", {"rank": 1})],

@@ -50,6 +50,7 @@ def really_packed(method: str, gradient: np.ndarray) -> list[np.ndarray]:
     return [p, gradient.T @ p]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", WRITTEN_OUT)
 def test_a_packed_gradient_weighs_what_it_weighs(method: str) -> None:
     gradient = np.random.default_rng(0).standard_normal((1600, 1600), dtype=np.float32)

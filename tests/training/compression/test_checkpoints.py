@@ -70,6 +70,7 @@ def job_for(strategy: Any, world_size: int, method: ss.Compression) -> tuple[ss.
 FEWER = {3: ["zero-1", "zero-3"], 4: ["parameter-server"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     ["ring", "all-reduce", ss.Zero1(bucket_mb=0.002), "zero-2", "zero-3", "parameter-server", "gossip"],

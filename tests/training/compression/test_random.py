@@ -40,6 +40,7 @@ def test_a_draw_repeats_nothing_and_stays_in_range(count: int, data: st.DataObje
     assert torch.equal(places, draw.__wrapped__(count, kept, seed))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("count", "kept"), [(10, 3), (7, 5), (101, 10), (16, 16), (5, 1)])
 def test_every_place_is_drawn_equally_often(count: int, kept: int) -> None:
     draws = 8_000

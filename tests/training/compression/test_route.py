@@ -155,6 +155,7 @@ def test_a_codec_without_loops_runs_in_plain_torch_and_says_so(
         assert torch.equal(left, values - came)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", ["int8", "topk", "fp16", "none"])
 def test_a_run_says_how_its_codecs_ran(method: str) -> None:
     job = ss.Job(

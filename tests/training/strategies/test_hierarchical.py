@@ -72,6 +72,7 @@ def test_machines_of_unequal_size_are_refused(pool: RankPool, tmp_path: Path, si
     assert all(expected in answer for answer in pool.run(prepare, tmp_path))
 
 
+@pytest.mark.weekly
 def test_two_machines_of_torchrun_are_two_nodes(tmp_path: Path) -> None:
     """Both play on this machine, each started by a torchrun of its own, as on a real cluster."""
     job = small_job(strategy="hierarchical", world_size=4, steps=3)

@@ -57,6 +57,7 @@ def told(population: ss.Population) -> list[Any]:
     return [course.plan, course.moves, outcomes]
 
 
+@pytest.mark.slow
 def test_killed_in_its_midst_it_ends_as_if_it_never_had_been(tmp_path: Path) -> None:
     """A driver is killed by SIGKILL while a run is under way; nothing is lost, and nothing counted twice."""
     whole, folder = short(tmp_path / "whole"), tmp_path / "killed"
@@ -257,6 +258,7 @@ def test_spaces_and_objectives_are_those_of_studies(tmp_path: Path) -> None:
         assert ("optimizer[lamb].lr" in entry.move.settings) == (entry.move.settings["optimizer"] == "lamb")
 
 
+@pytest.mark.slow
 def test_members_that_fail_are_said_and_replaced(tmp_path: Path) -> None:
     """A learning rate without measure ends in NaN."""
     population = short(
@@ -311,6 +313,7 @@ def test_stops_when_asked_and_goes_on_later(tmp_path: Path) -> None:
     assert short(folder, members=2, intervals=2).state == "completed"
 
 
+@pytest.mark.slow
 def test_several_objectives_make_a_front_and_what_a_clone_drops_is_said(tmp_path: Path) -> None:
     space = {"compression": ["none", ss.Compression("topk", ratio=0.1)], "optimizer.lr": (1e-3, 1e-2, "log")}
     population = ss.train_population(
