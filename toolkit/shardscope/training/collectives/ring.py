@@ -53,7 +53,7 @@ class _Lane:
 
 
 @dataclass
-class Ring:
+class RingAllReduce:
     """The ring over a metered group.
 
     Attributes:
@@ -164,7 +164,7 @@ class Ring:
 class _Way:
     """The messages of one lane: a thin layer over the backend, as every microsecond here counts 2(W-1)S times."""
 
-    def __init__(self, ring: Ring, lane: _Lane, transport: Any, traffic: Traffic) -> None:
+    def __init__(self, ring: RingAllReduce, lane: _Lane, transport: Any, traffic: Traffic) -> None:
         assert ring.members is not None
         rank, self.world_size = ring._rank, ring._world_size  # noqa: SLF001 - a part of the ring
         self.lane, self.traffic, self.on_chunk = lane, traffic, ring.on_chunk
@@ -239,15 +239,15 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def ring_all_reduce(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
-    """Sum `tensor` over the ranks of `group`, in place; `settings` are those of `Ring`."""
-    return Ring(group, **settings).all_reduce_(tensor)
+    """Sum `tensor` over the ranks of `group`, in place; `settings` are those of `RingAllReduce`."""
+    return RingAllReduce(group, **settings).all_reduce_(tensor)
 
 
 def ring_reduce_scatter(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
     """Sum over the ranks of `group`; returns this rank's chunk, a view of `tensor`."""
-    return Ring(group, **settings).reduce_scatter_(tensor)
+    return RingAllReduce(group, **settings).reduce_scatter_(tensor)
 
 
 def ring_all_gather(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
     """Fill `tensor` from every rank's own chunk, in place."""
-    return Ring(group, **settings).all_gather_(tensor)
+    return RingAllReduce(group, **settings).all_gather_(tensor)

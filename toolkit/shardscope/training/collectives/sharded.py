@@ -23,7 +23,7 @@ from torch import Tensor
 
 from shardscope.training.collectives.agreement import Agreement, Purpose
 from shardscope.training.collectives.packets import Packets
-from shardscope.training.collectives.ring import Ring
+from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.collectives.sender import Sender
 
 ScatterMean = Callable[[str, Tensor, Tensor], None]
@@ -57,7 +57,7 @@ class ShardRing:
 
     def __init__(
         self,
-        ring: Ring,
+        ring: RingAllReduce,
         num_ranks: int,
         *,
         agreement: Agreement,
@@ -78,7 +78,7 @@ class ShardRing:
         self.look_at: Callable[[str, Tensor], None] | None = None
         """Receives every unit's name and whole gradients, padded with zeros, before they are cut."""
         self._sender = sender
-        self._carriers: list[Ring | Packets] = [ring] if packets is None else [ring, packets]
+        self._carriers: list[RingAllReduce | Packets] = [ring] if packets is None else [ring, packets]
         self._pending: list[Future[None]] = []
 
     def submit(self, purpose: Purpose, send: Callable[[], None]) -> Future[None]:

@@ -25,7 +25,7 @@ from shardscope.training._compat import gather_for_views, holds_parameters, stoc
 from shardscope.training.collectives.agreement import Agreement, Purpose
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.collectives.process_group import MeteredProcessGroup
-from shardscope.training.collectives.ring import Ring
+from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.collectives.sender import Sender
 from shardscope.training.collectives.sharded import (
     RingAllGather,
@@ -140,7 +140,7 @@ class FullySharded(Partitioned):
 
     def _make_ring(self, group: MeteredProcessGroup) -> ShardRing:
         shards = dist.get_process_group_ranks(self.shard_group)
-        around, packets, compress = Ring(group, members=shards), None, None
+        around, packets, compress = RingAllReduce(group, members=shards), None, None
         if self.compressor is not None:  # each replica draws its own random numbers
             seed = self.job.seed + _APART * (self.context.rank // len(shards))
             packets, compress = Packets(group, tuple(shards)), self._compress

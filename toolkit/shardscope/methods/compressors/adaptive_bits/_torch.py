@@ -83,7 +83,7 @@ def _is_aligned(packet: Tensor) -> bool:
     return packet.storage_offset() % _SCALE_BYTES == 0
 
 
-class AdaptiveBits(Compressor):
+class AdaptiveBitsCompressor(Compressor):
     """Two-phase exchange of integers of 2 to 8 bits, by layer.
 
     Args:

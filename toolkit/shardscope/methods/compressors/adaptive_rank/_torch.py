@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from shardscope.methods.compressors.adaptive_rank import PROBES
-from shardscope.methods.compressors.powersgd._torch import Part, PowerSgd, pays
+from shardscope.methods.compressors.powersgd._torch import Part, PowerSgdCompressor, pays
 
 _RANK = "rank."
 
 
-class AdaptiveRank(PowerSgd):
+class AdaptiveRankCompressor(PowerSgdCompressor):
     """Low-rank factors with the lowest rank that an error bound allows.
 
     Args:

@@ -58,7 +58,7 @@ def pays(rank: int, rows: int, columns: int) -> bool:
     return rank * (rows + columns) < rows * columns
 
 
-class PowerSgd(Compressor):
+class PowerSgdCompressor(Compressor):
     """Low-rank factors, with or without error feedback.
 
     Args:

@@ -25,7 +25,7 @@ _PUBLIC = "public."
 _NUM_RANKS = "num_ranks"
 
 
-class Gossip(RankStrategy):
+class GossipRank(RankStrategy):
     """D-PSGD (Lian et al. 2017): a local step, then the mean with the two neighbours on a ring.
 
     With compression it is CHOCO-SGD, by `PublicCopies`.

@@ -25,7 +25,7 @@ from shardscope.training.sharding import clip_grad_norm_, start_alike
 from shardscope.training.strategies.base import LossFunction, MicroBatch, RankStrategy, StepResult
 
 
-class ParameterServer(RankStrategy):
+class ParameterServerRank(RankStrategy):
     """Servers hold the parameters and their optimizer; workers compute gradients on copies of them.
 
     The module of every rank holds a worker's copy; a server's own parameters are stored separately. All are equal

@@ -277,9 +277,9 @@ class Pipeline(Strategy):
         return found._replace(is_exact=found.is_exact and self.split != "time")
 
     def build(self, job: Job, context: Any) -> Any:
-        from shardscope.methods.strategies.pipeline._torch import Pipeline
+        from shardscope.methods.strategies.pipeline._torch import PipelineRank
 
-        return Pipeline(job, context)
+        return PipelineRank(job, context)
 
 
 def check_split(split: str | tuple[int, ...], num_layers: int, num_stages: int, *, of: str) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from shardscope.methods.strategies import pipeline
 from shardscope.methods.strategies.pipeline._torch_cut import cut, let_go
 from shardscope.methods.strategies.pipeline._torch_passing import hand_on, take_over
-from shardscope.training.collectives.ring import Ring
+from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.observe import StandIns, unchanged
 from shardscope.training.optim import LayerSignal, TrainedParameters, built_by
 from shardscope.training.sharding import largest_over_ranks
@@ -33,7 +33,7 @@ from shardscope.training.tensors_in import tensors_in
 _PLACEHOLDER = "_no_parameters_on_this_rank"
 
 
-class Pipeline(RankStrategy):
+class PipelineRank(RankStrategy):
     """Pipeline strategy: micro-batches flow through stages of layers, forward and backward."""
 
     settings: pipeline.Pipeline
@@ -92,7 +92,7 @@ class Pipeline(RankStrategy):
             name: ranks for name, ranks in self.cut.holders.items() if len(ranks) > 1 and name in self.names
         }
         self.rings = {
-            name: Ring(self.group, members=ranks)
+            name: RingAllReduce(self.group, members=ranks)
             for name, ranks in tied.items()
             if self.names[name].requires_grad
         }

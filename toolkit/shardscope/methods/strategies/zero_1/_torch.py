@@ -22,7 +22,7 @@ from shardscope.errors import SpecError
 from shardscope.methods.strategies import zero_1
 from shardscope.methods.strategies.zero_1._torch_flat import FlatBucket, FlatPiece, cut_into_buckets
 from shardscope.training.collectives.packets import Packets
-from shardscope.training.collectives.ring import Ring
+from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.collectives.sender import Sender
 from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.memory import Held
@@ -30,7 +30,7 @@ from shardscope.training.strategies.base import LossFunction, MicroBatch, StepRe
 from shardscope.training.strategies.partitioned import Partitioned, Piece
 
 
-class Zero1(Partitioned):
+class Zero1Rank(Partitioned):
     """ZeRO-1 strategy: each rank updates an equal share of all elements."""
 
     settings: zero_1.Zero1
@@ -39,7 +39,7 @@ class Zero1(Partitioned):
         settings, group = self.settings, self.context.group
         assert group is not None
         self.is_ring = settings.collectives == "ring"
-        self.ring = Ring(group)
+        self.ring = RingAllReduce(group)
         if self.compressor is not None:
             ring, packets = self.ring, Packets(group)
             self.carrier = Carrier(
