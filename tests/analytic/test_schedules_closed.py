@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardscope.analytic.schedules import Table, build, closed
+from shardscope.analytic.schedules import ScheduleTable, build, closed
 from shardscope.spec.layout import schedule_names
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 
@@ -134,7 +134,7 @@ def test_one_layout_and_many_are_the_same_call() -> None:
 
 def test_the_work_and_the_bubble_are_the_step() -> None:
     for name in schedule_names():
-        table: Table = build(name, 4, 16)
+        table: ScheduleTable = build(name, 4, 16)
         line = table.timeline(EQUAL)
         held = table.num_stages // 4
         bubble = float(closed.bubble_time(INDEX[name], 4, 16, held, held, held, held, ranks_meet=True))

@@ -103,13 +103,13 @@ def test_stopping_ends_all_ranks_cleanly_wherever_each_is(strategy: Any) -> None
 
 def test_what_goes_wrong_in_a_servers_thread_ends_the_run_and_is_told() -> None:
     def make_model() -> nn.Module:
-        from shardscope.methods.strategies.parameter_server._torch_server import Server
+        from shardscope.methods.strategies.parameter_server._torch_server import ParameterShardServer
 
-        def broken(self: Server, workers: list[int]) -> float:
+        def broken(self: ParameterShardServer, workers: list[int]) -> float:
             raise KeyError("no such shard")
 
         if os.environ["RANK"] == "0":
-            Server._update = broken  # type: ignore[method-assign]
+            ParameterShardServer._update = broken  # type: ignore[method-assign]
         elif os.environ["RANK"] == "1":
             time.sleep(0.3)  # so that the last gradient comes from elsewhere, and a thread takes it
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))

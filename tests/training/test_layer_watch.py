@@ -17,7 +17,7 @@ from conformance.sharded import jagged
 from conformance.strategy import relative_difference
 from shardscope.methods.compressors.dgc._torch import MomentumCorrection
 from shardscope.runtime.layers import layers_of
-from shardscope.training.compression.bucket import Bucket, Kept
+from shardscope.training.compression.bucket import Bucket, BucketState
 from shardscope.training.compression.memory import ErrorFeedback
 from shardscope.training.context import RankContext
 from shardscope.training.events import EventWriter
@@ -235,7 +235,7 @@ def test_exchanges_of_one_step_and_pieces_of_one_tensor_add_up():
     assert memory.residual.squares == pytest.approx({"a": 12.0**2 + 25.0**2, "b": 12.0**2})
     memory.watch(False)
     assert memory.seen is None
-    assert Kept().squares == {}
+    assert BucketState().squares == {}
     # deep gradient compression owes its momentum, not the bare gradient
     dgc = MomentumCorrection(0.5)
     dgc.watch(True)

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from conformance.ranks import RankPool
 from shardscope.analytic.communication import collective_time
 from shardscope.errors import LaunchError
-from shardscope.methods.strategies.parameter_server._torch_messages import Link as Messages
-from shardscope.methods.strategies.parameter_server._torch_messages import Message
+from shardscope.methods.strategies.parameter_server._torch_messages import MessageBuffer
+from shardscope.methods.strategies.parameter_server._torch_messages import MessageLink as Messages
 from shardscope.spec import Link
 from shardscope.training.collectives import RingAllReduce, TreeAllReduce
 from shardscope.training.collectives.neighbours import Neighbours
@@ -65,14 +65,16 @@ def push_and_pull(group: PacedProcessGroup, num_elements: int) -> None:
     """All ranks but the first push to it, and pull from it when all have pushed."""
     link, others = Messages(group), range(1, group.size())
     if group.rank():
-        answer = Message(num_elements)
+        answer = MessageBuffer(num_elements)
         got = link.post(answer, 0, 2)
-        link.send(Message(num_elements), 0, 1, "server_push", step=1).wait()
+        link.send(MessageBuffer(num_elements), 0, 1, "server_push", step=1).wait()
         got.wait()
         return
-    for work in [link.post(Message(num_elements), worker, 1) for worker in others]:
+    for work in [link.post(MessageBuffer(num_elements), worker, 1) for worker in others]:
         work.wait()
-    for work in [link.send(Message(num_elements), worker, 2, "server_pull", step=1) for worker in others]:
+    for work in [
+        link.send(MessageBuffer(num_elements), worker, 2, "server_pull", step=1) for worker in others
+    ]:
         work.wait()
 
 

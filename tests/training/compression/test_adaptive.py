@@ -18,7 +18,7 @@ import shardscope as ss
 from conformance.compressor import CompressorConformance, bucket_of, carrier_of, sent_bytes
 from conformance.ranks import RankPool
 from shardscope.methods.compressors.adaptive_bits._torch import AdaptiveBitsCompressor, layer_of, spread_of
-from shardscope.methods.compressors.adaptive_bits._torch_plan import Layer, allot
+from shardscope.methods.compressors.adaptive_bits._torch_plan import LayerStatistics, allot
 from shardscope.methods.compressors.adaptive_rank._torch import AdaptiveRankCompressor, least_rank
 from shardscope.training.compression import Bucket
 from shardscope.training.context import RankContext
@@ -51,20 +51,20 @@ layers_of_any_kind = some.lists(
     some.tuples(some.integers(1, 10_000), some.floats(0, 1e12, allow_subnormal=False)),
     min_size=1,
     max_size=12,
-).map(lambda rows: {f"layer{i}": Layer(*row) for i, row in enumerate(rows)})
+).map(lambda rows: {f"layer{i}": LayerStatistics(*row) for i, row in enumerate(rows)})
 
 
-def cost(layers: dict[str, Layer], bits: dict[str, int]) -> int:
+def cost(layers: dict[str, LayerStatistics], bits: dict[str, int]) -> int:
     return sum(layer.size * bits[name] for name, layer in layers.items())
 
 
-def error_of(layers: dict[str, Layer], bits: dict[str, int]) -> float:
+def error_of(layers: dict[str, LayerStatistics], bits: dict[str, int]) -> float:
     return sum(layer.spread / (2 ** (bits[name] - 1) - 1) ** 2 for name, layer in layers.items())
 
 
 @settings(max_examples=200, deadline=None)
 @given(layers_of_any_kind, some.floats(2, 8))
-def test_bits_stay_within_the_budget(layers: dict[str, Layer], budget: float) -> None:
+def test_bits_stay_within_the_budget(layers: dict[str, LayerStatistics], budget: float) -> None:
     bits = allot(layers, budget)
     assert all(2 <= bits[name] <= 8 for name in layers)
     alike = dict.fromkeys(layers, math.floor(budget))
@@ -82,7 +82,10 @@ def test_bits_leave_the_least_error_but_for_the_last_that_do_not_fit(
 ) -> None:
     """Against all plans there are. Layers of one size always fit, and then the greedy plan is the best of all."""
     for sizes in ([size for size, _ in rows], [7] * len(rows)):
-        layers = {f"l{i}": Layer(size, row[1]) for i, (size, row) in enumerate(zip(sizes, rows, strict=True))}
+        layers = {
+            f"l{i}": LayerStatistics(size, row[1])
+            for i, (size, row) in enumerate(zip(sizes, rows, strict=True))
+        }
         room = math.floor((budget - 2) * sum(sizes)) + 2 * sum(sizes)
         plans = (
             dict(zip(layers, choice, strict=True))

@@ -14,10 +14,10 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
 
 from shardscope.errors import DataError, SpecError
-from shardscope.training.data import Source, load_data
+from shardscope.training.data import DataSource, load_data
 
 
-def everything(source: Source):
+def everything(source: DataSource):
     return source.batch(torch.arange(len(source)))
 
 

@@ -54,7 +54,7 @@ def top_saved_tensors_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], 
     return pack, unpack
 
 
-class Kept:
+class SavedTensor:
     """The result of an operation, detached, with a check whether it has been changed in place since."""
 
     def __init__(self, result: Tensor) -> None:

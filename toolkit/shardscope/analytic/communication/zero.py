@@ -28,7 +28,7 @@ from shardscope.spec.compression import Collective
 _DIGEST_BYTES = 8
 
 
-class Shares(Protocol):
+class ShareableCompression(Protocol):
     """A compression method that works element by element, so that a share of a bucket can be a packet."""
 
     def share_collective(self, share: int, world_size: int) -> Collective:
@@ -46,7 +46,7 @@ class ShardCollectives:
     """
 
     element_bytes: int
-    compression: Shares | None = None
+    compression: ShareableCompression | None = None
     backend: str | None = None
 
     def carried(self, op: str, num_elements: int, world_size: int, element_bytes: int = 0) -> Traffic:

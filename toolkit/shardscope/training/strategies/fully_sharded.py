@@ -53,7 +53,7 @@ from shardscope.training.strategies._relayout import (
 from shardscope.training.strategies._stray_parameters import refusing_strays
 from shardscope.training.strategies._unit_boundary import UnitBoundary
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult
-from shardscope.training.strategies.partitioned import Partitioned, Piece
+from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -90,7 +90,7 @@ class FullySharded(Partitioned):
         self.ring = self._make_ring(group) if self.settings.collectives == "ring" else None
         self._plug()
         self.pieces = [
-            Piece(name, parameter, nn.Parameter(local(parameter.detach())))
+            ParameterShare(name, parameter, nn.Parameter(local(parameter.detach())))
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         ]
@@ -290,7 +290,7 @@ class FullySharded(Partitioned):
         """Return DTensors that are sharded like the parameters; nothing is gathered."""
         return {piece.name: _like(piece.whole, parts[piece.name]) for piece in self.pieces}
 
-    def part(self, piece: Piece, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor holds its own shard
+    def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor holds its own shard
         return local(whole)
 
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from shardscope.methods.strategies import parameter_server
 from shardscope.methods.strategies.parameter_server._torch_client import Client
-from shardscope.methods.strategies.parameter_server._torch_messages import Kind, Link, cut_into_shards
+from shardscope.methods.strategies.parameter_server._torch_messages import Kind, MessageLink, cut_into_shards
 from shardscope.methods.strategies.parameter_server._torch_pushes import PackedPushes, Pushes
-from shardscope.methods.strategies.parameter_server._torch_server import Server
+from shardscope.methods.strategies.parameter_server._torch_server import ParameterShardServer
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression import Carrier, Compressor, build_compressor
 from shardscope.training.flat import copy_tensors_
@@ -39,7 +39,7 @@ class ParameterServerRank(RankStrategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         context = self.context
         assert context.group is not None
-        self.link = Link(context.group)
+        self.link = MessageLink(context.group)
         self.shards = cut_into_shards(model, self.settings)
         start_alike(model)
         workers = self.settings.workers(context.world_size)
@@ -47,10 +47,10 @@ class ParameterServerRank(RankStrategy):
         compressor = build_compressor(
             self.job
         )  # the server's own, since its threads unpack while the worker packs
-        self.server: Server | None = None
+        self.server: ParameterShardServer | None = None
         if context.rank < self.settings.servers:
             shard = self.shards[context.rank]
-            self.server = Server(
+            self.server = ParameterShardServer(
                 self.job, context, shard, self.link, self._after_update, pushes=self._pushes(compressor)
             )
         self.client: Client | None = None

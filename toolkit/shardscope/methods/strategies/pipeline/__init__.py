@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
-    from shardscope.analytic.schedules.table import Table
+    from shardscope.analytic.schedules.table import ScheduleTable
     from shardscope.spec.job import Job
     from shardscope.spec.model.step import PipelinePiece, StepTrace
 
@@ -197,7 +197,7 @@ class Pipeline(Strategy):
         pieces, ranks = step.trace.pieces, self.stage_ranks(step.world_size)
         return [(rank, pieces[a:b]) for rank, (a, b) in zip(ranks, pairwise([0, *ends]), strict=True)]
 
-    def _table(self, step: JobStep) -> Table | None:
+    def _table(self, step: JobStep) -> ScheduleTable | None:
         """Schedule table of one pass; None if it has too many operations to list."""
         from shardscope.analytic.schedules import build
 

@@ -106,8 +106,8 @@ class PipelineRank(RankStrategy):
 
     def _make_stages(self) -> None:
         from shardscope.methods.strategies.pipeline._torch_stage import (
+            RecordedStage,
             Recorder,
-            Stage,
             StageModule,
             schedule_of,
         )
@@ -117,7 +117,7 @@ class PipelineRank(RankStrategy):
         boundaries = [tensors_in(self.example()[0]), *self.cut.outputs]
         for index in self._own_stages():
             module = StageModule(self.cut.stages[index], self.precision.autocast)
-            self.stages[index] = Stage(
+            self.stages[index] = RecordedStage(
                 module, index, len(self.stage_ranks), self.context.device, group=self.group, staged=self.context.staged,
                 splits_backward=self.settings.schedule.splits_backward,
                 input_args=_boundary(boundaries[index]), output_args=_boundary(boundaries[index + 1]),

@@ -21,7 +21,7 @@ from shardscope.training.models.in_order import Layers
 
 
 def schedule_of(
-    schedule: PipelineSchedule, stages: Sequence[Stage], microbatches: int, **options: Any
+    schedule: PipelineSchedule, stages: Sequence[RecordedStage], microbatches: int, **options: Any
 ) -> Any:
     """Return an object that runs a schedule on this rank's stages.
 
@@ -88,7 +88,7 @@ class StageModule(nn.Module):
         return x
 
 
-class Stage(StaticStage):
+class RecordedStage(StaticStage):
     """torch's stage, with its forward and backward passes recorded."""
 
     recorder: Recorder

@@ -27,7 +27,7 @@ from shardscope.training.collectives.sender import Sender
 from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.memory import Held
 from shardscope.training.strategies.base import LossFunction, MicroBatch, StepResult
-from shardscope.training.strategies.partitioned import Partitioned, Piece
+from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
 
 
 class Zero1Rank(Partitioned):
@@ -167,7 +167,7 @@ class Zero1Rank(Partitioned):
             joined.update(bucket.wholes(flat))
         return joined
 
-    def part(self, piece: Piece, whole: Tensor) -> Tensor:
+    def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:
         assert isinstance(piece, FlatPiece)
         return whole.reshape(-1)[piece.start : piece.stop]
 
