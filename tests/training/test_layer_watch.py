@@ -49,7 +49,7 @@ def told(ours: ss.Job, after=lambda trainer, step: None, before=lambda trainer, 
             before(trainer, step)
             trainer.take_step(step)
             after(trainer, step)
-        trainer.strategy.meet(ours.steps)
+        trainer.strategy.synchronize(ours.steps)
         parameters = {
             name: p.detach().double().clone() for name, p in trainer.strategy.full_parameters().items()
         }

@@ -325,9 +325,7 @@ def test_several_objectives_make_a_front_and_what_a_clone_drops_is_said(tmp_path
     parent = first[clone.move.parent]
     assert parent.move.settings["compression"] == {"name": "topk", "ratio": 0.1}
     assert clone.move.settings["compression"] == "none"
-    assert clone.outcome.notes == (
-        "dropped what compression remembered (residual): topk is no longer the method",
-    )
+    assert clone.outcome.notes == ("dropped compressor state (residual): topk is no longer the method",)
     assert list(population.lineage()["notes"])[3 + clone.member] == f"{clone.outcome.notes[0]}."
     scores = {entry.member: entry.outcome.scores for entry in second}
     assert all(set(score) == {"loss", "bytes"} for score in scores.values())

@@ -187,7 +187,7 @@ class RingReduceScatter(_Reducing):
         purpose = self.reducing(input_tensor)
         self.ring.reduce_mean(purpose, output_tensor, input_tensor)
         if self.ring.crosses:
-            self.ring.agreement.meet(purpose)
+            self.ring.agreement.require(purpose)
 
 
 class RingAllGather(_Comm):
@@ -219,7 +219,7 @@ class StockReduceScatter(_Reducing):
         self.agreement, self.stock = agreement, stock
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **options: Any) -> Any:
-        self.agreement.meet(self.reducing(input_tensor))
+        self.agreement.require(self.reducing(input_tensor))
         return self.stock(output_tensor, input_tensor, *args, **options)
 
 
@@ -231,5 +231,5 @@ class StockAllGather(_Comm):
         self.agreement, self.stock = agreement, stock
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **options: Any) -> Any:
-        self.agreement.meet(self.gathering(output_tensor))
+        self.agreement.require(self.gathering(output_tensor))
         return self.stock(output_tensor, input_tensor, *args, **options)

@@ -73,7 +73,7 @@ class BucketedRank(RankStrategy):
         else:
             self.compressor.mean_(bucket, self.carrier)
 
-    def rehearse(self, loss_function: LossFunction) -> None:
+    def warm_up_buckets(self, loss_function: LossFunction) -> None:
         """Run one pass over the example without exchange, after which `DistributedDataParallel` fixes its buckets.
 
         It builds them in the order in which gradients arrived in its first pass. Compressor state is kept by bucket,

@@ -96,7 +96,7 @@ class FullySharded(Partitioned):
         ]
         self.uncut = [piece for piece in self.pieces if not can_be_cut(piece.whole.shape)]
         if dist.get_rank(self.shard_group):  # the first rank of each shard group counts them
-            self.uncounted = [piece.parameter for piece in self.uncut]
+            self.duplicate_grad_params = [piece.parameter for piece in self.uncut]
         self.reduce_squares = self.reduce_grad_square = self._sum_over_shards
         self.copies_of_gradients = self.settings.replicas
         return model
@@ -226,10 +226,10 @@ class FullySharded(Partitioned):
         left = f"{LEFT}{json.dumps(self.read_outside)} " if self.read_outside else ""
         return f"{self.name} {self.context.world_size} {left}{SHARDS}{dist.get_world_size(self.shard_group)}"
 
-    def recut(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
+    def reshard_compressor_state(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
         """Cut state for this number of shards, from another number or from another strategy's state by parameter."""
         units = units_with_parameters(self.model, besides=self.read_outside)
-        whole = super().recut(state, layout)
+        whole = super().reshard_compressor_state(state, layout)
         return by_unit(whole, units, dist.get_world_size(self.shard_group))
 
     def _set_last(self, is_last: bool) -> None:
@@ -265,7 +265,9 @@ class FullySharded(Partitioned):
         if self.ring is not None:
             self.ring.finish()
         uncut = [piece for piece in self.uncut if piece.whole.grad is not None]
-        self.agreement.meet(Purpose("exchanges no more layers", names=tuple(piece.name for piece in uncut)))
+        self.agreement.require(
+            Purpose("exchanges no more layers", names=tuple(piece.name for piece in uncut))
+        )
         _average([piece.whole.grad for piece in uncut if piece.whole.grad is not None])
         for piece in self.pieces:
             piece.parameter.data = local(piece.whole.detach())  # offloading moves it before the first step

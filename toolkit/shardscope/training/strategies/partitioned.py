@@ -46,7 +46,7 @@ class Partitioned(RankStrategy):
     def build_optimizer(self) -> torch.optim.Optimizer:
         parameters = TrainedParameters(
             [(piece.name, piece.parameter) for piece in self.pieces], reduce_squares=self.reduce_squares,
-            reduce_grad_square=self.reduce_grad_square, uncounted=self.uncounted,
+            reduce_grad_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             dimensions={piece.name: piece.whole.ndim for piece in self.pieces},
         )  # fmt: skip
         return built_by(self.job.optimizer, parameters)

@@ -61,7 +61,8 @@ class TorchLamb(LayerwiseOptimizer):
         reduce_squares: For shards: sums the layers' squares over the ranks, once per step.
         reduce_grad_square: For shards and pipeline stages, with `max_grad_norm`: sums the one square of all
             gradients over all ranks; called once per step by every rank. Default: `reduce_squares`.
-        uncounted: Parameters that this square leaves out, since another rank counts their gradients (tied copies).
+        duplicate_grad_params: Parameters that this square leaves out, since another rank counts their gradients
+            (tied copies).
 
     Raises:
         SpecError: A setting is out of range; at the first step, ``form="fused"`` is not possible.
@@ -87,7 +88,7 @@ class TorchLamb(LayerwiseOptimizer):
         form: Form = "auto",
         reduce_squares: ReduceSquares | None = None,
         reduce_grad_square: ReduceSquares | None = None,
-        uncounted: Sequence[nn.Parameter] = (),
+        duplicate_grad_params: Sequence[nn.Parameter] = (),
     ) -> None:
         defaults = {
             "lr": lr,
@@ -112,7 +113,7 @@ class TorchLamb(LayerwiseOptimizer):
         self.max_grad_norm = max_grad_norm
         self.form = form
         self.reduce_grad_square = reduce_grad_square or reduce_squares
-        self.uncounted = list(uncounted)
+        self.duplicate_grad_params = list(duplicate_grad_params)
         self._grad_factor: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -153,7 +154,9 @@ class TorchLamb(LayerwiseOptimizer):
 
     def _counted(self, batch: LayerBatch) -> list[Tensor]:
         """The gradients of a batch, except those that another rank counts."""
-        left_out = {local(param.grad).data_ptr() for param in self.uncounted if param.grad is not None}
+        left_out = {
+            local(param.grad).data_ptr() for param in self.duplicate_grad_params if param.grad is not None
+        }
         return [grad for grad in batch.grads if grad.data_ptr() not in left_out]
 
     def _stage(self, batch: LayerBatch) -> Staged:

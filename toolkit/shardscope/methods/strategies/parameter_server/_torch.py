@@ -131,7 +131,7 @@ class ParameterServerRank(RankStrategy):
         if self.client is None:  # keep the loss scale in checkpoints equal to the workers'
             self.precision.follow(skipped=skipped)
 
-    def meet(self, step: int, *, ending: bool = False) -> int | None:
+    def synchronize(self, step: int, *, ending: bool = False) -> int | None:
         if self._ended_at is not None:
             return self._ended_at
         if self._is_settled and not ending:
@@ -148,7 +148,7 @@ class ParameterServerRank(RankStrategy):
     def _rest(self, step: int, *, ending: bool) -> int | None:
         if self.client is None:
             assert self.server is not None
-            return self.server.meet()
+            return self.server.synchronize()
         if self.server is not None:
             self.server.resume()
         return self.client.rest(Kind.END if ending else Kind.PAUSE, step)
@@ -166,7 +166,7 @@ class ParameterServerRank(RankStrategy):
             copy_tensors_(shard.parameters, shard.views(flat))
 
     def close(self) -> None:
-        self.meet(self.context.meter.step, ending=True)
+        self.synchronize(self.context.meter.step, ending=True)
         if self.server is not None:
             self.server.close()
 

@@ -142,7 +142,7 @@ class ParameterShardServer:
         self._wait(lambda: self.ended or min(self.clocks.values()) >= step)
         return min(self.clocks.values()) >= step
 
-    def meet(self) -> int:
+    def synchronize(self) -> int:
         """Serve until all workers rest; returns the step that all have finished. For a rank that only serves."""
         self.resume()
         self._wait(lambda: self._granted > self._met)

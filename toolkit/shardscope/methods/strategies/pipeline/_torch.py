@@ -96,7 +96,9 @@ class PipelineRank(RankStrategy):
             for name, ranks in tied.items()
             if self.names[name].requires_grad
         }
-        self.uncounted = [self.names[name] for name in self.rings if tied[name][0] != self.context.rank]
+        self.duplicate_grad_params = [
+            self.names[name] for name in self.rings if tied[name][0] != self.context.rank
+        ]
         self.reduce_grad_square = self._sum
 
     def _sum(self, squares: Tensor) -> Tensor:
@@ -150,12 +152,12 @@ class PipelineRank(RankStrategy):
         named = dict.fromkeys(self.names.values())
         own = [(name, p) for name, p in self.model.named_parameters() if p in named or name == _PLACEHOLDER]
         parameters = TrainedParameters(
-            own, reduce_grad_square=self.reduce_grad_square, uncounted=self.uncounted
+            own, reduce_grad_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params
         )
         return built_by(self.job.optimizer, parameters)
 
     @property
-    def tells_of_layers(self) -> bool:
+    def reports_layer_signals(self) -> bool:
         """True: each rank has its own layers."""
         return True
 
@@ -185,7 +187,7 @@ class PipelineRank(RankStrategy):
         with self.context.meter.span("compute", "optimizer"):
             grad_norm, skipped = self.precision.update(
                 optimizer, self.parameters, self.job.clip_norm,
-                reduce_square=self.reduce_grad_square, uncounted=self.uncounted,
+                reduce_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             )  # fmt: skip
         loss = float(torch.stack(self.losses).mean()) if self.losses else None
         return StepResult(loss, grad_norm, skipped)

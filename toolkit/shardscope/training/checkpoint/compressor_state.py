@@ -31,22 +31,22 @@ _JOINS = {"share"}
 _KEY = re.compile(r"compression-(\d+)\.(.+)")
 
 
-def remembered(strategy: RankStrategy) -> dict[str, Any]:
+def compressor_state(strategy: RankStrategy) -> dict[str, Any]:
     """This rank's part of a checkpoint; nothing where gradients are not compressed."""
-    return {} if strategy.compressor is None else {_name(strategy.context.rank): strategy.remembered()}
+    return {} if strategy.compressor is None else {_name(strategy.context.rank): strategy.compressor_state()}
 
 
 @dataclass(frozen=True)
-class Recalled:
+class RestoredState:
     """The outcome of restoring compressor state.
 
     Attributes:
-        remembered: ``"nothing"``, ``"its own"``, or ``"the mean"`` over the ranks that saved it.
+        compressor_state: ``"nothing"``, ``"its own"``, or ``"the mean"`` over the ranks that saved it.
         dropped: Kinds of state in the checkpoint that were dropped, such as ``residual``.
         notes: The same as sentences.
     """
 
-    remembered: str
+    compressor_state: str
     dropped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -57,12 +57,12 @@ def method_of(compression: Compression) -> str:
     return json.dumps({"name": compression.name, **cut})
 
 
-def recall(
+def restore_compressor_state(
     strategy: RankStrategy,
     reader: Reader | PickledReader,
     saved_layout: str | None,
     saved_method: str | None,
-) -> Recalled:
+) -> RestoredState:
     """Restore the compressor's state from a checkpoint; called by all ranks.
 
     Args:
@@ -81,25 +81,27 @@ def recall(
     except SpecError as error:
         raise CheckpointError(str(error)) from None
     if not saved:
-        return Recalled("nothing")
+        return RestoredState("nothing")
     if strategy.compressor is None or before["name"] != strategy.job.compression.name:
         return _dropped("nothing", _kinds(saved), f"{before['name']} is no longer the method")
     if saved_layout == strategy.layout and saved_method in (None, now):
         what, rank = "its own", strategy.context.rank
-        strategy.recall(_filled(reader, rank, saved.get(rank, {})))
+        strategy.load_compressor_state(_filled(reader, rank, saved.get(rank, {})))
     else:
         what = "the mean"
         states = (_filled(reader, rank, saved[rank]) for rank in sorted(saved))
-        strategy.recall(strategy.recut(strategy.compressor.merge(states), saved_layout or ""))
-    kept = strategy.remembered()
+        strategy.load_compressor_state(
+            strategy.reshard_compressor_state(strategy.compressor.merge(states), saved_layout or "")
+        )
+    kept = strategy.compressor_state()
     lost = _kinds(saved) - _kinds({0: kept}) - (_JOINS if what == "the mean" else set())
     return _dropped(what if kept else "nothing", lost, "the method's new settings have no place for it")
 
 
-def _dropped(what: str, kinds: set[str], why: str) -> Recalled:
+def _dropped(what: str, kinds: set[str], why: str) -> RestoredState:
     names = sorted(kinds)
-    return Recalled(
-        what, names, [f"dropped what compression remembered ({', '.join(names)}): {why}"] if names else []
+    return RestoredState(
+        what, names, [f"dropped compressor state ({', '.join(names)}): {why}"] if names else []
     )
 
 
