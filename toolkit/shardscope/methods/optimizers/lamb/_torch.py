@@ -117,7 +117,7 @@ class TorchLamb(LayerwiseOptimizer):
         self._grad_factor: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("max_grad_norm", "form", "reduce_grad_square", "uncounted", "_grad_factor")
+        own = ("max_grad_norm", "form", "reduce_grad_square", "duplicate_grad_params", "_grad_factor")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
