@@ -110,6 +110,35 @@ def test_a_floor_imports_only_floors_below_it() -> None:
     assert not offences
 
 
+PANELS = {
+    "communication_calculator": set(),
+    "memory_calculator": set(),
+    "pipeline_explorer": set(),
+    "planner": set(),
+    "ring_view": set(),
+    "training_lab": {"ring_view"},
+    "tuning_lab": {"training_lab"},
+}
+"""Panels, and the panels that each contains; what they share lies in the kit, and the labs' form in `job_form`."""
+ABOVE = {"figures": {"kit", "job_form", *PANELS}, "kit": {"job_form", *PANELS}, "job_form": {*PANELS}}
+ABOVE |= {panel: PANELS.keys() - contained - {panel} for panel, contained in PANELS.items()}
+
+
+def test_panels_share_only_the_figures_and_the_kit() -> None:
+    """The halves of a figure lie in private modules, which panels may import: `_front` beside the function `front`."""
+    offences = []
+    for folder, above in ABOVE.items():
+        for path in python_files():
+            if ROOT / "widgets/shardscope_widgets" / folder not in path.parents:
+                continue
+            for name in imports(path):
+                home, *inner = [*name.removeprefix("shardscope_widgets.").split("."), ""]
+                is_private = home not in {"figures", folder} and inner[0].startswith("_")
+                if name.startswith("shardscope_widgets.") and (home in above or is_private):
+                    offences.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not offences
+
+
 def test_the_floors_for_calculators_import_no_torch() -> None:
     offences = [
         f"{path.relative_to(ROOT)} imports {name}"

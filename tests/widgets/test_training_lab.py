@@ -10,8 +10,8 @@ import pytest
 
 from shardscope.errors import RunFailed, SpecError
 from shardscope.runtime.listing import Skipped
+from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.training_lab._live_figure import LiveFigure
 from shardscope_widgets.training_lab._runbook import RunBook
 from widgets.fake_runs import fake_run, step_events
 

@@ -14,7 +14,7 @@ from shardscope_widgets.figures import _communication_plots as plots
 from shardscope_widgets.figures import _efficiency as efficiency
 from shardscope_widgets.figures._communication import Question
 from shardscope_widgets.figures._who_sends import has_picture, picture, round_text, who_sends_svg
-from shardscope_widgets.training_lab._live_figure import LiveFigure
+from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.words import safe
 
 Drawing = tuple[list[dict[str, Any]], dict[str, Any], str]
