@@ -6,14 +6,20 @@ pipeline, and two (or three) virtual stages if the layers allow it. For Llama 3:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shardscope.analytic.compute.flops import korthikanti_model_flops, megatron_flops, model_flops
 from shardscope.analytic.compute.work import Split, attention_core
 from shardscope.measure.scoreboard.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
 from shardscope.measure.scoreboard.rows import Row
-from shardscope.measure.scoreboard.titan import llama
 from shardscope.spec.layout import Layout, Recompute
 from shardscope.spec.model import Transformer
 
+LLAMA: Mapping[str, Mapping[str, int]] = {
+    "llama3.1-8B": {"layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32},
+    "llama3.1-70B": {"layers": 80, "hidden": 8192, "ffn": 28672, "heads": 64},
+    "llama3.1-405B": {"layers": 126, "hidden": 16384, "ffn": 53248, "heads": 128},
+}
 SELENE = network(200, "Narayanan et al. 2021, section 5: 8 x 200 Gbit/s HDR InfiniBand a node")
 META = network(400, "Llama 3, arXiv 2407.21783, section 3.3.1: 400 Gbit/s RoCE a device")
 VOCAB, SEQ = 51200, 2048
@@ -88,6 +94,14 @@ def gpt(layers: int, hidden: int, heads: int) -> Transformer:
     return Transformer(
         name=f"gpt-{layers}x{hidden}", layers=layers, hidden=hidden, heads=heads, vocab=VOCAB, seq=SEQ
     )
+
+
+def llama(name: str, seq: int) -> Transformer:
+    """The Llama 3.1 model of this name (Llama 3 herd, arXiv 2407.21783, table 3)."""
+    return Transformer(
+        name=name, **LLAMA[name], kv_heads=8, vocab=128256, seq=seq, gated=True, tied=False, positions="rotary",
+        norm="rmsnorm", bias=False,
+    )  # fmt: skip
 
 
 def _row(dataset: str, model: Transformer, devices: int, layout: Layout, seconds: float) -> Row:
