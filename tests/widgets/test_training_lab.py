@@ -237,7 +237,6 @@ class TestLiveFigure:
         assert figure.traces == [{"type": "scatter", "xaxis": "x2", "y": (3,), "name": "now"}]
         assert figure.figure["layout"]["annotations"] == []
         assert figure.figure["layout"]["yaxis"] == {"range": [0, 1], "tickvals": [1]}
-        assert figure.snapshot().data[0].name == "now"
 
     def test_a_page_that_opens_now_gets_what_is_shown_now(self):
         import plotly.graph_objects as go

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardscope.analytic.compute.flops import korthikanti_model_flops, megatron_flops, model_flops
+from shardscope.analytic.compute.flops import megatron_flops, model_flops
 from shardscope.analytic.compute.work import Split, attention_core
 from shardscope.measure.scoreboard.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
 from shardscope.measure.scoreboard.rows import Row
@@ -179,8 +179,3 @@ def _llama(  # noqa: PLR0917
     seconds = (float(model_flops(model, data * batch)) - halved) / (devices * tflops * 1e12)
     machine = cluster(H100, devices, intra=NVLINK4, inter=META)
     return Row("Llama 3, table 4", model, machine, layout, seconds, {"devices": devices, "seq": seq})
-
-
-def korthikanti_shares(seconds: float, layers: int, hidden: int, devices: int, batch: int) -> float:
-    """MFU of a step in Korthikanti's table 5 (a fraction), from its seconds."""
-    return float(korthikanti_model_flops(batch, SEQ, layers, hidden, VOCAB)) / (seconds * devices * 312e12)
