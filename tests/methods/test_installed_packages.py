@@ -143,8 +143,8 @@ def test_jobs_that_were_read_back_train(site: Path, world_size: int) -> None:
 @pytest.mark.slow
 def test_the_labs_list_them(site: Path) -> None:
     code = """
-        from shardscope_widgets.training_lab._choices import Choices, known_names
-        from shardscope_widgets.training_lab._families import (
+        from shardscope_widgets.job_form.choices import Choices, known_names
+        from shardscope_widgets.job_form.families import (
             compressor_families, settings_of_method, strategy_families,
         )
         print(strategy_families()[-1], "first-half" in dict(compressor_families())["Your own"])

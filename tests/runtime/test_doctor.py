@@ -12,12 +12,12 @@ import pytest
 
 from shardscope import machine
 from shardscope.runtime import doctor
-from shardscope.runtime.doctor import Finding, Report, diagnose
+from shardscope.runtime.doctor import Finding, Report
 
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    return diagnose()
+    return doctor.doctor()
 
 
 def finding(name: str, *, ok: bool = True, required: bool = False) -> Finding:
@@ -104,7 +104,7 @@ def test_the_notebook_form_is_escaped() -> None:
 
 def test_a_torch_that_cannot_be_imported_is_reported_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_TORCH_PROBE", "raise ImportError('libcudart.so.12: cannot open')")
-    report = diagnose()
+    report = doctor.doctor()
     assert not report.ok
     assert "libcudart.so.12" in report["torch"].text
     assert not report["gloo"].ok

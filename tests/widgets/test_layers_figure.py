@@ -12,7 +12,7 @@ from shardscope.tuning.measured import Measured
 from shardscope_widgets import figures
 from shardscope_widgets.figures import _layers
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.training_lab._panels import Panels
+from shardscope_widgets.training_lab.panels import Panels
 from shardscope_widgets.tuning_lab._alarms import alarms_html
 from widgets.fake_runs import fake_run
 

@@ -167,7 +167,7 @@ def _codec_words(run: CompressedRun) -> str:
     return f"packs for {seconds_text(run.parts[1])}" if run.parts[1] else "packs nothing"
 
 
-def draw(info: CompressionInfo) -> go.Figure:
+def draw_compression(info: CompressionInfo) -> go.Figure:
     """Draw three plots: bytes, the parts of a step's time, and the residual over the steps."""
     names, is_owed = _names(info), any(run.owed for run in info.runs)
     figure = go.Figure([_bytes_bars(info, names), *_part_bars(info, names), *_owed(info)])
@@ -271,4 +271,4 @@ def _nothing_owed() -> dict[str, Any]:
 
 def compression(traces: Sequence[Trace]) -> go.Figure:
     """Draw bytes, time and residuals of several runs, compressed and uncompressed."""
-    return draw(compression_info(traces))
+    return draw_compression(compression_info(traces))

@@ -59,7 +59,7 @@ def _name(kind: str) -> str:
     return KIND_NAMES.get(kind, kind)
 
 
-def draw(info: MemoryKindsInfo) -> go.Figure:
+def draw_memory_kinds(info: MemoryKindsInfo) -> go.Figure:
     """The figure of `info`."""
     line = None if info.alone is None else (info.alone, f"one process: {bytes_text(info.alone)}")
     return draw_stacks(
@@ -69,4 +69,4 @@ def draw(info: MemoryKindsInfo) -> go.Figure:
 
 def memory_kinds(traces: Sequence[Trace], *, alone: Trace | None = None) -> go.Figure:
     """Draw each rank's memory by kind, with a dashed line at the memory of a single process."""
-    return draw(memory_kinds_info(traces, alone=alone))
+    return draw_memory_kinds(memory_kinds_info(traces, alone=alone))

@@ -143,7 +143,7 @@ def _verdict(batch: int, critical: float) -> str:
     return f"{used} is near it: a larger one would save steps at the price of more samples"
 
 
-def draw(info: NoiseScaleInfo) -> go.Figure:
+def draw_noise_scale(info: NoiseScaleInfo) -> go.Figure:
     """Draw the critical batch size with its band on the left, and the loss on the right."""
     figure = go.Figure([*_batches(info), *_losses(info)])
     figure.update_layout(
@@ -210,7 +210,7 @@ def _in_use_note(info: NoiseScaleInfo) -> dict[str, Any]:
 def noise_scale(run: Any) -> go.Figure:
     """The critical batch size of a `shardscope.Run` over its steps, its batch in use, and its loss."""
     metrics = run.metrics().dropna(subset=["loss"])
-    return draw(
+    return draw_noise_scale(
         noise_scale_info(
             run.noise_scale(), metrics["step"].tolist(), metrics["loss"].tolist(), label=run.name
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardscope.errors import RunFailed
 from shardscope.spec import Job, Strategy, registry
 from shardscope.spec.models import MODELS
+from shardscope_widgets.kit.guard import problem_html
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import Entry
 from shardscope_widgets.words import count_text, plural, rate_text, safe
@@ -81,8 +82,3 @@ def failure_html(entry: Entry, error: RunFailed) -> str:
     text = error.args[0] if error.args else ""
     details = f"<details><summary>Traceback</summary><pre>{safe(error.traceback)}</pre></details>"
     return problem_html(f"{head}<br>{safe(text)}{details if error.traceback else ''}")
-
-
-def problem_html(inner: str) -> str:
-    """An error box around HTML that is already safe."""
-    return f'<div class="ss-problem" role="alert">{inner}</div>' if inner else ""

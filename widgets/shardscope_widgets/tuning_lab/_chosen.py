@@ -11,8 +11,8 @@ from shardscope.runtime.run import Run
 from shardscope.spec import Job
 from shardscope_widgets.figures import _collectives, theme
 from shardscope_widgets.figures._curves import loss_info
+from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.training_lab._live_figure import LiveFigure
 from shardscope_widgets.tuning_lab import _code
 from shardscope_widgets.words import safe
 

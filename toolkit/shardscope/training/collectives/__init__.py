@@ -1,6 +1,6 @@
 """Collectives: the metered process group under everything, and our own algorithms on top of it."""
 
-from shardscope.training.collectives.hierarchical import HierarchicalAllReduce, hierarchical_all_reduce
+from shardscope.training.collectives.hierarchical import HierarchicalAllReduce
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.collectives.ring import (
     RingAllReduce,
@@ -11,6 +11,6 @@ from shardscope.training.collectives.ring import (
 from shardscope.training.collectives.tree import TreeAllReduce, tree_all_reduce
 
 __all__ = [
-    "HierarchicalAllReduce", "MeteredProcessGroup", "RingAllReduce", "TreeAllReduce", "hierarchical_all_reduce",
+    "HierarchicalAllReduce", "MeteredProcessGroup", "RingAllReduce", "TreeAllReduce",
     "ring_all_gather", "ring_all_reduce", "ring_reduce_scatter", "tree_all_reduce",
 ]  # fmt: skip

@@ -12,7 +12,6 @@ The three phases are metered under the ring's names: ``ring_reduce_scatter`` and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -61,10 +60,3 @@ class HierarchicalAllReduce:
             return self.inside.all_reduce_(tensor)
         self.across.all_reduce_(self.inside.reduce_scatter_(tensor))
         return self.inside.all_gather_(tensor)
-
-
-def hierarchical_all_reduce(
-    tensor: torch.Tensor, group: MeteredProcessGroup, *, per_node: int, **settings: Any
-) -> torch.Tensor:
-    """Sum `tensor` over the ranks of `group`, in place; `settings` are those of `HierarchicalAllReduce`."""
-    return HierarchicalAllReduce(group, per_node, **settings).all_reduce_(tensor)

@@ -10,32 +10,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from shardscope.measure.scoreboard.machines import H100_HBM2E, NVLINK4, cluster, network
+from shardscope.measure.scoreboard.machines import NVLINK4, cluster, network
 from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.scoreboard.tables import llama
+from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
-from shardscope.spec.model import Transformer
 
 INPUTS = ("model", "gpus", "technique", "local_batch", "ac", "seq")
 NETWORK = network(400, "torchtitan: 400 Gbit/s RDMA a device")
-LLAMA: Mapping[str, Mapping[str, int]] = {
-    "llama3.1-8B": {"layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32},
-    "llama3.1-70B": {"layers": 80, "hidden": 8192, "ffn": 28672, "heads": 64},
-    "llama3.1-405B": {"layers": 126, "hidden": 16384, "ffn": 53248, "heads": 128},
-}
 
 
 def rows(block: Mapping[str, Any], dataset: str) -> list[Row]:
     """The rows of the tables."""
     columns = block["columns"]
     return [_row(dict(zip(columns, values, strict=True)), dataset) for values in block["rows"]]
-
-
-def llama(name: str, seq: int) -> Transformer:
-    """The Llama 3.1 model of this name (Llama 3 herd, arXiv 2407.21783, table 3)."""
-    return Transformer(
-        name=name, **LLAMA[name], kv_heads=8, vocab=128256, seq=seq, gated=True, tied=False, positions="rotary",
-        norm="rmsnorm", bias=False,
-    )  # fmt: skip
 
 
 def _row(cells: Mapping[str, Any], dataset: str) -> Row:
@@ -47,7 +35,7 @@ def _row(cells: Mapping[str, Any], dataset: str) -> Row:
     return Row(
         dataset=dataset,
         model=llama(cells["model"], cells["seq"]),
-        cluster=cluster(H100_HBM2E, cells["gpus"], intra=NVLINK4, inter=NETWORK),
+        cluster=cluster(Device.of("h100-96gb"), cells["gpus"], intra=NVLINK4, inter=NETWORK),
         layout=Layout(
             data=data, tensor=degree["TP"], pipeline=degree["PP"], context=degree["CP"], global_batch=batch,
             micro_batch=1 if degree["PP"] > 1 else cells["local_batch"], zero=2 if degree["PP"] > 1 else 3,

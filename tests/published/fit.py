@@ -2,8 +2,6 @@
 
 Every constant has a log-normal prior around the usual value of such machines, so that constants which the rows cannot
 determine stay near it. Large residuals count linearly (soft L1), so that a few outliers do not distort the fit.
-
-Only fitting a calibration needs scipy; predictions and the scoreboard just read calibrations.
 """
 
 from __future__ import annotations
@@ -13,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import least_squares
 
-from shardscope.errors import ShardscopeError
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.spec.calibration import Calibration
 
@@ -45,16 +43,7 @@ def fit(
         priors: Priors of the constants to fit, by field name.
         start: Calibration with the values of all other fields.
         weights: Weight of one row, by data set; 1 if the data set is not listed.
-
-    Raises:
-        ShardscopeError: scipy is not installed.
     """
-    try:
-        from scipy.optimize import least_squares
-    except ImportError as error:
-        raise ShardscopeError(
-            "fitting a calibration needs the package scipy; pip install 'shardscope[calibrate]'"
-        ) from error
     measured = np.log([row.seconds for row in rows])
     scale = np.sqrt([(weights or {}).get(row.dataset, 1.0) for row in rows])
     spread = np.array([prior.spread for prior in priors.values()])

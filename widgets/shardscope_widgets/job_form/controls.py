@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import ipywidgets as widgets
 
-from shardscope_widgets.form import bind, control_of, setting_in
-from shardscope_widgets.training_lab._choices import AS_IT_IS, NO_LATENCY, Choices
-from shardscope_widgets.training_lab._families import compressor_families, strategy_families
-from shardscope_widgets.training_lab._picker import Picker
+from shardscope_widgets.job_form.choices import AS_IT_IS, NO_LATENCY, Choices
+from shardscope_widgets.job_form.families import compressor_families, strategy_families
+from shardscope_widgets.job_form.picker import Picker
+from shardscope_widgets.kit.form import bind, control_of, setting_in
 
 _FAMILIES = {"strategy": strategy_families, "compression": compressor_families}
 _BANDWIDTHS = (AS_IT_IS, "10 Mbit/s", "50 Mbit/s", "100 Mbit/s", "500 Mbit/s", "1 Gbit/s", "5 Gbit/s")

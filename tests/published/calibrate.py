@@ -1,6 +1,6 @@
 """The calibrations that ship with Shardscope: the rows and priors of each fit, and its scores.
 
-    python -m shardscope.measure.scoreboard.calibrate published.json .../spec/catalogue/calibrations
+    cd tests; python -m published.calibrate ROWS.json ../toolkit/shardscope/spec/catalogue/calibrations
 
 fits them again. Eight tenths of the rows, chosen by a hash of their inputs, are fitted; the others never are. The
 errors and the interval of a calibration are cross-validated over all rows. The form of the formulas, the priors and the
@@ -10,22 +10,23 @@ weights of the data sets were chosen with all these rows in view, so errors on u
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.measure.scoreboard.datasets import load
-from shardscope.measure.scoreboard.fit import Prior, Priors, fit
+from published.datasets import load
+from published.fit import Prior, Priors, fit
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
-from shardscope.measure.scoreboard.score import Score, constants
+from shardscope.measure.scoreboard.score import Score, constant_mfu_seconds, kind_of, plain_seconds
 from shardscope.spec.calibration import Calibration
 
 Floats = npt.NDArray[np.float64]
 
 FITTED_FOLDS = range(8)
+"""Of ten, by the hash of a row's inputs: a reproducible split."""
 CROSS_FOLDS = 5
 LEVELS = (5, 50, 95)
 
@@ -146,17 +147,17 @@ RECIPES = (
 def calibrate(recipe: Recipe, everything: Mapping[str, Sequence[Row]]) -> Calibration:
     """Fit the recipe's constants; add their scores on rows that were not fitted, and the interval from these."""
     rows = recipe.rows(everything)
-    fitted = [row for row in rows if row.fold in FITTED_FOLDS]
+    fitted = [row for row in rows if _fold(row) in FITTED_FOLDS]
     device = rows[0].cluster.device
     start = Calibration(
         name=recipe.name, device=recipe.device, measured_on=recipe.measured_on, source=recipe.source, note=recipe.note,
         ridge=device.peak_flops["bf16"] / device.memory_bandwidth, **recipe.start,
     )  # fmt: skip
     found = fit(fitted, recipe.priors, start, weights=recipe.weights)
-    unseen = [row for row in rows if row.fold not in FITTED_FOLDS]
+    unseen = [row for row in rows if _fold(row) not in FITTED_FOLDS]
     crossed = _cross_validated(rows, recipe, start)
     seconds = {row.key: value for row, value in zip(unseen, predicted_seconds(unseen, found), strict=True)}
-    mfu, rate = constants(fitted)
+    mfu, rate = _constants(fitted, constant_mfu_seconds), _constants(fitted, plain_seconds)
     return found.model_copy(
         update={
             "quantiles": _quantiles(rows, crossed),
@@ -166,6 +167,20 @@ def calibrate(recipe: Recipe, everything: Mapping[str, Sequence[Row]]) -> Calibr
             "fitted": tuple(sorted({row.key for row in fitted})),
         }
     )
+
+
+def _fold(row: Row) -> int:
+    return int(row.key, 16) % 10
+
+
+def _constants(rows: Sequence[Row], formula: Callable[..., Floats]) -> dict[str, float]:
+    """The constant of a formula by data set and precision: the median over the given rows."""
+    ratios = formula(rows, {"": 1.0}) / np.array([row.seconds for row in rows])
+    kinds = [kind_of(row) for row in rows]
+    return {
+        kind: float(np.median([ratio for ratio, mine in zip(ratios, kinds, strict=True) if mine == kind]))
+        for kind in dict.fromkeys(kinds)
+    }
 
 
 def _cross_validated(rows: Sequence[Row], recipe: Recipe, start: Calibration) -> dict[str, float]:

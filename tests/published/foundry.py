@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardscope.measure.scoreboard.machines import A100_40, A100_80, H100, NVLINK3, NVLINK4, cluster, network
+from shardscope.measure.scoreboard.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
 from shardscope.measure.scoreboard.rows import Row
+from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
+A100_40 = Device.of("a100-40gb")
 INPUTS = (
     "model",
     "seq",

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardscope.measure.scoreboard.machines import B200, NVLINK5, cluster, network
+from shardscope.measure.scoreboard.machines import cluster, network
 from shardscope.measure.scoreboard.rows import Row
+from shardscope.spec.cluster import Device, Link
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import LatentAttention, Mixture, Transformer
 
 INPUTS = ("model", "layers", "tp", "pp", "dp", "ep", "cp", "seq", "microbatches")
+B200, NVLINK5 = Device.of("b200"), Link.of("nvlink-5")
 NETWORK = network(400, "unused: one node")
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import ipywidgets as widgets
 from traitlets import TraitError
 
-from shardscope_widgets.form import MOST, Setting, control_of, show, typed
-from shardscope_widgets.training_lab._choices import KINDS, Choices
-from shardscope_widgets.training_lab._families import applies, settings_of_method
+from shardscope_widgets.job_form.choices import KINDS, Choices
+from shardscope_widgets.job_form.families import applies, settings_of_method
+from shardscope_widgets.kit.form import MOST, Setting, control_of, show, typed
 from shardscope_widgets.words import safe
 
 

@@ -1,4 +1,4 @@
-"""The lab's clock: one daemon thread that calls a method a few times a second while its owner exists."""
+"""A lab's clock: one daemon thread that calls a method a few times a second while its owner exists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INTERVAL_S = 0.2
 """Seconds between polls; five a second stay far below the 1,000 messages a second that a server accepts."""
 
 
-class Driver:
+class Clock:
     """Calls `beat` at a fixed interval, never concurrently, until its owner is garbage-collected.
 
     A slow beat delays the next one instead of queueing it, so the newest state is always drawn.

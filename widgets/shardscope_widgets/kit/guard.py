@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shardscope.errors import ShardscopeError
-from shardscope_widgets.training_lab._words import problem_html
 from shardscope_widgets.words import safe
 
 
@@ -44,3 +43,8 @@ class Guard:
             self._say(problem_html(safe(error)))
         except Exception as error:  # noqa: BLE001 - shown in the panel
             self._say(problem_html(f"{safe(type(error).__name__)}: {safe(error)}"))
+
+
+def problem_html(inner: str) -> str:
+    """An error box around HTML that is already safe."""
+    return f'<div class="ss-problem" role="alert">{inner}</div>' if inner else ""

@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 
 from shardscope_widgets.figures import _overview, _timeline, theme
 from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.kit.live_figure import LiveFigure
+from shardscope_widgets.kit.swatch import chip, swatch
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.training_lab._live_figure import LiveFigure
-from shardscope_widgets.training_lab._swatch import chip, swatch
 from shardscope_widgets.words import safe
 
 _EMPTY = "Nothing to show yet. Start a run, or tick one in the list."

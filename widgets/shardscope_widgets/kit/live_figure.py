@@ -65,10 +65,6 @@ class LiveFigure(anywidget.AnyWidget):
         """The traces that are shown."""
         return list(self.figure["data"])
 
-    def snapshot(self) -> go.Figure:
-        """Return the figure that is shown now, as a plain `go.Figure`."""
-        return go.Figure(self.figure)
-
 
 def _on_top(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Merge `above` over `below`: dictionaries, such as axes, are merged one level deep, other values are replaced."""

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from published import foundry, simumax, titan, vtrain
 from shardscope.errors import DataError
-from shardscope.measure.scoreboard import foundry, simumax, titan, vtrain
 from shardscope.measure.scoreboard.rows import Row
 
 READERS: Mapping[str, Callable[[Mapping[str, Any], str], list[Row]]] = {

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardscope.spec import Compression, Method, registry
 from shardscope.spec.strategy import strategies
-from shardscope_widgets.form import Setting, option_of, setting_of
+from shardscope_widgets.kit.form import Setting, option_of, setting_of
 
 _HEADINGS = (
     "As they are", "Shorter floats", "Integers in blocks", "Random rounding", "Signs", "Some of the elements",

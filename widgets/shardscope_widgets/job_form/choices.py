@@ -23,8 +23,8 @@ from shardscope.spec import (
 from shardscope.spec.data import DATA, is_path
 from shardscope.spec.models import MODELS
 from shardscope.spec.units import parse
-from shardscope_widgets.form import UNSET, named, option_of, setting_in, trait_of, traits_for
-from shardscope_widgets.training_lab._families import applies, options_of
+from shardscope_widgets.job_form.families import applies, options_of
+from shardscope_widgets.kit.form import UNSET, named, option_of, setting_in, trait_of, traits_for
 
 AS_IT_IS = "as it is"
 """Value of `bandwidth` that stands for the machine's own, unpaced link."""

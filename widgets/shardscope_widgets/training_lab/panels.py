@@ -18,8 +18,8 @@ import pandas as pd  # noqa: F401
 import plotly.graph_objects as go
 
 from shardscope_widgets import figures
+from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.training_lab._live_figure import LiveFigure
 from shardscope_widgets.words import safe
 
 
