@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import shardscope as ss
-from shardscope.runtime.layers import Looks
+from shardscope.runlog.layers import Looks
+from shardscope.runlog.writer import encode
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir
-from shardscope.training.events import encode
 from shardscope.tuning.driver import Live
 from shardscope.tuning.measured import Meter
 from shardscope.tuning.session import Session

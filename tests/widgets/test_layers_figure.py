@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardscope.runtime.layers import Layers, OwedSeries, RatioSeries, layers_of
+from shardscope.runlog.layers import Layers, OwedSeries, RatioSeries, layers_of
 from shardscope.spec import Optimizer
 from shardscope.tuning.measured import Measured
 from shardscope_widgets import figures

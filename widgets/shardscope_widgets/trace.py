@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from shardscope.runtime.noise import Squares, batches_compared, squares_of
-from shardscope.runtime.summary import Average, mean_loss, per_step_of, sent_bytes, with_late
+from shardscope.analytic.large_batch.noise_scale import Squares, batches_compared
+from shardscope.runlog.summary import Average, mean_loss, per_step_of, sent_bytes, squares_of, with_late
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.spec.user_code import label_of

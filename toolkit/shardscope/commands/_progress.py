@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from shardscope.commands._table import aligned, human_bytes
+from shardscope.runlog.summary import mean_loss
 from shardscope.runtime.bar import bar, is_terminal
-from shardscope.runtime.summary import mean_loss
 
 if TYPE_CHECKING:
     from shardscope.runtime import Summary

@@ -7,8 +7,8 @@ from statistics import median
 from typing import NamedTuple
 
 from shardscope.errors import SpecError
+from shardscope.runlog.tail import Event
 from shardscope.runtime import Run, launch
-from shardscope.runtime.tail import Event
 from shardscope.spec import Compression, Job, LRSchedule
 from shardscope.spec.job import Record
 

@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from shardscope.errors import SpecError
 from shardscope.measure.replay import FIRST_SPAN, Rank, replay, step_of
 from shardscope.measure.wire import Links, Wire, busiest
+from shardscope.runlog.summary import WARM_UP_STEPS, steps_of
+from shardscope.runlog.tail import Event
 from shardscope.runtime import Run
-from shardscope.runtime.summary import WARM_UP_STEPS, steps_of
-from shardscope.runtime.tail import Event
 from shardscope.spec import Link
 from shardscope.training.meter import Span
 

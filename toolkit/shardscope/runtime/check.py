@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from shardscope.errors import RunFailed, SpecError, require
+from shardscope.runlog.summary import mean_loss, steps_of
 from shardscope.runtime.check_report import CheckReport, compare
 from shardscope.runtime.driver import launch
 from shardscope.runtime.run import Run
-from shardscope.runtime.summary import mean_loss, steps_of
 from shardscope.spec import Batch, Checkpoint, Compression, Job, Record, Strategy
 from shardscope.spec.user_code import label_of
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from shardscope.analytic.large_batch import RateSuggestions, smoothed_loss, suggest_rates
 from shardscope.errors import SpecError
+from shardscope.runlog.summary import mean_loss, steps_of
 from shardscope.runtime import Run, launch
-from shardscope.runtime.summary import mean_loss, steps_of
 from shardscope.spec import Checkpoint, Job, LRSchedule
 
 if TYPE_CHECKING:

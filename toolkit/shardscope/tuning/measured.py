@@ -10,10 +10,10 @@ from math import nan
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from shardscope.runtime.layers import Looks, tells_of_layers
+from shardscope.runlog.layers import Looks, tells_of_layers
+from shardscope.runlog.summary import WARM_UP_STEPS, number, per_step, sent_bytes, with_late
+from shardscope.runlog.tail import Event, Tail
 from shardscope.runtime.run import Run
-from shardscope.runtime.summary import WARM_UP_STEPS, number, per_step, sent_bytes, with_late
-from shardscope.runtime.tail import Event, Tail
 from shardscope.spec import Job
 from shardscope.tuning.objectives import QUALITIES
 
@@ -39,7 +39,7 @@ class Measured:
         messages: Messages sent by all ranks so far.
         memory: Peak bytes of any rank so far.
         curve: Quality on held-back data by step: (step, loss, share of wrong answers).
-        alarms: Alarms about its layers when last computed, as sentences (`runtime.alarms`).
+        alarms: Alarms about its layers when last computed, as sentences (`runlog.alarms`).
         plain_s: Median seconds over all steps so far, of whatever kind; None before the first.
         spent_s: Total seconds of the steps so far; None if recorded by an older version.
     """

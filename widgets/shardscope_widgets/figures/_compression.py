@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.runtime.summary import per_step
+from shardscope.runlog.summary import per_step
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._comparison import LAST
 from shardscope_widgets.figures._compression_look import method_look

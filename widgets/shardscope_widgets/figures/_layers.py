@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.runtime.alarms import LATE
-from shardscope.runtime.layers import Layers, Looks, OwedSeries, RatioSeries
+from shardscope.runlog.alarms import LATE
+from shardscope.runlog.layers import Layers, Looks, OwedSeries, RatioSeries
 from shardscope_widgets.figures import theme
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import listed, plural, three_digits

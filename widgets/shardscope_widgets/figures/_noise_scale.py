@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import plotly.graph_objects as go
 
-from shardscope.runtime.noise import noise_scale_from
+from shardscope.analytic.large_batch.noise_scale import noise_scale_from
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._curves import MOST_POINTS, finite_or_none, moving_average
 from shardscope_widgets.trace import Trace
@@ -26,7 +26,7 @@ _BAND_DECADES = 1.5
 
 
 class Measured(Protocol):
-    """The part of a `shardscope.runtime.noise.NoiseScale` that is drawn."""
+    """The part of a `shardscope.analytic.large_batch.noise_scale.NoiseScale` that is drawn."""
 
     @property
     def batch(self) -> int: ...

@@ -17,7 +17,7 @@ from shardscope_widgets.tuning_lab import _code
 from shardscope_widgets.words import safe
 
 if TYPE_CHECKING:
-    from shardscope.runtime.tail import Tail
+    from shardscope.runlog.tail import Tail
 
 _BYTES_A_PARAMETER = 4
 BUTTONS = {

@@ -2,7 +2,7 @@
 
 Samples are kept in bounded memory while the run continues. As their number grows, every second, fourth, ... is kept,
 evenly over the whole run. The first sample, the newest, and the first with a NaN or infinite value are always kept, so
-that `runtime.alarms` finds the same alarms as over all samples.
+that `runlog.alarms` finds the same alarms as over all samples.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from shardscope.errors import SpecError
-from shardscope.runtime.alarms import Alarm, alarms_of
-from shardscope.runtime.summary import number
+from shardscope.runlog.alarms import Alarm, alarms_of
+from shardscope.runlog.summary import number
 from shardscope.spec import Job, Optimizer
 
 Values = tuple[float, ...]
@@ -78,7 +77,6 @@ class OwedSeries:
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shardscope.runtime.run import Run
 
 Event = Mapping[str, Any]
 _RATIO_COLUMNS = ("ratio", "weight_norm", "update_norm")
@@ -101,7 +99,7 @@ class Layers:
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        """Alarms raised by the rules of `shardscope.runtime.alarms`, the most severe kinds first."""
+        """Alarms raised by the rules of `shardscope.runlog.alarms`, the most severe kinds first."""
         return alarms_of(self.optimizer, self.ratios, self.owed)
 
     @property
@@ -191,25 +189,6 @@ def _owed(by_step: Mapping[int, list[Event]]) -> tuple[OwedSeries, ...]:
             owed, gradient = (math.hypot(*column) for column in zip(*pairs, strict=True))
             found.setdefault(key, []).append((step, owed, gradient))
     return tuple(OwedSeries(*key, *zip(*rows, strict=True)) for key, rows in found.items())
-
-
-def layers_of_run(run: Run) -> Layers:
-    """Return the result of `Run.layers`.
-
-    Raises:
-        SpecError: The run has neither trust ratios nor residuals, or does not record its layers.
-    """
-    job = run.job
-    if not tells_of_layers(job):
-        raise SpecError(
-            f"run {run.id} has no trust ratios with optimizer={job.optimizer.name!r} and owes nothing with "
-            f"compression={job.compression.name!r}; use lamb or lars, or compression with error feedback"
-        )
-    if not job.record.layers_every:
-        raise SpecError(
-            f"run {run.id} does not look at its layers; launch it with record=Record(layers_every=10)"
-        )
-    return layers_of(run.events("layers"), job.optimizer)
 
 
 MOST_LOOKS = 240

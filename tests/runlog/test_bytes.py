@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import shardscope as ss
 from conformance.runs import small_job
-from shardscope.runtime.summary import summarise
+from shardscope.runlog.summary import summarise
 from shardscope.tuning.measured import Meter
 from shardscope_widgets.trace import Trace
 

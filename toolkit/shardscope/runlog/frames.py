@@ -1,18 +1,11 @@
-"""Events as pandas data frames, and a run's HTML card in a notebook."""
+"""Events as pandas data frames."""
 
 from __future__ import annotations
 
-from html import escape
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
-from shardscope.runtime.schema import printable
-from shardscope.runtime.summary import mean_loss, number, sent_bytes, steps_of
-from shardscope.runtime.tail import Event
-
-if TYPE_CHECKING:
-    from shardscope.runtime.run import Run
+from shardscope.runlog.summary import mean_loss, number, sent_bytes, steps_of
+from shardscope.runlog.tail import Event
 
 _METRICS = [
     "step", "t", "loss", "step_time_s", "samples_per_s", "tokens_per_s", "lr", "grad_norm", "bytes_sent",
@@ -62,22 +55,3 @@ def memory_frame(measured: list[Event]) -> pd.DataFrame:
     """Return one row for each rank and measured step, with the peak of each kind of memory in bytes."""
     rows = [tuple(event[column] for column in _MEMORY) for event in measured]
     return pd.DataFrame(rows, columns=_MEMORY).sort_values(["step", "rank"], ignore_index=True)
-
-
-def run_html(run: Run) -> str:
-    """Return a run as a small HTML table, with all text escaped."""
-    summary, error = run.summary(), run.error
-    rows = {
-        "state": run.state,
-        "strategy": f"{run.job.strategy.label}, {run.job.world_size} ranks",
-        "steps": f"{summary.steps} of {run.job.steps}",
-        "loss": "" if summary.loss is None else f"{summary.loss:.4f}",
-        "step time": "" if summary.step_time_s is None else f"{summary.step_time_s * 1e3:.1f} ms",
-        "link": summary.link or "",
-        "directory": printable(str(run.path)),
-    }
-    cells = "".join(f"<tr><th style='text-align:left'>{escape(k)}</th><td style='text-align:left'>{escape(v)}</td></tr>"
-                    for k, v in rows.items() if v)  # fmt: skip
-    problem = f"<pre>{escape(str(error))}</pre>" if error else ""
-    damage = "".join(f"<div>{escape(text)}</div>" for text in run.problems)
-    return f"<div><strong>{escape(run.name)}</strong><table>{cells}</table>{problem}{damage}</div>"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardscope.analytic.large_batch import track
-from shardscope.errors import SpecError
-from shardscope.runtime.summary import number, steps_of
+from shardscope.analytic.large_batch.noise import track
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shardscope.runtime.run import Run
     from shardscope.spec import Job
 
 Squares = tuple[float, float]
@@ -79,33 +76,6 @@ class NoiseScale:
             f"<NoiseScale: critical batch {self.latest:.4g} ({self.low[-1]:.4g} to {self.high[-1]:.4g}) at step "
             f"{self.steps[-1]}, batch in use {self.batch}>"
         )
-
-
-def noise_scale_of(run: Run, smoothing: float) -> NoiseScale:
-    """Return the result of `Run.noise_scale`.
-
-    Raises:
-        SpecError: The run does not measure the noise scale, or `smoothing` is out of range.
-    """
-    job = run.job
-    if not job.record.noise_scale:
-        raise SpecError(
-            f"run {run.id} does not measure its noise scale; launch it with record=Record(noise_scale=True)"
-        )
-    found = {step: squares_of(rows) for step, rows in steps_of(run.events()).items()}
-    measured = {step: squares for step, squares in found.items() if squares is not None}
-    return noise_scale_from(measured, *batches_compared(job), smoothing=smoothing)
-
-
-def squares_of(rows: Sequence[Mapping[str, Any]]) -> Squares | None:
-    """Return the squared gradient norms of one step from the step events of all ranks; None if not measured."""
-    if not rows or not all("noise" in row for row in rows):
-        return None
-    return _mean(rows, "small_square"), _mean(rows, "large_square")
-
-
-def _mean(rows: Sequence[Mapping[str, Any]], of: str) -> float:
-    return sum(number(row["noise"][of]) for row in rows) / len(rows)
 
 
 def batches_compared(job: Job) -> tuple[int, int]:

@@ -8,8 +8,8 @@ import pytest
 
 import shardscope as ss
 from conformance.runs import small_job
+from shardscope.analytic.large_batch.noise_scale import NoiseScale
 from shardscope.errors import SpecError
-from shardscope.runtime.noise import NoiseScale
 
 
 def test_a_run_tells_its_critical_batch_size():

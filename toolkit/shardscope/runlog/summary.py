@@ -8,15 +8,14 @@ were recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.runtime.rundir import RunDir
-from shardscope.runtime.tail import Event, read_events
+from shardscope.runlog.tail import Event
 from shardscope.spec import Job
 
 WARM_UP_STEPS = 2
@@ -225,6 +224,12 @@ def _compression(job: Job, starts: list[Event], steps: dict[int, list[Event]]) -
     }
 
 
-def write_summary(run: RunDir, state: str) -> None:
-    """Write `summary.json` of a run that has ended in `state`."""
-    run.write_json("summary.json", asdict(summarise(read_events(run), state, run.read_job())))
+def squares_of(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """Return the squared gradient norms of one step from the step events of all ranks; None if not measured."""
+    if not rows or not all("noise" in row for row in rows):
+        return None
+    return _mean_noise(rows, "small_square"), _mean_noise(rows, "large_square")
+
+
+def _mean_noise(rows: Sequence[Mapping[str, Any]], of: str) -> float:
+    return sum(number(row["noise"][of]) for row in rows) / len(rows)
