@@ -158,10 +158,10 @@ def test_late_traffic_without_details_is_added(run: RunDir) -> None:
 
     attached = ss.Run.attach(run.path)
     (name, *_) = attached.events("step")[0]["traffic"]
-    before = attached.metrics()["bytes_sent"].iloc[0]
+    before = attached.metrics()["sent_bytes"].iloc[0]
     with EventWriter(run.rank_file(0), 0) as events:
         events.emit("traffic", step=1, traffic={name: {"sent_bytes": 7, "received_bytes": 0}})
-    assert ss.Run.attach(run.path).metrics()["bytes_sent"].iloc[0] == before + 7
+    assert ss.Run.attach(run.path).metrics()["sent_bytes"].iloc[0] == before + 7
 
 
 def test_waiting_for_a_control_file_that_stays_out_of_reach_ends(

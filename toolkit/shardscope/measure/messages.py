@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from shardscope.measure.probe import steps_with_spans
-from shardscope.runlog.tail import Event
+from shardscope.runlog.traffic import Event
 from shardscope.runtime import launch
 from shardscope.spec import Job, Link, Strategy
 

@@ -1,44 +1,25 @@
-"""Events as pandas data frames."""
+"""The run log as pandas data frames."""
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
-from shardscope.runlog.summary import mean_loss, number, sent_bytes, steps_of
+from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.tail import Event
 
-_METRICS = [
-    "step", "t", "loss", "step_time_s", "samples_per_s", "tokens_per_s", "lr", "grad_norm", "bytes_sent",
-    "memory_bytes", "max_memory_bytes",
-]  # fmt: skip
-_MEMORY = ["rank", "step", "parameters", "gradients", "optimizer", "activations", "gathered", "buffers"]
+_METRICS = (
+    "number", "t", "loss", "step_time_s", "samples_per_s", "tokens_per_s", "lr", "grad_norm", "sent_bytes",
+    "memory_bytes", "peak_memory_bytes",
+)  # fmt: skip
 _TIMELINE = ["rank", "step", "lane", "name", "start_s", "end_s", "bytes"]
 
 
-def metrics_frame(events: list[Event]) -> pd.DataFrame:
+def metrics_frame(log: RunLog) -> pd.DataFrame:
     """Return one row for each step that all ranks have finished."""
-    return pd.DataFrame(
-        [_metrics_row(step, rows) for step, rows in steps_of(events).items()], columns=_METRICS
-    )
-
-
-def _metrics_row(step: int, rows: list[Event]) -> tuple[object, ...]:
-    seconds = max(row["step_time_s"] for row in rows)
-    tokens = sum(row["tokens"] or 0 for row in rows)
-    norms = [number(row["grad_norm"]) for row in rows if row["grad_norm"] is not None]
-    return (
-        step,
-        max(row["t"] for row in rows),
-        mean_loss(rows),
-        seconds,
-        sum(row["samples"] for row in rows) / seconds,
-        tokens / seconds if tokens else None,
-        rows[0]["lr"],
-        max(norms, default=None),
-        sum(map(sent_bytes, rows)),
-        max(row["memory_bytes"] for row in rows),
-        max(row["peak_memory_bytes"] for row in rows),
-    )
+    frame = pd.DataFrame({name: np.asarray(log.steps.column(name)) for name in _METRICS})
+    return frame.rename(columns={"number": "step"}).replace({"tokens_per_s": {0.0: np.nan}})
 
 
 def timeline_frame(steps: list[Event]) -> pd.DataFrame:
@@ -53,5 +34,6 @@ def timeline_frame(steps: list[Event]) -> pd.DataFrame:
 
 def memory_frame(measured: list[Event]) -> pd.DataFrame:
     """Return one row for each rank and measured step, with the peak of each kind of memory in bytes."""
-    rows = [tuple(event[column] for column in _MEMORY) for event in measured]
-    return pd.DataFrame(rows, columns=_MEMORY).sort_values(["step", "rank"], ignore_index=True)
+    columns = ["rank", "step", *MEMORY_KINDS]
+    rows = [tuple(event[column] for column in columns) for event in measured]
+    return pd.DataFrame(rows, columns=columns).sort_values(["step", "rank"], ignore_index=True)

@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from shardscope.runlog.alarms import Alarm, alarms_of
-from shardscope.runlog.summary import number
 from shardscope.spec import Job, Optimizer
 
 Values = tuple[float, ...]
@@ -163,7 +162,7 @@ def _ratios(by_step: Mapping[int, list[Event]]) -> tuple[RatioSeries, ...]:
         for event in events:
             columns = [event[name] for name in (*_RATIO_COLUMNS, "bound")]
             for layer, *row in zip(event["layer"], *columns, strict=True):
-                rows.setdefault(str(layer), []).append((number(event["lr"]), *row))
+                rows.setdefault(str(layer), []).append((float(event["lr"]), *row))
         for layer, held in rows.items():
             found.setdefault(layer, []).append((step, *_mean_row(held)))
     return tuple(RatioSeries(layer, *zip(*rows, strict=True)) for layer, rows in found.items())
@@ -175,7 +174,7 @@ def _mean_row(rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 
 def _mean(values: Iterable[Any]) -> float | None:
-    told = [number(value) for value in values if value is not None]
+    told = [float(value) for value in values if value is not None]
     return fmean(told) if told else None
 
 
@@ -184,7 +183,7 @@ def _owed(by_step: Mapping[int, list[Event]]) -> tuple[OwedSeries, ...]:
     for step, events in by_step.items():
         rows: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for kind, layer, owed, gradient in (row for event in events for row in event["owed"]):
-            rows.setdefault((layer, kind), []).append((number(owed), number(gradient)))
+            rows.setdefault((layer, kind), []).append((float(owed), float(gradient)))
         for key, pairs in rows.items():
             owed, gradient = (math.hypot(*column) for column in zip(*pairs, strict=True))
             found.setdefault(key, []).append((step, owed, gradient))
@@ -256,4 +255,4 @@ class Looks:
 def _is_finite(event: Event) -> bool:
     columns: list[Iterable[Any]] = [event[name] for name in _COLUMNS]
     owed = (row[2] for row in event["owed"])
-    return all(math.isfinite(sum(map(number, filter(None, column)))) for column in (*columns, owed))
+    return all(math.isfinite(sum(map(float, filter(None, column)))) for column in (*columns, owed))

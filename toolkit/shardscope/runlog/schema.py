@@ -11,6 +11,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shardscope.errors import RunUnreadable
+
+SCHEMA = 1
+"""Version of the events that this version writes, and the newest that it reads. Each log states it in the field
+`schema` of its first event. Version 0 is the format of logs without that field, which is otherwise the same."""
 Check = Callable[[Any], bool]
 MOST = 2**53
 """Largest integer that every reader represents exactly."""
@@ -119,7 +124,8 @@ _is_span = _row(_is_name, _is_name, is_time, is_time, is_whole)
 _is_op = _row(_is_name, is_whole, is_whole, is_time, is_time)
 _number_or_none = _or_none(_is_number)
 _LAYER_COLUMNS = ("ratio", "weight_norm", "update_norm")
-_MEMORY = ("parameters", "gradients", "optimizer", "activations", "gathered", "buffers")
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "gathered", "buffers")
+"""Kinds of a rank's memory; `gathered` are parameters gathered temporarily from other ranks."""
 _STEP = {"step": is_whole}
 
 _KINDS: Mapping[str, Check] = {
@@ -150,7 +156,7 @@ _KINDS: Mapping[str, Check] = {
     "process": _fields({"pid": is_whole}, {"started": lambda value: isinstance(value, str | float)}),
     "end": _fields({"state": lambda value: value in ("completed", "stopped")}, {"steps": is_whole}),
     "resume": _fields({**_STEP, "samples": is_whole, "notes": _list_of(_is_text)}),
-    "memory": _fields({**_STEP, **dict.fromkeys(_MEMORY, is_whole)}),
+    "memory": _fields({**_STEP, **dict.fromkeys(MEMORY_KINDS, is_whole)}),
     "layers": _fields(
         {
             **_STEP, "lr": _is_number, "layer": _list_of(_is_layer), "bound": _list_of(_or_none(_is_name)),
@@ -173,12 +179,28 @@ _KINDS: Mapping[str, Check] = {
 }  # fmt: skip
 
 
+def refuse_newer(event: Any, log: str) -> None:
+    """Refuse a log whose events are of a newer version, given one of its events.
+
+    Raises:
+        RunUnreadable: The version is newer than `SCHEMA`.
+    """
+    version = event.get("schema") if isinstance(event, dict) else None
+    if version is not None and is_whole(version) and version > SCHEMA:
+        raise RunUnreadable(
+            f"{log} has events of schema version {version}, and this version of Shardscope reads up to {SCHEMA}; "
+            "upgrade shardscope to read this run"
+        )
+
+
 def is_readable(event: Any) -> bool:
     """Whether an event is valid, so that readers can rely on its fields."""
     if not isinstance(event, dict):
         return False
     kind, rank = event.get("event"), event.get("rank")
     if not (_is_name(kind) and is_whole(rank, MOST_RANKS - 1) and is_time(event.get("t"))):
+        return False
+    if "schema" in event and not is_whole(event["schema"]):
         return False
     if "traffic" in event and not _is_traffic(event["traffic"]):  # counted for events of every kind
         return False

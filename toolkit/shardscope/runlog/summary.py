@@ -1,68 +1,15 @@
-"""Summary of a run in about a dozen numbers, and per-step averages of metrics after warm-up.
-
-Most steps of a run are similar, so their mean or median is representative. Under local SGD they are not: of every
-`period` steps only the last communicates with the other ranks, and a median over all steps would report no traffic.
-So the two kinds of steps are averaged separately and weighted by how often each occurs in a period, whichever steps
-were recorded.
-"""
+"""Summary of a run in about a dozen numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from shardscope.runlog.tail import Event
+from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.traffic import Event
 from shardscope.spec import Job
 
-WARM_UP_STEPS = 2
-"""Warm-up steps excluded at the start, when buckets are built and memory is first touched."""
-
-Average = Literal["mean", "median"]
-"""Average over steps of the same kind: mean for additive quantities such as bytes, median for times (outliers)."""
-
-
-def per_step(by_step: Mapping[int, float], period: int = 1, *, average: Average = "mean") -> float | None:
-    """Return the average of a metric per step, over whole periods.
-
-    Args:
-        by_step: The metric's value by step, from step 1; steps without a value are left out.
-        period: Period of the steps (`Compression.period`); the last step of a period differs from the others.
-        average: How steps of the same kind are averaged.
-
-    Returns:
-        The average; None if no step has a value, or one of the two kinds of steps has none.
-
-    Example:
-        >>> per_step({1: 9, 2: 9, 3: 0, 4: 80, 5: 0, 6: 0, 7: 0}, 4)
-        20.0
-    """
-    steps = sorted(by_step)
-    return per_step_of(steps, [by_step[step] for step in steps], period, average=average)
-
-
-def per_step_of(
-    steps: npt.ArrayLike, values: npt.ArrayLike, period: int = 1, *, average: Average = "mean"
-) -> float | None:
-    """Return the same as `per_step`, given the sorted steps and the value at each as two columns."""
-    numbers, figures = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
-    mean = np.mean if average == "mean" else np.median
-    for first in (WARM_UP_STEPS, 0):
-        if period == 1 and len(figures) > first:
-            return float(mean(figures[first:]))
-        is_last = numbers[first:] % period == 0
-        last, others = figures[first:][is_last], figures[first:][~is_last]
-        if len(last) and len(others):
-            return float((mean(last) + (period - 1) * mean(others)) / period)
-    return None
-
-
-_COUNTS = frozenset({"payload_bytes", "sent_bytes", "received_bytes", "messages", "calls"})
-_OBSERVING = frozenset({"noise_scale", "consensus"})
-"""Names under which traffic is counted that a step sends only for measurements."""
 _TOO_FAST = (
     "messages cannot be held back precisely on a link above 5 Gbit/s: copying them through this machine takes about as "
     "long as sending them would, so the run was slower than on a real one"
@@ -74,12 +21,14 @@ class Summary:
     """Summary of a run. A field is None where the run did not get that far, or where it does not apply.
 
     Attributes:
-        steps: Optimizer steps finished by all ranks.
+        steps: Optimizer steps that all ranks finished in this run.
+        last_step: Number of the last of them; a resumed run does not start at 1.
         loss: Mean training loss over all ranks at the last step.
-        step_time_s: Median over steps of the slowest rank's time in seconds, excluding warm-up. Under local SGD, the
-            medians of averaging steps and of the others, weighted by frequency; None before the first period is over.
-        bytes_per_step: Bytes sent by all ranks together per step (mean, excluding warm-up; over whole periods of local
-            SGD). In this and every other field, bytes are training traffic; `observing_bytes` is counted separately.
+        step_time_s: Median over steps of the slowest rank's time in seconds, excluding warm-up. Where steps differ
+            (local SGD, an uncompressed start), the medians of each kind, weighted by frequency; None before each kind
+            has occurred.
+        bytes_per_step: Bytes sent by all ranks together per step: the mean, excluding warm-up, weighted as the step
+            time. Here and in every other field, bytes are training traffic; `observing_bytes` is counted separately.
         peak_memory_bytes: Peak memory of the rank that held most.
         wall_s: Seconds from the first rank's start to the last event.
         link: Emulated link between the ranks; None for the machine's own.
@@ -111,6 +60,7 @@ class Summary:
     uncompressed_bytes_per_step: float | None = None
     codec_s_per_step: float | None = None
     observing_bytes: int = 0
+    last_step: int = 0
 
     @property
     def bytes_ratio(self) -> float | None:
@@ -120,116 +70,50 @@ class Summary:
         return self.uncompressed_bytes_per_step / self.bytes_per_step
 
 
-def number(value: Any) -> float:
-    """Return a number of an event as a float; non-finite ones are stored as ``"nan"``, ``"inf"`` and ``"-inf"``."""
-    return float(value)
+def summarise(log: RunLog, state: str, job: Job) -> Summary:
+    """Return the summary of a run from its reduced events.
 
-
-def mean_loss(events: Iterable[Mapping[str, Any]]) -> float | None:
-    """Return the mean loss over the ranks that computed one in a step; None if none did."""
-    losses = [number(event["loss"]) for event in events if event["loss"] is not None]
-    return sum(losses) / len(losses) if losses else None
-
-
-def steps_of(events: list[Event]) -> dict[int, list[Event]]:
-    """Return the step events by step, in order, with late traffic added; only steps that all ranks have finished."""
-    ranks = {event["rank"] for event in events if event["event"] == "start"}
-    steps: dict[int, dict[int, Event]] = {}
-    for event in events:
-        if event["event"] == "step":
-            steps.setdefault(event["step"], {})[event["rank"]] = event
-    for event in events:
-        if event["event"] == "traffic" and event["rank"] in (row := steps.get(event["step"], {})):
-            row[event["rank"]] = with_late(row[event["rank"]], event)
-    return {step: list(rows.values()) for step, rows in sorted(steps.items()) if len(rows) == len(ranks)}
-
-
-def with_late(step: Mapping[str, Any], late: Mapping[str, Any]) -> Event:
-    """Return a rank's step event plus the traffic of a ``traffic`` event: what its server sent after the step ended."""
-    traffic = dict(step["traffic"])
-    for name, row in late["traffic"].items():
-        before = traffic.get(name)
-        traffic[name] = row if before is None else _sum_of(before, row)
-    return {**step, "traffic": traffic}
-
-
-def _sum_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    to, more = a.get("sent_to", {}), b.get("sent_to", {})
-    counts = {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b} if key in _COUNTS}
-    return {**counts, "sent_to": {peer: to.get(peer, 0) + more.get(peer, 0) for peer in {**to, **more}}}
-
-
-def sent_bytes(event: Mapping[str, Any]) -> int:
-    """Return the training bytes that one rank sent in a step, from one of its events."""
-    return _sent(event, is_training=True)
-
-
-def _sent(event: Mapping[str, Any], *, is_training: bool) -> int:
-    rows = event["traffic"].items()
-    return sum(row["sent_bytes"] for name, row in rows if (name not in _OBSERVING) == is_training)
-
-
-def _observing_bytes(events: Iterable[Event]) -> int:
-    told = [event for event in events if "traffic" in event]
-    looks = sum(_sent(event, is_training=True) for event in told if event["event"] not in ("step", "traffic"))
-    return looks + sum(_sent(event, is_training=False) for event in told)
-
-
-def summarise(events: list[Event], state: str, job: Job | None = None) -> Summary:
-    """Return the summary of these events; with the job, also the compression figures."""
-    steps = steps_of(events)
-    starts = [event for event in events if event["event"] == "start"]
-    evaluations = [event for event in events if event["event"] == "eval" and event["rank"] == 0]
-    rows, period = list(steps.values()), 1 if job is None else job.compression.period
-    times = {step: max(e["step_time_s"] for e in row) for step, row in steps.items()}
-    step_time = per_step(times, period, average="median")
-    samples = sum(e["samples"] for e in rows[-1]) if rows else 0
-    tokens = sum(e["tokens"] or 0 for e in rows[-1]) if rows else 0
+    Args:
+        log: The run's events so far, reduced.
+        state: The state of the run.
+        job: The run's job.
+    """
+    starts, last = log.starts, log.evaluations[-1] if log.evaluations else None
+    start = starts[min(starts)] if starts else {}
     return Summary(
         state=state,
-        strategy=starts[0]["strategy"] if starts else None,
+        strategy=start.get("strategy"),
         world_size=len(starts),
-        steps=len(rows),
-        loss=mean_loss(rows[-1]) if rows else None,
-        test_loss=evaluations[-1]["loss"] if evaluations else None,
-        test_accuracy=evaluations[-1]["accuracy"] if evaluations else None,
-        step_time_s=step_time,
-        samples_per_s=samples / step_time if step_time else None,
-        tokens_per_s=tokens / step_time if step_time and tokens else None,
-        bytes_per_step=per_step({step: sum(map(sent_bytes, row)) for step, row in steps.items()}, period),
-        peak_memory_bytes=max((e["peak_memory_bytes"] for row in rows for e in row), default=None),
-        wall_s=events[-1]["t"] - starts[0]["t"] if starts else None,
-        observing_bytes=_observing_bytes(events),
-        **_link(starts),
-        **(_compression(job, starts, steps) if job is not None and job.compression.is_on and starts else {}),
+        steps=len(log.steps),
+        last_step=log.last_step,
+        loss=log.loss,
+        test_loss=None if last is None else last.loss,
+        test_accuracy=None if last is None or math.isnan(last.accuracy) else last.accuracy,
+        step_time_s=log.step_time_s,
+        samples_per_s=log.samples_per_s,
+        tokens_per_s=log.tokens_per_s,
+        bytes_per_step=log.bytes_per_step,
+        peak_memory_bytes=log.peak_memory_bytes,
+        wall_s=log.last_t - min(each["t"] for each in starts.values()) if starts else None,
+        observing_bytes=log.observing.total(),
+        **_link(start),
+        **(_compression(log, start, job) if job.compression.is_on and starts else {}),
     )
 
 
-def _link(starts: list[Event]) -> dict[str, Any]:
-    link = starts[0].get("link") if starts else None
+def _link(start: Event) -> dict[str, Any]:
+    link = start.get("link")
     if link is None:
         return {}
     return {"link": link["label"], "link_note": None if link["is_accurate"] else _TOO_FAST}
 
 
-def _compression(job: Job, starts: list[Event], steps: dict[int, list[Event]]) -> dict[str, Any]:
+def _compression(log: RunLog, start: Event, job: Job) -> dict[str, Any]:
     """The compression fields of the summary; the time is None if no step has finished."""
-    codec = {step: max(e["codec_s"] for e in row) for step, row in steps.items()}
     return {
         "compression": job.compression.label,
         "uncompressed_bytes_per_step": job.strategy.exchanged_bytes(
-            starts[0]["gradient_bytes"], job.world_size, micro_batches=job.num_micro_batches
+            start["gradient_bytes"], job.world_size, micro_batches=job.num_micro_batches
         ),
-        "codec_s_per_step": per_step(codec, job.compression.period),
+        "codec_s_per_step": log.per_step("codec_s"),
     }
-
-
-def squares_of(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
-    """Return the squared gradient norms of one step from the step events of all ranks; None if not measured."""
-    if not rows or not all("noise" in row for row in rows):
-        return None
-    return _mean_noise(rows, "small_square"), _mean_noise(rows, "large_square")
-
-
-def _mean_noise(rows: Sequence[Mapping[str, Any]], of: str) -> float:
-    return sum(number(row["noise"][of]) for row in rows) / len(rows)

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardscope.errors import RunUnreadable
 from shardscope.runlog.files import OutOfReach, opened, parse_json, read_range
-from shardscope.runlog.schema import is_readable
+from shardscope.runlog.schema import is_readable, refuse_newer
 
 Event = dict[str, Any]
 _LOG = re.compile(r"rank-(0|[1-9][0-9]{0,3})\.jsonl")
@@ -53,7 +53,11 @@ class Tail:
     _given_up: set[str] = field(default_factory=set)
 
     def poll(self) -> list[Event]:
-        """Return the events written since the last call, ordered by time."""
+        """Return the events written since the last call, ordered by time.
+
+        Raises:
+            RunUnreadable: The events are of a newer schema than this version reads.
+        """
         new = [event for path in log_files(self.folder) for event in self._new_in(path)]
         new.sort(key=lambda event: event["t"])
         return new
@@ -70,12 +74,16 @@ class Tail:
         except RunUnreadable as error:
             self._give_up(path, str(error))
             return
-        for line in lines:
-            event = _parse(line)
-            if event is not None:
-                yield event
-            elif line:
-                self.num_unreadable += 1
+        try:
+            for line in lines:
+                event = _parse(line, path.name)
+                if event is not None:
+                    yield event
+                elif line:
+                    self.num_unreadable += 1
+        except RunUnreadable:  # of a newer schema, which every poll refuses
+            del self._offsets[path]
+            raise
 
     def _give_up(self, path: Path, why: str) -> None:
         self._given_up.add(path.name)
@@ -112,8 +120,12 @@ def _whole_lines(descriptor: int, start: int) -> tuple[list[bytes], int]:
     return lines, used
 
 
-def _parse(line: bytes) -> Event | None:
-    """Parse a line as an event; None if the line is truncated (by a killed rank) or its event is not valid."""
+def _parse(line: bytes, log: str) -> Event | None:
+    """Parse a line as an event; None if the line is truncated (by a killed rank) or its event is not valid.
+
+    Raises:
+        RunUnreadable: The event is of a newer schema.
+    """
     try:
         event = parse_json(line)
         if (
@@ -122,6 +134,7 @@ def _parse(line: bytes) -> Event | None:
             json.dumps(event, ensure_ascii=False).encode()
     except ValueError:
         return None
+    refuse_newer(event, log)
     return event if is_readable(event) else None
 
 
@@ -131,13 +144,19 @@ def read_events(folder: Path, kind: str | None = None, rank: int | None = None) 
 
 
 def first_events(folder: Path) -> list[Event]:
-    """The first event of each rank, without reading the rest of its log."""
+    """Return the first event of each rank, without reading the rest of its log.
+
+    Raises:
+        RunUnreadable: The events are of a newer schema than this version reads.
+    """
     found = []
     for path in log_files(folder):
+        line = b""
         with contextlib.suppress(OSError, RunUnreadable), opened(path) as descriptor:
-            event = _parse(read_range(descriptor, 0, _FIRST_LINE).partition(b"\n")[0])
-            if event is not None:
-                found.append(event)
+            line = read_range(descriptor, 0, _FIRST_LINE).partition(b"\n")[0]
+        event = _parse(line, path.name)
+        if event is not None:
+            found.append(event)
     return found
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from shardscope.errors import RunFailed, RunUnreadable, SpecError
 from shardscope.runlog.files import read_tail
-from shardscope.runlog.summary import Summary, squares_of, steps_of, summarise
+from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.summary import Summary, summarise
 from shardscope.runlog.tail import Event, Tail, first_events, select
 from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.processes import end_run, is_alive
@@ -42,6 +43,8 @@ class Run:
         self._dir = directory
         self._tail = Tail(directory.path)
         self._events: list[Event] = []
+        self._log: RunLog | None = None
+        self._num_reduced = 0
         self._job = job
         self._last_status: Status | None = None
 
@@ -268,13 +271,25 @@ class Run:
 
     def events(self, kind: str | None = None, rank: int | None = None) -> list[Event]:
         """Return all events so far by time; only one kind (``"step"``, ``"eval"``, ...) or one rank if given."""
+        return select(self._read(), kind, rank)
+
+    def reduced(self) -> RunLog:
+        """Return the run's events so far, reduced to columns and totals; a later call takes in only newer events."""
+        events = self._read()
+        if self._log is None:
+            self._log = RunLog.of(self.job)
+        self._log.feed(events[self._num_reduced :])
+        self._num_reduced = len(events)
+        return self._log
+
+    def _read(self) -> list[Event]:
         self._events.extend(self._tail.poll())
-        return select(self._events, kind, rank)
+        return self._events
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Parts of the run's logs that could not be read, as messages. A killed rank may leave one truncated line."""
-        self._events.extend(self._tail.poll())
+        self._read()
         lines = self._tail.num_unreadable
         told = f"{lines} line{'s' * (lines > 1)} of its logs hold no event that can be read"
         return (*self._tail.problems.values(), *([told] if lines else []))
@@ -287,11 +302,11 @@ class Run:
         """Return one row for each step that all ranks have finished.
 
         Columns: step, t (unix seconds), loss (mean over ranks), step_time_s (slowest rank), samples_per_s,
-        tokens_per_s, lr, grad_norm, bytes_sent (all ranks), memory_bytes and max_memory_bytes (the rank with most).
+        tokens_per_s, lr, grad_norm, sent_bytes (all ranks), memory_bytes and peak_memory_bytes (the rank with most).
         """
         from shardscope.runlog.frames import metrics_frame
 
-        return metrics_frame(self.events())
+        return metrics_frame(self.reduced())
 
     def timeline(self) -> pd.DataFrame:
         """Return one row for each span: rank, step, lane, name, start_s and end_s (from the first span), bytes."""
@@ -325,9 +340,7 @@ class Run:
             raise SpecError(
                 f"run {self.id} does not measure its noise scale; launch it with record=Record(noise_scale=True)"
             )
-        found = {step: squares_of(rows) for step, rows in steps_of(self.events()).items()}
-        measured = {step: squares for step, squares in found.items() if squares is not None}
-        return noise_scale_from(measured, *batches_compared(self.job), smoothing=smoothing)
+        return noise_scale_from(self.reduced().noise, *batches_compared(self.job), smoothing=smoothing)
 
     def layers(self) -> Layers:
         """Return trust ratios and norms by layer, error-feedback residuals, and alarms (see `Record.layers_every`).
@@ -351,7 +364,7 @@ class Run:
 
     def summary(self) -> Summary:
         """Return the summary of the run so far."""
-        return summarise(self.events(), self.state, self.job)
+        return summarise(self.reduced(), self.state, self.job)
 
     def logs(self, rank: int | None = None) -> str:
         """Return the stdout and stderr of a rank; without a rank, those of the agent."""

@@ -27,8 +27,9 @@ from typing import Any, Self
 
 from shardscope.errors import LaunchError, RunNotFound, RunUnreadable, SpecError
 from shardscope.runlog.files import parse_json, read_json, read_text, replace_whole
+from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.summary import summarise
-from shardscope.runlog.tail import is_log, read_events
+from shardscope.runlog.tail import first_events, is_log, read_events
 from shardscope.runtime.code_file import CODE_FILE, digest_of, load_for_ranks, pack
 from shardscope.runtime.processes import ProcessStart, process_started
 from shardscope.runtime.status import Status, printable
@@ -102,9 +103,14 @@ class RunDir:
 
         Raises:
             LaunchError: The code has changed since the launch, or cannot be loaded.
-            RunUnreadable: `job.json` is missing or damaged.
+            RunUnreadable: `job.json` is missing or damaged, or the events are of a newer version.
         """
-        job = read_job_file(self.path / "job.json", f"run {printable(self.path.name)}")
+        called = f"run {printable(self.path.name)}"
+        try:
+            first_events(self.path)
+        except RunUnreadable as error:
+            raise RunUnreadable(f"{called} cannot be read: {error}") from None
+        job = read_job_file(self.path / "job.json", called)
         if with_code and job.user_code and self.code is not None:
             return load_for_ranks(job, self.path / CODE_FILE, self.code)
         return job
@@ -131,7 +137,10 @@ class RunDir:
 
     def write_summary(self, state: str) -> None:
         """Write `summary.json` of a run that has ended in `state`."""
-        self.write_json("summary.json", asdict(summarise(read_events(self.path), state, self.read_job())))
+        job = self.read_job()
+        log = RunLog.of(job)
+        log.feed(read_events(self.path))
+        self.write_json("summary.json", asdict(summarise(log, state, job)))
 
     def release_reserve(self) -> None:
         """Delete the reserve file, so that the final status and events fit on a full disk."""

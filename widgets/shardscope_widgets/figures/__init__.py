@@ -8,6 +8,7 @@ Example:
     >>> figures.loss([figures.Trace.read(run) for run in ss.runs()[:3]])  # doctest: +SKIP
 """
 
+from shardscope.runlog.steps import Step
 from shardscope_widgets.figures._batch_sweep import (
     SweepInfo,
     batch_sweep,
@@ -125,7 +126,6 @@ from shardscope_widgets.figures._trial_curves import (
     trial_curves_text,
 )
 from shardscope_widgets.figures._trials import TrialInfo, trials_info
-from shardscope_widgets.steps import Step
 from shardscope_widgets.trace import Trace
 
 __all__ = [

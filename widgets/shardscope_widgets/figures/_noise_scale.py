@@ -101,11 +101,9 @@ def noise_scale_info_of(trace: Trace) -> NoiseScaleInfo | None:
     """Return the data of a run so far; None if it does not measure its noise scale or has no estimate yet."""
     if not trace.noise:
         return None
-    noise = noise_scale_from(dict(sorted(trace.noise.items())), *trace.batches)
-    steps = sorted(trace.steps)
-    info = noise_scale_info(
-        noise, [step.number for step in steps], [step.loss for step in steps], label=trace.label
-    )
+    noise = noise_scale_from(trace.noise, *trace.batches)
+    numbers, loss = trace.steps.column("number"), trace.steps.column("loss")
+    info = noise_scale_info(noise, numbers, loss, label=trace.label)
     return info if any(value is not None for value in info.critical) else None
 
 

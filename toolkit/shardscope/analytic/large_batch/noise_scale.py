@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from shardscope.spec import Job
 
-Squares = tuple[float, float]
-"""Squared gradient norms of one step: the mean over the small batches, and that of the mean gradient."""
 SMOOTHING = 0.99
 Values = tuple[float, ...]
 
@@ -85,9 +83,15 @@ def batches_compared(job: Job) -> tuple[int, int]:
 
 
 def noise_scale_from(
-    measured: Mapping[int, Squares], small_batch: int, batch: int, *, smoothing: float = SMOOTHING
+    measured: Mapping[int, tuple[float, float]], small_batch: int, batch: int, *, smoothing: float = SMOOTHING
 ) -> NoiseScale:
     """Return the noise scale from the squared gradient norms by step, in order of steps.
+
+    Args:
+        measured: Squared norms of a small batch's gradient and of the mean gradient, by step.
+        small_batch: Samples in a small batch.
+        batch: Samples in the global batch.
+        smoothing: Decay factor of the moving averages, 0 < value < 1.
 
     Raises:
         SpecError: `smoothing` is out of range.
