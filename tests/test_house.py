@@ -24,7 +24,7 @@ from shardscope.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
 GROUND = {"errors", "_compat", "_lazy", "machine"}
-FIRST = GROUND | {"spec"}
+FIRST = GROUND | {"spec", "runlog"}
 ENGINES = FIRST | {"training", "analytic"}
 SECOND = ENGINES | {"methods", "export"}
 THIRD = SECOND | {"prediction", "runtime", "simulate"}
@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "_compat": set(),
     "machine": set(),
     "spec": GROUND,
+    "runlog": GROUND | {"spec"},
     "training": FIRST,
     "analytic": FIRST,
     "methods": ENGINES,
@@ -54,6 +55,7 @@ WITHOUT_TORCH = (
     "errors",
     "_compat",
     "spec",
+    "runlog",
     "analytic",
     "simulate",
     "export",
@@ -303,7 +305,9 @@ def project() -> dict:
 
 def test_public_packages_import_without_torch() -> None:
     """Calculators and figures answer without it; only what runs methods or is built into them needs torch."""
-    packages = [f"shardscope.{name}" for name in ("analytic", "measure", "prediction", "runtime", "tuning")]
+    packages = [
+        f"shardscope.{name}" for name in ("analytic", "measure", "prediction", "runlog", "runtime", "tuning")
+    ]
     code = (
         "import importlib, sys\n"
         f"for name in ['shardscope', *{packages!r}, 'shardscope_widgets', 'shardscope_widgets.figures']:\n"

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 import shardscope as ss
 from conformance.ranks import RankPool
+from shardscope.runlog.writer import EventWriter
 from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 from shardscope.training.models import build_model
 from shardscope.training.trainer import Trainer

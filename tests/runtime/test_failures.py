@@ -17,9 +17,9 @@ from torch import nn
 
 import shardscope as ss
 from conformance.runs import small_job
+from shardscope.runlog.writer import EventWriter
 from shardscope.runtime import worker
 from shardscope.runtime.rundir import RunDir
-from shardscope.training.events import EventWriter
 
 
 @pytest.mark.parametrize(

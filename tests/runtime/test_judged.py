@@ -13,10 +13,10 @@ from torch import nn
 
 import shardscope as ss
 from conformance.runs import small_job
+from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.control import NoVerdictError, StopControl
 from shardscope.runtime.rundir import RunDir
 from shardscope.training.context import open_rank
-from shardscope.training.events import EventWriter
 from shardscope.training.trainer import Trainer
 
 

@@ -28,9 +28,9 @@ from conformance.runs import (
     small_job,
     wait_for,
 )
+from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.driver_server import driver as launcher
 from shardscope.runtime.rundir import RunDir
-from shardscope.training.events import EventWriter
 
 pytestmark = pytest.mark.slow
 

@@ -31,7 +31,7 @@ def test_trains_and_tells(strategy: str) -> None:
     assert list(metrics["step"]) == list(range(1, 31))
     assert summary.test_accuracy is not None
     assert summary.test_accuracy > 0.8
-    assert (metrics["bytes_sent"].iloc[-1] > 0) == (world > 1)
+    assert (metrics["sent_bytes"].iloc[-1] > 0) == (world > 1)
     assert json.loads((run.path / "summary.json").read_text())["steps"] == 30
 
 
@@ -174,7 +174,7 @@ def test_bytes_of_a_step_are_those_of_the_formula(strategy: str, world: int) -> 
     )
     run = ss.launch(job).wait(60)
     num_params = run.events("start")[0]["num_params"]
-    sent = run.metrics()["bytes_sent"].iloc[
+    sent = run.metrics()["sent_bytes"].iloc[
         2:
     ]  # DistributedDataParallel settles its buckets in the first two
     assert set(sent) == {all_reduce_bytes(4 * num_params, world)}

@@ -14,8 +14,8 @@ from torch.func import functional_call, grad, vmap
 
 import shardscope as ss
 from shardscope.analytic.large_batch import estimate
+from shardscope.runlog.writer import EventWriter
 from shardscope.training.context import RankContext
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 from shardscope.training.sketch import SIZE
 from shardscope.training.trainer import Trainer

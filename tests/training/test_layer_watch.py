@@ -16,11 +16,11 @@ from conformance.ranks import RankPool
 from conformance.sharded import jagged
 from conformance.strategy import relative_difference
 from shardscope.methods.compressors.dgc._torch import MomentumCorrection
-from shardscope.runtime.layers import layers_of
+from shardscope.runlog.layers import layers_of
+from shardscope.runlog.writer import EventWriter
 from shardscope.training.compression.bucket import Bucket, BucketState
 from shardscope.training.compression.memory import ErrorFeedback
 from shardscope.training.context import RankContext
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 from shardscope.training.trainer import Trainer
 from training.optim.reference import LambReference, LarsReference, norm_of

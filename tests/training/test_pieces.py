@@ -286,7 +286,7 @@ def test_a_smaller_allowance_holds_from_the_first_step(method: str, less: dict[s
     never = ss.launch(job.replace(until=3)).wait(60)
     if method != "adaptive-bits":  # its first steps have not looked at any gradient either
         never = ss.launch(job, resume=never).wait(60)
-    sent, least, most = (int(run.metrics()["bytes_sent"].iloc[0]) for run in (rest, never, half))
+    sent, least, most = (int(run.metrics()["sent_bytes"].iloc[0]) for run in (rest, never, half))
     assert list(rest.metrics()["step"]) == [4]
     assert sent == least
     assert sent < most

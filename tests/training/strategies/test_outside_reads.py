@@ -16,8 +16,8 @@ from torch.nn.functional import linear
 import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import relative_difference, train
+from shardscope.runlog.writer import EventWriter
 from shardscope.training.context import RankContext
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 from shardscope.training.observe import random_state_kept
 from shardscope.training.strategies._outside_reads import read_outside

@@ -17,7 +17,7 @@ import pytest
 
 import shardscope as ss
 from conformance.runs import small_job, wait_for
-from shardscope.training.events import encode
+from shardscope.runlog.writer import encode
 from shardscope.tuning.population import driver as driver_module
 from shardscope.tuning.population.journal import Journal
 from shardscope.tuning.population.record import Outcome

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from statistics import median
 
 from shardscope.measure.probe import steps_with_spans
+from shardscope.runlog.traffic import Event
 from shardscope.runtime import launch
-from shardscope.runtime.tail import Event
 from shardscope.spec import Job, Link, Strategy
 
 _LATENCY_S = 5e-3

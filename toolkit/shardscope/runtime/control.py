@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardscope.errors import RunUnreadable, ShardscopeError
-from shardscope.runtime.files import OutOfReach, read_text
+from shardscope.runlog.files import OutOfReach, read_text
 from shardscope.runtime.rundir import RunDir
 
 _MOST_LATE = 2

@@ -9,7 +9,7 @@ from shardscope.errors import UntrustedCode
 from shardscope.runtime.code_file import CODE_FILE, is_of_this_process, read_code, with_code
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import find, read_job_file
-from shardscope.runtime.schema import printable
+from shardscope.runtime.status import printable
 from shardscope.spec import Job
 
 

@@ -20,16 +20,15 @@ from typing import NamedTuple
 import torch
 
 from shardscope.errors import ShardscopeError
+from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.control import StopControl
 from shardscope.runtime.processes import die_with_parent, exit_with_agent, ignore_interrupts, process_started
 from shardscope.runtime.rundir import RunDir, checkpoints_of
-from shardscope.runtime.summary import write_summary
 from shardscope.runtime.user_modules import UserModules, make_importable
 from shardscope.spec import Job
 from shardscope.training.context import open_rank
 from shardscope.training.disk import advice_on, takes_no_more
-from shardscope.training.events import EventWriter
 from shardscope.training.trainer import EvaluationError, Trainer
 
 _COURTESY_S = 0.5
@@ -37,7 +36,7 @@ _COURTESY_S = 0.5
 the rank with the root cause may still have to write it."""
 
 _WRITERS = frozenset(
-    {"shardscope.runtime.files", "shardscope.training.events", "shardscope.training.parameters"}
+    {"shardscope.runlog.files", "shardscope.runlog.writer", "shardscope.training.parameters"}
 )
 """Modules that write into the run directory; they never call user code."""
 
@@ -168,7 +167,7 @@ def _under_torchrun() -> None:
     state = _wait_then_work(run, resume, job)
     if rank == 0:
         run.write_status(state, pid=os.getpid(), process_started=process_started())
-        write_summary(run, state)
+        run.write_summary(state)
 
 
 def _read_job(file: Path, *, trust_code: bool) -> Job:

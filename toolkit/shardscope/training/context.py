@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from shardscope.errors import LaunchError
+from shardscope.runlog.writer import EventWriter
 from shardscope.spec import Job
 from shardscope.training.collectives import process_group
 from shardscope.training.collectives.paced_group import PacedProcessGroup
 from shardscope.training.collectives.process_group import MeteredProcessGroup
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
@@ -17,7 +18,7 @@ from shardscope_widgets.tuning_lab import _code
 from shardscope_widgets.words import safe
 
 if TYPE_CHECKING:
-    from shardscope.runtime.tail import Tail
+    from shardscope.runlog.tail import Tail
 
 _BYTES_A_PARAMETER = 4
 BUTTONS = {
@@ -40,7 +41,6 @@ class Watched:
     pieces: tuple[str, ...]
     run: Run = field(init=False)
     trace: Trace = field(init=False)
-    sent: dict[str, int] = field(default_factory=dict)
     _tails: list[Tail] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -62,10 +62,6 @@ class Watched:
     def poll(self) -> bool:
         """Read new events; return True if any of them is visible."""
         events = [event for tail in self._tails for event in tail.poll()]
-        for event in events:
-            is_of_step = event["event"] in ("step", "traffic")
-            for name, row in (event.get("traffic") or {}).items() if is_of_step else ():
-                self.sent[name] = self.sent.get(name, 0) + int(row["sent_bytes"])
         return self.trace.feed(events)
 
     def formula(self) -> float | None:
@@ -124,7 +120,9 @@ class ChosenPanel:
         self.loss.figure = _loss_spec(watched.trace)
         compressed = watched.run.job.compression.is_on
         formula = watched.formula() if compressed else None
-        info = _collectives.collectives_info(watched.sent, len(watched.trace.steps), formula=formula)
+        info = _collectives.collectives_info(
+            watched.trace.collectives, len(watched.trace.steps), formula=formula
+        )
         self.bytes.figure = _collectives.collectives_spec(info)
         self.words.value = f'<div class="ss-words">{safe(_collectives.collectives_text(info))}</div>'
 
@@ -153,8 +151,8 @@ def _loss_spec(trace: Trace) -> dict[str, Any]:
         for values, width, opacity, name in looks
     ]  # fmt: skip
     held = {
-        "type": "scatter", "mode": "markers", "name": "held-back data", "x": [event["step"] for event in trace.evals],
-        "y": [event["loss"] for event in trace.evals],
+        "type": "scatter", "mode": "markers", "name": "held-back data", "x": [each.step for each in trace.evaluations],
+        "y": [each.loss if isfinite(each.loss) else None for each in trace.evaluations],
         "marker": {"symbol": "circle-open", "size": 7, "color": theme.GREY},
         "hovertemplate": "held back, step %{x}: %{y:.4g}<extra></extra>",
     }  # fmt: skip

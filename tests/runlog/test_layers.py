@@ -7,7 +7,7 @@ import pytest
 import shardscope as ss
 from conformance.runs import small_job
 from shardscope.errors import RunFailed, SpecError
-from shardscope.runtime.layers import Layers, tells_of_layers
+from shardscope.runlog.layers import Layers, tells_of_layers
 from shardscope.tuning.measured import Meter, looked_into
 from shardscope.tuning.records import measured_from, measured_to
 from shardscope_widgets import Trace, figures

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shardscope.runtime import layers as module
-from shardscope.runtime.layers import Looks, layers_of
+from shardscope.runlog import layers as module
+from shardscope.runlog.layers import Looks, layers_of
 from shardscope.spec import Optimizer
 
 LAMB = Optimizer("lamb")

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import shardscope as ss
 from conformance.runs import small_job
-from shardscope.runtime.summary import summarise
+from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.summary import summarise
 from shardscope.tuning.measured import Meter
 from shardscope_widgets.trace import Trace
 
@@ -41,8 +42,8 @@ def server_job(strategy: Any, **changes: Any) -> ss.Job:
 
 def readers(run: ss.Run) -> Iterator[list[float]]:
     """What each reader takes the bytes of the steps, or their sum, to be."""
-    yield list(run.metrics()["bytes_sent"])
-    yield [step.bytes_sent for step in Trace.read(run).steps]
+    yield list(run.metrics()["sent_bytes"])
+    yield [step.sent_bytes for step in Trace.read(run).steps]
     yield [Meter(run).poll().bytes]
 
 
@@ -110,6 +111,8 @@ def test_runs_of_older_versions_are_read_as_they_are() -> None:
         assert event["event"] != "traffic"
         drop = ("traffic",) if event["event"] in ("checkpoint", "end") else ()
         older.append({key: value for key, value in event.items() if key not in drop})
-    summary = summarise(older, "completed", run.job)
+    log = RunLog.of(run.job)
+    log.feed(older)
+    summary = summarise(log, "completed", run.job)
     assert summary.bytes_per_step == run.summary().bytes_per_step
     assert 0 < summary.observing_bytes < run.summary().observing_bytes

@@ -1,6 +1,6 @@
-"""Schema of a run's files: the status (`status.json`), and the events with the types of their fields, by kind.
+"""Schema of a run's events: the fields of each kind of event and their types.
 
-Both are external data: they may be truncated, damaged or written by another version. An event that lacks a field, or
+Logs are external data: they may be truncated, damaged or written by another version. An event that lacks a field, or
 has a value of the wrong type in it, is dropped when the log is read, so later readers need no checks. Fields and kinds
 that are not listed are passed on unchanged.
 """
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Self
+from typing import Any
 
 from shardscope.errors import RunUnreadable
-from shardscope.runtime.processes import ProcessStart
 
+SCHEMA = 1
+"""Version of the events that this version writes, and the newest that it reads. Each log states it in the field
+`schema` of its first event. Version 0 is the format of logs without that field, which is otherwise the same."""
 Check = Callable[[Any], bool]
 MOST = 2**53
 """Largest integer that every reader represents exactly."""
@@ -37,7 +37,7 @@ def is_real(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a finite number, or the name of a non-finite one (see `training.events`)."""
+    """Whether a value is a finite number, or the name of a non-finite one (see `runlog.writer`)."""
     return is_real(value) or (type(value) is str and value in _NOT_FINITE)
 
 
@@ -124,7 +124,8 @@ _is_span = _row(_is_name, _is_name, is_time, is_time, is_whole)
 _is_op = _row(_is_name, is_whole, is_whole, is_time, is_time)
 _number_or_none = _or_none(_is_number)
 _LAYER_COLUMNS = ("ratio", "weight_norm", "update_norm")
-_MEMORY = ("parameters", "gradients", "optimizer", "activations", "gathered", "buffers")
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "gathered", "buffers")
+"""Kinds of a rank's memory; `gathered` are parameters gathered temporarily from other ranks."""
 _STEP = {"step": is_whole}
 
 _KINDS: Mapping[str, Check] = {
@@ -155,7 +156,7 @@ _KINDS: Mapping[str, Check] = {
     "process": _fields({"pid": is_whole}, {"started": lambda value: isinstance(value, str | float)}),
     "end": _fields({"state": lambda value: value in ("completed", "stopped")}, {"steps": is_whole}),
     "resume": _fields({**_STEP, "samples": is_whole, "notes": _list_of(_is_text)}),
-    "memory": _fields({**_STEP, **dict.fromkeys(_MEMORY, is_whole)}),
+    "memory": _fields({**_STEP, **dict.fromkeys(MEMORY_KINDS, is_whole)}),
     "layers": _fields(
         {
             **_STEP, "lr": _is_number, "layer": _list_of(_is_layer), "bound": _list_of(_or_none(_is_name)),
@@ -178,6 +179,20 @@ _KINDS: Mapping[str, Check] = {
 }  # fmt: skip
 
 
+def refuse_newer(event: Any, log: str) -> None:
+    """Refuse a log whose events are of a newer version, given one of its events.
+
+    Raises:
+        RunUnreadable: The version is newer than `SCHEMA`.
+    """
+    version = event.get("schema") if isinstance(event, dict) else None
+    if version is not None and is_whole(version) and version > SCHEMA:
+        raise RunUnreadable(
+            f"{log} has events of schema version {version}, and this version of Shardscope reads up to {SCHEMA}; "
+            "upgrade shardscope to read this run"
+        )
+
+
 def is_readable(event: Any) -> bool:
     """Whether an event is valid, so that readers can rely on its fields."""
     if not isinstance(event, dict):
@@ -185,93 +200,11 @@ def is_readable(event: Any) -> bool:
     kind, rank = event.get("event"), event.get("rank")
     if not (_is_name(kind) and is_whole(rank, MOST_RANKS - 1) and is_time(event.get("t"))):
         return False
+    if "schema" in event and not is_whole(event["schema"]):
+        return False
     if "traffic" in event and not _is_traffic(event["traffic"]):  # counted for events of every kind
         return False
     check = _KINDS.get(kind)  # type: ignore[arg-type]  # a name, as checked above
     if check is None:
         return True
     return check(event) and (kind != "layers" or _are_columns(event))
-
-
-FINAL_STATES = frozenset({"completed", "stopped", "failed"})
-STATES = FINAL_STATES | {"starting", "running"}
-_MOST_PID = 2**31 - 1
-
-
-class Cause(StrEnum):
-    """Cause that ended a run before its last step, other than an error in one of its ranks."""
-
-    REQUESTED = "requested"
-    """The run was requested to stop."""
-    KILLED = "killed"
-    """A signal ended one of its processes, or its agent or launch server."""
-    NOT_STARTED = "not-started"
-    """Its ranks could not be started."""
-    TERMINATED = "terminated"
-    """Its agent received SIGTERM."""
-    DRIVER_ENDED = "driver-ended"
-    """The program that launched it ended."""
-    DIRECTORY_GONE = "directory-gone"
-    """Its directory was deleted or moved."""
-
-
-@dataclass(frozen=True)
-class Status:
-    """Content of `status.json`. `pid` and `process_started` identify the process in charge of the run.
-
-    `cause` is None for a run that completed or failed by itself, and for runs of versions that did not record it.
-    """
-
-    state: str
-    pid: int
-    process_started: ProcessStart
-    t: float
-    host: str = ""
-    detached: bool = False
-    reason: str | None = None
-    error: Mapping[str, Any] | None = None
-    cause: Cause | None = None
-
-    @classmethod
-    def of(cls, value: Any) -> Self:
-        """Return the status in a JSON value. Fields that another version has added are ignored.
-
-        Raises:
-            RunUnreadable: The value is not a valid status.
-        """
-        if not isinstance(value, dict) or value.get("state") not in [*STATES]:
-            raise RunUnreadable("status.json does not say how the run stands")
-        started = value.get("process_started")
-        is_process = is_whole(value.get("pid"), _MOST_PID) and (isinstance(started, str) or is_real(started))
-        if not is_process or not is_real(value.get("t")):
-            raise RunUnreadable("status.json does not say which process looks after the run")
-        return cls(
-            value["state"], value["pid"], value["process_started"], value["t"], _text(value.get("host")) or "",
-            value.get("detached") is True, _text(value.get("reason")), _error(value.get("error")),
-            _cause(value.get("cause")),
-        )  # fmt: skip
-
-
-def _text(value: Any) -> str | None:
-    return printable(value) if isinstance(value, str) else None
-
-
-def _cause(value: Any) -> Cause | None:
-    """The cause of that name; None if this version does not define it."""
-    return Cause(value) if value in [*Cause] else None
-
-
-def _error(value: Any) -> dict[str, Any] | None:
-    """The error of a failed run in the form that `RunFailed` takes; None for anything else."""
-    if not isinstance(value, dict) or not isinstance(value.get("message"), str):
-        return None
-    numbers = {key: value[key] for key in ("rank", "step") if is_whole(value.get(key))}
-    keys = ("message", "strategy", "traceback", "type")
-    return {**numbers, **{key: printable(value[key]) for key in keys if isinstance(value.get(key), str)}}
-
-
-def printable(text: str) -> str:
-    """Return the text with terminal control characters, and those that cannot be encoded, as escape sequences."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)

@@ -5,20 +5,35 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shardscope.errors import RunUnreadable
-from shardscope.runtime.files import OutOfReach, opened, parse_json, read_range
-from shardscope.runtime.rundir import RunDir
-from shardscope.runtime.schema import is_readable
+from shardscope.runlog.files import OutOfReach, opened, parse_json, read_range
+from shardscope.runlog.schema import is_readable, refuse_newer
 
 Event = dict[str, Any]
+_LOG = re.compile(r"rank-(0|[1-9][0-9]{0,3})\.jsonl")
 LONGEST_LINE = 64 * 2**20
 """Largest event, in bytes. The rest of a log after a longer line, such as a hole in a sparse file, is not read."""
 _FIRST_LINE = 4096
+
+
+def is_log(name: str) -> bool:
+    """Whether this is the file name of a rank's event log."""
+    return _LOG.fullmatch(name) is not None
+
+
+def log_files(folder: Path) -> list[Path]:
+    """Return the existing event logs in a run directory, ordered by rank; empty if it cannot be listed."""
+    try:
+        found = [(int(match[1]), name) for name in os.listdir(folder) if (match := _LOG.fullmatch(name))]
+    except OSError:
+        return []
+    return [folder / name for _, name in sorted(found)]
 
 
 @dataclass
@@ -26,19 +41,24 @@ class Tail:
     """Incremental reader of a run's event logs. Polling is cheap: only new data are read.
 
     Attributes:
+        folder: The run directory.
         num_unreadable: Lines so far without a valid event; a killed rank may leave one.
         problems: Why a log cannot be read, or not to its end, by the name of the log.
     """
 
-    run: RunDir
+    folder: Path
     num_unreadable: int = 0
     problems: dict[str, str] = field(default_factory=dict)
     _offsets: dict[Path, int] = field(default_factory=dict)
     _given_up: set[str] = field(default_factory=set)
 
     def poll(self) -> list[Event]:
-        """Return the events written since the last call, ordered by time."""
-        new = [event for path in self.run.rank_files() for event in self._new_in(path)]
+        """Return the events written since the last call, ordered by time.
+
+        Raises:
+            RunUnreadable: The events are of a newer schema than this version reads.
+        """
+        new = [event for path in log_files(self.folder) for event in self._new_in(path)]
         new.sort(key=lambda event: event["t"])
         return new
 
@@ -54,12 +74,16 @@ class Tail:
         except RunUnreadable as error:
             self._give_up(path, str(error))
             return
-        for line in lines:
-            event = _parse(line)
-            if event is not None:
-                yield event
-            elif line:
-                self.num_unreadable += 1
+        try:
+            for line in lines:
+                event = _parse(line, path.name)
+                if event is not None:
+                    yield event
+                elif line:
+                    self.num_unreadable += 1
+        except RunUnreadable:  # of a newer schema, which every poll refuses
+            del self._offsets[path]
+            raise
 
     def _give_up(self, path: Path, why: str) -> None:
         self._given_up.add(path.name)
@@ -96,8 +120,12 @@ def _whole_lines(descriptor: int, start: int) -> tuple[list[bytes], int]:
     return lines, used
 
 
-def _parse(line: bytes) -> Event | None:
-    """Parse a line as an event; None if the line is truncated (by a killed rank) or its event is not valid."""
+def _parse(line: bytes, log: str) -> Event | None:
+    """Parse a line as an event; None if the line is truncated (by a killed rank) or its event is not valid.
+
+    Raises:
+        RunUnreadable: The event is of a newer schema.
+    """
     try:
         event = parse_json(line)
         if (
@@ -106,22 +134,29 @@ def _parse(line: bytes) -> Event | None:
             json.dumps(event, ensure_ascii=False).encode()
     except ValueError:
         return None
+    refuse_newer(event, log)
     return event if is_readable(event) else None
 
 
-def read_events(run: RunDir, kind: str | None = None, rank: int | None = None) -> list[Event]:
+def read_events(folder: Path, kind: str | None = None, rank: int | None = None) -> list[Event]:
     """Return all events of a run so far, ordered by time; only one kind or one rank if given."""
-    return select(Tail(run).poll(), kind, rank)
+    return select(Tail(folder).poll(), kind, rank)
 
 
-def first_events(run: RunDir) -> list[Event]:
-    """The first event of each rank, without reading the rest of its log."""
+def first_events(folder: Path) -> list[Event]:
+    """Return the first event of each rank, without reading the rest of its log.
+
+    Raises:
+        RunUnreadable: The events are of a newer schema than this version reads.
+    """
     found = []
-    for path in run.rank_files():
+    for path in log_files(folder):
+        line = b""
         with contextlib.suppress(OSError, RunUnreadable), opened(path) as descriptor:
-            event = _parse(read_range(descriptor, 0, _FIRST_LINE).partition(b"\n")[0])
-            if event is not None:
-                found.append(event)
+            line = read_range(descriptor, 0, _FIRST_LINE).partition(b"\n")[0]
+        event = _parse(line, path.name)
+        if event is not None:
+            found.append(event)
     return found
 
 

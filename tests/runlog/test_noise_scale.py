@@ -8,8 +8,8 @@ import pytest
 
 import shardscope as ss
 from conformance.runs import small_job
+from shardscope.analytic.large_batch.noise_scale import NoiseScale
 from shardscope.errors import SpecError
-from shardscope.runtime.noise import NoiseScale
 
 
 def test_a_run_tells_its_critical_batch_size():
@@ -29,7 +29,7 @@ def test_a_run_tells_its_critical_batch_size():
     # the sketch is in the traffic, and in no figure of what training sends
     sketches = [event["traffic"]["noise_scale"]["sent_bytes"] for event in run.events("step")[-2:]]
     assert sum(sketches) == 2 * 4 * 4096
-    assert set(run.metrics().bytes_sent[2:]) == {run.summary().bytes_per_step}
+    assert set(run.metrics().sent_bytes[2:]) == {run.summary().bytes_per_step}
 
 
 def test_runs_that_do_not_measure_say_how():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shardscope.spec.optimizer import Optimizer
 
 if TYPE_CHECKING:
-    from shardscope.runtime.layers import OwedSeries, RatioSeries
+    from shardscope.runlog.layers import OwedSeries, RatioSeries
 
 PINNED_SHARE = 0.5
 """Share of steps with a clipped ratio beyond which the bound, not the layer, determines the ratio."""

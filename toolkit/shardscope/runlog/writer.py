@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from shardscope.runlog.schema import SCHEMA
+
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -51,15 +53,19 @@ class EventWriter:
         self.rank = rank
         self._file = os.open(path, _APPEND, 0o600)
         self._lock = threading.Lock()
+        self._preamble: dict[str, Any] = {"schema": SCHEMA}
         self._torn = os.fstat(self._file).st_size > 0  # perhaps, after an earlier kill
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Write one event.
+        """Write one event; the first also states the version of the schema.
 
         Raises:
             OSError: The disk is full or unavailable.
         """
-        self._write(encode({"event": event, "t": round(time.time(), 6), "rank": self.rank, **fields}))
+        preamble, self._preamble = self._preamble, {}
+        self._write(
+            encode({"event": event, "t": round(time.time(), 6), "rank": self.rank, **preamble, **fields})
+        )
 
     def _write(self, line: bytes) -> None:
         with self._lock:

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from shardscope.runtime import alarms
-from shardscope.runtime.layers import OwedSeries, RatioSeries
+from shardscope.runlog import alarms
+from shardscope.runlog.layers import OwedSeries, RatioSeries
 from shardscope.spec import Optimizer
 
 

@@ -2,7 +2,7 @@
 
 Samples are kept in bounded memory while the run continues. As their number grows, every second, fourth, ... is kept,
 evenly over the whole run. The first sample, the newest, and the first with a NaN or infinite value are always kept, so
-that `runtime.alarms` finds the same alarms as over all samples.
+that `runlog.alarms` finds the same alarms as over all samples.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from shardscope.errors import SpecError
-from shardscope.runtime.alarms import Alarm, alarms_of
-from shardscope.runtime.summary import number
+from shardscope.runlog.alarms import Alarm, alarms_of
 from shardscope.spec import Job, Optimizer
 
 Values = tuple[float, ...]
@@ -78,7 +76,6 @@ class OwedSeries:
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shardscope.runtime.run import Run
 
 Event = Mapping[str, Any]
 _RATIO_COLUMNS = ("ratio", "weight_norm", "update_norm")
@@ -101,7 +98,7 @@ class Layers:
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        """Alarms raised by the rules of `shardscope.runtime.alarms`, the most severe kinds first."""
+        """Alarms raised by the rules of `shardscope.runlog.alarms`, the most severe kinds first."""
         return alarms_of(self.optimizer, self.ratios, self.owed)
 
     @property
@@ -165,7 +162,7 @@ def _ratios(by_step: Mapping[int, list[Event]]) -> tuple[RatioSeries, ...]:
         for event in events:
             columns = [event[name] for name in (*_RATIO_COLUMNS, "bound")]
             for layer, *row in zip(event["layer"], *columns, strict=True):
-                rows.setdefault(str(layer), []).append((number(event["lr"]), *row))
+                rows.setdefault(str(layer), []).append((float(event["lr"]), *row))
         for layer, held in rows.items():
             found.setdefault(layer, []).append((step, *_mean_row(held)))
     return tuple(RatioSeries(layer, *zip(*rows, strict=True)) for layer, rows in found.items())
@@ -177,7 +174,7 @@ def _mean_row(rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 
 def _mean(values: Iterable[Any]) -> float | None:
-    told = [number(value) for value in values if value is not None]
+    told = [float(value) for value in values if value is not None]
     return fmean(told) if told else None
 
 
@@ -186,30 +183,11 @@ def _owed(by_step: Mapping[int, list[Event]]) -> tuple[OwedSeries, ...]:
     for step, events in by_step.items():
         rows: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for kind, layer, owed, gradient in (row for event in events for row in event["owed"]):
-            rows.setdefault((layer, kind), []).append((number(owed), number(gradient)))
+            rows.setdefault((layer, kind), []).append((float(owed), float(gradient)))
         for key, pairs in rows.items():
             owed, gradient = (math.hypot(*column) for column in zip(*pairs, strict=True))
             found.setdefault(key, []).append((step, owed, gradient))
     return tuple(OwedSeries(*key, *zip(*rows, strict=True)) for key, rows in found.items())
-
-
-def layers_of_run(run: Run) -> Layers:
-    """Return the result of `Run.layers`.
-
-    Raises:
-        SpecError: The run has neither trust ratios nor residuals, or does not record its layers.
-    """
-    job = run.job
-    if not tells_of_layers(job):
-        raise SpecError(
-            f"run {run.id} has no trust ratios with optimizer={job.optimizer.name!r} and owes nothing with "
-            f"compression={job.compression.name!r}; use lamb or lars, or compression with error feedback"
-        )
-    if not job.record.layers_every:
-        raise SpecError(
-            f"run {run.id} does not look at its layers; launch it with record=Record(layers_every=10)"
-        )
-    return layers_of(run.events("layers"), job.optimizer)
 
 
 MOST_LOOKS = 240
@@ -277,4 +255,4 @@ class Looks:
 def _is_finite(event: Event) -> bool:
     columns: list[Iterable[Any]] = [event[name] for name in _COLUMNS]
     owed = (row[2] for row in event["owed"])
-    return all(math.isfinite(sum(map(number, filter(None, column)))) for column in (*columns, owed))
+    return all(math.isfinite(sum(map(float, filter(None, column)))) for column in (*columns, owed))

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardscope.analytic.large_batch import track
-from shardscope.errors import SpecError
-from shardscope.runtime.summary import number, steps_of
+from shardscope.analytic.large_batch.noise import track
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shardscope.runtime.run import Run
     from shardscope.spec import Job
 
-Squares = tuple[float, float]
-"""Squared gradient norms of one step: the mean over the small batches, and that of the mean gradient."""
 SMOOTHING = 0.99
 Values = tuple[float, ...]
 
@@ -81,33 +76,6 @@ class NoiseScale:
         )
 
 
-def noise_scale_of(run: Run, smoothing: float) -> NoiseScale:
-    """Return the result of `Run.noise_scale`.
-
-    Raises:
-        SpecError: The run does not measure the noise scale, or `smoothing` is out of range.
-    """
-    job = run.job
-    if not job.record.noise_scale:
-        raise SpecError(
-            f"run {run.id} does not measure its noise scale; launch it with record=Record(noise_scale=True)"
-        )
-    found = {step: squares_of(rows) for step, rows in steps_of(run.events()).items()}
-    measured = {step: squares for step, squares in found.items() if squares is not None}
-    return noise_scale_from(measured, *batches_compared(job), smoothing=smoothing)
-
-
-def squares_of(rows: Sequence[Mapping[str, Any]]) -> Squares | None:
-    """Return the squared gradient norms of one step from the step events of all ranks; None if not measured."""
-    if not rows or not all("noise" in row for row in rows):
-        return None
-    return _mean(rows, "small_square"), _mean(rows, "large_square")
-
-
-def _mean(rows: Sequence[Mapping[str, Any]], of: str) -> float:
-    return sum(number(row["noise"][of]) for row in rows) / len(rows)
-
-
 def batches_compared(job: Job) -> tuple[int, int]:
     """Return the number of samples in a small batch, and in the global batch of a step."""
     share = job.batch.per_rank(job.num_data_ranks)
@@ -115,9 +83,15 @@ def batches_compared(job: Job) -> tuple[int, int]:
 
 
 def noise_scale_from(
-    measured: Mapping[int, Squares], small_batch: int, batch: int, *, smoothing: float = SMOOTHING
+    measured: Mapping[int, tuple[float, float]], small_batch: int, batch: int, *, smoothing: float = SMOOTHING
 ) -> NoiseScale:
     """Return the noise scale from the squared gradient norms by step, in order of steps.
+
+    Args:
+        measured: Squared norms of a small batch's gradient and of the mean gradient, by step.
+        small_batch: Samples in a small batch.
+        batch: Samples in the global batch.
+        smoothing: Decay factor of the moving averages, 0 < value < 1.
 
     Raises:
         SpecError: `smoothing` is out of range.

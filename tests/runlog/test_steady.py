@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 import shardscope as ss
 from conformance.runs import small_job
-from shardscope.runtime.summary import per_step
+from shardscope.runlog.averages import StepKinds, per_step
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=20))
 def test_steps_that_are_alike_give_their_own_average_without_the_first_two(values: list[float]) -> None:
-    by_step = dict(enumerate(values, 1))
-    assert per_step(by_step) == pytest.approx(fmean(values[2:] or values), rel=1e-14)
-    assert per_step(by_step, average="median") == median(values[2:] or values)
+    steps = range(1, len(values) + 1)
+    assert per_step(steps, values) == pytest.approx(fmean(values[2:] or values), rel=1e-14)
+    assert per_step(steps, values, average="median") == median(values[2:] or values)
 
 
 @given(st.integers(2, 12), st.integers(2, 6), st.data())
@@ -26,13 +26,13 @@ def test_whichever_steps_were_written_the_two_sorts_count_as_often_as_they_come(
 ) -> None:
     steps = range(1, period * periods + 1)
     shown = data.draw(st.sets(st.sampled_from(steps))) | {period * periods, period * periods - 1}
-    by_step = {step: 7.0 if step % period == 0 else 1.0 for step in shown}
-    assert per_step(by_step, period) == pytest.approx((7 + period - 1) / period)
+    values = [7.0 if step % period == 0 else 1.0 for step in sorted(shown)]
+    assert per_step(sorted(shown), values, StepKinds(period)) == pytest.approx((7 + period - 1) / period)
 
 
 @pytest.mark.parametrize(("steps", "period"), [((), 1), ((1, 2, 3), 4), ((4, 8), 4)])
 def test_what_was_not_seen_is_not_made_up(steps: tuple[int, ...], period: int) -> None:
-    assert per_step(dict.fromkeys(steps, 1.0), period) is None
+    assert per_step(steps, [1.0] * len(steps), StepKinds(period)) is None
 
 
 def test_a_run_under_local_sgd_sends_its_average_once_in_a_period() -> None:

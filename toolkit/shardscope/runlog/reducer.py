@@ -1,0 +1,238 @@
+"""The reducer of the run log: a run's events, taken in as they arrive, become the columns and totals of all readers.
+
+A `RunLog` depends on neither files nor torch. A run, the tuner, a lab, a report and a test feed it the same events, in
+order for each rank, and read the same figures. Taking in events costs the same however many came before; averages are
+computed when they are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from shardscope.runlog.averages import ALIKE, Average, StepKinds, per_step
+from shardscope.runlog.layers import Looks
+from shardscope.runlog.schema import MEMORY_KINDS
+from shardscope.runlog.steps import Step, Steps
+from shardscope.runlog.traffic import Event, Moved, observed
+
+if TYPE_CHECKING:
+    from shardscope.spec import Job
+
+_SQUARES = ("small_square", "large_square")
+
+
+class Squares(NamedTuple):
+    """Squared gradient norms of one step: the mean over the small batches, and that of the mean gradient."""
+
+    small: float
+    large: float
+
+
+class Evaluation(NamedTuple):
+    """Quality on held-back data after a step; NaN where it was not computed."""
+
+    step: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(kw_only=True)
+class RunLog:
+    """A run's events so far, reduced.
+
+    Attributes:
+        world_size: Number of ranks; a step has finished when all of them have reported it.
+        kinds: How the job's steps differ, which decides the averages per step.
+        steps: The finished steps, in columns.
+        starts: Start event of each rank, by rank.
+        evaluations: Evaluations, in order.
+        errors: Error events, in order.
+        peak_memory: Peak bytes of each rank, by rank.
+        held: Bytes by kind that each rank held, from its newest memory event.
+        noise: Squared gradient norms of the steps that measured gradient noise, by step.
+        looks: Trust ratios and residuals of the layers, thinned.
+        collectives: Training bytes that all ranks sent, by collective.
+        observing: Bytes that all ranks sent for other purposes than training, by purpose.
+        last_t: When the newest event was written, in Unix seconds.
+
+    Example:
+        >>> log = RunLog(world_size=1)
+        >>> log.feed([{"event": "eval", "rank": 0, "t": 5.0, "step": 10, "loss": 0.5, "accuracy": 0.9}])
+        True
+        >>> log.evaluations[-1].accuracy, len(log.steps)
+        (0.9, 0)
+    """
+
+    world_size: int
+    kinds: StepKinds = ALIKE
+    steps: Steps = field(default_factory=Steps)
+    starts: dict[int, Event] = field(default_factory=dict)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    errors: list[Event] = field(default_factory=list)
+    peak_memory: dict[int, int] = field(default_factory=dict)
+    held: dict[int, dict[str, int]] = field(default_factory=dict)
+    noise: dict[int, Squares] = field(default_factory=dict)
+    looks: Looks = field(default_factory=Looks)
+    collectives: Counter[str] = field(default_factory=Counter)
+    observing: Counter[str] = field(default_factory=Counter)
+    last_t: float = 0.0
+    _open: dict[int, dict[int, tuple[Event, Moved]]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        """Return an empty log for a run of this job."""
+        return cls(world_size=job.world_size, kinds=StepKinds.of(job))
+
+    def feed(self, events: Iterable[Event]) -> bool:
+        """Take in new events, in order for each rank; return whether any of them is of a kind that is reduced."""
+        return sum(self._take(event) for event in events) > 0
+
+    def _take(self, event: Event) -> bool:
+        self.last_t = max(self.last_t, event["t"])
+        if event.get("traffic"):
+            for purpose, num_bytes in observed(event):
+                self.observing[purpose] += num_bytes
+        take = getattr(self, f"_on_{event['event']}", None)
+        if take is not None:
+            take(event)
+        return take is not None
+
+    def _on_start(self, event: Event) -> None:
+        rank = event["rank"]
+        self.starts[rank] = event
+        for row in self._open.values():
+            row.pop(rank, None)  # a rank that starts again takes these steps again
+
+    def _on_step(self, event: Event) -> None:
+        number, rank = event["step"], event["rank"]
+        row = self._open.setdefault(number, {})
+        row[rank] = event, Moved.of(event)
+        if len(row) == self.world_size:
+            self._finish(number, [row[each] for each in sorted(row)])
+
+    def _on_traffic(self, event: Event) -> None:
+        """Add traffic that a rank's server sent for a step after the rank had finished it."""
+        number, rank = event["step"], event["rank"]
+        if number not in self._open:
+            late = Moved.of(event)
+            self.steps.add_traffic(number, late.sent_bytes, late.messages)
+            self.collectives.update(late.sent)
+        elif rank in self._open[number]:
+            self._open[number][rank][1].add(event)
+
+    def _finish(self, number: int, row: list[tuple[Event, Moved]]) -> None:
+        self._open = {step: others for step, others in self._open.items() if step > number}
+        events = [event for event, _ in row]
+        self.steps.append(_step(number, events, [moved for _, moved in row]))
+        for _, moved in row:
+            self.collectives.update(moved.sent)
+        for event in events:
+            rank, peak = event["rank"], event["peak_memory_bytes"]
+            self.peak_memory[rank] = max(self.peak_memory.get(rank, 0), peak)
+        if all("noise" in event for event in events):
+            squares = (fmean(float(event["noise"][of]) for event in events) for of in _SQUARES)
+            self.noise[number] = Squares(*squares)
+
+    def _on_eval(self, event: Event) -> None:
+        if event["rank"] == 0:
+            row = event["step"], _number(event["loss"]), _number(event.get("accuracy"))
+            self.evaluations.append(Evaluation(*row))
+
+    def _on_memory(self, event: Event) -> None:
+        self.held[event["rank"]] = {kind: event[kind] for kind in MEMORY_KINDS}
+
+    def _on_layers(self, event: Event) -> None:
+        self.looks.take(event)
+
+    def _on_error(self, event: Event) -> None:
+        self.errors.append(event)
+
+    def per_step(
+        self,
+        figure: str,
+        *,
+        average: Average = "mean",
+        until: int | None = None,
+        kinds: StepKinds | None = None,
+    ) -> float | None:
+        """Return the average per step of a field of `Step` (see `per_step`); None before each kind has a step."""
+        numbers, values = self.steps.column("number"), self.steps.column(figure)
+        return per_step(numbers, values, self.kinds if kinds is None else kinds, average=average, until=until)
+
+    @property
+    def last_step(self) -> int:
+        """Number of the last finished step; 0 before the first. A resumed run does not start at 1."""
+        return self.steps[-1].number if self.steps else 0
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss over the ranks at the last step; None before the first."""
+        return None if not self.steps or math.isnan(self.steps[-1].loss) else self.steps[-1].loss
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Seconds of a step on the slowest rank: the median, without warm-up."""
+        return self.per_step("step_time_s", average="median")
+
+    @property
+    def bytes_per_step(self) -> float | None:
+        """Training bytes that all ranks send in a step: the mean, without warm-up."""
+        return self.per_step("sent_bytes")
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples of all ranks per second, at the median step time."""
+        return self._per_second(self.steps[-1].samples) if self.steps else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens of all ranks per second, at the median step time; None if the model reads none."""
+        return (self._per_second(self.steps[-1].tokens) or None) if self.steps else None
+
+    def _per_second(self, amount: int) -> float | None:
+        seconds = self.step_time_s
+        return amount / seconds if seconds else None
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Peak memory of the rank that held most; None before the first step."""
+        return max(self.peak_memory.values(), default=None)
+
+
+def _step(number: int, events: list[Event], moved: list[Moved]) -> Step:
+    losses = [float(event["loss"]) for event in events if event["loss"] is not None]
+    norms = [float(event["grad_norm"]) for event in events if event["grad_norm"] is not None]
+    trained = next((event for event in events if event["loss"] is not None), events[0])
+    return Step(
+        number=number,
+        t=max(event["t"] for event in events),
+        loss=sum(losses) / len(losses) if losses else math.nan,
+        step_time_s=max(event["step_time_s"] for event in events),
+        samples=sum(event["samples"] for event in events),
+        tokens=sum(event["tokens"] or 0 for event in events),
+        lr=trained["lr"],
+        grad_norm=max(norms, default=math.nan),
+        sent_bytes=sum(each.sent_bytes for each in moved),
+        messages=sum(each.messages for each in moved),
+        memory_bytes=max(event["memory_bytes"] for event in events),
+        peak_memory_bytes=max(event["peak_memory_bytes"] for event in events),
+        codec_s=max(event.get("codec_s", 0.0) for event in events),
+        compute_s=max(map(_compute_seconds, events))
+        if all("spans" in event for event in events)
+        else math.nan,
+        skipped=any(event.get("skipped") for event in events),
+    )
+
+
+def _compute_seconds(event: Event) -> float:
+    return sum(float(end - start) for lane, _, start, end, *_ in event["spans"] if lane == "compute")
+
+
+def _number(value: Any) -> float:
+    """A number of an event; NaN for None. Non-finite ones are stored as ``"nan"``, ``"inf"`` and ``"-inf"``."""
+    return math.nan if value is None else float(value)
