@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from torch import nn
 
 import shardscope as ss
 from conformance.runs import small_job
 from shardscope.runlog.writer import EventWriter
-from shardscope.runtime.control import NoVerdictError, StopControl
+from shardscope.runtime.control import NoVerdictError, StopControl, StoreNotes
 from shardscope.runtime.rundir import RunDir
 from shardscope.training.context import open_rank
 from shardscope.training.trainer import Trainer
@@ -149,6 +150,25 @@ def test_all_stop_after_the_evaluation_if_the_request_comes_while_they_wait(
     assert not any(thread.is_alive() for thread in threads)
     assert all(control.should_stop(6) for control in controls)
     assert run.stop_at.read_text() == "5"
+
+
+def test_ranks_that_see_no_file_of_rank_0_stop_after_the_same_step(run: RunDir, tmp_path: Path) -> None:
+    """As on two machines whose shared directory shows a new file to one of them only, for as long as it caches."""
+    notes, elsewhere = StoreNotes(dist.HashStore()), RunDir(tmp_path / "elsewhere")
+    (elsewhere.path / "control").mkdir(parents=True)
+    elsewhere.judge(0)
+    first, second = StopControl(run, 0, 2, notes=notes), StopControl(elsewhere, 1, 2, notes=notes)
+    run.judge(2)
+    for control in (first, second):
+        control.evaluated(2, 1e9)
+        assert not control.should_stop(3)
+    run.request_stop(1.0)
+    assert [control.should_stop(step) for step in (4, 5) for control in (first, second)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_rank_that_rank_0_does_not_answer_says_so(run: RunDir) -> None:
