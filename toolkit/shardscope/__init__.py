@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from shardscope.runtime.check import check
     from shardscope.runtime.check_report import CheckReport
     from shardscope.runtime.doctor import diagnose as doctor
+    from shardscope.runtime.observe import observe
     from shardscope.spec import (
         Batch,
         Checkpoint,
@@ -129,6 +130,7 @@ _HOMES = {
     "shardscope.runtime.check": ("check",),
     "shardscope.runtime.check_report": ("CheckReport",),
     "shardscope.runtime.doctor": ("doctor",),
+    "shardscope.runtime.observe": ("observe",),
     "shardscope.tuning.lr_range": ("lr_range_test",),
     "shardscope.spec": (
         "Batch",
@@ -213,6 +215,7 @@ __all__ = [
     "launch",
     "load_job",
     "lr_range_test",
+    "observe",
     "plan",
     "predict",
     "register",
