@@ -37,6 +37,7 @@ from shardscope.runtime import runs as runs
 from shardscope.runtime.check import check as check
 from shardscope.runtime.check_report import CheckReport as CheckReport
 from shardscope.runtime.doctor import doctor as doctor
+from shardscope.runtime.observe import observe as observe
 from shardscope.spec import Batch as Batch
 from shardscope.spec import Checkpoint as Checkpoint
 from shardscope.spec import Cluster as Cluster

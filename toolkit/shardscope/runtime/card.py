@@ -17,7 +17,7 @@ def run_html(run: Run) -> str:
     rows = {
         "state": run.state,
         "strategy": f"{run.job.strategy.label}, {run.job.world_size} ranks",
-        "steps": f"{summary.last_step} of {run.job.steps}",
+        "steps": run.job.progress(summary.last_step),
         "loss": "" if summary.loss is None else f"{summary.loss:.4f}",
         "step time": "" if summary.step_time_s is None else f"{summary.step_time_s * 1e3:.1f} ms",
         "link": summary.link or "",

@@ -24,6 +24,7 @@ from shardscope.runtime.processes import end_run, is_alive
 from shardscope.runtime.rundir import RunDir, find, holds_run, this_host
 from shardscope.runtime.status import FINAL_STATES, Cause, Status, printable
 from shardscope.spec import Job
+from shardscope.spec.observed import ObservedJob
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -176,6 +177,11 @@ class Run:
             f"the agent of run {self.id} (process {status.pid}) was killed before the run ended; "
             "its ranks ended with it, and what they had written is all there"
         )
+        if isinstance(self.job, ObservedJob):
+            message = (
+                f"process {status.pid}, which run {self.id} observed, ended before its training loop did; what its "
+                "ranks had written is all there"
+            )
         cause = Cause.KILLED
         if status.state == "starting":
             cause = Cause.NOT_STARTED
@@ -229,7 +235,15 @@ class Run:
         ranks that outlived it are killed. Two kinds of run may still be going when this returns, and stop once they see
         the request: one on another machine that has not stopped ten seconds after `grace_s`, and one whose agent has
         not started within two minutes.
+
+        Raises:
+            SpecError: The run is an observed training loop, which only its own script can end.
         """
+        if self.is_alive and isinstance(self.job, ObservedJob):
+            raise SpecError(
+                f"run {self.id} is a training script's own (ss.observe), so it cannot be stopped from here; end the "
+                "script"
+            )
         if self.is_alive:
             self._ask_to_stop(grace_s)
         self._see_out(0.0 if self.is_alive else _KILL_AFTER_S)

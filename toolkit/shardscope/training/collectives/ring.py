@@ -15,7 +15,6 @@ the other way around, which uses both directions of each link.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardscope.training import clock
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.meter import Traffic
 
@@ -211,11 +211,11 @@ class _Way:
         tensor = self._outgoing(i)
         if not tensor.numel():
             return
-        start = time.time()
+        start = clock.now()
         self.sends[i] = self._send([tensor], self.next, self.first_tag + 2 * i)
         self.traffic.count_sent(self.next, _bytes(tensor))
         if self.on_chunk:
-            self.on_chunk({**self._place(i), "bytes": _bytes(tensor), "start": start, "end": time.time()})
+            self.on_chunk({**self._place(i), "bytes": _bytes(tensor), "start": start, "end": clock.now()})
 
     def _place(self, i: int) -> dict[str, Any]:
         k, s = divmod(i, self.num_slices)

@@ -11,7 +11,6 @@ FSDP2 pads every parameter to a multiple of the ranks along its first dimension,
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardscope.training import clock
 from shardscope.training.collectives.agreement import Agreement, Purpose
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.collectives.ring import RingAllReduce
@@ -90,7 +90,7 @@ class ShardRing:
                 carrier.tag = tag
             send()
 
-        self.ring.group.meter.handed_over = time.time()
+        self.ring.group.meter.handed_over = clock.now()
         return self._sender.submit(carry_out)
 
     def reduce_mean(self, purpose: Purpose, output: Tensor, buffer: Tensor) -> None:

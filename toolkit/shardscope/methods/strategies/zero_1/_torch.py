@@ -8,7 +8,6 @@ own chunk with its shard of the optimizer state. Then the buckets are all-gather
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from shardscope.errors import SpecError
 from shardscope.methods.strategies import zero_1
 from shardscope.methods.strategies.zero_1._torch_flat import FlatBucket, FlatPiece, cut_into_buckets
+from shardscope.training import clock
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.collectives.sender import Sender
@@ -105,7 +105,7 @@ class Zero1Rank(Partitioned):
         index, name = self.order[id(parameter)]
         self.missing[index].discard(name)
         while len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]:
-            self.context.meter.handed_over = time.time()
+            self.context.meter.handed_over = clock.now()
             self.sent.append(self.sender.submit(partial(self._reduce, self.buckets[len(self.sent)])))
 
     def finish_exchange(self) -> None:
