@@ -122,18 +122,19 @@ class Session(AbstractContextManager[Run]):
             self._recorder.backward_ends()
 
     def update_begins(self, optimizer: Optimizer) -> None:
-        if self._recorder is None:
-            return
-        if self._recorder.optimizer is None and _updates(optimizer, self._seen.model):
-            self._recorder.optimizer = self._seen.optimizer = optimizer
-        if optimizer is self._recorder.optimizer and not self._is_announced:
-            self._announce()
-        self._recorder.update_begins(optimizer)
+        if self._seen.optimizer is None and _updates(optimizer, self._seen.model):
+            self._seen.optimizer = optimizer
+            if self._recorder is not None:  # a closure may run the first forward pass inside the update
+                self._recorder.optimizer = optimizer
+        if self._recorder is not None:
+            self._recorder.update_begins(optimizer)
 
     def update_ends(self, optimizer: Optimizer) -> None:
         recorder = self._recorder
         if recorder is None:
             return
+        if optimizer is recorder.optimizer and not self._is_announced:
+            self._announce()
         recorder.update_ends(optimizer)
         if recorder.steps > self._seen.steps:
             self._collectives.end_step()
