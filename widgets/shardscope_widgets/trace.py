@@ -148,7 +148,9 @@ class Trace(RunLog):
 
     def _on_traffic(self, event: Event) -> None:
         super()._on_traffic(event)
-        self.links.setdefault(event["rank"], Moved()).add(event)
+        moved, late = self.links.setdefault(event["rank"], Moved()), Moved.of(event)
+        moved.sent_bytes += late.sent_bytes
+        moved.received_bytes += late.received_bytes
 
     def _keep_spans(self, number: int, rank: int, spans: Iterable[tuple[Any, ...]]) -> None:
         new = [

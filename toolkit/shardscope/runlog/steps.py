@@ -57,6 +57,8 @@ class Step(NamedTuple):
 
 
 _CODES = "".join("d" if isinstance(Step._field_defaults.get(name), float) else "q" for name in Step._fields)
+MOST = 2**62
+"""Largest count that a column holds; a damaged log may report more."""
 _RATES = {"samples_per_s": "samples", "tokens_per_s": "tokens"}
 
 
@@ -94,8 +96,9 @@ class Steps(Sequence[Step]):
         numbers = self._columns[0]
         for index in range(len(numbers) - 1, -1, -1):  # most likely one of the newest
             if numbers[index] == number:
-                self._columns[Step._fields.index("sent_bytes")][index] += sent_bytes
-                self._columns[Step._fields.index("messages")][index] += messages
+                for name, more in (("sent_bytes", sent_bytes), ("messages", messages)):
+                    column = self._columns[Step._fields.index(name)]
+                    column[index] = min(column[index] + more, MOST)
                 return
 
     def __len__(self) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 Event = Mapping[str, Any]
@@ -12,42 +12,28 @@ OBSERVING = frozenset({"noise_scale", "consensus"})
 _COUNTS = ("payload_bytes", "sent_bytes", "received_bytes", "messages", "calls")
 
 
-@dataclass
+@dataclass(slots=True)
 class Moved:
-    """Training traffic of one rank in one step."""
+    """Training traffic of one rank, or of all."""
 
-    sent: dict[str, int] = field(default_factory=dict)
-    """Bytes sent, by collective."""
+    sent_bytes: int = 0
     received_bytes: int = 0
     messages: int = 0
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes sent, all collectives together."""
-        return sum(self.sent.values())
 
     @classmethod
     def of(cls, event: Event) -> Self:
         """Return the training traffic of one event."""
         moved = cls()
-        moved.add(event)
-        return moved
-
-    def add(self, event: Event) -> None:
-        """Add the training traffic of one event."""
         for name, row in event["traffic"].items():
             if name not in OBSERVING:
-                self.sent[name] = self.sent.get(name, 0) + row["sent_bytes"]
-                self.received_bytes += row["received_bytes"]
-                self.messages += row.get("messages", 0)
+                moved.add(row)
+        return moved
 
-
-def observed(event: Event) -> Iterator[tuple[str, int]]:
-    """Yield names and sent bytes of the traffic in an event that is not training: measuring, evaluating, saving."""
-    is_training = event["event"] in ("step", "traffic")
-    for name, row in event["traffic"].items():
-        if name in OBSERVING or not is_training:
-            yield (name if is_training else event["event"]), row["sent_bytes"]
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add the traffic of one collective, in the form that events carry."""
+        self.sent_bytes += row["sent_bytes"]
+        self.received_bytes += row["received_bytes"]
+        self.messages += row.get("messages", 0)
 
 
 def finished_with_spans(events: Iterable[Event], world_size: int) -> list[list[Event]]:
