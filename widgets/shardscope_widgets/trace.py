@@ -192,11 +192,6 @@ class Trace(RunLog):
                 known[step] = max(known.get(step, -math.inf), float(value))
 
     @property
-    def num_params(self) -> int | None:
-        """Number of parameters of the model; None before the first rank has started."""
-        return next((start["num_params"] for start in self.starts.values() if start.get("num_params")), None)
-
-    @property
     def measures_tokens(self) -> bool:
         """Whether this run counts tokens in addition to samples, as language models do."""
         return bool(self.steps) and self.steps[-1].tokens > 0

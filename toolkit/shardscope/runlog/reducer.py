@@ -23,15 +23,6 @@ from shardscope.runlog.traffic import OBSERVING, Event, Moved
 if TYPE_CHECKING:
     from shardscope.spec import Job
 
-_SQUARES = ("small_square", "large_square")
-
-
-class Squares(NamedTuple):
-    """Squared gradient norms of one step: the mean over the small batches, and that of the mean gradient."""
-
-    small: float
-    large: float
-
 
 class Evaluation(NamedTuple):
     """Quality on held-back data after a step; NaN where it was not computed."""
@@ -51,10 +42,10 @@ class RunLog:
         steps: The finished steps, in columns.
         starts: Start event of each rank, by rank.
         evaluations: Evaluations, in order.
-        errors: Error events, in order.
         peak_memory: Peak bytes of each rank, by rank.
         held: Bytes by kind that each rank held, from its newest memory event.
-        noise: Squared gradient norms of the steps that measured gradient noise, by step.
+        noise: Squared gradient norms by step, where gradient noise was measured: the mean over the small batches, and
+            that of the mean gradient.
         looks: Trust ratios and residuals of the layers, thinned.
         collectives: Training bytes that all ranks sent, by collective.
         observing: Bytes that all ranks sent to measure, evaluate and save, by purpose.
@@ -73,10 +64,9 @@ class RunLog:
     steps: Steps = field(default_factory=Steps)
     starts: dict[int, Event] = field(default_factory=dict)
     evaluations: list[Evaluation] = field(default_factory=list)
-    errors: list[Event] = field(default_factory=list)
     peak_memory: dict[int, int] = field(default_factory=dict)
     held: dict[int, dict[str, int]] = field(default_factory=dict)
-    noise: dict[int, Squares] = field(default_factory=dict)
+    noise: dict[int, tuple[float, float]] = field(default_factory=dict)
     looks: Looks = field(default_factory=Looks)
     collectives: Counter[str] = field(default_factory=Counter)
     observing: Counter[str] = field(default_factory=Counter)
@@ -133,8 +123,10 @@ class RunLog:
             rank, peak = event["rank"], event["peak_memory_bytes"]
             self.peak_memory[rank] = max(self.peak_memory.get(rank, 0), peak)
         if all("noise" in event for event in row):
-            squares = (fmean(float(event["noise"][of]) for event in row) for of in _SQUARES)
-            self.noise[number] = Squares(*squares)
+            small, large = (
+                [float(event["noise"][name]) for event in row] for name in ("small_square", "large_square")
+            )
+            self.noise[number] = fmean(small), fmean(large)
 
     def _sent(self, events: Iterable[Event]) -> Moved:
         """Return the training traffic of these events, and count it, with what they sent for measurements apart."""
@@ -159,9 +151,6 @@ class RunLog:
     def _on_layers(self, event: Event) -> None:
         self.looks.take(event)
 
-    def _on_error(self, event: Event) -> None:
-        self.errors.append(event)
-
     def per_step(
         self,
         figure: str,
@@ -180,11 +169,6 @@ class RunLog:
         return self.steps[-1].number if self.steps else 0
 
     @property
-    def loss(self) -> float | None:
-        """Mean loss over the ranks at the last step; None before the first."""
-        return None if not self.steps or math.isnan(self.steps[-1].loss) else self.steps[-1].loss
-
-    @property
     def step_time_s(self) -> float | None:
         """Seconds of a step on the slowest rank: the median, without warm-up."""
         return self.per_step("step_time_s", average="median")
@@ -193,20 +177,6 @@ class RunLog:
     def bytes_per_step(self) -> float | None:
         """Training bytes that all ranks send in a step: the mean, without warm-up."""
         return self.per_step("sent_bytes")
-
-    @property
-    def samples_per_s(self) -> float | None:
-        """Samples of all ranks per second, at the median step time."""
-        return self._per_second(self.steps[-1].samples) if self.steps else None
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Tokens of all ranks per second, at the median step time; None if the model reads none."""
-        return (self._per_second(self.steps[-1].tokens) or None) if self.steps else None
-
-    def _per_second(self, amount: int) -> float | None:
-        seconds = self.step_time_s
-        return amount / seconds if seconds else None
 
     @property
     def peak_memory_bytes(self) -> int | None:
