@@ -23,19 +23,26 @@ def look(step: int, rank: int = 0, ratio: Any = 1.0, owed: Any = 1.0) -> dict[st
     }  # fmt: skip
 
 
+def looks_of(events: Iterable[dict[str, Any]]) -> Looks:
+    looks = Looks()
+    for event in events:
+        looks.take(event)
+    return looks
+
+
 def steps_of(looks: Looks) -> tuple[int, ...]:
     return looks.layers(LAMB).ratios[0].steps
 
 
 def test_few_looks_are_all_kept_whoever_comes_first() -> None:
     events = [look(step, rank) for step in (1, 10, 20) for rank in (1, 0)]
-    assert Looks.of(events).layers(LAMB) == layers_of(events, LAMB)
+    assert looks_of(events).layers(LAMB) == layers_of(events, LAMB)
     assert Looks().layers(LAMB) == layers_of([], LAMB)
 
 
 @pytest.mark.parametrize("num_looks", [240, 241, 242, 479, 480, 481, 5000])
 def test_many_are_thinned_evenly_and_the_first_and_the_newest_stay(num_looks: int) -> None:
-    looks = Looks.of(look(10 * n, rank) for n in range(1, num_looks + 1) for rank in (0, 1))
+    looks = looks_of(look(10 * n, rank) for n in range(1, num_looks + 1) for rank in (0, 1))
     steps = steps_of(looks)
     assert (steps[0], steps[-1]) == (10, 10 * num_looks)
     assert module.MOST_LOOKS / 2 <= len(steps) <= module.MOST_LOOKS
@@ -46,12 +53,12 @@ def test_many_are_thinned_evenly_and_the_first_and_the_newest_stay(num_looks: in
 
 @pytest.mark.parametrize("fields", [{"ratio": "nan"}, {"owed": "inf"}])
 def test_the_first_that_is_no_number_stays_though_all_after_it_are_well(fields: dict[str, Any]) -> None:
-    looks = Looks.of(look(step, **(fields if step == 7 else {})) for step in range(1, 2001))
+    looks = looks_of(look(step, **(fields if step == 7 else {})) for step in range(1, 2001))
     assert [alarm.kind for alarm in looks.layers(LAMB).alarms] == ["not finite"]
 
 
 def test_a_rank_that_comes_late_to_a_look_left_out_is_passed_over() -> None:
-    looks = Looks.of(look(step) for step in range(1, 1001))
+    looks = looks_of(look(step) for step in range(1, 1001))
     kept = steps_of(looks)
     looks.take(look(2, rank=1))
     assert steps_of(looks) == kept

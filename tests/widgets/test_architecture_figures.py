@@ -69,7 +69,7 @@ class TestLinks:
 
     def test_the_busiest_link_is_named(self):
         trace = Trace("id", "parameter-server", "parameter-server", world_size=2)
-        trace.links = {0: Moved({"server_push": 300}, 300), 1: Moved({"server_push": 100}, 100)}
+        trace.links = {0: Moved(300, 300), 1: Moved(100, 100)}
         assert figures.links_text(figures.links_info([trace])) == (
             "parameter-server: the busiest link, that of rank 0, carries 600 B a step, 1.5 times the mean of 2 ranks."
         )

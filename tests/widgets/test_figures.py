@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.events import step_event
+from shardscope.runlog.spans import union
 from shardscope.runlog.steps import Step, Steps
 from shardscope_widgets import figures
 from shardscope_widgets.figures import Bar, Curve, Shares, theme
 from shardscope_widgets.figures._curves import moving_average
-from shardscope_widgets.figures._timeline import union
 from shardscope_widgets.trace import Trace
 from widgets.fake_runs import fake_run, step_events
 
@@ -75,10 +75,9 @@ class TestSteps:
     )
 
     def test_they_come_back_as_they_were_put_in(self):
-        assert tuple(Steps(self.steps)) == self.steps
-        assert Steps(self.steps)[-1] == self.steps[-1]
-        assert Steps(self.steps)[::-1] == [*reversed(self.steps)]
-        assert Steps(self.steps) == [*self.steps] != Steps()
+        steps = Steps(self.steps)
+        assert tuple(steps) == self.steps
+        assert (steps[0], steps[-1], len(steps)) == (*self.steps, 2)
 
     def test_a_step_takes_eight_bytes_a_column(self):
         steps = Steps(

@@ -148,7 +148,9 @@ class Trace(RunLog):
 
     def _on_traffic(self, event: Event) -> None:
         super()._on_traffic(event)
-        self.links.setdefault(event["rank"], Moved()).add(event)
+        moved, late = self.links.setdefault(event["rank"], Moved()), Moved.of(event)
+        moved.sent_bytes += late.sent_bytes
+        moved.received_bytes += late.received_bytes
 
     def _keep_spans(self, number: int, rank: int, spans: Iterable[tuple[Any, ...]]) -> None:
         new = [
@@ -188,11 +190,6 @@ class Trace(RunLog):
             if isinstance(value, int | float):
                 known = self.kept.setdefault(str(name), {})
                 known[step] = max(known.get(step, -math.inf), float(value))
-
-    @property
-    def num_params(self) -> int | None:
-        """Number of parameters of the model; None before the first rank has started."""
-        return next((start["num_params"] for start in self.starts.values() if start.get("num_params")), None)
 
     @property
     def measures_tokens(self) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from statistics import median
 from typing import NamedTuple
 
 from shardscope.errors import SpecError
 from shardscope.runlog.averages import WARM_UP_STEPS
-from shardscope.runlog.traffic import Event, Moved, finished_with_spans
+from shardscope.runlog.spans import covered, finished_with_spans, lane_of
+from shardscope.runlog.traffic import Event, Moved
 from shardscope.runtime import Run, launch
 from shardscope.spec import Compression, Job, LRSchedule
 from shardscope.spec.job import Record
@@ -56,7 +56,10 @@ def probed(job: Job, run: Run) -> Probed:
     return Probed(
         median(max(_alone(event) for event in row) for row in steps),
         median(max(Moved.of(event).sent_bytes for event in row) for row in steps),
-        median(min(_seconds(_lane(event, "communication")) for event in row) for row in steps),
+        median(
+            min(sum(end - start for start, end in lane_of(event, "communication")) for event in row)
+            for row in steps
+        ),
     )
 
 
@@ -87,24 +90,11 @@ def steps_with_spans(run: Run) -> list[list[Event]]:
     return whole
 
 
-def _lane(event: Event, lane: str) -> list[tuple[float, float]]:
-    return sorted((start, end) for kind, _, start, end, _ in event["spans"] if kind == lane)
-
-
-def _seconds(spans: list[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in spans)
+def _talking(event: Event) -> float:
+    return sum(end - start for start, end in lane_of(event, "communication"))
 
 
 def _alone(event: Event) -> float:
     """Seconds of a step without exposed communication: time in which this rank communicates and does not compute."""
-    both = _covered(_lane(event, "compute") + _lane(event, "communication"))
-    return float(event["step_time_s"]) - both + _covered(_lane(event, "compute"))
-
-
-def _covered(spans: list[tuple[float, float]]) -> float:
-    """Seconds that are covered by at least one of the spans."""
-    seconds, until = 0.0, -math.inf
-    for start, end in sorted(spans):
-        seconds += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return seconds
+    both = covered(lane_of(event, "compute") + lane_of(event, "communication"))
+    return float(event["step_time_s"]) - both + covered(lane_of(event, "compute"))

@@ -17,7 +17,8 @@ from shardscope.errors import SpecError
 from shardscope.measure.replay import FIRST_SPAN, Rank, replay, step_of
 from shardscope.measure.wire import Links, Wire, busiest
 from shardscope.runlog.averages import WARM_UP_STEPS
-from shardscope.runlog.traffic import Event, finished_with_spans
+from shardscope.runlog.spans import finished_with_spans
+from shardscope.runlog.traffic import Event
 from shardscope.runtime import Run
 from shardscope.spec import Link
 from shardscope.training.meter import Span

@@ -192,7 +192,6 @@ def _owed(by_step: Mapping[int, list[Event]]) -> tuple[OwedSeries, ...]:
 
 MOST_LOOKS = 240
 """Largest number of samples kept at a time."""
-_COLUMNS = ("ratio", "weight_norm", "update_norm")
 
 
 @dataclass
@@ -212,14 +211,6 @@ class Looks:
     _every: int = 1
     _newest: int = -1
     _broken: int | None = None
-
-    @classmethod
-    def of(cls, events: Iterable[Event]) -> Looks:
-        """Return the samples in these events, which must be ordered by time."""
-        looks = cls()
-        for event in events:
-            looks.take(event)
-        return looks
 
     def take(self, event: Event) -> None:
         """Add the event of one rank."""
@@ -253,6 +244,6 @@ class Looks:
 
 
 def _is_finite(event: Event) -> bool:
-    columns: list[Iterable[Any]] = [event[name] for name in _COLUMNS]
+    columns: list[Iterable[Any]] = [event[name] for name in _RATIO_COLUMNS]
     owed = (row[2] for row in event["owed"])
     return all(math.isfinite(sum(map(float, filter(None, column)))) for column in (*columns, owed))

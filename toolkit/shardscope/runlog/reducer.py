@@ -17,20 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from shardscope.runlog.averages import ALIKE, Average, StepKinds, per_step
 from shardscope.runlog.layers import Looks
 from shardscope.runlog.schema import MEMORY_KINDS
-from shardscope.runlog.steps import Step, Steps
-from shardscope.runlog.traffic import Event, Moved, observed
+from shardscope.runlog.steps import MOST, Step, Steps
+from shardscope.runlog.traffic import OBSERVING, Event, Moved
 
 if TYPE_CHECKING:
     from shardscope.spec import Job
-
-_SQUARES = ("small_square", "large_square")
-
-
-class Squares(NamedTuple):
-    """Squared gradient norms of one step: the mean over the small batches, and that of the mean gradient."""
-
-    small: float
-    large: float
 
 
 class Evaluation(NamedTuple):
@@ -51,13 +42,13 @@ class RunLog:
         steps: The finished steps, in columns.
         starts: Start event of each rank, by rank.
         evaluations: Evaluations, in order.
-        errors: Error events, in order.
         peak_memory: Peak bytes of each rank, by rank.
         held: Bytes by kind that each rank held, from its newest memory event.
-        noise: Squared gradient norms of the steps that measured gradient noise, by step.
+        noise: Squared gradient norms by step, where gradient noise was measured: the mean over the small batches, and
+            that of the mean gradient.
         looks: Trust ratios and residuals of the layers, thinned.
         collectives: Training bytes that all ranks sent, by collective.
-        observing: Bytes that all ranks sent for other purposes than training, by purpose.
+        observing: Bytes that all ranks sent to measure, evaluate and save, by purpose.
         last_t: When the newest event was written, in Unix seconds.
 
     Example:
@@ -73,15 +64,15 @@ class RunLog:
     steps: Steps = field(default_factory=Steps)
     starts: dict[int, Event] = field(default_factory=dict)
     evaluations: list[Evaluation] = field(default_factory=list)
-    errors: list[Event] = field(default_factory=list)
     peak_memory: dict[int, int] = field(default_factory=dict)
     held: dict[int, dict[str, int]] = field(default_factory=dict)
-    noise: dict[int, Squares] = field(default_factory=dict)
+    noise: dict[int, tuple[float, float]] = field(default_factory=dict)
     looks: Looks = field(default_factory=Looks)
     collectives: Counter[str] = field(default_factory=Counter)
     observing: Counter[str] = field(default_factory=Counter)
     last_t: float = 0.0
-    _open: dict[int, dict[int, tuple[Event, Moved]]] = field(default_factory=dict, repr=False)
+    _open: dict[int, dict[int, Event]] = field(default_factory=dict, repr=False)
+    _late: dict[int, list[Event]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, job: Job) -> Self:
@@ -94,10 +85,10 @@ class RunLog:
 
     def _take(self, event: Event) -> bool:
         self.last_t = max(self.last_t, event["t"])
-        if event.get("traffic"):
-            for purpose, num_bytes in observed(event):
-                self.observing[purpose] += num_bytes
-        take = getattr(self, f"_on_{event['event']}", None)
+        kind = event["event"]
+        if kind not in ("step", "traffic") and "traffic" in event:
+            self.observing[kind] += sum(row["sent_bytes"] for row in event["traffic"].values())
+        take = getattr(self, f"_on_{kind}", None)
         if take is not None:
             take(event)
         return take is not None
@@ -109,34 +100,45 @@ class RunLog:
             row.pop(rank, None)  # a rank that starts again takes these steps again
 
     def _on_step(self, event: Event) -> None:
-        number, rank = event["step"], event["rank"]
+        number = event["step"]
         row = self._open.setdefault(number, {})
-        row[rank] = event, Moved.of(event)
+        row[event["rank"]] = event
         if len(row) == self.world_size:
-            self._finish(number, [row[each] for each in sorted(row)])
+            self._finish(number, [row[rank] for rank in sorted(row)])
 
     def _on_traffic(self, event: Event) -> None:
         """Add traffic that a rank's server sent for a step after the rank had finished it."""
-        number, rank = event["step"], event["rank"]
-        if number not in self._open:
-            late = Moved.of(event)
+        number = event["step"]
+        if number in self._open:
+            self._late.setdefault(number, []).append(event)
+        else:
+            late = self._sent([event])
             self.steps.add_traffic(number, late.sent_bytes, late.messages)
-            self.collectives.update(late.sent)
-        elif rank in self._open[number]:
-            self._open[number][rank][1].add(event)
 
-    def _finish(self, number: int, row: list[tuple[Event, Moved]]) -> None:
-        self._open = {step: others for step, others in self._open.items() if step > number}
-        events = [event for event, _ in row]
-        self.steps.append(_step(number, events, [moved for _, moved in row]))
-        for _, moved in row:
-            self.collectives.update(moved.sent)
-        for event in events:
+    def _finish(self, number: int, row: list[Event]) -> None:
+        for step in [step for step in self._open if step <= number]:
+            del self._open[step]
+        self.steps.append(_step(number, row, self._sent([*row, *self._late.pop(number, ())])))
+        for event in row:
             rank, peak = event["rank"], event["peak_memory_bytes"]
             self.peak_memory[rank] = max(self.peak_memory.get(rank, 0), peak)
-        if all("noise" in event for event in events):
-            squares = (fmean(float(event["noise"][of]) for event in events) for of in _SQUARES)
-            self.noise[number] = Squares(*squares)
+        if all("noise" in event for event in row):
+            small, large = (
+                [float(event["noise"][name]) for event in row] for name in ("small_square", "large_square")
+            )
+            self.noise[number] = fmean(small), fmean(large)
+
+    def _sent(self, events: Iterable[Event]) -> Moved:
+        """Return the training traffic of these events, and count it, with what they sent for measurements apart."""
+        moved = Moved()
+        for event in events:
+            for name, row in event["traffic"].items():
+                if name in OBSERVING:
+                    self.observing[name] += row["sent_bytes"]
+                else:
+                    self.collectives[name] += row["sent_bytes"]
+                    moved.add(row)
+        return moved
 
     def _on_eval(self, event: Event) -> None:
         if event["rank"] == 0:
@@ -148,9 +150,6 @@ class RunLog:
 
     def _on_layers(self, event: Event) -> None:
         self.looks.take(event)
-
-    def _on_error(self, event: Event) -> None:
-        self.errors.append(event)
 
     def per_step(
         self,
@@ -170,11 +169,6 @@ class RunLog:
         return self.steps[-1].number if self.steps else 0
 
     @property
-    def loss(self) -> float | None:
-        """Mean loss over the ranks at the last step; None before the first."""
-        return None if not self.steps or math.isnan(self.steps[-1].loss) else self.steps[-1].loss
-
-    @property
     def step_time_s(self) -> float | None:
         """Seconds of a step on the slowest rank: the median, without warm-up."""
         return self.per_step("step_time_s", average="median")
@@ -185,47 +179,32 @@ class RunLog:
         return self.per_step("sent_bytes")
 
     @property
-    def samples_per_s(self) -> float | None:
-        """Samples of all ranks per second, at the median step time."""
-        return self._per_second(self.steps[-1].samples) if self.steps else None
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Tokens of all ranks per second, at the median step time; None if the model reads none."""
-        return (self._per_second(self.steps[-1].tokens) or None) if self.steps else None
-
-    def _per_second(self, amount: int) -> float | None:
-        seconds = self.step_time_s
-        return amount / seconds if seconds else None
-
-    @property
     def peak_memory_bytes(self) -> int | None:
         """Peak memory of the rank that held most; None before the first step."""
         return max(self.peak_memory.values(), default=None)
 
 
-def _step(number: int, events: list[Event], moved: list[Moved]) -> Step:
-    losses = [float(event["loss"]) for event in events if event["loss"] is not None]
-    norms = [float(event["grad_norm"]) for event in events if event["grad_norm"] is not None]
-    trained = next((event for event in events if event["loss"] is not None), events[0])
+def _step(number: int, row: list[Event], moved: Moved) -> Step:
+    """The step from what all ranks report of it; one loop, for speed: it runs for every step of every log."""
+    t = seconds = loss = codec = compute = 0.0
+    samples = tokens = memory = peak = num_losses = 0
+    lr, norm, skipped = row[0]["lr"], math.nan, False
+    for event in row:
+        t, seconds = max(t, event["t"]), max(seconds, event["step_time_s"])
+        if event["loss"] is not None:
+            lr = event["lr"] if not num_losses else lr
+            loss, num_losses = loss + float(event["loss"]), num_losses + 1
+        if event["grad_norm"] is not None:
+            norm = max(float(event["grad_norm"]), norm)  # the first one also replaces NaN
+        samples, tokens = samples + event["samples"], tokens + (event["tokens"] or 0)
+        memory, peak = max(memory, event["memory_bytes"]), max(peak, event["peak_memory_bytes"])
+        codec = max(codec, event.get("codec_s", 0.0))
+        compute = max(compute, _compute_seconds(event)) if "spans" in event else math.nan
+        skipped = skipped or bool(event.get("skipped"))
+    loss = loss / num_losses if num_losses else math.nan
+    sent = min(moved.sent_bytes, MOST), min(moved.messages, MOST)
     return Step(
-        number=number,
-        t=max(event["t"] for event in events),
-        loss=sum(losses) / len(losses) if losses else math.nan,
-        step_time_s=max(event["step_time_s"] for event in events),
-        samples=sum(event["samples"] for event in events),
-        tokens=sum(event["tokens"] or 0 for event in events),
-        lr=trained["lr"],
-        grad_norm=max(norms, default=math.nan),
-        sent_bytes=sum(each.sent_bytes for each in moved),
-        messages=sum(each.messages for each in moved),
-        memory_bytes=max(event["memory_bytes"] for event in events),
-        peak_memory_bytes=max(event["peak_memory_bytes"] for event in events),
-        codec_s=max(event.get("codec_s", 0.0) for event in events),
-        compute_s=max(map(_compute_seconds, events))
-        if all("spans" in event for event in events)
-        else math.nan,
-        skipped=any(event.get("skipped") for event in events),
+        number, t, loss, seconds, samples, tokens, lr, norm, *sent, memory, peak, codec, compute, skipped
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, overload
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 
 class Step(NamedTuple):
@@ -57,10 +58,12 @@ class Step(NamedTuple):
 
 
 _CODES = "".join("d" if isinstance(Step._field_defaults.get(name), float) else "q" for name in Step._fields)
+MOST = 2**62
+"""Largest count that a column holds; a damaged log may report more."""
 _RATES = {"samples_per_s": "samples", "tokens_per_s": "tokens"}
 
 
-class Steps(Sequence[Step]):
+class Steps:
     """A growing sequence of `Step`, in ascending order.
 
     Example:
@@ -91,12 +94,11 @@ class Steps(Sequence[Step]):
 
     def add_traffic(self, number: int, sent_bytes: int, messages: int) -> None:
         """Add traffic that was sent for step `number` after it finished; an unknown step is ignored."""
-        numbers = self._columns[0]
-        for index in range(len(numbers) - 1, -1, -1):  # most likely one of the newest
-            if numbers[index] == number:
-                self._columns[Step._fields.index("sent_bytes")][index] += sent_bytes
-                self._columns[Step._fields.index("messages")][index] += messages
-                return
+        index = bisect_left(self._columns[0], number)
+        if index < len(self) and self._columns[0][index] == number:
+            for name, more in (("sent_bytes", sent_bytes), ("messages", messages)):
+                column = self._columns[Step._fields.index(name)]
+                column[index] = min(column[index] + more, MOST)
 
     def __len__(self) -> int:
         return len(self._columns[0])
@@ -104,19 +106,5 @@ class Steps(Sequence[Step]):
     def __iter__(self) -> Iterator[Step]:
         return map(Step._make, zip(*self._columns, strict=True))
 
-    @overload
-    def __getitem__(self, index: int) -> Step: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Step]: ...
-    def __getitem__(self, index: int | slice) -> Step | list[Step]:
-        if isinstance(index, slice):
-            return list(map(Step._make, zip(*(column[index] for column in self._columns), strict=True)))
+    def __getitem__(self, index: int) -> Step:
         return Step._make(column[index] for column in self._columns)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]  # it grows
-
-    def __repr__(self) -> str:
-        return f"Steps({list(self)!r})"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.steps import Step
 from shardscope.runlog.traffic import Event
 from shardscope.spec import Job
 
@@ -70,34 +71,35 @@ class Summary:
         return self.uncompressed_bytes_per_step / self.bytes_per_step
 
 
-def summarise(log: RunLog, state: str, job: Job) -> Summary:
+def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
     """Return the summary of a run from its reduced events.
 
     Args:
         log: The run's events so far, reduced.
         state: The state of the run.
-        job: The run's job.
+        job: The run's job; None leaves out the figures of compression.
     """
     starts, last = log.starts, log.evaluations[-1] if log.evaluations else None
     start = starts[min(starts)] if starts else {}
+    step, step_time = log.steps[-1] if log.steps else Step(0), log.step_time_s
     return Summary(
         state=state,
         strategy=start.get("strategy"),
         world_size=len(starts),
         steps=len(log.steps),
         last_step=log.last_step,
-        loss=log.loss,
+        loss=None if math.isnan(step.loss) else step.loss,
         test_loss=None if last is None else last.loss,
         test_accuracy=None if last is None or math.isnan(last.accuracy) else last.accuracy,
-        step_time_s=log.step_time_s,
-        samples_per_s=log.samples_per_s,
-        tokens_per_s=log.tokens_per_s,
+        step_time_s=step_time,
+        samples_per_s=step.samples / step_time if step_time else None,
+        tokens_per_s=step.tokens / step_time if step_time and step.tokens else None,
         bytes_per_step=log.bytes_per_step,
         peak_memory_bytes=log.peak_memory_bytes,
         wall_s=log.last_t - min(each["t"] for each in starts.values()) if starts else None,
         observing_bytes=log.observing.total(),
         **_link(start),
-        **(_compression(log, start, job) if job.compression.is_on and starts else {}),
+        **(_compression(log, start, job) if job is not None and job.compression.is_on and starts else {}),
     )
 
 

@@ -74,9 +74,10 @@ class Tail:
         except RunUnreadable as error:
             self._give_up(path, str(error))
             return
+        name = path.name
         try:
             for line in lines:
-                event = _parse(line, path.name)
+                event = _parse(line, name)
                 if event is not None:
                     yield event
                 elif line:

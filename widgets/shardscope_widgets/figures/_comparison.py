@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.runlog.summary import summarise
 from shardscope_widgets.figures import theme
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import bytes_text, plural, rate_text, seconds_text, three_digits
@@ -68,22 +69,12 @@ def comparison_info(traces: Sequence[Trace]) -> tuple[Row, ...]:
 
 
 def _row(trace: Trace) -> Row:
-    tokens = trace.measures_tokens
+    told = summarise(trace, state="")
     return Row(
-        label=trace.label,
-        strategy=trace.strategy,
-        workload=trace.workload,
-        world_size=trace.world_size,
-        steps=len(trace.steps),
-        last_step=trace.last_step,
-        loss=trace.loss,
-        step_time_s=trace.step_time_s,
-        per_second=trace.tokens_per_s if tokens else trace.samples_per_s,
-        counted="tokens" if tokens else "samples",
-        bytes_per_step=trace.bytes_per_step,
-        peak_memory_bytes=trace.peak_memory_bytes,
-        speed=None,
-    )
+        trace.label, trace.strategy, trace.workload, trace.world_size, told.steps, told.last_step, told.loss,
+        told.step_time_s, told.tokens_per_s or told.samples_per_s, "tokens" if told.tokens_per_s else "samples",
+        told.bytes_per_step, told.peak_memory_bytes, speed=None,
+    )  # fmt: skip
 
 
 def _with_speed(row: Row, base: float | None) -> Row:

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope.runlog.averages import StepKinds, per_step
+from shardscope.runlog.spans import covered
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._compression_look import method_look
-from shardscope_widgets.figures._timeline import COMPUTE, union
+from shardscope_widgets.figures._timeline import COMPUTE
 from shardscope_widgets.trace import Span, Trace
 from shardscope_widgets.words import bytes_text, listed, plural, seconds_text
 
@@ -101,7 +102,7 @@ def _run(trace: Trace) -> CompressedRun:
     return CompressedRun(
         trace.label, trace.strategy, trace.world_size, trace.link, trace.method, trace.method_label,
         trace.bytes_per_step, trace.step_time_s, step_parts(trace),
-        fmean(step.loss for step in trace.steps[-LAST:]), accuracies[-1] if accuracies else None,
+        fmean(trace.steps.column("loss")[-LAST:]), accuracies[-1] if accuracies else None,
         tuple(sorted(owed.items())),
     )  # fmt: skip
 
@@ -130,14 +131,10 @@ def _parts_of(spans: Sequence[Span], seconds: float, world_size: int) -> tuple[f
         own = [span for span in spans if span.rank == rank]
         computing = [(span.start, span.end) for span in own if span.lane == COMPUTE]
         packing = [(span.start, span.end) for span in own if span.lane == CODEC]
-        alone = _length(computing)
+        alone = covered(computing)
         compute += alone / world_size
-        codec += (_length(computing + packing) - alone) / world_size
+        codec += (covered(computing + packing) - alone) / world_size
     return (compute, codec, max(0.0, seconds - compute - codec))
-
-
-def _length(intervals: list[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in union(intervals))
 
 
 def compression_text(info: CompressionInfo) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
+from shardscope.runlog.summary import summarise
 from shardscope.runtime.run import Run
 from shardscope.spec import Job
 from shardscope_widgets.figures import _collectives, theme
@@ -20,7 +21,6 @@ from shardscope_widgets.words import safe
 if TYPE_CHECKING:
     from shardscope.runlog.tail import Tail
 
-_BYTES_A_PARAMETER = 4
 BUTTONS = {
     "open": ("Open run", "folder-open", "Show its run as the Training Lab does: timeline, memory, schedule"),
     "prune": ("Prune", "scissors", "Stop this trial now and count it as pruned"),
@@ -63,16 +63,6 @@ class Watched:
         """Read new events; return True if any of them is visible."""
         events = [event for tail in self._tails for event in tail.poll()]
         return self.trace.feed(events)
-
-    def formula(self) -> float | None:
-        """Return bytes per step of all ranks, uncompressed, by formula; None if the strategy has no formula."""
-        if not self.trace.num_params:
-            return None
-        job = self.run.job
-        return job.strategy.exchanged_bytes(
-            _BYTES_A_PARAMETER * self.trace.num_params, job.world_size,
-            micro_batches=job.num_micro_batches,
-        )  # fmt: skip
 
 
 class ChosenPanel:
@@ -118,8 +108,7 @@ class ChosenPanel:
             self.words.value = f'<div class="ss-words">{told}</div>' if told else ""
             return
         self.loss.figure = _loss_spec(watched.trace)
-        compressed = watched.run.job.compression.is_on
-        formula = watched.formula() if compressed else None
+        formula = summarise(watched.trace, watched.run.state, watched.run.job).uncompressed_bytes_per_step
         info = _collectives.collectives_info(
             watched.trace.collectives, len(watched.trace.steps), formula=formula
         )
