@@ -77,6 +77,11 @@ class Summary:
     Attributes:
         steps: Optimizer steps finished by all ranks.
         loss: Mean training loss over all ranks at the last step.
+        test_loss: Loss on the test split, which is evaluated once, after the job's last step. Runs of earlier versions
+            evaluated it during training too, and have no validation split; this is then their last evaluation.
+        test_accuracy: Share of right answers on the test split; None for regressions.
+        validation_loss: Loss of the last evaluation on the validation split, on which studies choose.
+        validation_accuracy: Share of right answers on the validation split; None for regressions.
         step_time_s: Median over steps of the slowest rank's time in seconds, excluding warm-up. Under local SGD, the
             medians of averaging steps and of the others, weighted by frequency; None before the first period is over.
         bytes_per_step: Bytes sent by all ranks together per step (mean, excluding warm-up; over whole periods of local
@@ -112,6 +117,8 @@ class Summary:
     uncompressed_bytes_per_step: float | None = None
     codec_s_per_step: float | None = None
     observing_bytes: int = 0
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
 
     @property
     def bytes_ratio(self) -> float | None:
@@ -180,7 +187,7 @@ def summarise(events: list[Event], state: str, job: Job | None = None) -> Summar
     """Return the summary of these events; with the job, also the compression figures."""
     steps = steps_of(events)
     starts = [event for event in events if event["event"] == "start"]
-    evaluations = [event for event in events if event["event"] == "eval" and event["rank"] == 0]
+    validation, test = evaluations_of(events)
     rows, period = list(steps.values()), 1 if job is None else job.compression.period
     times = {step: max(e["step_time_s"] for e in row) for step, row in steps.items()}
     step_time = per_step(times, period, average="median")
@@ -192,8 +199,10 @@ def summarise(events: list[Event], state: str, job: Job | None = None) -> Summar
         world_size=len(starts),
         steps=len(rows),
         loss=mean_loss(rows[-1]) if rows else None,
-        test_loss=evaluations[-1]["loss"] if evaluations else None,
-        test_accuracy=evaluations[-1]["accuracy"] if evaluations else None,
+        test_loss=test[-1]["loss"] if test else None,
+        test_accuracy=test[-1]["accuracy"] if test else None,
+        validation_loss=validation[-1]["loss"] if validation else None,
+        validation_accuracy=validation[-1]["accuracy"] if validation else None,
         step_time_s=step_time,
         samples_per_s=samples / step_time if step_time else None,
         tokens_per_s=tokens / step_time if step_time and tokens else None,
@@ -204,6 +213,14 @@ def summarise(events: list[Event], state: str, job: Job | None = None) -> Summar
         **_link(starts),
         **(_compression(job, starts, steps) if job is not None and job.compression.is_on and starts else {}),
     )
+
+
+def evaluations_of(events: list[Event]) -> tuple[list[Event], list[Event]]:
+    """Return the evaluations on the validation split, and those on the test split."""
+    curve = [event for event in events if event["event"] == "eval" and event["rank"] == 0]
+    tests = [event for event in events if event["event"] == "test" and event["rank"] == 0]
+    validation = [event for event in curve if "split" in event]
+    return validation, tests or [event for event in curve if "split" not in event]  # of earlier versions
 
 
 def _link(starts: list[Event]) -> dict[str, Any]:

@@ -168,10 +168,11 @@ class Job(Spec):
     model: Named
     """A name from the catalogue (`shardscope.spec.models.MODELS`), or a callable that returns an `nn.Module`."""
     data: Named
-    """``digits``, ``python-source``, a path (text, ``.npz``, ``.npy``), or a callable returning ``(train, test)``.
-    Inputs and targets are tensors, or tuples or mappings of them. A model is called with the items of a tuple as
-    arguments and those of a mapping as keywords. A mapping with ``labels`` is input and target at once, as Hugging Face
-    models take it."""
+    """``digits``, ``python-source``, a path (text, ``.npz``, ``.npy``), or a callable returning ``(train, test)`` or
+    ``(train, validation, test)``. Without a part for validation, half of the test rows are used for it. Inputs and
+    targets are tensors, or tuples or mappings of them. A model is called with the items of a tuple as arguments and
+    those of a mapping as keywords. A mapping with ``labels`` is input and target at once, as Hugging Face models take
+    it."""
     strategy: AnyStrategy = Field(default_factory=lambda: Strategy("ring"))
     """How the ranks share the work: a strategy, or its short string such as ``"ring"``."""
     world_size: int = Field(default=2, ge=1, le=1024)
@@ -203,7 +204,8 @@ class Job(Spec):
     seed: Seed = 0
     """Seed of weights and data order; the same job with the same seed is reproducible. 0 to 2**63 - 1."""
     eval_every: Count | None = None
-    """Steps between two evaluations on the test split; None evaluates once, after the last step."""
+    """Steps between two evaluations on the validation split, which is also evaluated after the last step; None
+    evaluates only then. The test split is evaluated once, after the last step."""
     checkpoint: Checkpoint = Checkpoint()
     """When to save the state of the training."""
     record: Record = Record()

@@ -38,10 +38,11 @@ class Measured:
         bytes: Bytes sent by all ranks so far.
         messages: Messages sent by all ranks so far.
         memory: Peak bytes of any rank so far.
-        curve: Quality on held-back data by step: (step, loss, share of wrong answers).
+        curve: Quality on the validation split by step: (step, loss, share of wrong answers).
         alarms: Alarms about its layers when last computed, as sentences (`runtime.alarms`).
         plain_s: Median seconds over all steps so far, of whatever kind; None before the first.
         spent_s: Total seconds of the steps so far; None if recorded by an older version.
+        test: Loss and share of wrong answers on the test split, which no choice depends on; None before the last step.
     """
 
     steps: int
@@ -55,6 +56,7 @@ class Measured:
     alarms: tuple[str, ...] = ()
     plain_s: float | None = None
     spent_s: float | None = None
+    test: tuple[float, float] | None = None
 
     def objective(self, name: str, steps: int) -> float | None:
         """Return the value of a named objective over `steps` steps; None if it is not known yet.
@@ -97,6 +99,7 @@ class Meter:
     _messages: int = 0
     _memory: int = 0
     _curve: list[tuple[int, float, float]] = field(default_factory=list)
+    _test: tuple[float, float] | None = None
     _looks: Looks = field(default_factory=Looks)
     _judged: int = 0
     _judge_at: int = 1
@@ -157,6 +160,7 @@ class Meter:
             bytes=self._bytes, messages=self._messages, memory=self._memory, curve=tuple(self._curve),
             alarms=self._alarms,
             plain_s=median(self._times) if self._times else None, spent_s=sum(self._times),
+            test=self._test,
         )  # fmt: skip
 
     def _step_s(self) -> float | None:
@@ -184,7 +188,9 @@ class Meter:
 
     def _take(self, event: Event) -> None:
         if event["event"] == "eval" and event["rank"] == 0:
-            self._curve.append((event["step"], _number(event["loss"]), 1.0 - _number(event["accuracy"])))
+            self._curve.append((event["step"], *_quality(event)))
+        if event["event"] == "test" and event["rank"] == 0:
+            self._test = _quality(event)
         if event["event"] == "layers":
             self._looks.take(event)
         if event["event"] == "traffic":
@@ -216,6 +222,11 @@ class Meter:
         for event in row:
             self._count_traffic(event)
         self._memory = max(self._memory, *(event["peak_memory_bytes"] or 0 for event in row))
+
+
+def _quality(event: Event) -> tuple[float, float]:
+    """Loss and share of wrong answers of an evaluation."""
+    return _number(event["loss"]), 1.0 - _number(event.get("accuracy"))
 
 
 def _number(value: Any) -> float:

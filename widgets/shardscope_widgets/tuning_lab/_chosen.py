@@ -152,11 +152,14 @@ def _loss_spec(trace: Trace) -> dict[str, Any]:
         }
         for values, width, opacity, name in looks
     ]  # fmt: skip
+    split = (
+        trace.evals[-1].get("split", "test") if trace.evals else "validation"
+    )  # earlier versions name none
     held = {
-        "type": "scatter", "mode": "markers", "name": "held-back data", "x": [event["step"] for event in trace.evals],
+        "type": "scatter", "mode": "markers", "name": f"{split} split", "x": [event["step"] for event in trace.evals],
         "y": [event["loss"] for event in trace.evals],
         "marker": {"symbol": "circle-open", "size": 7, "color": theme.GREY},
-        "hovertemplate": "held back, step %{x}: %{y:.4g}<extra></extra>",
+        "hovertemplate": f"{split} split, step %{{x}}: %{{y:.4g}}<extra></extra>",
     }  # fmt: skip
     layout = theme.look(height=210, margin={"l": 8, "r": 8, "t": 26, "b": 8})
     legend = theme.LEGEND_ABOVE | {"font": {"size": 11}, "itemclick": False}

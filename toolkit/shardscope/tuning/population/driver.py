@@ -283,6 +283,11 @@ def _folder(job: Job, folder: str | Path | None) -> Path:
 
 def _difference(folder: Path, old: Plan, new: Plan) -> str:
     """Return a sentence on how an earlier population differs."""
+    if old.split != new.split:
+        return (
+            f"the population in {folder} compared its members on the test split, as earlier versions did, and they are "
+            "now compared on the validation split; its results can still be read, and training needs another folder"
+        )
     field = next(name for name in vars(old) if getattr(old, name) != getattr(new, name))
     had, has = getattr(old, field), getattr(new, field)
     if isinstance(had, Mapping):
