@@ -19,7 +19,7 @@ import shardscope
 from shardscope.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
-GROUND = {"errors", "_compat", "machine"}
+GROUND = {"errors", "_compat", "_version", "machine"}
 FIRST = GROUND | {"spec"}
 ENGINES = FIRST | {"training", "analytic"}
 SECOND = ENGINES | {"methods", "export"}
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "elsewhere": set(),
     "errors": {"elsewhere"},
     "_compat": set(),
+    "_version": set(),
     "machine": set(),
     "spec": GROUND,
     "training": FIRST,
@@ -47,6 +48,7 @@ WITHOUT_TORCH = (
     "elsewhere",
     "errors",
     "_compat",
+    "_version",
     "spec",
     "analytic",
     "simulate",

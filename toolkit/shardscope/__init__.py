@@ -15,6 +15,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shardscope._version import __version__
+
 if TYPE_CHECKING:
     from shardscope import analytic
     from shardscope.conformance import check_method
@@ -49,10 +51,11 @@ if TYPE_CHECKING:
     from shardscope.prediction.layout import Prediction
     from shardscope.prediction.planner import Plans, plan
     from shardscope.prediction.predict import predict
-    from shardscope.runtime import Run, launch, load_job, runs
+    from shardscope.runtime import Run, launch, runs
     from shardscope.runtime.check import check
     from shardscope.runtime.check_report import CheckReport
     from shardscope.runtime.doctor import diagnose as doctor
+    from shardscope.runtime.load_job import load_job
     from shardscope.spec import (
         Batch,
         Checkpoint,
@@ -79,8 +82,6 @@ if TYPE_CHECKING:
     from shardscope.tuning.lr_range import lr_range_test
     from shardscope.tuning.population import Population, PopulationError, train_population
     from shardscope.tuning.tune import tune
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "shardscope.analytic": ("analytic",),
@@ -125,7 +126,8 @@ _HOMES = {
     "shardscope.training.strategies.own_all_reduce": ("OwnAllReduce",),
     "shardscope.measure.break_even": ("break_even",),
     "shardscope.measure.worth": ("worth",),
-    "shardscope.runtime": ("Run", "launch", "load_job", "runs"),
+    "shardscope.runtime": ("Run", "launch", "runs"),
+    "shardscope.runtime.load_job": ("load_job",),
     "shardscope.runtime.check": ("check",),
     "shardscope.runtime.check_report": ("CheckReport",),
     "shardscope.runtime.doctor": ("doctor",),

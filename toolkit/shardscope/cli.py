@@ -14,7 +14,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from shardscope import __version__
+from shardscope._version import __version__
 from shardscope.commands import check, demo, doctor, lab, plan, predict, run, runs, scoreboard, stop, tune
 from shardscope.errors import RunFailed, ShardscopeError
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from shardscope.runtime.layers import Layers
     from shardscope.runtime.noise import NoiseScale
+    from shardscope.runtime.provenance import Provenance
 
 _POLL_S = 0.02
 _START_S = 120.0  # how long `stop` waits for a run that is still starting
@@ -79,6 +80,16 @@ class Run:
         if self._job is None:
             self._job = self._dir.read_job()
         return self._job
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """Versions, machine, git state and command line at its launch; None for runs of earlier versions.
+
+        It is written within a fraction of a second after the launch.
+        """
+        from shardscope.runtime.provenance import read
+
+        return read(self._dir)
 
     @property
     def state(self) -> str:
@@ -273,11 +284,16 @@ class Run:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Parts of the run's logs that could not be read, as messages. A killed rank may leave one truncated line."""
+        """What of the run's logs and job could not be read, as messages. A killed rank may leave one truncated line."""
         self._events.extend(self._tail.poll())
         lines = self._tail.num_unreadable
         told = f"{lines} line{'s' * (lines > 1)} of its logs hold no event that can be read"
-        return (*self._tail.problems.values(), *([told] if lines else []))
+        newer = f"job.json has fields of a newer version, which are left out: {', '.join(self.job.left_out)}"
+        return (
+            *self._tail.problems.values(),
+            *([told] if lines else []),
+            *([newer] if self.job.left_out else []),
+        )
 
     def tail(self) -> Tail:
         """Return a new incremental reader: its first `poll` returns all events so far, later ones only new events."""

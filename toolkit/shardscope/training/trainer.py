@@ -42,7 +42,7 @@ from shardscope.training.data import (
     split,
     tensors_of,
 )
-from shardscope.training.data.batches import LABELS, named_tensors, named_tensors_of
+from shardscope.training.data.batches import named_tensors_of, reads_tokens
 from shardscope.training.evaluate import FailedTogether, evaluate
 from shardscope.training.layer_watch import LayerWatch
 from shardscope.training.lazy import is_unfinished, materialise
@@ -175,7 +175,8 @@ class Trainer:
             role=job.strategy.role(context.rank, context.world_size),
             model=label_of(job.model), optimizer=job.optimizer.name, num_params=self.num_params,
             gradient_bytes=self.gradient_bytes, compression=job.compression.label,
-            codecs=None if compressor is None else "numba" if compiled else "torch", **self._link(), **_process(),
+            codecs=None if compressor is None else "numba" if compiled else "torch", **self._link(),
+            pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip
 
     def _link(self) -> dict[str, Any]:
@@ -339,7 +340,7 @@ class Trainer:
         shown = self.job.record.shows(step)
         counted = micro_batches if result.loss is not None else []
         samples = sum(num_rows(inputs) for inputs, _ in counted)
-        tokens = sum(targets.numel() for _, targets in counted) if _reads_tokens(counted) else None
+        tokens = sum(targets.numel() for _, targets in counted) if reads_tokens(counted) else None
         memory = self.strategy.memory.sample()
         self.context.events.emit(
             "step", step=step, loss=result.loss, samples=samples, tokens=tokens, step_time_s=round(seconds, 6),
@@ -491,25 +492,5 @@ def _seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _reads_tokens(micro_batches: list[MicroBatch]) -> bool:
-    """Whether the targets have one element per input token."""
-    if not micro_batches:
-        return False
-    inputs, targets = micro_batches[0]
-    read = (
-        inputs
-        if not isinstance(inputs, dict)
-        else {key: part for key, part in inputs.items() if key != LABELS}
-    )
-    return isinstance(targets, Tensor) and any(
-        not tensor.is_floating_point() and tensor.shape == targets.shape
-        for _, tensor in named_tensors(read, "inputs")
-    )
-
-
 def _noise(result: StepResult) -> dict[str, Any]:
     return {} if result.noise is None else {"noise": result.noise.as_event()}
-
-
-def _process() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname()}

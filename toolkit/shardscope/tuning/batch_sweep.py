@@ -268,7 +268,7 @@ def _check(
 
 
 def _digest(job: Job, rates: Mapping[str, float], quality: str) -> str:
-    asked = json.dumps([job.to_json(), sorted(rates.items()), quality, "validation"])
+    asked = json.dumps([job.model_dump_json(), sorted(rates.items()), quality, "validation"])
     return sha256(asked.encode()).hexdigest()[:12]
 
 

@@ -95,7 +95,7 @@ def train_population(
     asked, job = job, job.replace(steps=intervals * each, until=None)
     known = _explorable(space, job)
     plan = Plan(
-        json.loads(asked.to_json()), json.loads(json.dumps(known.describe())), members, intervals, each, names,
+        json.loads(asked.model_dump_json()), json.loads(json.dumps(known.describe())), members, intervals, each, names,
         quantile, resample, seed, tuple(own),
     )  # fmt: skip
     known.apply(
