@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from shardscope.runtime.check_report import CheckReport
     from shardscope.runtime.doctor import diagnose as doctor
     from shardscope.runtime.load_job import load_job
+    from shardscope.runtime.reproduce import first_difference, reproduce
     from shardscope.spec import (
         Batch,
         Checkpoint,
@@ -128,6 +129,7 @@ _HOMES = {
     "shardscope.measure.worth": ("worth",),
     "shardscope.runtime": ("Run", "launch", "runs"),
     "shardscope.runtime.load_job": ("load_job",),
+    "shardscope.runtime.reproduce": ("first_difference", "reproduce"),
     "shardscope.runtime.check": ("check",),
     "shardscope.runtime.check_report": ("CheckReport",),
     "shardscope.runtime.doctor": ("doctor",),
@@ -212,12 +214,14 @@ __all__ = [
     "check",
     "check_method",
     "doctor",
+    "first_difference",
     "launch",
     "load_job",
     "lr_range_test",
     "plan",
     "predict",
     "register",
+    "reproduce",
     "runs",
     "train_population",
     "tune",

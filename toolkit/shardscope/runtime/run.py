@@ -353,6 +353,25 @@ class Run:
         """Return the summary of the run so far."""
         return summarise(self.events(), self.state, self.job)
 
+    def export(self, path: str | Path, *, format: str) -> str:  # noqa: A002 - as in pandas and PIL
+        """Write the run for another tool; returns where it is.
+
+        Args:
+            path: File or folder to write; for ``mlflow`` also the URI of a tracking server.
+            format: ``"parquet"`` (a folder of tables: steps, spans, traffic), ``"chrome-trace"`` (a JSON file of all
+                spans, for ui.perfetto.dev), ``"tensorboard"``, ``"wandb"`` (offline unless WANDB_MODE says otherwise)
+                or ``"mlflow"``. All but the Chrome trace need their own library.
+
+        Raises:
+            SpecError: There is no such format, its library is not installed, or the run has nothing to write in it.
+
+        Example:
+            >>> run.export("run.json", format="chrome-trace")  # doctest: +SKIP
+        """
+        from shardscope.runtime.export import export_run
+
+        return export_run(self, path, format=format)
+
     def logs(self, rank: int | None = None) -> str:
         """Return the stdout and stderr of a rank; without a rank, those of the agent."""
         if rank is None:
