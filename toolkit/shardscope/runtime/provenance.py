@@ -7,6 +7,7 @@ process of its own that is given up after a while: a repository may be huge, or 
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -109,8 +110,13 @@ class Provenance:
 
 
 def record(run: RunDir, *, command: Sequence[str], seed: int | None) -> None:
-    """Write the environment of this process into a run directory."""
-    run.write_json(FILE, asdict(Provenance.here(command=command, seed=seed)))
+    """Write the environment of this process into a run directory.
+
+    Raises:
+        OSError: The disk is full, for example. The run's reserve is left to its final status.
+    """
+    content = json.dumps(asdict(Provenance.here(command=command, seed=seed)), indent=2)
+    run.write_whole(run.path / FILE, content.encode())
 
 
 def read(run: RunDir) -> Provenance | None:
@@ -194,5 +200,5 @@ def _text(value: Any) -> str:
 
 
 def _sentence(name: str, then: object, now: object) -> str:
-    before, after = ("none" if value in (None, []) else str(value) for value in (then, now))
+    before, after = ("none" if value in (None, []) else _text(value) for value in (then, now))
     return f"{name} was {before} and is {after}"

@@ -207,7 +207,7 @@ class Job(Spec):
     """Seed of weights and data order; the same job with the same seed is reproducible. 0 to 2**63 - 1."""
     eval_every: Count | None = None
     """Steps between two evaluations on the validation split, which is also evaluated after the last step; None
-    evaluates only then. The test split is evaluated once, after the last step."""
+    evaluates only then. The test split is evaluated once, after the last of all `steps`."""
     checkpoint: Checkpoint = Checkpoint()
     """When to save the state of the training."""
     record: Record = Record()
