@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,9 +100,7 @@ def compare(wrapper: str, root: Path) -> None:
 
 def ratio(steps: list[Seconds], base: list[Seconds]) -> Seconds:
     """Median of the ratios within each round."""
-    return median(
-        [Seconds(a.wall / b.wall, a.cpu / b.cpu) for a, b in zip(steps, base, strict=True)]
-    )
+    return median([Seconds(a.wall / b.wall, a.cpu / b.cpu) for a, b in zip(steps, base, strict=True)])
 
 
 def on_rank(rank: int, world_size: int, port: int, root: Path) -> None:

@@ -170,7 +170,9 @@ def test_what_is_observed_cannot_be_launched_stopped_or_observed_twice(tmp_path:
         with pytest.raises(ss.SpecError, match="already observed"), ss.observe(model, optimizer):
             pass
     for attempt in (lambda: ss.launch(run.job), lambda: ss.load_job(run)):
-        with pytest.raises(ss.SpecError, match="'mine' was observed in a training script .* run the script again"):
+        with pytest.raises(
+            ss.SpecError, match="'mine' was observed in a training script .* run the script again"
+        ):
             attempt()
     with pytest.raises(ss.SpecError, match=r"ss\.observe saw in a training script"):
         ss.Job(model="mlp", data="digits", strategy=run.job.strategy).require_code()
