@@ -76,7 +76,7 @@ for exchange in ("gather", "two-phase"):
 
 # %%
 job = ss.Job(model="gpt-nano", data="python-source", batch=16, world_size=2, link=SLOW)
-said = ss.worth(job, methods=["int8", "topk", "powersgd"])
+said = ss.compression_speedup(job, methods=["int8", "topk", "powersgd"])
 print(said)
 said.to_frame().round(4)
 
@@ -92,7 +92,7 @@ figures.compression(traces)
 
 # %% [markdown]
 # **What to see:** the waiting shrinks with the bytes, and packing takes its place. What was not sent is not lost: with
-# error feedback it is kept (*still owed*) and added to the next step's gradient.
+# error feedback it is kept (the *residual*) and added to the next step's gradient.
 
 # %%
 figures.loss(traces)

@@ -60,7 +60,7 @@ print(f"uncompressed {noise.latest:.0f}, int8 {packed.noise_scale().latest:.0f} 
 # ## Layer by layer
 #
 # LAMB and LARS give each layer a step in proportion to its weights: the *trust ratio*. Every run tells them at every
-# tenth step, with what compression still owes of each layer, and says what is wrong. Here a published variant sees at
+# tenth step, with the residual of compression in each layer, and says what is wrong. Here a published variant sees at
 # most 10 of a weight's norm. The three norm layers begin above that, so they hardly ever have a ratio of their own.
 
 # %%

@@ -92,7 +92,7 @@ print(len(study.trials), "trials;", len(Session.open(name="notebook").front()), 
 # %% [markdown]
 # ## Settings that change while a model trains
 #
-# In population based training the worst members take over weights, moments and what compression owes from better ones,
+# In population based training the worst members take over weights, moments and residuals from better ones,
 # and move their settings a little. What is found is a schedule. The tree shows who came from whom.
 
 # %%

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from shardscope.elsewhere import MEANT
+from shardscope.aliases import ALIASES
 from shardscope.errors import unknown_name
 from shardscope.spec import Optimizer
 from shardscope.spec.compression import Compression
@@ -51,7 +51,7 @@ def test_a_name_from_elsewhere_is_answered_with_what_is_meant(field: str, value:
 
 
 def test_what_is_suggested_is_there_and_no_valid_name_is_taken_for_another() -> None:
-    for field, hints in MEANT.items():
+    for field, hints in ALIASES.items():
         for hint, others in hints.items():
             own = "compression" if hint.startswith("compression=") else field
             suggested = re.findall(r"'([^']+)'", hint.replace("torch's", ""))

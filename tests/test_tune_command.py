@@ -25,7 +25,7 @@ from shardscope.errors import SpecError
 from shardscope.runtime.bar import is_terminal
 from shardscope.tuning.objectives import OBJECTIVES
 from shardscope.tuning.progress import StudyProgress, is_watched
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 JOB = ["--model", "mlp", "--ranks", "2", "--steps", "4"]
 RATES = ["--space", "optimizer.lr=1e-3:1e-1:log"]
@@ -152,7 +152,7 @@ class TestProgress:
             def isatty(self) -> bool:
                 return True
 
-        session = Session.open(cli_job(), {"optimizer.lr": (1e-3, 1e-1)}, trials=4, name="progress")
+        session = StudySession.open(cli_job(), {"optimizer.lr": (1e-3, 1e-1)}, trials=4, name="progress")
         progress = StudyProgress(session, stream=Terminal())
         records = session.records
         monkeypatch.setattr(session, "records", away)
@@ -175,7 +175,7 @@ class TestProgress:
         def away() -> None:
             raise StorageInternalError("away")
 
-        session = Session.open(cli_job(), {"optimizer.lr": (1e-3, 1e-1)}, trials=4, name="reach")
+        session = StudySession.open(cli_job(), {"optimizer.lr": (1e-3, 1e-1)}, trials=4, name="reach")
         session.study.tell(session.study.ask(), [0.5, 2.0, 1500.0])
         with monkeypatch.context() as patch:
             patch.setattr(session, "records", away)
@@ -210,7 +210,7 @@ class TestProgress:
             assert not is_terminal(stream)
             monkeypatch.setattr(sys, "stdout", stream)
             assert not is_watched()
-        session = Session.open(cli_job(), {"optimizer.lr": (1e-3, 1e-1)}, trials=4, name="tee")
+        session = StudySession.open(cli_job(), {"optimizer.lr": (1e-3, 1e-1)}, trials=4, name="tee")
         StudyProgress(session, stream=Tee()).close()  # type: ignore[arg-type]
 
 

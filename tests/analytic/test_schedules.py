@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardscope.analytic.schedules import Op, ScheduleTable, build
+from shardscope.analytic.schedules import ScheduledOp, ScheduleTable, build
 from shardscope.errors import SpecError
 from shardscope.spec.layout import schedule_names
 from shardscope.spec.pipeline_schedule import PipelineSchedule
@@ -35,7 +35,7 @@ def durations() -> st.SearchStrategy[dict[str, float]]:
     return st.fixed_dictionaries({kind: st.floats(0.1, 4) for kind in "FIW"})
 
 
-def order_by_torch(name: str, ranks: int, microbatches: int, held: int) -> list[list[Op]]:
+def order_by_torch(name: str, ranks: int, microbatches: int, held: int) -> list[list[ScheduledOp]]:
     from torch.distributed.pipelining import _schedule_visualizer, schedules
 
     cls = {
@@ -50,12 +50,12 @@ def order_by_torch(name: str, ranks: int, microbatches: int, held: int) -> list[
     return [[op for action in row for op in _ops(action)] for row in rows]
 
 
-def _ops(action: object) -> list[Op]:
+def _ops(action: object) -> list[ScheduledOp]:
     if action is None or action.computation_type.value == "REDUCE_GRAD":  # type: ignore[attr-defined]
         return []
     if action.sub_actions:  # type: ignore[attr-defined]
         return [op for sub in action.sub_actions for op in _ops(sub)]  # type: ignore[attr-defined]
-    return [Op(action.computation_type.value, action.stage_index, action.microbatch_index)]  # type: ignore[attr-defined]
+    return [ScheduledOp(action.computation_type.value, action.stage_index, action.microbatch_index)]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("name", "stages", "microbatches"), TORCHS)
@@ -135,7 +135,7 @@ def test_the_times_are_the_least_that_any_order_of_looking_finds(
     where = table.stage_ranks
     start = dict.fromkeys(table.ops, 0.0)
     made = {("F" if op.op == "F" else "G", op.stage, op.microbatch): op for op in table.ops if op.op != "W"}
-    after: list[tuple[Op, Op, float]] = []
+    after: list[tuple[ScheduledOp, ScheduledOp, float]] = []
     for row in table.ranks:
         after += [(a, b, 0.0) for a, b in pairwise(row)]
     for op in table.ops:
@@ -262,18 +262,23 @@ def test_sending_takes_time_between_ranks_but_not_within_one() -> None:
 
 
 def test_a_schedule_that_waits_for_itself_is_found_out() -> None:
-    for ops in ([Op("B", 0, 0), Op("F", 0, 0)], [Op("F", 0, 0), Op("W", 0, 0), Op("I", 0, 0)]):
+    for ops in (
+        [ScheduledOp("B", 0, 0), ScheduledOp("F", 0, 0)],
+        [ScheduledOp("F", 0, 0), ScheduledOp("W", 0, 0), ScheduledOp("I", 0, 0)],
+    ):
         with pytest.raises(ValueError, match="deadlocks"):
             ScheduleTable((tuple(ops),), (0,)).timed()
     crossed = ScheduleTable(
         (
-            (Op("F", 0, 0), Op("F", 0, 1), Op("B", 0, 1), Op("B", 0, 0)),
-            (Op("F", 1, 0), Op("B", 1, 0), Op("F", 1, 1), Op("B", 1, 1)),
+            (ScheduledOp("F", 0, 0), ScheduledOp("F", 0, 1), ScheduledOp("B", 0, 1), ScheduledOp("B", 0, 0)),
+            (ScheduledOp("F", 1, 0), ScheduledOp("B", 1, 0), ScheduledOp("F", 1, 1), ScheduledOp("B", 1, 1)),
         ),
         (0, 1),
     )
     assert crossed.timeline().end > 0
-    missing = ScheduleTable(((Op("F", 0, 0), Op("B", 0, 0)), (Op("F", 1, 0),)), (0, 1))
+    missing = ScheduleTable(
+        ((ScheduledOp("F", 0, 0), ScheduledOp("B", 0, 0)), (ScheduledOp("F", 1, 0),)), (0, 1)
+    )
     with pytest.raises(ValueError, match="deadlocks"):
         missing.timed()
 

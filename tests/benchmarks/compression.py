@@ -51,7 +51,7 @@ def seconds_to(target: float, losses: list[float], times: list[float]) -> float 
 
 def time_to_loss() -> None:
     """The runs on the slow link."""
-    predicted = ss.worth(JOB.replace(link=SLOW), methods=METHODS)
+    predicted = ss.compression_speedup(JOB.replace(link=SLOW), methods=METHODS)
     print(predicted)
     steps_of_method = {step.compression.name: step for step in predicted.steps}
     target = whole = 0.0
@@ -74,7 +74,7 @@ def time_to_loss() -> None:
 
 def on_the_machine() -> None:
     """The verdict without a link, and the runs."""
-    predicted = ss.worth(JOB, methods=METHODS)
+    predicted = ss.compression_speedup(JOB, methods=METHODS)
     print(predicted)
     for step in predicted.steps:
         _, times = finish(JOB.replace(compression=step.compression, steps=12))

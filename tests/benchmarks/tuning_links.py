@@ -18,7 +18,7 @@ from statistics import median
 from torch import nn
 
 import shardscope as ss
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 from shardscope_widgets.figures._trials import trials_info
 from shardscope_widgets.tuning_lab._relink import Relinker
 
@@ -36,14 +36,16 @@ def make_model() -> nn.Module:
 JOB = ss.Job(model=make_model, data="digits", strategy="ring", world_size=2, batch=32, steps=STEPS)
 
 
-def trial(method: str, root: str, round_: int) -> tuple[Session, int]:
+def trial(method: str, root: str, round_: int) -> tuple[StudySession, int]:
     """A study of one trial with this compression, run on the machine's own link."""
-    session = Session.open(JOB, {"compression": [method]}, trials=1, name=f"{method}-{round_}", root=root)
+    session = StudySession.open(
+        JOB, {"compression": [method]}, trials=1, name=f"{method}-{round_}", root=root
+    )
     session.run()
     return session, session.front()[0].number
 
 
-def projected(session: Session, link: ss.Link) -> float:
+def projected(session: StudySession, link: ss.Link) -> float:
     """Seconds of a step, by the slider's own code."""
     objectives = session.definition.objectives
     trials = trials_info(session.records(), objectives, steps_of=lambda _: STEPS)

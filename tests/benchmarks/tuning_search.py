@@ -47,10 +47,10 @@ import shardscope as ss
 from shardscope.errors import StudyError
 from shardscope.runtime import shut_down
 from shardscope.spec.models import MODELS
-from shardscope.tuning.measured import Measured, Meter, evaluated
-from shardscope.tuning.pruning.pruners import Dominance, Finished
+from shardscope.tuning.measured import TrialMetrics, TrialReader, evaluated
+from shardscope.tuning.pruning.pruners import Finished, ParetoPruner
 from shardscope.tuning.records import TrialRecord
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 SEEDS = (0, 1, 2)
 OBJECTIVES = ("loss", "bytes")
@@ -92,17 +92,17 @@ class Arm:
     def run(self, trials: int) -> None:
         """Run what is missing of it."""
         start = time.monotonic()
-        session = Session.open(
+        session = StudySession.open(
             job_of(self.task, self.seed), trials=trials, objectives=OBJECTIVES, name=self.name, seed=self.seed,
             batch_range="job", root=self.root, **ARMS[self.arm],  # type: ignore[arg-type]
         )  # fmt: skip
         session.run()
         print(f"{self.name}: {time.monotonic() - start:.0f} s, {len(session.records())} trials", flush=True)
 
-    def session(self) -> Session | None:
+    def session(self) -> StudySession | None:
         """The study, if it has been begun."""
         try:
-            return Session.open(name=self.name, root=self.root)
+            return StudySession.open(name=self.name, root=self.root)
         except StudyError:
             return None
 
@@ -180,10 +180,10 @@ class Replay:
         return self.saved / self.steps
 
 
-def replay(session: Session, trials: Sequence[TrialRecord]) -> Replay:
+def replay(session: StudySession, trials: Sequence[TrialRecord]) -> Replay:
     """Show the trials to the pruner, in their order."""
     pruner, finished, kept, steps, saved = (
-        Dominance(session.definition.replace(objectives=OBJECTIVES)),
+        ParetoPruner(session.definition.replace(objectives=OBJECTIVES)),
         [],
         [],
         0,
@@ -220,13 +220,13 @@ def nobody_beats(trials: Sequence[TrialRecord]) -> list[int]:
     ]
 
 
-def snapshots(session: Session, record: TrialRecord) -> Iterator[Measured]:
+def snapshots(session: StudySession, record: TrialRecord) -> Iterator[TrialMetrics]:
     """What had been measured of a trial at each of its evaluations."""
     run = session.trial_run(record.number)
     events = run.events()
     times = [event["t"] for event in events if event["event"] == "eval" and event["rank"] == 0]
     for moment in times:
-        meter = Meter(run)
+        meter = TrialReader(run)
         for event in events:
             if event["t"] <= moment:
                 meter._take(event)
@@ -287,7 +287,7 @@ def _spread(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else math.nan
 
 
-def _savings(box: Box, sessions: dict[tuple[str, int], Session], trials: Trials) -> None:
+def _savings(box: Box, sessions: dict[tuple[str, int], StudySession], trials: Trials) -> None:
     for (arm, seed), records in trials.items():
         if arm == "pruned":
             _live(box, sessions[arm, seed], records, trials.get(("tuned", seed)), seed)
@@ -303,7 +303,7 @@ def _savings(box: Box, sessions: dict[tuple[str, int], Session], trials: Trials)
 
 def _live(
     box: Box,
-    session: Session,
+    session: StudySession,
     records: Sequence[TrialRecord],
     others: Sequence[TrialRecord] | None,
     seed: int,

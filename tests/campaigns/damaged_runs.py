@@ -31,7 +31,7 @@ from shardscope import cli
 from shardscope.errors import ShardscopeError
 from shardscope.measure.projection import Projector
 from shardscope.runtime.check import both_jobs
-from shardscope.tuning.measured import Meter
+from shardscope.tuning.measured import TrialReader
 from shardscope_widgets import TrainingLab, html
 from shardscope_widgets.report import write_report
 
@@ -109,7 +109,7 @@ def _readers_of(path: Path, folder: Path) -> Iterator[tuple[str, Callable[[], An
         "logs": lambda run: (run.logs(), run.logs(0)),
         "report": lambda run: _harmless(write_report([run], folder / "report.html").read_text()),
         "comparison": lambda run: _harmless(html.summary([run])._repr_html_()),
-        "meter": lambda run: Meter(run).poll(),
+        "meter": lambda run: TrialReader(run).poll(),
         "projection": Projector,
         "check": lambda run: both_jobs(run.job, 2),
         "stop": lambda run: run.stop(grace_s=0.0),

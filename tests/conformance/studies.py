@@ -25,7 +25,7 @@ from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir
 from shardscope.tuning.records import TrialRecord
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=6, eval_every=6)
 LONG = JOB.replace(steps=100_000, eval_every=100_000)
@@ -118,7 +118,7 @@ def drive(root: Path, recorded: Path, write: int | None) -> None:
     os.fsync = lambda file: None  # a killed process takes nothing back that it has written
     if write is not None:
         kill_at(write)
-    session = Session.open(JOB, SPACE, trials=TRIALS, name="killed", root=root, sampler="random")
+    session = StudySession.open(JOB, SPACE, trials=TRIALS, name="killed", root=root, sampler="random")
     session.driver.feasibility = None  # would import torch, in each of them
     deadline = time.monotonic() + 30.0
     while session.driver.tick():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import shardscope as ss
-from shardscope.measure import codecs, worth
+from shardscope.measure import codecs, compression_speedup
 from shardscope.measure.break_even import gradient_shapes
 from shardscope.measure.codecs import codec_seconds
 from shardscope.measure.messages import message_seconds
@@ -150,12 +150,12 @@ def test_a_job_whose_batch_two_ranks_cannot_share_is_looked_at_all_the_same() ->
 @pytest.fixture
 def message_s(monkeypatch: pytest.MonkeyPatch) -> float:
     """What a message is said to cost in software, instead of measuring it."""
-    monkeypatch.setattr("shardscope.measure.worth.message_seconds", lambda _job, _link: 1e-3)
+    monkeypatch.setattr("shardscope.measure.compression_speedup.message_seconds", lambda _job, _link: 1e-3)
     return 1e-3
 
 
 class Probe:
-    """A run as `worth` sees it, whose ranks wrote down so many steps."""
+    """A run as `compression_speedup` sees it, whose ranks wrote down so many steps."""
 
     id, is_alive = "there", False
 
@@ -192,14 +192,14 @@ class Probe:
 )
 def test_a_probe_that_tells_nothing_of_this_job_is_refused(probe: Probe, message: str) -> None:
     with pytest.raises(ss.SpecError, match=message):
-        ss.worth(JOB, methods="int8", probe=probe)  # type: ignore[arg-type]
+        ss.compression_speedup(JOB, methods="int8", probe=probe)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("message_s")
 def test_a_probe_may_differ_in_what_takes_no_time() -> None:
     probe = Probe(JOB.replace(name="other", lr_schedule="cosine", steps=50), 3)
     job = JOB.replace(compression="int8", link=ss.Link(bandwidth="1 Gbit/s", latency_s=0))
-    found = ss.worth(job, methods="bf16", link="10GbE", probe=probe)  # type: ignore[arg-type]
+    found = ss.compression_speedup(job, methods="bf16", link="10GbE", probe=probe)  # type: ignore[arg-type]
     assert found.plain.compute_s == 1.0
     assert found.link == f"a link of {ss.Link.of('10GbE').label}"
 
@@ -210,10 +210,10 @@ def test_software_costs_something_a_message_and_a_byte(message_s: float) -> None
     probe: Any = Probe(job, 8)
     byte_s = (2.0 - 6 * message_s) / 100
     for method, rounds in (("none", 6), ("int8", 6), ("powersgd", 12)):
-        paced = ss.worth(job, methods=method, link="10GbE", probe=probe).steps[-1]
+        paced = ss.compression_speedup(job, methods=method, link="10GbE", probe=probe).steps[-1]
         assert paced.software_s == pytest.approx(rounds * message_s + paced.sent_bytes * byte_s)
         assert paced.step_s == pytest.approx(1.0 + paced.codec_s + paced.wire_s + paced.software_s)
-        own = ss.worth(job, methods=method, probe=probe).steps[-1]
+        own = ss.compression_speedup(job, methods=method, probe=probe).steps[-1]
         assert (own.wire_s, own.software_s) == pytest.approx((own.sent_bytes * byte_s, rounds * message_s))
 
 
@@ -258,7 +258,7 @@ def test_what_is_foretold_of_many_buckets_is_what_they_send(
     """To the byte, and message by message: those of a link without end take nothing but their latency."""
     job = JOB.replace(strategy=strategy(bucket_mb=0.02), world_size=world_size, batch=12, precision=precision)
     link = ss.Link(bandwidth="1e9 Gbit/s", latency_s=1.0)
-    found = ss.worth(job, methods=method, link=link, probe=Probe(job, 8))  # type: ignore[arg-type]
+    found = ss.compression_speedup(job, methods=method, link=link, probe=Probe(job, 8))  # type: ignore[arg-type]
     run = ss.launch(job.replace(compression=method, steps=3)).wait(60)
     last = [event["traffic"] for event in run.events("step") if event["step"] == 3]
     assert found.steps[-1].sent_bytes == max(
@@ -289,12 +289,14 @@ def test_a_probe_of_a_long_schedule_is_its_own_job() -> None:
 )
 def test_what_worth_cannot_look_at_is_refused_before_anything_runs(change: dict, message: str) -> None:
     with pytest.raises(ss.SpecError, match=message):
-        ss.worth(JOB, **change)
+        ss.compression_speedup(JOB, **change)
     assert not ss.runs()
 
 
 def test_a_verdict_is_said_before_anything_compressed_has_run() -> None:
-    slow = ss.worth(JOB, methods=["int8", "topk"], link=ss.Link(bandwidth="1 Mbit/s", latency="1 ms"))
+    slow = ss.compression_speedup(
+        JOB, methods=["int8", "topk"], link=ss.Link(bandwidth="1 Mbit/s", latency="1 ms")
+    )
     assert slow.best.compression.is_on
     assert slow.verdict.startswith("On a link of 1 Mbit/s, 1 ms compressing pays: with ")
     assert len(ss.runs()) == 2  # the probe, and the one that tells what a message costs
@@ -306,12 +308,14 @@ def test_the_same_measurements_say_that_it_does_not_pay_on_a_quick_link(
 ) -> None:
     """Steps of some milliseconds are measured too coarsely for this to be left to the machine."""
     num_bytes = 4.0 * MODELS["mlp"].num_params
-    monkeypatch.setattr(worth, "probe_of", lambda job: None)
-    monkeypatch.setattr(worth, "probed", lambda job, run: Probed(0.005, num_bytes, 0.0008))
-    monkeypatch.setattr(worth, "message_seconds", lambda job, link: 0.0003)
-    monkeypatch.setattr(worth, "codec_seconds", lambda job, buckets: 0.0005 * job.compression.is_on)
+    monkeypatch.setattr(compression_speedup, "probe_of", lambda job: None)
+    monkeypatch.setattr(compression_speedup, "probed", lambda job, run: Probed(0.005, num_bytes, 0.0008))
+    monkeypatch.setattr(compression_speedup, "message_seconds", lambda job, link: 0.0003)
+    monkeypatch.setattr(
+        compression_speedup, "codec_seconds", lambda job, buckets: 0.0005 * job.compression.is_on
+    )
     slow, quick = (
-        ss.worth(JOB, methods=["int8"], link=ss.Link(bandwidth=bandwidth, latency=0.0))
+        ss.compression_speedup(JOB, methods=["int8"], link=ss.Link(bandwidth=bandwidth, latency=0.0))
         for bandwidth in ("1 Mbit/s", "1000 Gbit/s")
     )
     assert slow.pays
@@ -322,11 +326,11 @@ def test_the_same_measurements_say_that_it_does_not_pay_on_a_quick_link(
 
 def test_only_rings_and_all_reduces_of_several_ranks_are_predicted() -> None:
     with pytest.raises(ss.SpecError, match="strategy='zero-3' on world_size=2 is not one whose compression"):
-        ss.worth(JOB.replace(strategy="zero-3"))
+        ss.compression_speedup(JOB.replace(strategy="zero-3"))
 
 
 def test_a_gain_within_the_error_of_predictions_is_no_reason_to_compress() -> None:
-    from shardscope.measure.worth import PredictedStep, Worth
+    from shardscope.measure.compression_speedup import PredictedStep, Worth
 
     plain = PredictedStep(ss.Compression("none"), 100.0, 0.1, 0.0, 0.0, 0.0)
     packed = PredictedStep(ss.Compression("int4"), 10.0, 0.09, 0.003, 0.0, 0.002)

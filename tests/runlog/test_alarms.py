@@ -7,7 +7,7 @@ import math
 import pytest
 
 from shardscope.runlog import alarms
-from shardscope.runlog.layers import OwedSeries, RatioSeries
+from shardscope.runlog.layers import RatioSeries, ResidualSeries
 from shardscope.spec import Optimizer
 
 
@@ -22,22 +22,22 @@ def ratios(values, layer="w", bounds=None, weights=None, lr=1e-3) -> RatioSeries
     )  # fmt: skip
 
 
-def owed(values, layer="w", gradient=1.0, kind="residual") -> OwedSeries:
+def residuals(values, layer="w", gradient=1.0, kind="residual") -> ResidualSeries:
     count = len(values)
-    return OwedSeries(layer, kind, tuple(range(1, count + 1)), tuple(values), (gradient,) * count)
+    return ResidualSeries(layer, kind, tuple(range(1, count + 1)), tuple(values), (gradient,) * count)
 
 
 def all_of(*series, optimizer="lamb"):
     told = [one for one in series if isinstance(one, RatioSeries)]
     return alarms.alarms_of(
-        Optimizer(optimizer), told, [one for one in series if isinstance(one, OwedSeries)]
+        Optimizer(optimizer), told, [one for one in series if isinstance(one, ResidualSeries)]
     )
 
 
 def test_healthy_series_raise_none_and_neither_do_short_ones():
-    assert all_of(ratios([0.1 + 0.01 * i for i in range(40)]), owed([1.0] * 40)) == ()
+    assert all_of(ratios([0.1 + 0.01 * i for i in range(40)]), residuals([1.0] * 40)) == ()
     assert all_of() == ()
-    assert all_of(ratios([0.1] * 3, bounds=["clamp"] * 3), owed([50.0] * 3)) == ()
+    assert all_of(ratios([0.1] * 3, bounds=["clamp"] * 3), residuals([50.0] * 3)) == ()
     assert all_of(ratios([1e-9, 1e-9, 1e-9, 1.0, 1.0, 1.0, 1.0])) == ()
 
 
@@ -101,13 +101,13 @@ def test_optimizers_that_adapt_nothing():
 
 
 def test_what_is_owed_late():
-    assert all_of(owed([9.9] * 8)) == ()
-    [alarm] = all_of(owed([10.1] * 8), owed([5.0] * 8, "v"))
+    assert all_of(residuals([9.9] * 8)) == ()
+    [alarm] = all_of(residuals([10.1] * 8), residuals([5.0] * 8, "v"))
     assert (alarm.kind, alarm.layers, alarm.value) == ("late", ("w",), pytest.approx(10.1))
-    assert "compression owes w 10.1 times the gradient of a step (residual)" in alarm.text
+    assert "the residual of w is 10.1 times the gradient of a step (residual)" in alarm.text
     # a layer with little of the gradient may wait for its turn
-    assert all_of(owed([9.9] * 8), owed([50 * 0.09] * 8, "bias", gradient=0.09)) == ()
-    assert kinds(owed([9.9] * 8), owed([50 * 0.11] * 8, "bias", gradient=0.11)) == ["late"]
+    assert all_of(residuals([9.9] * 8), residuals([50 * 0.09] * 8, "bias", gradient=0.09)) == ()
+    assert kinds(residuals([9.9] * 8), residuals([50 * 0.11] * 8, "bias", gradient=0.11)) == ["late"]
 
 
 def kinds(*series):
@@ -116,7 +116,7 @@ def kinds(*series):
 
 def test_what_piles_up():
     def quarters(*values):
-        return owed([value for value in values for _ in range(2)])
+        return residuals([value for value in values for _ in range(2)])
 
     assert kinds(quarters(1, 2, 3, 3.9)) == []
     assert kinds(quarters(1, 2, 3, 4.1)) == ["piling up"]
@@ -130,5 +130,5 @@ def test_what_is_no_number_comes_first():
     [alarm] = all_of(ratios([0.5] * 3), broken)
     assert (alarm.kind, alarm.layers) == ("not finite", ("v",))
     assert "the trust ratio of v is nan at step 2" in alarm.text
-    assert kinds(owed([1.0, math.inf])) == ["not finite"]
+    assert kinds(residuals([1.0, math.inf])) == ["not finite"]
     assert kinds(broken, *[ratios([0.1] * 8, bounds=["clamp"] * 8)]) == ["not finite", "pinned"]

@@ -14,7 +14,7 @@ import shardscope as ss
 from conformance.runs import small_job
 from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.summary import summarise
-from shardscope.tuning.measured import Meter
+from shardscope.tuning.measured import TrialReader
 from shardscope_widgets.trace import Trace
 
 STEPS, HEADERS = 6, 48
@@ -44,7 +44,7 @@ def readers(run: ss.Run) -> Iterator[list[float]]:
     """What each reader takes the bytes of the steps, or their sum, to be."""
     yield list(run.metrics()["sent_bytes"])
     yield [step.sent_bytes for step in Trace.read(run).steps]
-    yield [Meter(run).poll().bytes]
+    yield [TrialReader(run).poll().bytes]
 
 
 @pytest.mark.sampled

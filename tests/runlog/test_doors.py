@@ -18,7 +18,7 @@ import pytest
 
 import shardscope as ss
 from conformance.runs import small_job
-from shardscope.tuning.measured import Meter
+from shardscope.tuning.measured import TrialReader
 from shardscope_widgets.figures import comparison_info
 from shardscope_widgets.report import write_report
 from shardscope_widgets.trace import Trace
@@ -107,7 +107,7 @@ def test_all_doors_give_the_same_figures(name: str, tmp_path: Path) -> None:
     assert on_disk.pop("observing_bytes") <= summary.observing_bytes
     assert on_disk.items() <= {**vars(summary), "state": "completed"}.items()
 
-    measured = Meter(run).poll()
+    measured = TrialReader(run).poll()
     assert (measured.steps, measured.bytes) == (summary.steps, sum(oracle.sent_bytes.values()))
     assert measured.messages == sum(oracle.messages.values())
     assert measured.objective("bytes", summary.steps) == pytest.approx(metrics["sent_bytes"].sum())

@@ -7,8 +7,8 @@ import pytest
 import shardscope as ss
 from conformance.runs import small_job
 from shardscope.errors import RunFailed, SpecError
-from shardscope.runlog.layers import Layers, tells_of_layers
-from shardscope.tuning.measured import Meter, looked_into
+from shardscope.runlog.layers import Layers, reports_layers
+from shardscope.tuning.measured import TrialReader, looked_into
 from shardscope.tuning.records import measured_from, measured_to
 from shardscope_widgets import Trace, figures
 
@@ -31,7 +31,7 @@ def test_a_healthy_run_tells_of_every_layer_and_raises_no_alarm():
     assert list(frame.columns) == ["layer", "step", "lr", "ratio", "weight_norm", "update_norm", "bound"]
     assert sorted(set(frame.step)) == [1, 10, 20]
     assert len(frame) == 3 * len(layers.ratios) == 3 * 14
-    assert layers.owed_frame.empty
+    assert layers.residual_frame.empty
     row = frame[(frame.layer == "head.weight") & (frame.step == 20)].iloc[0]
     assert row.ratio == pytest.approx(row.weight_norm / row.update_norm)
     assert repr(layers) == "<Layers: trust ratios of 14; no alarms>"
@@ -39,7 +39,7 @@ def test_a_healthy_run_tells_of_every_layer_and_raises_no_alarm():
     info = figures.layers_info_of(Trace.read(run))
     assert info == figures.layers_info(layers, label=run.name)
     assert len(figures.layers(run).data) == 2
-    assert Meter(run).poll().alarms == ()
+    assert TrialReader(run).poll().alarms == ()
 
 
 def test_a_tight_clamp_pins_ratios_and_a_study_keeps_the_alarm():
@@ -50,7 +50,7 @@ def test_a_tight_clamp_pins_ratios_and_a_study_keeps_the_alarm():
     assert "blocks.0.1.bias" not in alarm.layers  # starts from zeros
     assert "is held at a bound by clamp at 100% of the steps looked at" in alarm.text
     assert alarm.text.endswith("raise optimizer.clamp, or set it to 'off'")
-    measured = Meter(run).poll()
+    measured = TrialReader(run).poll()
     assert measured.alarms == (alarm.text,)
     assert measured_from(measured_to(measured)) == measured
     assert alarm.text in figures.layers_text(figures.layers_info_of(Trace.read(run)))
@@ -66,10 +66,10 @@ def test_one_thousandth_piles_up_and_one_tenth_does_not():
     assert alarm.value > 2
     enough = layers_of(optimizer=sgd, steps=24, batch=256, compression=ss.Compression("topk", ratio=0.1))
     assert enough.alarms == ()
-    assert {series.kind for series in enough.owed} == {"residual"}
-    for series in enough.owed:
+    assert {series.kind for series in enough.residuals} == {"residual"}
+    for series in enough.residuals:
         assert series.relative == pytest.approx(
-            [owed / gradient for owed, gradient in zip(series.owed, series.gradient, strict=True)]
+            [norm / gradient for norm, gradient in zip(series.norm, series.gradient, strict=True)]
         )
 
 
@@ -103,7 +103,7 @@ def test_without_decay_a_variant_may_adapt_nothing():
 
 def test_runs_with_nothing_to_tell_say_so():
     run = ss.launch(small_job(steps=2)).wait(60)
-    with pytest.raises(SpecError, match="has no trust ratios with optimizer='adamw' and owes nothing"):
+    with pytest.raises(SpecError, match="has no trust ratios with optimizer='adamw' and no residuals"):
         run.layers()
     assert run.events("layers") == []
     blind = ss.launch(small_job(steps=2, optimizer="lars", record=ss.Record(layers_every=0))).wait(60)
@@ -111,7 +111,7 @@ def test_runs_with_nothing_to_tell_say_so():
         SpecError, match=r"does not look at its layers; launch it with record=Record\(layers_every"
     ):
         blind.layers()
-    assert repr(Layers("lamb", (), ())) == "<Layers: no step has been looked at yet>"
+    assert repr(Layers("lamb", (), ())) == "<Layers: no step has been sampled yet>"
 
 
 def test_studies_look_often_enough_and_only_where_there_is_something():
@@ -129,4 +129,4 @@ def test_studies_look_often_enough_and_only_where_there_is_something():
         ("none", False),
     ):
         optimizer = "sgd" if compression == "dgc" else "adamw"
-        assert tells_of_layers(small_job(steps=60, optimizer=optimizer, compression=compression)) is told
+        assert reports_layers(small_job(steps=60, optimizer=optimizer, compression=compression)) is told

@@ -211,7 +211,7 @@ def test_a_linked_folder_leads_nothing_out_of_the_directory(
     with contextlib.suppress(ss.ShardscopeError):
         run.stop(grace_s=0.0)
     with contextlib.suppress(ss.ShardscopeError):
-        run.go_on(1)
+        run.approve(1)
     (run.logs(), run.logs(0))
     assert list(outside.iterdir()) == []
 

@@ -12,11 +12,11 @@ import pytest
 
 from shardscope import machine
 from shardscope.runtime import doctor
-from shardscope.runtime.doctor import Finding, Report
+from shardscope.runtime.doctor import DoctorReport, Finding
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report() -> DoctorReport:
     return doctor.doctor()
 
 
@@ -24,7 +24,7 @@ def finding(name: str, *, ok: bool = True, required: bool = False) -> Finding:
     return Finding(group="G", name=name, ok=ok, text=name, required=required, cost="" if ok else "It costs.")
 
 
-def test_it_looks_for_all_that_a_run_depends_on(report: Report) -> None:
+def test_it_looks_for_all_that_a_run_depends_on(report: DoctorReport) -> None:
     names = {each.name for each in report.findings}
     assert names >= {"python", "torch", "jupyterlab", "ipywidgets", "plotly", "anywidget", "optuna"}
     assert names >= {
@@ -41,39 +41,39 @@ def test_it_looks_for_all_that_a_run_depends_on(report: Report) -> None:
     }
 
 
-def test_it_asks_for_no_energy_counters_as_no_run_reads_them(report: Report) -> None:
+def test_it_asks_for_no_energy_counters_as_no_run_reads_them(report: DoctorReport) -> None:
     assert {each.name for each in report.findings}.isdisjoint({"RAPL", "NVML"})
     assert "energy" not in report.to_text()
 
 
 def test_without_namespaces_links_are_emulated_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "namespaces_work", lambda: False)
-    missing = Report(tuple(doctor._extras()))["namespaces"]
+    missing = DoctorReport(tuple(doctor._extras()))["namespaces"]
     assert missing.cost.startswith("Only for developers: ")
-    assert "emulate" not in Report(tuple(doctor._extras())).to_text()
+    assert "emulate" not in DoctorReport(tuple(doctor._extras())).to_text()
     assert not missing.required
 
 
-def test_this_machine_can_run_jobs(report: Report) -> None:
+def test_this_machine_can_run_jobs(report: DoctorReport) -> None:
     assert report.ok, report.to_text()
     assert report["gloo"].ok
 
 
 @pytest.mark.slow
-def test_it_says_how_codecs_run(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_how_codecs_run(report: DoctorReport, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["codecs"].value in {"numba", "torch"}
     assert report["codecs"].ok == (report["codecs"].value == "numba")
     monkeypatch.setenv("SHARDSCOPE_CODECS", "fortran")
     assert "use numba or torch" in machine.probe_torch()["codecs"]
 
 
-def test_whatever_is_missing_says_what_it_costs_and_only_that(report: Report) -> None:
+def test_whatever_is_missing_says_what_it_costs_and_only_that(report: DoctorReport) -> None:
     for each in report.findings:
         assert each.ok == (not each.cost), each
         assert each.ok or each.cost.endswith("."), each
 
 
-def test_json_reads_back_as_plain_values(report: Report) -> None:
+def test_json_reads_back_as_plain_values(report: DoctorReport) -> None:
     values = json.loads(report.to_json())
     cores = next(each for each in values["findings"] if each["name"] == "cores")
     assert values["ok"] is report.ok
@@ -81,7 +81,7 @@ def test_json_reads_back_as_plain_values(report: Report) -> None:
 
 
 def test_text_columns_are_aligned() -> None:
-    text = Report((finding("a"), finding("a longer name", ok=False))).to_text()
+    text = DoctorReport((finding("a"), finding("a longer name", ok=False))).to_text()
     assert text.splitlines()[:4] == [
         "G",
         "  ✓ a              a",
@@ -91,15 +91,15 @@ def test_text_columns_are_aligned() -> None:
 
 
 def test_only_a_missing_required_thing_makes_runs_impossible() -> None:
-    assert Report((finding("a", ok=False),)).ok
-    broken = Report((finding("a", ok=False, required=True),))
+    assert DoctorReport((finding("a", ok=False),)).ok
+    broken = DoctorReport((finding("a", ok=False, required=True),))
     assert not broken.ok
     assert "✗ a" in broken.to_text()
     assert "not possible" in broken.to_text()
 
 
 def test_the_notebook_form_is_escaped() -> None:
-    assert "&lt;b&gt;" in Report((finding("<b>"),))._repr_html_()
+    assert "&lt;b&gt;" in DoctorReport((finding("<b>"),))._repr_html_()
 
 
 def test_a_torch_that_cannot_be_imported_is_reported_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,9 +97,9 @@ def test_a_directory_that_was_moved_tells_at_its_new_place_what_happened() -> No
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("judged", [False, True])
-def test_a_run_without_its_control_folder_is_stopped_like_any_other(*, judged: bool) -> None:
-    run = ss.launch(endless_job(world_size=3, batch=48, eval_every=5), judged=judged)
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_run_without_its_control_folder_is_stopped_like_any_other(*, gated: bool) -> None:
+    run = ss.launch(endless_job(world_size=3, batch=48, eval_every=5), gated=gated)
     rank_pids(run)
     shutil.rmtree(run.path / "control")
     seen = len(run.events("step"))

@@ -80,7 +80,7 @@ def test_the_last_step_is_not_missed_because_a_descriptor_was_short(
     assert control.should_stop(6)
 
 
-@pytest.mark.parametrize("name", ["stop_at", "judged", "heard"])
+@pytest.mark.parametrize("name", ["stop_at", "approved", "decision"])
 @pytest.mark.parametrize("content", [None, "", "soon", "\x00"])
 def test_no_rank_hangs_on_or_dies_of_what_lies_in_control(
     name: str, content: str | None, run: RunDir

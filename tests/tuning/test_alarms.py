@@ -7,7 +7,7 @@ from dataclasses import replace
 import shardscope as ss
 from shardscope.commands._study import as_json
 from shardscope.tuning import report
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 JOB = ss.Job(
     model="mlp", data="digits", strategy="ring", world_size=2, steps=8, optimizer=ss.Optimizer("lamb", clamp=0.5)
@@ -18,7 +18,7 @@ def test_the_alarms_of_a_trial_are_in_its_record_and_in_the_report() -> None:
     ss.tune(
         JOB, {"optimizer.lr": (1e-3, 2e-3)}, trials=1, name="alarms", objectives=["loss"], baselines=False
     )
-    session = Session.open(name="alarms")
+    session = StudySession.open(name="alarms")
     [record] = session.records()
     assert session.trial_run(0).job.record.layers_every == 1  # short trials are looked into more often
     [alarm] = session.trial_run(0).layers().alarms

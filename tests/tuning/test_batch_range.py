@@ -25,7 +25,7 @@ from shardscope.tuning.batch_range import BatchRange, around
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.noise_probe import measured, probe_of
 from shardscope.tuning.priors import default_space
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 from shardscope.tuning.storage import begun_as, create_or_load, folder_of, open_storage
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=64)
@@ -89,7 +89,7 @@ def test_what_is_said_of_a_range_names_its_centre_or_why_there_is_none() -> None
 @pytest.mark.slow
 def test_a_study_without_a_space_measures_the_noise_scale_once_and_keeps_it() -> None:
     ss.tune(JOB, trials=1, name="noise")
-    session = Session.open(name="noise")
+    session = StudySession.open(name="noise")
     found, batches = session.definition.batch_range, session.definition.space.parameters["batch"]
     assert found is not None
     assert found.critical is not None
@@ -103,8 +103,8 @@ def test_a_study_without_a_space_measures_the_noise_scale_once_and_keeps_it() ->
     assert len(session.records()) == 1 + sum(record.state == "unused" for record in session.records())
     assert session.report().batches == found.sentence(batches)
     assert str(session.report().batches) in str(session.report())
-    again = Session.open(JOB, trials=2, name="noise")
-    spelt_out = Session.open(JOB, session.definition.space, name="noise")
+    again = StudySession.open(JOB, trials=2, name="noise")
+    spelt_out = StudySession.open(JOB, session.definition.space, name="noise")
     assert again.definition == spelt_out.definition == session.definition
     assert len(runs(session.folder / "probe")) == 1
 
@@ -128,7 +128,7 @@ def test_a_study_whose_maker_died_after_measuring_does_not_measure_again(tmp_pat
     ],
 )
 def test_where_it_cannot_be_measured_the_study_says_so_and_runs_nothing(job: Job, why: str) -> None:
-    session = Session.open(job, name="cannot")
+    session = StudySession.open(job, name="cannot")
     said = session.report().batches
     assert said is not None
     assert why in said
@@ -170,10 +170,10 @@ def test_the_time_of_a_study_counts_from_before_it_is_measured() -> None:
 
 
 def test_around_the_jobs_own_where_asked_and_a_space_of_ones_own_stays_as_it_is() -> None:
-    session = Session.open(JOB, name="own", batch_range="job")
+    session = StudySession.open(JOB, name="own", batch_range="job")
     assert session.report().batches == "Batches of 16 to 256, around the job's own of 64."
     assert not (session.folder / "probe").exists()
-    given = Session.open(JOB, {"batch": ss.PowersOfTwo(32, 64)}, name="given")
+    given = StudySession.open(JOB, {"batch": ss.PowersOfTwo(32, 64)}, name="given")
     assert given.report().batches is None
     with pytest.raises(SpecError, match="did you mean 'noise'"):
         ss.tune(JOB, batch_range="nose")  # type: ignore[arg-type]
@@ -186,8 +186,8 @@ def test_a_job_with_code_of_ones_own_keeps_it_when_the_study_goes_on() -> None:
         data="digits",
         steps=20,
     )
-    first = Session.open(job, name="code")
-    again = Session.open(job, name="code")
+    first = StudySession.open(job, name="code")
+    again = StudySession.open(job, name="code")
     assert first.definition.job is again.definition.job is job
     assert again.definition.batch_range == first.definition.batch_range
     assert first.definition.batch_range is not None
@@ -206,11 +206,11 @@ def test_of_drivers_that_begin_together_with_other_ranges_all_take_that_of_the_f
         return create_or_load(storage, name, mine, sampler)
 
     monkeypatch.setattr(session_module, "create_or_load", other_is_first)
-    definition = Session.open(JOB, name="raced", batch_range="job", baselines=False).definition
-    assert definition == Session.open(name="raced").definition
+    definition = StudySession.open(JOB, name="raced", batch_range="job", baselines=False).definition
+    assert definition == StudySession.open(name="raced").definition
     assert definition.space.parameters["batch"] == ss.PowersOfTwo(32, 64)
     with pytest.raises(StudyError, match="the space has changed in batch"):
-        Session.open(JOB, {**default_space(JOB).parameters}, name="raced", baselines=False)
+        StudySession.open(JOB, {**default_space(JOB).parameters}, name="raced", baselines=False)
 
 
 @pytest.mark.slow
@@ -218,23 +218,23 @@ def test_one_that_finds_the_study_begun_once_it_has_measured_takes_its_range(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def meanwhile(job: Job, *rest: object) -> BatchRange:
-        Session.open(job, name="meanwhile", batch_range="job")
+        StudySession.open(job, name="meanwhile", batch_range="job")
         return BatchRange(own=64, critical=16.0, low=1.0)
 
     monkeypatch.setattr(noise_probe, "measured", meanwhile)
-    assert Session.open(JOB, name="meanwhile").definition.batch_range == BatchRange(own=64)
+    assert StudySession.open(JOB, name="meanwhile").definition.batch_range == BatchRange(own=64)
 
 
 def test_a_study_that_something_else_began_is_refused_before_anything_is_measured() -> None:
     study = create_study(storage=open_storage(None, "foreign"), study_name="foreign", directions=["minimize"])
     study.add_trial(create_trial(value=1.0))
     with pytest.raises(StudyError, match="something else began it"):
-        Session.open(JOB, name="foreign")
+        StudySession.open(JOB, name="foreign")
     assert not runs(folder_of("foreign") / "probe")
 
 
 @pytest.mark.slow
 def test_a_study_goes_on_with_its_range_where_its_first_run_is_gone() -> None:
-    first = Session.open(JOB, name="gone")
+    first = StudySession.open(JOB, name="gone")
     shutil.rmtree(first.folder / "probe")
-    assert Session.open(JOB, name="gone").definition == first.definition
+    assert StudySession.open(JOB, name="gone").definition == first.definition

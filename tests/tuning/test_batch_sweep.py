@@ -10,14 +10,14 @@ import pytest
 
 import shardscope as ss
 from shardscope.errors import SpecError, StudyError
-from shardscope.tuning.batch_sweep import BatchSweep, Cell, Point
+from shardscope.tuning.batch_sweep import BatchSweep, Cell, SweepPoint
 from shardscope_widgets import figures
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=16, batch=32)
 
 
-def point(optimizer: str, batch: int, *values: float, seeds: int = 3) -> Point:
-    return Point(optimizer, batch, 512 // batch, 0.1, values, seeds)
+def point(optimizer: str, batch: int, *values: float, seeds: int = 3) -> SweepPoint:
+    return SweepPoint(optimizer, batch, 512 // batch, 0.1, values, seeds)
 
 
 SWEEP = BatchSweep(

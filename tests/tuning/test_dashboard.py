@@ -15,7 +15,7 @@ import shardscope as ss
 from shardscope.errors import StudyError
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.pruning.pruners import ByOptuna
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 from shardscope.tuning.storage import DEFINITION
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=16)
@@ -37,7 +37,7 @@ def opened(path: Path) -> tuple[JournalStorage, optuna.Study]:
 @pytest.mark.slow
 def test_names_directions_and_best_trials_are_there_and_attributes_are_small(runs_root: Path) -> None:
     ss.tune(JOB, SPACE, trials=5, name="shown", pruner="none")
-    session = Session.open(name="shown")
+    session = StudySession.open(name="shown")
     storage, study = opened(runs_root / "studies/shown/journal.log")
     assert study.metric_names == ["loss", "seconds", "bytes"]
     assert {direction.name for direction in study.directions} == {"MINIMIZE"}
@@ -71,36 +71,36 @@ def test_a_study_of_one_objective_has_its_curves_as_intermediate_values(
         promote=promote,
     )  # fmt: skip
     _, study = opened(runs_root / "studies/curves/journal.log")
-    curve = Session.open(name="curves").records()[0].measured.curve  # type: ignore[union-attr]
+    curve = StudySession.open(name="curves").records()[0].measured.curve  # type: ignore[union-attr]
     told = study.trials[0].intermediate_values
     assert told == {number: loss for number, (_, loss, _) in enumerate(curve, 1)}
 
 
 def test_what_a_dashboard_writes_does_not_disturb_the_study(runs_root: Path) -> None:
-    first = Session.open(JOB, SPACE, trials=3, name="noted")
+    first = StudySession.open(JOB, SPACE, trials=3, name="noted")
     storage, study = opened(runs_root / "studies/noted/journal.log")
     storage.set_study_system_attr(study._study_id, "dashboard:note_ver", 1)
     study.set_user_attr("remark", "of somebody else")
     study.enqueue_trial({"optimizer": "adamw", "optimizer.lr": 0.02, "log2(batch)": 6})
-    again = Session.open(JOB, SPACE, name="noted")
+    again = StudySession.open(JOB, SPACE, name="noted")
     assert again.definition == first.definition
     assert any(record.params.get("optimizer.lr") == 0.02 for record in again.records())
 
 
 def test_a_study_that_has_its_definition_where_it_used_to_be_goes_on() -> None:
-    session = Session.open(JOB, SPACE, name="old")
+    session = StudySession.open(JOB, SPACE, name="old")
     study = optuna.create_study(
         storage=session.study._storage, study_name="older", directions=["minimize"] * 3
     )
     study.set_user_attr(DEFINITION, session.definition.to_json())
-    older = Session.open(JOB, SPACE, name="older", storage=session.study._storage)
+    older = StudySession.open(JOB, SPACE, name="older", storage=session.study._storage)
     assert older.definition == session.definition
     with pytest.raises(StudyError, match="has no name in a shell"):
         older.dashboard_command()
 
 
 def test_the_command_names_the_journal_or_the_storage_without_its_password(tmp_path: Path) -> None:
-    session = Session.open(JOB, SPACE, name="spaced", root=tmp_path / "my runs")
+    session = StudySession.open(JOB, SPACE, name="spaced", root=tmp_path / "my runs")
     assert (
         session.dashboard_command() == f"optuna-dashboard '{tmp_path / 'my runs/studies/spaced/journal.log'}'"
     )

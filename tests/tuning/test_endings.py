@@ -17,13 +17,13 @@ from shardscope.runtime.processes import process_started
 from shardscope.runtime.rundir import RunDir
 from shardscope.tuning import recovery
 from shardscope.tuning.driver import was_killed
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 
 def test_an_error_that_speaks_of_killing_fails_the_trial_at_once() -> None:
     job = JOB.replace(model=speaks_of_killing, data="digits")
     ss.tune(job, {"optimizer.lr": [1e-3]}, trials=1, objectives=["loss"], name="words")
-    records = Session.open(job, {"optimizer.lr": [1e-3]}, objectives=["loss"], name="words").records()
+    records = StudySession.open(job, {"optimizer.lr": [1e-3]}, objectives=["loss"], name="words").records()
     assert [(r.state, r.counted) for r in records] == [("failed", True)]
     assert "the loader was killed by SIGKILL" in str(records[0].reason)
 
@@ -33,7 +33,7 @@ def speaks_of_killing() -> Any:
 
 
 def test_a_run_that_somebody_stops_is_a_pruned_trial() -> None:
-    session = Session.open(LONG, {"optimizer.lr": [1e-3]}, trials=1, name="by-hand", baselines=False)
+    session = StudySession.open(LONG, {"optimizer.lr": [1e-3]}, trials=1, name="by-hand", baselines=False)
     wait_for(lambda: session.driver.tick() and session.driver.live)
     run = ss.Run.attach(session.driver.live[0].run.path)
     wait_for(lambda: run.events("step"), run)
@@ -74,7 +74,7 @@ def test_a_tick_does_not_wait_for_drivers_that_begin_the_same_trial(
     monkeypatch.setattr("shardscope.tuning.driver.time", clock)
     monkeypatch.setattr("shardscope.tuning.driver.launch", unfinished)
     monkeypatch.setattr(recovery, "surplus", lambda *_: answer)
-    session = Session.open(JOB, {"optimizer.lr": [1e-3]}, trials=1, name="same", baselines=False)
+    session = StudySession.open(JOB, {"optimizer.lr": [1e-3]}, trials=1, name="same", baselines=False)
     driver = session.driver
     for _ in range(3):
         assert driver.tick()
@@ -97,7 +97,7 @@ def test_a_trial_that_is_not_settled_when_its_driver_stops_is_run_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(recovery, "surplus", lambda *_: ("others had begun it", False))
-    session = Session.open(JOB, {"optimizer.lr": [1e-3]}, trials=1, name="left", baselines=False)
+    session = StudySession.open(JOB, {"optimizer.lr": [1e-3]}, trials=1, name="left", baselines=False)
     assert session.driver.tick()
     session.driver.stop()
     assert not session.driver.tick()

@@ -16,7 +16,7 @@ from shardscope.errors import StudyError
 from shardscope.spec.space import Space
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.foreign import check_trials
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 from shardscope.tuning.storage import create_or_load, open_storage, without_password
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=4, batch=32)
@@ -104,7 +104,7 @@ def test_a_hostile_study_executes_nothing_and_writes_nothing_outside(
     study.set_user_attr("trials", 3)
     before = _seen(outside)
     with contextlib.suppress(StudyError):
-        session = Session.open(name="theirs", storage=storage)
+        session = StudySession.open(name="theirs", storage=storage)
         str(session.report())
         ss.tune(name="theirs", storage=storage, trials=30, progress=False, timeout_s=20)
     assert _seen(outside) == before
@@ -118,7 +118,7 @@ def test_a_study_with_a_damaged_definition_is_refused_in_a_sentence(text: str) -
     study = optuna.create_study(storage=open_storage(None, "damaged"), study_name="damaged")
     study.set_user_attr("shardscope", text)
     with pytest.raises(StudyError, match="damaged") as caught:
-        Session.open(name="damaged")
+        StudySession.open(name="damaged")
     assert len(str(caught.value)) < 1000
 
 

@@ -20,7 +20,7 @@ from conformance.runs import agent_pid, all_gone, family, rank_pids, wait_for
 from conformance.studies import JOB, LONG, SPACE, TRIALS, faults_of, instant, running, said, start_driver
 from shardscope.tuning import recovery, storage
 from shardscope.tuning.records import NOT_BEGUN
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ss.launch(JOB, root=tmp_path_factory.mktemp("recorded")).wait(100).path
 
 
-def until_it_runs(session: Session, number: int | None = None) -> ss.Run:
+def until_it_runs(session: StudySession, number: int | None = None) -> ss.Run:
     """Tick until a trial has taken steps; its run."""
 
     def steps() -> bool:
@@ -60,7 +60,7 @@ def test_a_driver_killed_at_any_of_its_writes_loses_and_doubles_nothing(
     assert ends.index(0) > 15
     assert set(ends) == {-signal.SIGKILL, 0}
     for kill in kills:
-        records = Session.open(name="killed", root=kill["root"]).records()
+        records = StudySession.open(name="killed", root=kill["root"]).records()
         assert (kill["ends"][2], faults_of(records, TRIALS)) == (0, []), f"killed at write {kill['write']}"
 
 
@@ -80,7 +80,7 @@ def test_a_kernel_is_interrupted_goes_on_and_is_killed(monkeypatch: pytest.Monke
     driver.kill()
     driver.wait()
     assert all_gone(processes)
-    session = Session.open(name="kernel", trials=2, baselines=False)
+    session = StudySession.open(name="kernel", trials=2, baselines=False)
     run = until_it_runs(session)
     before = session.records()
     assert [(r.state, r.retry_of) for r in before] == [("failed", None), ("failed", 0), ("running", 1)]
@@ -108,7 +108,7 @@ def _server(run: ss.Run) -> int:
 def test_a_trial_whose_run_is_killed_is_run_again_with_the_same_settings(
     victim: Callable[[ss.Run], int],
 ) -> None:
-    session = Session.open(LONG, SPACE, trials=1, name="victim", baselines=False)
+    session = StudySession.open(LONG, SPACE, trials=1, name="victim", baselines=False)
     first = until_it_runs(session)
     processes = family(first)
     os.kill(victim(first), signal.SIGKILL)
@@ -123,7 +123,7 @@ def test_a_trial_whose_run_is_killed_is_run_again_with_the_same_settings(
 def test_a_trial_that_is_killed_every_time_fails_and_the_study_goes_on(tmp_path: Path) -> None:
     job = JOB.replace(model=dies_of_memory, data="digits")
     ss.tune(job, {"optimizer.lr": [1e-3]}, trials=1, objectives=["loss"], name="memory")
-    records = Session.open(job, {"optimizer.lr": [1e-3]}, objectives=["loss"], name="memory").records()
+    records = StudySession.open(job, {"optimizer.lr": [1e-3]}, objectives=["loss"], name="memory").records()
     assert [(r.state, r.counted) for r in records] == [("failed", False)] * 2 + [("failed", True)]
     assert "was killed by SIGKILL" in str(records[2].reason)
     assert "memory ran out" in str(records[2].reason)
@@ -137,7 +137,7 @@ def dies_of_memory() -> Any:
 def test_a_trial_that_crashes_fails_with_its_sentence_and_is_not_run_again() -> None:
     job = JOB.replace(model=crashes, data="digits")
     study = ss.tune(job, {"seed": [1, 2]}, trials=1, objectives=["loss"], name="crash")
-    records = Session.open(job, {"seed": [1, 2]}, objectives=["loss"], name="crash").records()
+    records = StudySession.open(job, {"seed": [1, 2]}, objectives=["loss"], name="crash").records()
     assert [(r.state, r.counted) for r in records] == [("failed", True)]
     assert "failed before its first step: ValueError: no such layer" in str(records[0].reason)
     assert "\n" not in str(records[0].reason)
@@ -154,7 +154,7 @@ def crashes() -> Any:
 def test_a_torn_line_and_a_dead_writers_lock_are_cleared_away(recorded: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("shardscope.tuning.driver.launch", instant(recorded))
     ss.tune(JOB, SPACE, trials=1, name="torn", baselines=False)
-    session = Session.open(JOB, SPACE, trials=2, name="torn", baselines=False)
+    session = StudySession.open(JOB, SPACE, trials=2, name="torn", baselines=False)
     journal = session.folder / "journal.log"
     whole = journal.read_bytes()
     with journal.open("ab") as file:
@@ -162,14 +162,14 @@ def test_a_torn_line_and_a_dead_writers_lock_are_cleared_away(recorded: Path, mo
     Path(f"{journal}.lock").symlink_to(journal)  # Optuna's own lock, whose holder was killed
     assert len(session.records()) == 1
     session.run()
-    assert faults_of(Session.open(name="torn", baselines=False).records(), 2) == []
+    assert faults_of(StudySession.open(name="torn", baselines=False).records(), 2) == []
     assert journal.read_bytes().startswith(whole)
     assert all(json.loads(line) for line in journal.read_text().splitlines())
 
 
 def test_a_full_disk_is_waited_for_and_said(recorded: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("shardscope.tuning.driver.launch", instant(recorded))
-    session = Session.open(JOB, SPACE, trials=1, name="full", baselines=False)
+    session = StudySession.open(JOB, SPACE, trials=1, name="full", baselines=False)
     monkeypatch.setattr(storage, "_AGAIN_S", 0.01)
     fsync, left = os.fsync, [3]
 
@@ -225,7 +225,7 @@ def test_no_answer_to_a_commit_is_missed_without_harm(
         written[0] = 0
         at[0] += 1
         name, is_open = f"commit-{at[0]}", False
-        session = Session.open(
+        session = StudySession.open(
             JOB, SPACE, trials=1, name=name, storage=opened, sampler="random", seed=at[0], baselines=False
         )
         written[0], is_open = 0, True  # making the study waits for nothing: there, an outage is said at once
@@ -247,7 +247,7 @@ def test_what_a_storage_refuses_is_said_at_once() -> None:
         )
 
     with pytest.raises(ss.errors.StudyError, match=r"refuses what it is told: .*value too long"):
-        storage.Patience(60.0)(call)
+        storage.StorageRetry(60.0)(call)
 
 
 # Other machines, and other drivers.
@@ -260,9 +260,9 @@ def test_a_silent_driver_elsewhere_is_given_up_and_finds_its_trial_taken(
     monkeypatch.setenv(recovery.SILENCE_VARIABLE, "2")
     with monkeypatch.context() as patch:
         patch.setattr(recovery, "this_host", lambda: "another machine")
-        far = Session.open(LONG, SPACE, trials=1, name="far", baselines=False)
+        far = StudySession.open(LONG, SPACE, trials=1, name="far", baselines=False)
     run = until_it_runs(far)
-    near = Session.open(name="far", trials=1, baselines=False)
+    near = StudySession.open(name="far", trials=1, baselines=False)
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:  # as long as its heart beats, its trial is left to it
         far.driver.tick()
@@ -284,8 +284,8 @@ def test_two_drivers_begin_the_last_trial_at_the_same_moment(
     baselines: bool, recorded: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("shardscope.tuning.driver.launch", instant(recorded))
-    one = Session.open(JOB, SPACE, trials=1, name="last", sampler="random", baselines=baselines)
-    other = Session.open(name="last", trials=1, sampler="random", seed=1, baselines=baselines)
+    one = StudySession.open(JOB, SPACE, trials=1, name="last", sampler="random", baselines=baselines)
+    other = StudySession.open(name="last", trials=1, sampler="random", seed=1, baselines=baselines)
 
     class Meanwhile:
         """The other driver begins a trial between this one's look at the study and its asking."""
@@ -298,19 +298,19 @@ def test_two_drivers_begin_the_last_trial_at_the_same_moment(
         time.sleep(0.005)
     records = [r for r in one.records() if r.state not in NOT_BEGUN]
     assert faults_of(records, 1) == []
-    surplus = [r for r in records if not r.counted]
-    assert surplus
-    assert {r.reason for r in surplus} == {"other drivers had begun the last trials at the same moment"}
+    over_budget = [r for r in records if not r.counted]
+    assert over_budget
+    assert {r.reason for r in over_budget} == {"other drivers had begun the last trials at the same moment"}
 
 
 def test_a_lost_trial_keeps_its_place_from_a_driver_that_looks_at_the_wrong_moment(
     recorded: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("shardscope.tuning.driver.launch", instant(recorded))
-    one = Session.open(JOB, SPACE, trials=1, name="place", sampler="random", baselines=False)
-    other = Session.open(name="place", trials=1, sampler="random", seed=1, baselines=False)
+    one = StudySession.open(JOB, SPACE, trials=1, name="place", sampler="random", baselines=False)
+    other = StudySession.open(name="place", trials=1, sampler="random", seed=1, baselines=False)
     one.driver._start()
-    recovery.set_aside(one.driver.ledger, 0, "lost, and nobody has put another in its place yet")
+    recovery.mark_for_retry(one.driver.writer, 0, "lost, and nobody has put another in its place yet")
     one.driver.live.clear()
     while other.driver.tick():
         time.sleep(0.005)
@@ -321,13 +321,13 @@ def test_a_lost_trial_keeps_its_place_from_a_driver_that_looks_at_the_wrong_mome
 def test_trials_in_parallel_count_right() -> None:
     most = 0
 
-    def look(session: Session) -> None:
+    def look(session: StudySession) -> None:
         nonlocal most
         most = max(most, len(session.driver.live))
 
     ss.tune(JOB, SPACE, trials=3, name="parallel", parallel=2, on_tick=look)
     assert most == 2
-    assert faults_of(Session.open(name="parallel").records(), 3) == []
+    assert faults_of(StudySession.open(name="parallel").records(), 3) == []
 
 
 # A stop, while the storage is away.
@@ -338,7 +338,7 @@ def test_trials_in_parallel_count_right() -> None:
 def test_stop_answers_while_the_storage_does_not(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = Session.open(LONG, SPACE, trials=1, name="away", baselines=False)
+    session = StudySession.open(LONG, SPACE, trials=1, name="away", baselines=False)
     run = until_it_runs(session)
 
     def away(*_: Any, **__: Any) -> Any:
@@ -348,13 +348,13 @@ def test_stop_answers_while_the_storage_does_not(
 
     with monkeypatch.context() as patch:
         patch.setattr("shardscope.tuning.driver.TOLD_WITHIN_S", 0.5)
-        patch.setattr(session.driver.ledger, "end", away)
+        patch.setattr(session.driver.writer, "end", away)
         asked = time.monotonic()
         session.driver.stop()
         assert time.monotonic() - asked < 10.0
     assert not run.is_alive
     assert [r.state for r in session.records()] == ["running"]  # nobody could be told
-    again = Session.open(name="away", trials=1, baselines=False)  # in the same kernel
+    again = StudySession.open(name="away", trials=1, baselines=False)  # in the same kernel
     wait_for(lambda: again.driver.tick() and 1 in again.driver.live)
     assert [(r.state, r.counted) for r in again.records()] == [("failed", False), ("running", True)]
     again.driver.stop()

@@ -11,15 +11,15 @@ import pytest
 
 import shardscope as ss
 from conformance.events import step_event
-from shardscope.runlog.layers import Looks
+from shardscope.runlog.layers import LayerSamples
 from shardscope.runlog.steps import Steps
 from shardscope.runlog.writer import encode
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir
 from shardscope.tuning.driver import Live
-from shardscope.tuning.measured import Meter
-from shardscope.tuning.session import Session
+from shardscope.tuning.measured import TrialReader
+from shardscope.tuning.session import StudySession
 
 JOB = ss.Job(
     model="mlp", data="digits", strategy="single", world_size=1, steps=8, optimizer=ss.Optimizer("lamb")
@@ -44,15 +44,15 @@ def test_alarms_are_looked_for_ever_rarer_and_once_more_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[int] = []
-    layers = Looks.layers
+    layers = LayerSamples.layers
 
-    def counted(looks: Looks, optimizer: str) -> Any:
-        judged.append(looks.num_looks)
-        return layers(looks, optimizer)
+    def counted(layer_samples: LayerSamples, optimizer: str) -> Any:
+        judged.append(layer_samples.num_samples)
+        return layers(layer_samples, optimizer)
 
-    monkeypatch.setattr(Looks, "layers", counted)
+    monkeypatch.setattr(LayerSamples, "layers", counted)
     run = RunDir.create(JOB, tmp_path)
-    meter = Meter(Run(run))
+    meter = TrialReader(Run(run))
     for step in range(1, 301):
         tell(run, step, 1.0 if step < 300 else float("nan"))
         measured = meter.poll()
@@ -70,7 +70,7 @@ def test_steps_before_and_after_a_warm_up_weigh_as_often_as_the_job_has_them(tmp
     warm = ss.Compression("powersgd", warmup_steps=4)
     job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=20, compression=warm)
     run = RunDir.create(job, tmp_path)
-    meter = Meter(Run(run))
+    meter = TrialReader(Run(run))
 
     def take(step: int, seconds: float) -> float | None:
         for rank in range(2):
@@ -83,7 +83,7 @@ def test_steps_before_and_after_a_warm_up_weigh_as_often_as_the_job_has_them(tmp
     assert first == [None] * 4, "nothing is known of compressed steps"
     assert take(5, 0.25) == take(6, 0.25) == pytest.approx((4 * 1.0 + 16 * 0.25) / 20)
     assert meter.poll().spent_s == pytest.approx(20.5)
-    piece = Meter(Run(run), is_piece=True).poll()
+    piece = TrialReader(Run(run), is_piece=True).poll()
     assert piece.step_s == pytest.approx((4 * 1.0 + 2 * 0.25) / 6), "the steps that it has"
     assert Run(run).summary().step_time_s == piece.step_s, "a summary, too, is about the steps so far"
 
@@ -97,8 +97,8 @@ def test_watching_a_trial_costs_the_same_however_many_steps_it_has_taken(
     seconds = [0.1 + (step * 7919 % 1000) / 1e4 for step in range(1, steps + polls + 1)]
     events = [encode(timed(step, each)) for step, each in enumerate(seconds, 1)]
     run.rank_file(0).write_bytes(b"".join(events[:steps]))
-    driver = Session.open(JOB, {"optimizer.lr": [1e-3]}, trials=1, name="cheap", baselines=False).driver
-    meter = Meter(Run(run))
+    driver = StudySession.open(JOB, {"optimizer.lr": [1e-3]}, trials=1, name="cheap", baselines=False).driver
+    meter = TrialReader(Run(run))
     meter.poll()
     looked_at: list[str] = []
     column = Steps.column
@@ -116,7 +116,7 @@ def test_watching_a_trial_costs_the_same_however_many_steps_it_has_taken(
     assert measured.compute_s == pytest.approx(median(seconds[2:]) / 4)
     assert measured.codec_s == pytest.approx(sum(seconds[2:]) / len(seconds[2:]) / 2)
     assert (measured.plain_s, measured.spent_s) == pytest.approx((median(seconds), sum(seconds)))
-    assert measured == Meter(Run(run)).poll()
+    assert measured == TrialReader(Run(run)).poll()
     looked_at.clear()
     assert live.measured is measured
     assert looked_at == [], "the figures of the same steps are computed once"

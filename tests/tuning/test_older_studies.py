@@ -18,7 +18,7 @@ from shardscope.tuning.definition import Definition
 from shardscope.tuning.objectives import DEFAULT_OBJECTIVES
 from shardscope.tuning.priors import seeds, with_baselines
 from shardscope.tuning.records import ORIGIN
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 from shardscope.tuning.storage import create_or_load, open_storage
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=64)
@@ -42,10 +42,10 @@ def stored(name: str, space: Any, *unwritten: str) -> optuna.Study:
 def test_a_study_that_does_not_say_whether_it_has_baselines_keeps_its_space() -> None:
     stored("unsaid", SPACE, "baselines", "batch_range").ask()
     for given in ({}, {"job": JOB, "space": SPACE, "baselines": False}):
-        held = Session.open(name="unsaid", **given).definition.space  # type: ignore[arg-type]
+        held = StudySession.open(name="unsaid", **given).definition.space  # type: ignore[arg-type]
         assert held == Space(parameters=SPACE)
     with pytest.raises(StudyError, match="the space has changed in optimizer"):
-        Session.open(JOB, SPACE, name="unsaid")
+        StudySession.open(JOB, SPACE, name="unsaid")
 
 
 def test_a_study_that_compared_trials_on_the_test_split_is_read_and_not_gone_on_with() -> None:
@@ -59,12 +59,12 @@ def test_a_study_that_compared_trials_on_the_test_split_is_read_and_not_gone_on_
             },
         )
     )  # fmt: skip
-    session = Session.open(name="older", trials=1)
+    session = StudySession.open(name="older", trials=1)
     assert [record.values["loss"] for record in session.records() if record.values] == [0.5]
     assert "Its trials were compared on the test split" in str(session.report())
     assert not session.driver.tick()  # it has all its trials
     for given in ({"job": JOB, "space": SPACE}, {}):
-        more = Session.open(name="older", trials=2, baselines=False, **given)  # type: ignore[arg-type]
+        more = StudySession.open(name="older", trials=2, baselines=False, **given)  # type: ignore[arg-type]
         with pytest.raises(
             StudyError, match=r"compared its trials on the test split.* more trials need a new study"
         ):
@@ -82,7 +82,7 @@ def unseeded(name: str) -> tuple[BaseStorage, optuna.Study]:
 def test_seeds_that_wait_without_a_number_are_not_queued_again() -> None:
     _, study = unseeded("unnumbered")
     study.enqueue_trial({"optimizer": "sgd", "optimizer.lr": 0.01}, user_attrs={ORIGIN: "default"})
-    session = Session.open(name="unnumbered")
+    session = StudySession.open(name="unnumbered")
     assert session.driver.seed is not None
     session.driver.seed()
     assert len(session.study.get_trials()) == 1
@@ -100,7 +100,7 @@ def test_looking_at_a_study_whose_maker_was_killed_neither_waits_nor_writes(
     storage, _ = unseeded("killed")
     monkeypatch.setattr(storage_module, "STATED_WITHIN_S", 60.0)
     before, began = held(storage), time.monotonic()
-    session = Session.open(name="killed")
+    session = StudySession.open(name="killed")
     assert (session.records(), held(storage)) == ([], before)
     assert time.monotonic() - began < 30
     monkeypatch.setattr(storage_module, "STATED_WITHIN_S", 0.1)

@@ -23,7 +23,7 @@ from conformance.runs import all_gone, family, wait_for
 from conformance.studies import JOB, LONG, SPACE, faults_of, instant, running, start_driver
 from shardscope.errors import StudyError
 from shardscope.tuning import recovery
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +112,7 @@ def server() -> Iterator[Server]:
 def test_a_driver_is_killed_and_then_the_database(server: Server) -> None:
     other = start_driver("long", server.url)
     _, run = running(other)
-    session = Session.open(LONG, SPACE, trials=2, name="long", storage=server.url, baselines=False)
+    session = StudySession.open(LONG, SPACE, trials=2, name="long", storage=server.url, baselines=False)
     wait_for(lambda: session.driver.tick() and 1 in session.driver.live)
     processes = family(run)
     other.kill()
@@ -130,7 +130,7 @@ def test_a_driver_is_killed_and_then_the_database(server: Server) -> None:
 
     server.kill()
     with pytest.raises(StudyError, match="does not answer"):
-        Session.open(name="long", storage=server.url, baselines=False)
+        StudySession.open(name="long", storage=server.url, baselines=False)
     runs = [live.run for live in session.driver.live.values()]
     assert all(run.is_alive for run in runs)  # what trains needs no database
     threading.Timer(1.0, server.start).start()
@@ -144,7 +144,7 @@ def test_a_driver_is_killed_and_then_the_database(server: Server) -> None:
     assert time.monotonic() - asked < 20.0
     assert not any(run.is_alive for run in runs)
     server.start()
-    again = Session.open(name="long", storage=server.url, trials=2, parallel=2, baselines=False)
+    again = StudySession.open(name="long", storage=server.url, trials=2, parallel=2, baselines=False)
     wait_for(lambda: again.driver.tick() and len(again.driver.live) == 2)
     records = again.records()
     assert sorted(str(r.retry_of) for r in records[3:]) == ["1", "2"]
@@ -160,7 +160,9 @@ def test_two_drivers_share_the_trials_and_the_database_is_killed_meanwhile(
     """Killed between any two of the drivers' steps, with connections open and transactions under way."""
     monkeypatch.setattr("shardscope.tuning.driver.launch", instant(ss.launch(JOB).wait(100).path))
     monkeypatch.setenv(recovery.SILENCE_VARIABLE, "2")
-    drivers = [Session.open(JOB, SPACE, trials=12, name="two", storage=server.url, seed=i) for i in range(2)]
+    drivers = [
+        StudySession.open(JOB, SPACE, trials=12, name="two", storage=server.url, seed=i) for i in range(2)
+    ]
 
     def kill_and_start() -> None:
         for _ in range(2):

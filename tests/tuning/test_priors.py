@@ -16,7 +16,7 @@ from shardscope.tuning.definition import Definition
 from shardscope.tuning.priors import default_space, seeds, with_baselines
 from shardscope.tuning.records import TrialRecord
 from shardscope.tuning.report import report_of
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=64)
 
@@ -71,7 +71,7 @@ def test_an_optimizer_that_never_fits_does_not_use_up_the_others_turns() -> None
     peak = max(predicted_peak(JOB.replace(optimizer=name)) or 0 for name in ("nesterov", "sgd"))
     space = {"optimizer": ["adamw", "nesterov", "sgd"], "optimizer.lr": (1e-3, 1e-1, "log")}
     ss.tune(JOB.replace(steps=2), space, trials=4, name="fits", memory_limit=peak + 1, pruner="none")
-    records = Session.open(name="fits").records()
+    records = StudySession.open(name="fits").records()
     assert sum(record.counted for record in records) == 4
     assert {record.params["optimizer"] for record in records if record.state == "complete"} == {
         "nesterov",
@@ -154,7 +154,7 @@ def test_memory_that_will_not_fit_costs_no_run() -> None:
     assert predicted_peak(JOB.replace(batch=128)) > peak
     assert predicted_peak(JOB.replace(precision="bf16-mixed")) is not None
     ss.tune(JOB, {"batch": [64, 1024]}, trials=1, name="memory", memory_limit=peak, sampler="random", seed=1)
-    records = Session.open(name="memory").records()
+    records = StudySession.open(name="memory").records()
     for record in records:
         assert (record.state == "impossible") == (record.params["batch"] == 1024)
 
@@ -167,7 +167,7 @@ def test_every_optimizer_has_as_many_trials_as_any_other() -> None:
         trials=8,
         name="equal",
     )
-    session = Session.open(name="equal", trials=8)
+    session = StudySession.open(name="equal", trials=8)
     rows = session.report().rows
     assert {row.name: row.trials for row in rows} == {"adamw": 2, "nesterov": 2, "lamb": 2, "lars": 2}
     assert "with 2 trials each" in session.report().verdict

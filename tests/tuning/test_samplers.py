@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_info
 import shardscope as ss
 from shardscope.tuning.records import IMPOSSIBLE, NOT_COUNTED
 from shardscope.tuning.samplers import ByCost, GaussianProcess, drawn_by, median_seconds, sampler_of
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=2)
 OPTIMIZER = optuna.distributions.CategoricalDistribution(("adamw", "lamb"))
@@ -82,11 +82,11 @@ def test_dear_trials_are_drawn_by_a_gaussian_process_also_after_a_restart(
 def test_what_a_trial_costs_is_the_median_of_those_that_count() -> None:
     pruned = [ended(1.0, 1e-3, state=TrialState.PRUNED, impossible=True) for _ in range(9)]
     failed = [ended(1.0, 1e-3, state=TrialState.FAIL) for _ in range(9)]
-    dear = [ended(seconds, 1e-3) for seconds in (10.0, 40.0, 5000.0)]
+    expensive = [ended(seconds, 1e-3) for seconds in (10.0, 40.0, 5000.0)]
     stopped = ended(20.0, 1e-3, state=TrialState.PRUNED)
     assert median_seconds([]) is None
-    assert median_seconds([*pruned, *failed, *dear]) == 40.0
-    assert median_seconds([*pruned, *failed, *dear, stopped]) == 30.0
+    assert median_seconds([*pruned, *failed, *expensive]) == 40.0
+    assert median_seconds([*pruned, *failed, *expensive, stopped]) == 30.0
 
 
 def test_before_ten_are_complete_and_after_an_impossible_one_tpe_draws_dear_trials_too() -> None:
@@ -130,7 +130,7 @@ def test_names_of_samplers_are_short_and_of_ones_own_the_class() -> None:
 def test_the_report_says_who_drew_what_and_seeds_are_nobodys() -> None:
     space = {"optimizer": ["adamw", "nesterov"], "optimizer.lr": (1e-3, 1e-1, "log")}
     ss.tune(JOB, space, trials=4, name="drew", objectives=["loss"], pruner="none")
-    session = Session.open(name="drew")
+    session = StudySession.open(name="drew")
     given = [record.number for record in session.records() if record.origin != "drawn"]
     assert given
     assert all((record.sampler is None) == (record.number in given) for record in session.records())

@@ -20,7 +20,7 @@ from shardscope.tuning import recovery, storage
 from shardscope.tuning.objectives import DEFAULT_OBJECTIVES
 from shardscope.tuning.priors import default_space, seeds
 from shardscope.tuning.records import NOT_COUNTED, SEED
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=64)
 SPACE = default_space(JOB)
@@ -52,7 +52,7 @@ def begin(root: Path, gate: int, dies_after: int | None, stated_within_s: float)
     os.read(gate, 1)
     if dies_after is None:
         time.sleep(0.05)  # so that mostly one of the mortals is first
-    session = Session.open(JOB, SPACE, trials=4, name="together", root=root)
+    session = StudySession.open(JOB, SPACE, trials=4, name="together", root=root)
     if session.driver.seed is not None:
         session.driver.seed()
 
@@ -99,24 +99,24 @@ def test_drivers_that_begin_together_queue_every_seed_once(tmp_path: Path) -> No
         mortal = {-signal.SIGKILL, 0} if dies_after is not None else {0}
         assert set(ends[name]) <= mortal, (name, done.stderr[-3000:])
         assert ends[name][-2:] == [0, 0]
-        trials = Session.open(name="together", root=tmp_path / name).study.get_trials()
+        trials = StudySession.open(name="together", root=tmp_path / name).study.get_trials()
         waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
-        surplus = [trial for trial in waiting if recovery.surplus(trial.number, trials, 99)[0]]
+        over_budget = [trial for trial in waiting if recovery.over_budget(trial.number, trials, 99)[0]]
         others = [trial for trial in trials if trial not in waiting]
         assert {trial.user_attrs[SEED] for trial in waiting} == set(range(NUM_SEEDS))
-        assert len(waiting) - len(surplus) == NUM_SEEDS
-        assert {trial.user_attrs[NOT_COUNTED] for trial in others} <= {recovery.SURPLUS}
+        assert len(waiting) - len(over_budget) == NUM_SEEDS
+        assert {trial.user_attrs[NOT_COUNTED] for trial in others} <= {recovery.OVER_BUDGET}
         if dies_after is None:
-            assert (others, surplus) == ([], []), "where nobody dies, nothing is queued twice"
+            assert (others, over_budget) == ([], []), "where nobody dies, nothing is queued twice"
 
 
 def test_a_seed_that_was_queued_again_is_surplus_to_whoever_begins_it() -> None:
-    session = Session.open(JOB, SPACE, trials=4, name="again")
+    session = StudySession.open(JOB, SPACE, trials=4, name="again")
     first = session.study.get_trials()[0]
     session.study.enqueue_trial(first.system_attrs["fixed_params"], user_attrs={SEED: 0})
     trials = session.study.get_trials()
-    assert recovery.surplus(0, trials, 99) == (None, True)
-    assert recovery.surplus(len(trials) - 1, trials, 99) == (recovery.TAKEN, True)
+    assert recovery.over_budget(0, trials, 99) == (None, True)
+    assert recovery.over_budget(len(trials) - 1, trials, 99) == (recovery.TAKEN, True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from shardscope.errors import ShardscopeError, SpecError, StudyError
 from shardscope.runtime.rundir import RunDir
 from shardscope.tuning.driver import Live
 from shardscope.tuning.samplers import suggest
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=6)
 RATES = {"optimizer.lr": (1e-3, 1e-1, "log")}
@@ -35,7 +35,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_trial_is_a_run_and_its_values_are_those_of_the_run() -> None:
     study = ss.tune(JOB, {**RATES, "compression": ["none", "int8"]}, trials=4, name="values")
-    session = Session.open(name="values")
+    session = StudySession.open(name="values")
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 4
     for record in session.records():
         summary = session.trial_run(record.number).summary()
@@ -62,7 +62,7 @@ def test_every_trial_is_a_run_and_its_values_are_those_of_the_run() -> None:
 def test_what_does_not_go_together_costs_no_run_and_is_not_counted() -> None:
     space = {"optimizer": ["adamw", "nesterov"], "compression": ["onebit-adam", "none"], "seed": [*range(8)]}
     ss.tune(JOB, space, trials=4, name="impossible", baselines=False, sampler="random", seed=0)
-    records = Session.open(name="impossible").records()
+    records = StudySession.open(name="impossible").records()
     impossible = [
         record
         for record in records
@@ -78,7 +78,7 @@ class AfterTwo:
     """Gives a trial up once it was evaluated twice."""
 
     def reason(self, live: Live, trials: list[FrozenTrial]) -> str | None:
-        return "twice is enough" if live.judged_at == 2 else None
+        return "twice is enough" if live.decided_at == 2 else None
 
 
 def test_a_trial_that_is_given_up_takes_no_step_after_the_evaluation_that_it_was_judged_by() -> None:
@@ -91,19 +91,19 @@ def test_a_trial_that_is_given_up_takes_no_step_after_the_evaluation_that_it_was
 
     job = JOB.replace(model=model, eval_every=1)
     ss.tune(job, RATES, trials=1, name="given-up", objectives=["loss"], pruner=AfterTwo())
-    (record,) = Session.open(name="given-up").records()
+    (record,) = StudySession.open(name="given-up").records()
     assert record.measured is not None
     assert (record.state, record.reason, record.measured.steps) == ("pruned", "twice is enough", 2)
     assert record.run is not None
-    assert RunDir(Path(record.run)).judged.read_text() == "1"
+    assert RunDir(Path(record.run)).approval.read_text() == "1"
 
 
 @pytest.mark.slow
 def test_a_study_that_was_stopped_goes_on_and_loses_nothing() -> None:
     far = ss.Link(bandwidth="1 Gbit/s", latency="10 ms")  # two seconds a trial
-    session = Session.open(JOB.replace(steps=100, link=far), RATES, trials=3, name="stopped")
+    session = StudySession.open(JOB.replace(steps=100, link=far), RATES, trials=3, name="stopped")
 
-    def stop(session: Session) -> None:
+    def stop(session: StudySession) -> None:
         if session.trial_run(0).events("step"):
             raise KeyboardInterrupt
 
@@ -112,7 +112,7 @@ def test_a_study_that_was_stopped_goes_on_and_loses_nothing() -> None:
     before = session.records()
     assert [record.state for record in before] == ["failed", "waiting"]
     ss.tune(None, name="stopped", trials=3)
-    records = Session.open(name="stopped").records()
+    records = StudySession.open(name="stopped").records()
     retried = records[1]
     assert retried.retry_of == 0
     assert retried.params == records[0].params
@@ -128,8 +128,8 @@ def test_an_objective_of_ones_own_that_is_not_a_number_fails_its_trial_alone() -
 
     ss.tune(JOB, RATES, trials=2, objectives={"loss": None, "mine": mine}, name="own")
     with pytest.raises(StudyError, match="by functions of yours; give them again"):
-        Session.open(name="own")
-    records = Session.open(JOB, RATES, objectives={"loss": None, "mine": mine}, name="own").records()
+        StudySession.open(name="own")
+    records = StudySession.open(JOB, RATES, objectives={"loss": None, "mine": mine}, name="own").records()
     assert [record.state for record in records] == ["failed", "complete"]
     assert "objective 'mine' came to nan" in str(records[0].reason)
 
@@ -138,7 +138,7 @@ def test_an_objective_of_ones_own_that_is_not_a_number_fails_its_trial_alone() -
 def test_a_trial_that_diverges_fails_with_its_sentence_and_the_study_goes_on() -> None:
     job = JOB.replace(optimizer=ss.Optimizer("sgd"))
     ss.tune(job, {"optimizer.lr": [1e30, 0.1]}, trials=5, objectives=["loss"], name="diverges", seed=0)
-    records = Session.open(name="diverges").records()
+    records = StudySession.open(name="diverges").records()
     failed = [record for record in records if record.state == "failed"]
     assert failed
     assert all("lower it" in str(record.reason) for record in failed)
@@ -164,9 +164,9 @@ def test_a_study_that_has_changed_is_refused_and_says_in_what() -> None:
         ({"job": JOB, "space": RATES, "baselines": False}, "baselines was True"),
     ]:
         with pytest.raises(StudyError, match=f"was begun otherwise: {said}") as caught:
-            Session.open(name="changed", **given)  # type: ignore[arg-type]
+            StudySession.open(name="changed", **given)  # type: ignore[arg-type]
         assert "\n" not in str(caught.value)
-    assert Session.open(name="changed", space=RATES, objectives=["loss", "seconds", "bytes"]).records()
+    assert StudySession.open(name="changed", space=RATES, objectives=["loss", "seconds", "bytes"]).records()
 
 
 def test_a_space_that_goes_only_where_steps_are_equal_goes_there() -> None:
@@ -174,8 +174,8 @@ def test_a_space_that_goes_only_where_steps_are_equal_goes_there() -> None:
     with pytest.raises(
         SpecError, match=r"space\['batch'\]: 128 is not possible: until=5 is more than steps=3"
     ):
-        Session.open(job, space, name="samples")
-    assert Session.open(job, space, equal="steps", name="steps").definition.equal == "steps"
+        StudySession.open(job, space, name="samples")
+    assert StudySession.open(job, space, equal="steps", name="steps").definition.equal == "steps"
 
 
 def test_trials_that_others_queue_or_add_are_taken_as_far_as_they_go(
@@ -184,7 +184,7 @@ def test_trials_that_others_queue_or_add_are_taken_as_far_as_they_go(
     """By hand, in a dashboard, with another tool: without any of the attributes of a trial that was run here."""
     monkeypatch.setattr("shardscope.tuning.driver.launch", instant(recorded))
     space = {"optimizer": ["adamw", "nesterov"], **RATES}
-    session = Session.open(
+    session = StudySession.open(
         COPIED, space, trials=6, objectives=["loss", "bytes"], name="others", baselines=False
     )
     rates = optuna.distributions.FloatDistribution(1e-3, 1e-1, log=True)
@@ -213,14 +213,14 @@ def test_trials_that_others_queue_or_add_are_taken_as_far_as_they_go(
             values=[9, 9],
         )
     )
-    assert Session.open(name="others").records()[-1].params == {}
+    assert StudySession.open(name="others").records()[-1].params == {}
 
 
 def test_a_trial_of_another_kind_that_others_add_is_said(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardscope.tuning.driver.launch", instant(recorded))
-    session = Session.open(COPIED, RATES, trials=2, objectives=["loss"], name="kinds", baselines=False)
+    session = StudySession.open(COPIED, RATES, trials=2, objectives=["loss"], name="kinds", baselines=False)
     kind = optuna.distributions.CategoricalDistribution(["slow", "fast"])
     session.study.add_trial(
         optuna.create_trial(params={"optimizer.lr": "slow"}, distributions={"optimizer.lr": kind}, value=1.0)
@@ -245,7 +245,7 @@ def test_a_trial_of_another_kind_that_others_add_is_said(
 )
 def test_what_is_refused_leaves_nothing_behind(given: dict[str, object], runs_root: Path) -> None:
     with pytest.raises(ShardscopeError):
-        Session.open(**given)  # type: ignore[arg-type]
+        StudySession.open(**given)  # type: ignore[arg-type]
     assert not (runs_root / "studies").exists()
 
 
@@ -281,11 +281,11 @@ def test_a_study_that_cannot_be_is_refused_in_one_sentence(given: dict[str, obje
 
 
 def test_whole_numbers_of_numpy_are_taken() -> None:
-    session = Session.open(
+    session = StudySession.open(
         JOB, RATES, trials=np.int64(3), parallel=np.int32(2), seed=np.int64(3), name="numpy"
     )
     assert (session.driver.trials, session.driver.parallel) == (3, 2)
-    assert Session.open(name="numpy").driver.trials == 3
+    assert StudySession.open(name="numpy").driver.trials == 3
 
 
 @pytest.mark.parametrize("sampler", ["cma-es", optuna.samplers.CmaEsSampler(warn_independent_sampling=False)])
@@ -300,7 +300,7 @@ def test_a_sampler_that_unpickles_is_kept_from_storages_that_others_write(
 
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     given: dict[str, Any] = {"objectives": ["loss"], "name": "shared", "baselines": False, "trials": 3}
-    session = Session.open(JOB, {**RATES, "warmup": (0.0, 0.3)}, storage=url, sampler="random", **given)
+    session = StudySession.open(JOB, {**RATES, "warmup": (0.0, 0.3)}, storage=url, sampler="random", **given)
     for rate in (0.01, 0.02):
         values = {"optimizer.lr": rate, "warmup": 0.1}
         session.study.enqueue_trial(values)
@@ -311,7 +311,7 @@ def test_a_sampler_that_unpickles_is_kept_from_storages_that_others_write(
         session.study.tell(trial, 1.0)
     for storage in (url, session.study._storage):
         with pytest.raises(SpecError, match="would unpickle what others may have written") as caught:
-            opened = Session.open(name="shared", storage=storage, sampler=sampler, trials=3)
+            opened = StudySession.open(name="shared", storage=storage, sampler=sampler, trials=3)
             suggest(opened.study.ask(), opened.definition)
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "was here").exists()
@@ -338,7 +338,7 @@ def test_every_sampler_goes_through_branches_and_impossible_trials(
     }
     objectives = ["loss"] if sampler == "cma-es" else ["loss", "bytes"]
     ss.tune(COPIED, space, trials=4, name=sampler, sampler=sampler, objectives=objectives)
-    assert sum(record.counted for record in Session.open(name=sampler).records()) == 4
+    assert sum(record.counted for record in StudySession.open(name=sampler).records()) == 4
 
 
 @pytest.mark.slow
@@ -350,7 +350,7 @@ def test_a_driver_that_joins_draws_other_settings_than_the_one_before() -> None:
 
 
 def test_a_study_goes_on_to_as_many_trials_as_it_was_begun_with() -> None:
-    session = Session.open(JOB.replace(steps=2), RATES, trials=3, name="begun")
+    session = StudySession.open(JOB.replace(steps=2), RATES, trials=3, name="begun")
     session.run(timeout_s=0.01)
     assert len(ss.tune(name="begun").get_trials(states=[TrialState.COMPLETE])) == 3
 

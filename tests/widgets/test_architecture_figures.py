@@ -12,7 +12,7 @@ from shardscope.runlog.traffic import Moved
 from shardscope.spec import Batch, Job
 from shardscope_widgets import figures
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._stacks import Bar, Group
+from shardscope_widgets.figures._stacks import Group, StackBar
 from shardscope_widgets.figures._staleness import MOST_POINTS
 from shardscope_widgets.trace import Trace
 from widgets.fake_runs import consensus_events, fake_run, memory_events, schedule_events, update_events
@@ -31,8 +31,8 @@ class TestMemoryKinds:
         assert run == Group(
             "zero-1",
             (
-                Bar("rank 0", (800_000, 800_000, 1_600_000, 300_000, 0, 100_000)),
-                Bar("rank 1", (800_000, 800_000, 1_600_000, 310_000, 0, 100_000)),
+                StackBar("rank 0", (800_000, 800_000, 1_600_000, 300_000, 0, 100_000)),
+                StackBar("rank 1", (800_000, 800_000, 1_600_000, 310_000, 0, 100_000)),
             ),
         )
         assert run.most == 3_610_000
@@ -65,7 +65,7 @@ class TestLinks:
     def test_each_rank_is_one_bar_of_what_it_sent_and_received(self):
         trace = Trace.read(fake_run("ring", 2, steps=2))
         (run,) = figures.links_info([trace, Trace.read(fake_run("single", steps=2))]).runs
-        assert run.bars == (Bar("rank 0", (800_000, 800_000)), Bar("rank 1", (800_000, 800_000)))
+        assert run.bars == (StackBar("rank 0", (800_000, 800_000)), StackBar("rank 1", (800_000, 800_000)))
 
     def test_the_busiest_link_is_named(self):
         trace = Trace("id", "parameter-server", "parameter-server", world_size=2)
@@ -197,8 +197,8 @@ class TestColours:
     def test_every_strategy_has_a_look_of_its_own(self):
         from shardscope.spec.strategy import strategies
 
-        looks = [theme.run_looks([kind])[0] for kind in strategies()]
-        assert len({look.colour for look in looks}) == len(looks)
+        layer_samples = [theme.run_looks([kind])[0] for kind in strategies()]
+        assert len({look.colour for look in layer_samples}) == len(layer_samples)
 
 
 def contrast(one: str, other: str) -> float:

@@ -180,8 +180,8 @@ def test_pictures_have_as_many_rounds_as_the_formula_has_steps(name: str) -> Non
 
 def test_every_algorithm_has_a_look_of_its_own_among_those_beside_it() -> None:
     for op in OPS:
-        looks = [LOOKS[name] for name, algorithm in ALGORITHMS.items() if op in algorithm.costs]
-        assert len({(look.colour, look.dash) for look in looks}) == len(looks)
+        layer_samples = [LOOKS[name] for name, algorithm in ALGORITHMS.items() if op in algorithm.costs]
+        assert len({(look.colour, look.dash) for look in layer_samples}) == len(layer_samples)
 
 
 def test_it_is_offered_by_name() -> None:

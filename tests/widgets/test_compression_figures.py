@@ -9,7 +9,7 @@ import pytest
 
 import shardscope as ss
 from conformance.events import step_event, traffic
-from shardscope.analytic.communication.worth import Exchange
+from shardscope.analytic.communication.exchange import Exchange
 from shardscope.measure.break_even import BreakEven, MethodWorth
 from shardscope_widgets import figures
 from shardscope_widgets.figures._comparison import comparison_info
@@ -57,8 +57,10 @@ def trace(
                 ]
             )
             if method != "none":
-                owed = {"residual_norm": step + rank, "notes": [1]}
-                made.feed([{"event": "compression", "t": start, "step": step, "rank": rank, "figures": owed}])
+                residuals = {"residual_norm": step + rank, "notes": [1]}
+                made.feed(
+                    [{"event": "compression", "t": start, "step": step, "rank": rank, "figures": residuals}]
+                )
     return made
 
 
@@ -72,7 +74,9 @@ def test_compressed_runs_stand_after_the_uncompressed_one_and_are_held_against_i
     plain, packed = info.runs
     assert (plain.method, packed.method) == ("none", "int8")
     assert packed.ratio == pytest.approx(4)
-    assert packed.owed == tuple((step, step + 1.0) for step in range(1, 7)), "the largest rank's residual"
+    assert packed.residuals == tuple((step, step + 1.0) for step in range(1, 7)), (
+        "the largest rank's residual"
+    )
     assert info.is_telling
     text = figures.compression_text(info)
     assert "ring-int8-mlp sends 200 B a step, 4 times less than uncompressed, packs for 36 ms" in text

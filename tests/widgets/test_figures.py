@@ -182,9 +182,9 @@ class TestComparison:
 
 class TestLook:
     def test_no_two_runs_look_the_same(self):
-        looks = theme.run_looks(["ring", "all-reduce", "single", "ring", "ring", "single"])
-        assert len({(look.colour, look.dash) for look in looks}) == 6
-        assert len({look.dash for look in looks[:3]}) == 3, "strategies differ without colour too"
+        layer_samples = theme.run_looks(["ring", "all-reduce", "single", "ring", "ring", "single"])
+        assert len({(look.colour, look.dash) for look in layer_samples}) == 6
+        assert len({look.dash for look in layer_samples[:3]}) == 3, "strategies differ without colour too"
 
     def test_a_new_strategy_has_a_colour_that_stays(self):
         assert theme.strategy_colour("zero-3") == theme.strategy_colour("zero-3")

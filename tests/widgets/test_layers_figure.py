@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from shardscope.runlog.layers import Layers, OwedSeries, RatioSeries, layers_of
+from shardscope.runlog.layers import Layers, RatioSeries, ResidualSeries, layers_of
 from shardscope.spec import Optimizer
-from shardscope.tuning.measured import Measured
+from shardscope.tuning.measured import TrialMetrics
 from shardscope_widgets import figures
 from shardscope_widgets.figures import _layers
 from shardscope_widgets.trace import Trace
@@ -27,17 +27,17 @@ def event(step, rank=0, ratio=0.5, **fields):
     return {"event": "layers", "t": float(step), "step": step, "rank": rank, "lr": 1e-3, **told, **fields}
 
 
-def owed(values, layer="a.weight", kind="residual"):
-    return OwedSeries(layer, kind, STEPS[: len(values)], tuple(values), (1.0,) * len(values))
+def residuals(values, layer="a.weight", kind="residual"):
+    return ResidualSeries(layer, kind, STEPS[: len(values)], tuple(values), (1.0,) * len(values))
 
 
 @pytest.fixture
 def layers():
     return layers_of(
         [
-            *(event(step, owed=[["residual", "a.weight", 3.0 * step, 4.0]]) for step in STEPS),
+            *(event(step, residuals=[["residual", "a.weight", 3.0 * step, 4.0]]) for step in STEPS),
             *(
-                event(step, rank=1, owed=[["residual", "a.weight", 4.0 * step, 3.0]]) | NOTHING
+                event(step, rank=1, residuals=[["residual", "a.weight", 4.0 * step, 3.0]]) | NOTHING
                 for step in STEPS
             ),
         ],
@@ -51,8 +51,8 @@ def test_ranks_come_together(layers: Layers):
         "a.weight", STEPS, (1e-3,) * 4, (0.5,) * 4, (2.0,) * 4, (4.0,) * 4, ("clamp",) * 4
     )
     assert not bias.is_adapted
-    assert layers.owed[0].owed == (5.0, 10.0, 15.0, 20.0)
-    assert layers.owed[0].relative == (1.0, 2.0, 3.0, 4.0)
+    assert layers.residuals[0].norm == (5.0, 10.0, 15.0, 20.0)
+    assert layers.residuals[0].relative == (1.0, 2.0, 3.0, 4.0)
     # ranks with weights of their own: means, and held down if any is; a step told twice counts as told last
     own = layers_of([event(1, ratio="nan"), event(1), event(1, rank=1, ratio=0.3, bound=[None, None])], LAMB)
     assert own.ratios[0].ratio == (pytest.approx(0.4),)
@@ -75,7 +75,7 @@ def test_the_figure_shows_what_there_is(layers: Layers):
     assert [bar.type for bar in figures.draw_layers(info._replace(rows=())).data] == ["scatter"]
     silent = info._replace(rows=(), debts=(), alarms=())
     assert not silent.is_telling
-    assert figures.layers_text(silent) == "No step has been looked at yet."
+    assert figures.layers_text(silent) == "No step has been sampled yet."
 
 
 def test_the_words_are_those_of_the_figure(layers: Layers):
@@ -83,25 +83,25 @@ def test_the_words_are_those_of_the_figure(layers: Layers):
     first, alarm = text.split("\n")
     assert first == (
         "run: trust ratios at step 4 lie between 0.5 (a.weight) and 0.5 (a.weight); 1 layer not adapted; crosses are "
-        "ratios held down by clamp. Most is owed of a.weight, 4 times the gradient of a step."
+        "ratios held down by clamp. The largest residual is that of a.weight, 4 times the gradient of a step."
     )
     assert alarm.startswith("Alarm: the trust ratio of a.weight is held at a bound by clamp at 100%")
-    healthy = figures.layers_info(Layers("sgd", (), (owed([0.1, 0.2]),)))
+    healthy = figures.layers_info(Layers("sgd", (), (residuals([0.1, 0.2]),)))
     assert figures.layers_text(healthy).endswith("No alarm.")
 
 
 def test_long_runs_are_thinned_and_keep_their_first_step():
     info = figures.layers_info(layers_of([event(step) for step in range(1, 1001)], LAMB))
     assert info.steps[0] == 1
-    assert len(info.steps) <= _layers.MOST_LOOKS + 1
+    assert len(info.steps) <= _layers.MOST_SAMPLES + 1
     assert _layers._round_steps((1, *range(10, 130, 10))) == [0, 2, 4, 6, 8, 10, 12]
     assert _layers._round_steps((7,)) == [0]
 
 
 def test_the_alarms_of_a_trial_stand_below_its_figures():
-    measured = Measured(4, 0.1, 0.1, 0.0, 1, 1, 1, (), ("the ratio of <b> is held",))
+    measured = TrialMetrics(4, 0.1, 0.1, 0.0, 1, 1, 1, (), ("the ratio of <b> is held",))
     assert "<li>The ratio of &lt;b&gt; is held.</li>" in alarms_html(measured)
-    assert alarms_html(None) == alarms_html(Measured(4, 0.1, 0.1, 0.0, 1, 1, 1, ())) == ""
+    assert alarms_html(None) == alarms_html(TrialMetrics(4, 0.1, 0.1, 0.0, 1, 1, 1, ())) == ""
 
 
 def test_the_lab_has_a_panel_once_a_run_tells():
@@ -134,6 +134,6 @@ def test_a_run_that_ended_in_what_is_no_number_says_so(num_looks: int):
 
 
 def test_what_is_owed_is_drawn_to_the_last_step():
-    events = [event(step, owed=[["residual", "a.weight", 1.0 * step, 1.0]]) for step in range(1, 132)]
+    events = [event(step, residuals=[["residual", "a.weight", 1.0 * step, 1.0]]) for step in range(1, 132)]
     info = figures.layers_info(layers_of(events, LAMB))
     assert info.debts[0].last == 131.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardscope.tuning.population.record import Move, Outcome, Plan
-from shardscope.tuning.population.view import Entry
+from shardscope.tuning.population.view import MemberInterval
 from shardscope_widgets import figures
 from shardscope_widgets.figures._lineage import WORST_TO_BEST
 
@@ -17,18 +17,20 @@ PLAN = Plan({}, {}, 3, 3, 20, ("loss", "bytes"), 0.25, 0.25, 0)
 
 def entry(
     interval: int, member: int, parent: int | None, loss: float | None = None, **settings: Any
-) -> Entry:
+) -> MemberInterval:
     """One that has ended with this loss, has failed (``loss=-1``), or is under way (None)."""
     origin: Any = "drawn" if parent is None else "kept" if parent == member else "cloned"
     move = Move(member, parent, None, {"optimizer.lr": 0.1, "compression": "none", **settings}, origin)
     if loss is None:
-        return Entry(interval, move, None)
+        return MemberInterval(interval, move, None)
     failed = loss < 0
     scores = None if failed else {"loss": loss, "bytes": 10.0 * member}
-    return Entry(interval, move, Outcome(interval, member, "run", scores, "it broke <b>" if failed else None))
+    return MemberInterval(
+        interval, move, Outcome(interval, member, "run", scores, "it broke <b>" if failed else None)
+    )
 
 
-def population(*entries: Entry) -> Any:
+def population(*entries: MemberInterval) -> Any:
     return SimpleNamespace(plan=PLAN, entries=lambda: list(entries))
 
 

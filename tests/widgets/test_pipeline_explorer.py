@@ -9,7 +9,7 @@ import pytest
 from shardscope.analytic.schedules import build
 from shardscope.spec.layout import schedule_names
 from shardscope_widgets import PipelineExplorer, Trace, figures
-from shardscope_widgets.figures._schedule import Line, schedule_json
+from shardscope_widgets.figures._schedule import StepFunction, schedule_json
 from shardscope_widgets.pipeline_explorer._comparison import comparison_html, comparison_info
 from widgets.fake_runs import schedule_events
 
@@ -31,8 +31,8 @@ class TestFigure:
         assert info.gantt.end_ms == 9
         assert info.idle_ms == (3, 0)
         assert info.peak == (2, 1)
-        assert info.held[1] == Line((0, 1, 7), (0, 1, 0))
-        assert info.waiting == Line((0, 1, 2, 4, 6, 7, 9), (1, 0, 1, 0, 1, 1, 1))
+        assert info.held[1] == StepFunction((0, 1, 7), (0, 1, 0))
+        assert info.waiting == StepFunction((0, 1, 2, 4, 6, 7, 9), (1, 0, 1, 0, 1, 1, 1))
 
     def test_the_area_of_waiting_ranks_is_the_bubble(self):
         for name in schedule_names():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import shardscope as ss
-from shardscope.tuning.measured import Measured
+from shardscope.tuning.measured import TrialMetrics
 from shardscope.tuning.records import TrialRecord
-from shardscope.tuning.report import Report
+from shardscope.tuning.report import StudyReport
 from shardscope_widgets import figures
 from shardscope_widgets.figures import _front, _importances, _parallel, _slices, _trial_curves, _trials
 from shardscope_widgets.tuning_lab import _summary, _table
@@ -23,7 +23,7 @@ def record(number, state="complete", *, loss=1.0, step_s=0.01, sent=1000, start=
     done = steps if state == "complete" else steps // 2
     part = done / steps
     curve = ((steps // 2, start, 0.5), *(((steps, loss, 0.1),) if state == "complete" else ()))
-    measured = Measured(done, step_s, step_s / 2, 0.0, int(sent * part), 4, 100, curve)
+    measured = TrialMetrics(done, step_s, step_s / 2, 0.0, int(sent * part), 4, 100, curve)
     values = {"loss": loss, "seconds": step_s * steps, "bytes": float(sent)} if state == "complete" else None
     common = {
         "params": {"optimizer.lr": 0.01 * (number + 1), "batch": 64}, "values": values, "reason": None,
@@ -75,7 +75,7 @@ def test_the_line_is_made_of_the_points_that_none_beats(points):
 
 
 def test_a_running_trial_may_fall_as_steeply_as_the_best_did():
-    live = Measured(5, 0.03, None, 0.0, 500, 4, 100, ((5, 1.6, 0.4),))
+    live = TrialMetrics(5, 0.03, None, 0.0, 500, 4, 100, ((5, 1.6, 0.4),))
     found = trials(
         record(0, loss=1.0), record(1, loss=0.5), record(2, "running", measured=None), live={2: live},
     )  # fmt: skip
@@ -172,7 +172,7 @@ def test_the_table_has_a_column_a_setting_and_keys_in_seconds_and_bytes(four):
 
 
 def test_what_stays_in_a_notebook_names_the_front_and_is_escaped(four):
-    words = Report("s<1>", "loss", (), (), (), "adamw has the lowest loss.", by_noise=(7,))
+    words = StudyReport("s<1>", "loss", (), (), (), "adamw has the lowest loss.", by_noise=(7,))
     text = _summary.summary_html(four, OBJECTIVES, words, "Study s<1> has finished.")
     assert text.count("<tr>") == 1 + 3
     assert "trial 0</td><td>0.5</td><td>400 ms</td><td>1 kB</td><td>0.01</td><td>64" in text

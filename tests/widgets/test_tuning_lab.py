@@ -8,7 +8,7 @@ import shardscope as ss
 from shardscope.errors import SpecError, StudyError
 from shardscope.spec.link import Link
 from shardscope.tuning.priors import default_space
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 from shardscope_widgets.tuning_lab import _search
 from shardscope_widgets.tuning_lab._code import job_code
 
@@ -204,7 +204,8 @@ def test_stop_answers_at_once_prune_counts_and_continue_goes_on(make_tuning_lab)
     with pytest.raises(StudyError, match="trial 0 does not run here"):
         lab.prune(0)
     assert (
-        sum(record.counted for record in Session.open(name="long").records() if record.state == "pruned") == 1
+        sum(record.counted for record in StudySession.open(name="long").records() if record.state == "pruned")
+        == 1
     )
 
 

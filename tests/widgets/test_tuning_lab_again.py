@@ -8,7 +8,7 @@ import pytest
 
 import shardscope as ss
 from shardscope.errors import SpecError, StudyError
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 from shardscope_widgets.tuning_lab import _study
 from shardscope_widgets.tuning_lab._chosen import Watched
 
@@ -28,7 +28,7 @@ def test_a_study_opened_by_name_shows_its_own_definition_and_asks_for_its_functi
         "equal": "steps",
         "trials": 1,
     }
-    Session.open(JOB, SPACE, name="mine", **begun).run()
+    StudySession.open(JOB, SPACE, name="mine", **begun).run()
     lab = make_tuning_lab(name="mine")
     assert lab.problem == ""
     assert (lab.trials, lab.objectives, lab.y, lab.x) == (1, ["error", "mine"], "error", "mine")
@@ -65,7 +65,7 @@ def test_a_study_of_one_objective_shows_its_trials_in_order(make_tuning_lab):
 
 @pytest.mark.slow
 def test_a_trial_in_pieces_is_read_from_the_first_to_the_newest(make_tuning_lab):
-    session = Session.open(JOB, SPACE, name="pieces", trials=2, promote=2, baselines=False)
+    session = StudySession.open(JOB, SPACE, name="pieces", trials=2, promote=2, baselines=False)
     session.run()
     [record] = [record for record in session.records() if record.state == "complete"]
     assert len(record.pieces) > 1

@@ -11,7 +11,7 @@ from shardscope.errors import SpecError as SpecError
 from shardscope.errors import StudyError as StudyError
 from shardscope.errors import UntrustedCode as UntrustedCode
 from shardscope.measure.break_even import break_even as break_even
-from shardscope.measure.worth import worth as worth
+from shardscope.measure.compression_speedup import compression_speedup as compression_speedup
 from shardscope.methods.compressors.packed import PackedCompression as PackedCompression
 from shardscope.methods.strategies.all_reduce import AllReduce as AllReduce
 from shardscope.methods.strategies.bucketed import BucketedStrategy as BucketedStrategy

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import Any
 
-from shardscope.elsewhere import meant
+from shardscope.aliases import meant
 
 _QUOTED = 80
 """Most characters of a value that a message quotes."""

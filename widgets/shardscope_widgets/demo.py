@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 from shardscope.machine import usable_cores
 from shardscope.spec import Batch, Job, Strategy
 from shardscope.spec.strategy import strategies
-from shardscope_widgets.figures._comparison import HEADERS, Row, comparison_info, comparison_text
+from shardscope_widgets.figures._comparison import HEADERS, RunRow, comparison_info, comparison_text
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import seconds_text
 
@@ -141,7 +141,7 @@ def _report(done: Sequence[Run], path: Path, took_s: float) -> None:
     print(f"\nTook {seconds_text(took_s)}. Report with plots: {written.resolve()}")
 
 
-def _cores_text(rows: Sequence[Row]) -> str:
+def _cores_text(rows: Sequence[RunRow]) -> str:
     """A note that the ranks share cores; empty if there is a core for every rank."""
     cores, ranks = max(1, int(usable_cores())), max(row.world_size for row in rows)
     if ranks <= cores:
@@ -151,7 +151,7 @@ def _cores_text(rows: Sequence[Row]) -> str:
     )
 
 
-def table_text(rows: Sequence[Row]) -> str:
+def table_text(rows: Sequence[RunRow]) -> str:
     """The rows as aligned columns, one block per workload."""
     cells = [row.cells() for row in rows]
     widths = [max(map(len, column)) for column in zip(HEADERS, *cells, strict=True)]

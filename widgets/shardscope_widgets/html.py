@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from IPython.display import HTML
 
-from shardscope_widgets.figures._comparison import HEADERS, Row, comparison_info, comparison_text
+from shardscope_widgets.figures._comparison import HEADERS, RunRow, comparison_info, comparison_text
 from shardscope_widgets.trace import Source, Trace
 from shardscope_widgets.words import safe
 
 _NOTHING = "Tick runs in the list to lay them side by side."
 
 
-def table_html(rows: Sequence[Row]) -> str:
+def table_html(rows: Sequence[RunRow]) -> str:
     """The rows as a table."""
     head = "".join(f'<th scope="col">{safe(name)}</th>' for name in HEADERS)
     body = "".join(f"<tr>{''.join(f'<td>{safe(cell)}</td>' for cell in row.cells())}</tr>" for row in rows)

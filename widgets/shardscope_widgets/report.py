@@ -14,7 +14,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from shardscope_widgets import figures
-from shardscope_widgets.figures._comparison import Row, comparison_info, comparison_text
+from shardscope_widgets.figures._comparison import RunRow, comparison_info, comparison_text
 from shardscope_widgets.figures._comparison import draw as draw_comparison
 from shardscope_widgets.html import table_html
 from shardscope_widgets.trace import Source, Trace
@@ -77,7 +77,7 @@ def _by_workload(traces: Sequence[Trace]) -> dict[str, list[Trace]]:
 
 
 def _summary(traces: Sequence[Trace]) -> str:
-    rows: Sequence[Row] = comparison_info(traces)
+    rows: Sequence[RunRow] = comparison_info(traces)
     note = "Speed is throughput against the single process on the same model and data."
     return f"<h2>Summary</h2>{table_html(rows)}<p>{safe(comparison_text(rows))} {note}</p>" if rows else ""
 

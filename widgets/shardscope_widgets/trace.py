@@ -19,7 +19,7 @@ SPANS_KEPT = 200
 """Number of steps whose spans, chunks and operations are kept; older ones are dropped to bound memory."""
 
 
-class Span(NamedTuple):
+class TraceSpan(NamedTuple):
     """One activity of one rank; times in Unix seconds."""
 
     rank: int
@@ -30,7 +30,7 @@ class Span(NamedTuple):
     num_bytes: int
 
 
-class Op(NamedTuple):
+class TraceOp(NamedTuple):
     """One operation of a pipeline on one rank; times in Unix seconds.
 
     `op` is ``F`` for forward, ``B`` for backward, or ``I`` and ``W`` for the backward passes for inputs and weights.
@@ -98,9 +98,9 @@ class Trace(RunLog):
     passes: int = 1
     order: PipelineSchedule | None = None
     bound: float | None = None
-    spans: dict[int, list[Span]] = field(default_factory=dict)
+    spans: dict[int, list[TraceSpan]] = field(default_factory=dict)
     chunks: dict[int, list[Event]] = field(default_factory=dict)
-    ops: dict[int, list[Op]] = field(default_factory=dict)
+    ops: dict[int, list[TraceOp]] = field(default_factory=dict)
     updates: list[Update] = field(default_factory=list)
     consensus: dict[int, float] = field(default_factory=dict)
     links: dict[int, Moved] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Trace(RunLog):
 
     def _keep_spans(self, number: int, rank: int, spans: Iterable[tuple[Any, ...]]) -> None:
         new = [
-            Span(rank, str(lane), str(name), start, end, int(size or 0))
+            TraceSpan(rank, str(lane), str(name), start, end, int(size or 0))
             for lane, name, start, end, size in spans
         ]
         if new:
@@ -170,7 +170,7 @@ class Trace(RunLog):
     def _on_schedule(self, event: Event) -> None:
         rank = int(event["rank"])
         ops = [
-            Op(rank, str(op), int(stage), int(part), start, end)
+            TraceOp(rank, str(op), int(stage), int(part), start, end)
             for op, stage, part, start, end in event["ops"]
         ]
         self.ops.setdefault(int(event["step"]), []).extend(ops)

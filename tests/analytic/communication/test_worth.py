@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardscope as ss
-from shardscope.analytic.communication.worth import Exchange, exchange_of, exchange_time, level_bandwidth
+from shardscope.analytic.communication.exchange import Exchange, exchange_of, exchange_time, level_bandwidth
 
 exchanges = st.builds(Exchange, st.floats(1, 1e9), st.integers(0, 200), st.floats(0, 10))
 

@@ -99,7 +99,7 @@ def test_runs_the_operations_of_its_table_in_order_and_sends_the_bytes_of_its_fo
     results = pool.run(trained(pipeline_job(strategy, ranks)), tmp_path)
     table = schedules.build(schedule, ranks, 8)
     for rank, (_, ops, _, _) in enumerate(results):
-        assert [schedules.Op(*op[:3]) for op in ops] == list(table.ranks[rank])
+        assert [schedules.ScheduledOp(*op[:3]) for op in ops] == list(table.ranks[rank])
         assert all(start <= end for *_, start, end in ops)
     boundaries = results[0][3]
     assert boundaries == [2 * 16 * 16 * 4] * (len(table.stage_ranks) - 1)

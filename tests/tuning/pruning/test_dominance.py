@@ -16,22 +16,22 @@ from shardscope.spec.space import Space
 from shardscope.tuning import driver
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.front import QUICKER_BY
-from shardscope.tuning.measured import Measured
+from shardscope.tuning.measured import TrialMetrics
 from shardscope.tuning.pruning.curves import improvement
-from shardscope.tuning.pruning.pruners import Dominance, Finished
-from shardscope.tuning.session import Session
+from shardscope.tuning.pruning.pruners import Finished, ParetoPruner
+from shardscope.tuning.session import StudySession
 
 STEPS = 8
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=STEPS)
 SPACE = Space(parameters={"optimizer.lr": (1e-6, 1e-1, "log")})
-PRUNER = Dominance(
+PRUNER = ParetoPruner(
     Definition(job=JOB, space=SPACE, objectives=("loss", "seconds", "bytes")), least_finished=4
 )
 
 
-def run_of(curve: list[float], seconds: float, sent: float, until: int = STEPS) -> Measured:
+def run_of(curve: list[float], seconds: float, sent: float, until: int = STEPS) -> TrialMetrics:
     """What a run of eight steps, evaluated at each, has come to after `until`."""
-    return Measured(
+    return TrialMetrics(
         steps=until, step_s=seconds / STEPS, compute_s=None, codec_s=0.0, bytes=round(sent / STEPS * until), messages=0,
         memory=0, curve=tuple((step + 1, loss, math.nan) for step, loss in enumerate(curve[:until])),
     )  # fmt: skip
@@ -127,7 +127,7 @@ def test_what_costs_the_same_to_the_byte_can_be_beaten_in_loss_alone() -> None:
 def test_more_is_expected_of_a_trial_where_nothing_but_quality_tells_it_from_a_finished_one() -> None:
     near = [0.75] * 8  # 0.45 at the gain of the others, who came to 0.4
     cheaper, alike = (
-        Dominance(PRUNER.definition.replace(objectives=("loss", "bytes")), least_finished=4),
+        ParetoPruner(PRUNER.definition.replace(objectives=("loss", "bytes")), least_finished=4),
         run_of(near, 1.0, 8e6, until=4),
     )
     assert cheaper.judge(run_of(near, 1.0, 9e6, until=4), JOB, GOOD) is not None
@@ -174,7 +174,7 @@ def test_a_real_trial_that_learns_nothing_is_stopped_early_and_says_why(
 
     monkeypatch.setattr(driver, "launch", launch)
     job = JOB.replace(steps=24, eval_every=3)
-    session = Session.open(job, SPACE, trials=7, baselines=False, name="real", **given)  # type: ignore[arg-type]
+    session = StudySession.open(job, SPACE, trials=7, baselines=False, name="real", **given)  # type: ignore[arg-type]
     for rate in (1e-2, 2e-2, 5e-3, 1e-2, 2e-2, 5e-3, 1e-6):
         session.study.enqueue_trial({"optimizer.lr": rate})
     session.run()
@@ -212,7 +212,7 @@ def test_a_pruner_that_cannot_judge_is_refused_before_the_study_begins(
 @pytest.mark.sampled
 @pytest.mark.parametrize("pruner", ["percentile", "hyperband", "successive-halving", "patient", "none"])
 def test_every_pruner_goes_through_real_trials(pruner: str) -> None:
-    session = Session.open(
+    session = StudySession.open(
         JOB, SPACE, trials=2, objectives=["loss"], pruner=pruner, baselines=False, name=pruner
     )
     session.run()

@@ -17,11 +17,11 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 import shardscope as ss
 from shardscope.errors import SpecError, StudyError
 from shardscope.spec.models import model_config
-from shardscope.tuning.measured import Measured, evaluated
+from shardscope.tuning.measured import TrialMetrics, evaluated
 from shardscope.tuning.pruning.halving import Paused, Rungs, _cost, best, furthest, promotable
 from shardscope.tuning.pruning.rungs import HalvingDriver, meter_of
 from shardscope.tuning.records import MEASURED, PAUSED, TrialRecord, measured_from, measured_to
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 JOB = ss.Job(
     model="mlp", data="digits", strategy="ring", world_size=2, steps=8, optimizer="nesterov",
@@ -44,7 +44,7 @@ def trial_at(
     """A trial of eight steps that came to a rung of `RUNGS`, with the losses at steps 2, 4 and 8 as far as it came."""
     curve = tuple((step, loss, 0.5) for step, loss in zip((2, 4, 8), losses, strict=False))
     steps = curve[-1][0]
-    measured = Measured(
+    measured = TrialMetrics(
         steps, step_s=1.0, compute_s=None, codec_s=0.0, bytes=sent * steps, messages=0, memory=0, curve=curve
     )
     attrs = {MEASURED: measured_to(measured), **Paused(rung, 8, (f"run-{number}",), "here").to_attrs()}
@@ -91,11 +91,11 @@ def test_methods_whose_steps_differ_are_not_ranked_by_their_first_steps() -> Non
         1: JOB.replace(compression=ss.Compression("local-sgd", every=2)),
         2: JOB.replace(compression=ss.Compression("local-sgd", every=8)),
     }
-    measured = Measured(2, 1.0, None, 0.0, 200_000, 0, 0, ((2, 1.0, 0.5),), plain_s=1.0)
+    measured = TrialMetrics(2, 1.0, None, 0.0, 200_000, 0, 0, ((2, 1.0, 0.5),), plain_s=1.0)
     trials = [trial_at(number, 0, [1.0]) for number in jobs]
     for trial in trials[:2]:
         trial.user_attrs[MEASURED] = measured_to(measured)
-    quiet = Measured(2, None, None, 0.0, 0, 0, 0, ((2, 1.0, 0.5),), plain_s=1.0)
+    quiet = TrialMetrics(2, None, None, 0.0, 0, 0, 0, ((2, 1.0, 0.5),), plain_s=1.0)
     trials[2].user_attrs[MEASURED] = measured_to(quiet)
 
     def cost(name: str) -> dict[int, float]:
@@ -150,13 +150,13 @@ def test_an_objective_of_ones_own_cannot_rank_what_is_on_its_way() -> None:
 # That it changes nothing, and saves.
 
 
-def pieces_of(session: Session, record: TrialRecord) -> list[ss.Run]:
+def pieces_of(session: StudySession, record: TrialRecord) -> list[ss.Run]:
     paused = Paused.of(session.study.get_trials()[record.number].user_attrs)
     paths = dict.fromkeys([*(paused.runs if paused else ()), record.run])
     return [ss.Run.attach(path) for path in paths if path]
 
 
-def steps_of(session: Session, record: TrialRecord) -> Counter[int]:
+def steps_of(session: StudySession, record: TrialRecord) -> Counter[int]:
     """How often each step of a trial was taken, over its pieces."""
     return Counter(step for run in pieces_of(session, record) for step in run.metrics()["step"])
 
@@ -170,7 +170,7 @@ def sent_by(runs: list[ss.Run], kind: str | None = None) -> int:
 @pytest.mark.slow
 def test_a_promoted_trial_ends_where_an_uninterrupted_run_does_and_no_step_is_taken_twice() -> None:
     given = {"objectives": ["loss", "bytes"], "pruner": "none", "baselines": False, "sampler": "random"}
-    session = Session.open(JOB, RATES, trials=4, promote=RUNGS, name="rungs", seed=1, **given)  # type: ignore[arg-type]
+    session = StudySession.open(JOB, RATES, trials=4, promote=RUNGS, name="rungs", seed=1, **given)  # type: ignore[arg-type]
     session.run()
     records = session.records()
     came = Counter(max(steps_of(session, record)) for record in records)
@@ -220,7 +220,7 @@ def test_what_a_killed_driver_had_paused_goes_on_from_its_checkpoints(tmp_path: 
     (tmp_path / "job.json").write_text(JOB.to_json())
     killed = subprocess.run([sys.executable, "-c", _KILLED, tmp_path / "job.json"], timeout=120, check=False)
     assert killed.returncode == -signal.SIGKILL
-    before = Session.open(name="killed")
+    before = StudySession.open(name="killed")
     paused = {
         trial.number: Paused.of(trial.user_attrs)
         for trial in before.study.get_trials()
@@ -228,7 +228,7 @@ def test_what_a_killed_driver_had_paused_goes_on_from_its_checkpoints(tmp_path: 
     }
     assert len(paused) == 2
     assert all(checkpoints_of(held.runs[-1]) for held in paused.values() if held is not None)
-    session = Session.open(name="killed", trials=4)
+    session = StudySession.open(name="killed", trials=4)
     session.run()
     ended = next(record for record in session.records() if record.state == "complete")
     assert {str(path.parent.parent) for path in session.folder.glob("trials/*/checkpoints/*")} <= {ended.run}
@@ -249,7 +249,7 @@ def test_what_a_killed_driver_had_paused_goes_on_from_its_checkpoints(tmp_path: 
 
 @pytest.mark.slow
 def test_paused_trials_wait_while_a_study_is_stopped_and_can_be_pruned_by_hand() -> None:
-    session = Session.open(
+    session = StudySession.open(
         JOB, RATES, trials=3, objectives=["loss"], promote=3, baselines=False, name="stopped"
     )
     driver = session.driver

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shardscope as ss
-from shardscope.tuning.measured import Measured
+from shardscope.tuning.measured import TrialMetrics
 from shardscope.tuning.pruning.outlook import expected, is_steady
 
 STEPS, EARLY = 20, 3
@@ -23,7 +23,7 @@ UNSTEADY = [
 ]
 
 
-def measured_by(run: ss.Run, until: int) -> Measured:
+def measured_by(run: ss.Run, until: int) -> TrialMetrics:
     """What a run had sent by a step."""
     sent = [
         row["sent_bytes"]
@@ -31,7 +31,7 @@ def measured_by(run: ss.Run, until: int) -> Measured:
         if event["step"] <= until
         for row in event["traffic"].values()
     ]
-    return Measured(until, None, None, 0.0, sum(sent), 0, 0, ())
+    return TrialMetrics(until, None, None, 0.0, sum(sent), 0, 0, ())
 
 
 @pytest.mark.sampled
@@ -53,7 +53,7 @@ def test_on_a_link_later_steps_take_as_much_less_as_they_send_less() -> None:
     rate = 1e6
     job = UNSTEADY[0].replace(link=ss.Link(bandwidth=rate, latency=0))
     dense = 2 * 4 * 100_000  # bytes of a step of two ranks
-    early = Measured(4, None, None, 0.0, 4 * dense, 0, 0, (), plain_s=1.0)
+    early = TrialMetrics(4, None, None, 0.0, 4 * dense, 0, 0, (), plain_s=1.0)
     bytes_s = expected("bytes", early, job) / (2 * rate)
     assert expected("seconds", early, job) == pytest.approx(
         1.0 * STEPS - (STEPS * dense / (2 * rate) - bytes_s)
@@ -63,21 +63,21 @@ def test_on_a_link_later_steps_take_as_much_less_as_they_send_less() -> None:
 
 def test_a_module_of_the_users_that_has_not_averaged_yet_is_held_to_what_it_has_sent() -> None:
     job = JOB.replace(model=len, data="digits", compression=ss.Compression("local-sgd", every=8))
-    nothing = Measured(2, None, None, 0.0, 0, 0, 0, (), plain_s=0.01)
+    nothing = TrialMetrics(2, None, None, 0.0, 0, 0, 0, (), plain_s=0.01)
     assert expected("bytes", nothing, job) == 0.0
     assert expected("seconds", nothing, job) == pytest.approx(0.01 * STEPS)
 
 
 def test_steady_methods_go_on_at_their_pace() -> None:
     job = JOB.replace(compression="int8")
-    measured = Measured(4, 0.5, None, 0.0, 400, 0, 7, ())
+    measured = TrialMetrics(4, 0.5, None, 0.0, 400, 0, 7, ())
     assert is_steady(job.compression)
     assert [expected(name, measured, job) for name in ("bytes", "seconds", "memory")] == [2000, 10.0, 7.0]
 
 
 def test_a_rank_that_moves_is_not_taken_for_the_warm_up_before_it() -> None:
     job = JOB.replace(compression=ss.Compression("adaptive-rank", rank=4, warmup_steps=6))
-    early = Measured(3, None, None, 0.0, 3000, 0, 0, ())
+    early = TrialMetrics(3, None, None, 0.0, 3000, 0, 0, ())
     told = expected("bytes", early, job)
     assert told is not None
     assert 6000 < told < 0.6 * 1000 * STEPS

@@ -14,26 +14,26 @@ from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir, this_host
 from shardscope.tuning import recovery
-from shardscope.tuning.measured import Measured, Meter
+from shardscope.tuning.measured import TrialMetrics, TrialReader
 from shardscope.tuning.pruning.halving import Paused, furthest
 from shardscope.tuning.pruning.rungs import HalvingDriver, Held
 from shardscope.tuning.records import DRIVER, MEASURED, NOT_COUNTED, RUN, measured_to
 from shardscope.tuning.samplers import suggest
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=8)
 RATES = {"optimizer.lr": (1e-3, 1e-1, "log")}
 
 
-def opened(job: ss.Job = JOB) -> tuple[Session, HalvingDriver]:
-    session = Session.open(
+def opened(job: ss.Job = JOB) -> tuple[StudySession, HalvingDriver]:
+    session = StudySession.open(
         job, RATES, trials=3, objectives=["loss"], promote=2, baselines=False, name="rungs", sampler="random"
     )  # fmt: skip
     assert isinstance(session.driver, HalvingDriver)
     return session, session.driver
 
 
-def pause(session: Session, driver: HalvingDriver, loss: float = 1.0) -> int:
+def pause(session: StudySession, driver: HalvingDriver, loss: float = 1.0) -> int:
     """Have a driver hold a trial, as if its first piece had run here; the trial's number."""
     trial = session.study.ask()
     params = suggest(trial, session.definition)
@@ -41,15 +41,15 @@ def pause(session: Session, driver: HalvingDriver, loss: float = 1.0) -> int:
     run = RunDir.create(job, session.folder / "trials")
     (run.path / "checkpoints" / "rank-0").touch()
     paused = Paused(0, JOB.steps, (str(run.path),), this_host())
-    measured = Measured(1, 1.0, None, 0.0, 100, 0, 0, ((1, loss, 0.5),))
+    measured = TrialMetrics(1, 1.0, None, 0.0, 100, 0, 0, ((1, loss, 0.5),))
     attrs = {DRIVER: driver._me, RUN: str(run.path), MEASURED: measured_to(measured), **paused.to_attrs()}
-    assert driver.ledger.write(trial.number, attrs)
-    driver.held[trial.number] = Held(trial, params, JOB, Meter(Run(run)), paused)
+    assert driver.writer.write(trial.number, attrs)
+    driver.held[trial.number] = Held(trial, params, JOB, TrialReader(Run(run)), paused)
     return trial.number
 
 
-def take_over(session: Session, driver: HalvingDriver, number: int) -> None:
-    recovery.set_aside(driver.ledger, number, "its driver was silent")
+def take_over(session: StudySession, driver: HalvingDriver, number: int) -> None:
+    recovery.mark_for_retry(driver.writer, number, "its driver was silent")
     recovery.replace_lost(session.study, session.study.get_trials())
 
 
@@ -62,7 +62,7 @@ def test_a_held_trial_that_another_driver_takes_over_is_dropped(monkeypatch: pyt
     lost, kept = pause(session, driver), pause(session, driver, loss=2.0)
     _, other = opened()
     take_over(session, other, lost)
-    assert not driver.ledger.write(lost, {"late": True})
+    assert not driver.writer.write(lost, {"late": True})
     monkeypatch.setattr("shardscope.tuning.pruning.rungs.launch", no_launch)
     assert driver._rung_state()[1] == {kept: 0}
     take_over(session, other, kept)
@@ -88,7 +88,7 @@ def test_a_piece_that_ends_after_its_trial_was_taken_over_is_not_held() -> None:
 def test_a_mark_whose_writer_died_before_it_ended_the_trial_says_nothing() -> None:
     session, driver = opened()
     number = pause(session, driver)
-    driver.ledger.write(number, {NOT_COUNTED: recovery.LOST})
+    driver.writer.write(number, {NOT_COUNTED: recovery.LOST})
     assert furthest(*driver._rung_state()) == number
     driver.held[number + 7] = driver.held[number]  # it has no figures at all
     del driver.held[number]
@@ -102,7 +102,7 @@ def test_paused_trials_of_a_driver_that_was_stopped_are_anybodys_at_once(host: s
     parent = os.getppid()  # its process lives on, as a notebook's kernel does
     driver._me |= {"pid": parent, "process_started": process_started(parent)}
     driver._me |= {"host": host} if host != "here" else {}
-    driver.ledger.write(number, {DRIVER: driver._me})
+    driver.writer.write(number, {DRIVER: driver._me})
     watch = recovery.Watch()
     assert watch.gone(session.study.get_trials()) == []
     driver.stop()
@@ -114,7 +114,7 @@ def test_paused_trials_of_a_driver_that_was_stopped_are_anybodys_at_once(host: s
 # What stays on disk.
 
 
-def left(session: Session) -> set[int]:
+def left(session: StudySession) -> set[int]:
     """The trials whose checkpoints are on disk."""
     return {
         trial.number for trial in session.study.get_trials()
@@ -128,7 +128,7 @@ def test_checkpoints_stay_as_long_as_somebody_may_go_on_from_them() -> None:
     pruned, kept, lost = (pause(session, driver) for _ in range(3))
     driver._sweep()
     assert left(session) == {pruned, kept, lost}
-    recovery.set_aside(other.ledger, lost, "its driver was silent")
+    recovery.mark_for_retry(other.writer, lost, "its driver was silent")
     driver._sweep()
     assert left(session) == {pruned, kept, lost}, (
         "nobody has taken the lost one's place yet, and somebody will"
@@ -139,7 +139,7 @@ def test_checkpoints_stay_as_long_as_somebody_may_go_on_from_them() -> None:
     assert left(session) == {kept, lost}, "its successor goes on from it"
     heir = session.study.get_trials()[-1]
     assert Paused.of(heir.user_attrs).runs == Paused.of(session.study.get_trials()[lost].user_attrs).runs
-    other.ledger.end(heir.number, TrialState.PRUNED, None, {})
+    other.writer.end(heir.number, TrialState.PRUNED, None, {})
     driver._sweep()
     assert left(session) == {kept}
     driver.stop()
@@ -153,18 +153,18 @@ def test_a_piece_that_another_follows_is_swept_and_the_end_of_the_best_is_not() 
     held = driver.held[number]
     last = RunDir.create(JOB, session.folder / "trials")
     (last.path / "checkpoints" / "rank-0").touch()
-    driver.ledger.write(number, {RUN: str(last.path)})
+    driver.writer.write(number, {RUN: str(last.path)})
     driver._sweep()
     first = Path(held.paused.runs[0]) / "checkpoints"
     assert first.exists()
     assert left(session) == {number}, "if the second piece is killed, the trial goes on from the first"
-    driver.ledger.write(
+    driver.writer.write(
         number, Paused(1, JOB.steps, (*held.paused.runs, str(last.path)), this_host()).to_attrs()
     )
     driver._sweep()
     assert not first.exists()
     assert left(session) == {number}
-    driver.ledger.end(number, TrialState.COMPLETE, [1.0], {})
+    driver.writer.end(number, TrialState.COMPLETE, [1.0], {})
     driver._sweep()
     assert left(session) == {number}
 
@@ -206,7 +206,7 @@ def test_what_a_storage_names_outside_the_trials_is_neither_deleted_nor_gone_on_
     for path in (*paths, str(driver.folder / "link")):
         number = pause(session, driver)
         named = Paused(0, JOB.steps, (path,), this_host())
-        driver.ledger.write(number, {RUN: path, **named.to_attrs()})
+        driver.writer.write(number, {RUN: path, **named.to_attrs()})
         assert not driver._is_here(named)
         [trial] = [trial for trial in session.study.get_trials() if trial.number == number]
         assert driver._run_of(trial) is None

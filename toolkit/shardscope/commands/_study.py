@@ -10,10 +10,10 @@ from shardscope.tuning.progress import settings_text, value_text
 
 if TYPE_CHECKING:
     from shardscope.tuning.records import TrialRecord
-    from shardscope.tuning.session import Session
+    from shardscope.tuning.session import StudySession
 
 
-def as_text(session: Session, records: Sequence[TrialRecord]) -> str:
+def as_text(session: StudySession, records: Sequence[TrialRecord]) -> str:
     """The front as a table, the report, and the location of the study."""
     report = session.report()
     names, front = session.definition.objectives, report.front
@@ -28,7 +28,7 @@ def as_text(session: Session, records: Sequence[TrialRecord]) -> str:
     return "\n\n".join(parts)
 
 
-def as_json(session: Session, records: Sequence[TrialRecord]) -> dict[str, Any]:
+def as_json(session: StudySession, records: Sequence[TrialRecord]) -> dict[str, Any]:
     """The study, its front and its trials as a JSON object."""
     report = session.report()
     front = {record.number for record in report.front}

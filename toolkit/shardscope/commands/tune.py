@@ -20,7 +20,7 @@ from shardscope.tuning.progress import StudyProgress, measuring_text
 
 if TYPE_CHECKING:
     from shardscope.spec import Job
-    from shardscope.tuning.session import Session
+    from shardscope.tuning.session import StudySession
 
 _OF_A_NEW_STUDY = ("space", "objective", "batch_range", "name")
 
@@ -97,7 +97,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
         "seed": arguments.seed or 0, "batch_range": arguments.batch_range or "noise",
     }  # fmt: skip
 
-    from shardscope.tuning.session import Session
+    from shardscope.tuning.session import StudySession
     from shardscope.tuning.tune import set_after
 
     session, began = None, time.monotonic()
@@ -105,7 +105,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     try:
         with sigterm_interrupts():
             with set_after(arguments.timeout) as stopping:
-                session = Session.open(job, space, stopping=stopping, on_probe=on_probe, **given)
+                session = StudySession.open(job, space, stopping=stopping, on_probe=on_probe, **given)
             if arguments.report is None:
                 _run(session, arguments, began)
     except KeyboardInterrupt as interrupt:
@@ -118,13 +118,13 @@ def _say_measuring(probe: Job) -> None:
     print(measuring_text(probe), file=sys.stderr)
 
 
-def _run(session: Session, arguments: argparse.Namespace, began: float) -> None:
+def _run(session: StudySession, arguments: argparse.Namespace, began: float) -> None:
     left_s = None if arguments.timeout is None else arguments.timeout - (time.monotonic() - began)
     with StudyProgress(session, quiet=arguments.json) as progress:
         session.run(timeout_s=left_s, on_tick=lambda _: progress.draw())
 
 
-def _tell(session: Session, arguments: argparse.Namespace) -> int:
+def _tell(session: StudySession, arguments: argparse.Namespace) -> int:
     """Print the outcome; 1 if trials have ended but none was completed."""
     from shardscope.tuning.records import NOT_BEGUN
 
@@ -142,7 +142,7 @@ def _tell(session: Session, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _again(session: Session | None, arguments: argparse.Namespace) -> str:
+def _again(session: StudySession | None, arguments: argparse.Namespace) -> str:
     """The command that resumes the study, with its storage and root."""
     if session is None:
         return "the same command; no trial had begun"

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from shardscope.analytic.communication.worth import Exchange, exchange_of, exchange_time, level_bandwidth
+from shardscope.analytic.communication.exchange import Exchange, exchange_of, exchange_time, level_bandwidth
 from shardscope.analytic.sharding import replica_buckets
 from shardscope.errors import SpecError
-from shardscope.measure.asked import bandwidth_of, latency_of, methods_of, whole, workers_of
+from shardscope.measure.arguments import bandwidth_of, latency_of, methods_of, whole, workers_of
 from shardscope.methods.strategies.bucketed import BucketedStrategy
 from shardscope.spec import Compression, Job
 from shardscope.spec.compression import Shapes

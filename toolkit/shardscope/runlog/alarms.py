@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shardscope.spec.optimizer import Optimizer
 
 if TYPE_CHECKING:
-    from shardscope.runlog.layers import OwedSeries, RatioSeries
+    from shardscope.runlog.layers import RatioSeries, ResidualSeries
 
 PINNED_SHARE = 0.5
 """Share of steps with a clipped ratio beyond which the bound, not the layer, determines the ratio."""
@@ -64,18 +64,18 @@ class Alarm:
 
 
 def alarms_of(
-    optimizer: Optimizer | None, ratios: Sequence[RatioSeries], owed: Sequence[OwedSeries]
+    optimizer: Optimizer | None, ratios: Sequence[RatioSeries], residuals: Sequence[ResidualSeries]
 ) -> tuple[Alarm, ...]:
     """Return all alarms for these series, the most severe kinds first."""
     found = [
-        not_finite(ratios, owed), not_adapted(optimizer, ratios), drifted(ratios, grows=True),
-        drifted(ratios, grows=False), bare_step(optimizer, ratios), pinned(optimizer, ratios), late(owed),
-        piling_up(owed),
+        not_finite(ratios, residuals), not_adapted(optimizer, ratios), drifted(ratios, grows=True),
+        drifted(ratios, grows=False), bare_step(optimizer, ratios), pinned(optimizer, ratios), late(residuals),
+        piling_up(residuals),
     ]  # fmt: skip
     return tuple(alarm for alarm in found if alarm is not None)
 
 
-def not_finite(ratios: Sequence[RatioSeries], owed: Sequence[OwedSeries]) -> Alarm | None:
+def not_finite(ratios: Sequence[RatioSeries], residuals: Sequence[ResidualSeries]) -> Alarm | None:
     """Alarm if a norm, a ratio or an error-feedback residual is NaN or infinite."""
     broken = {
         series.layer: (step, name, value)
@@ -87,9 +87,9 @@ def not_finite(ratios: Sequence[RatioSeries], owed: Sequence[OwedSeries]) -> Ala
         if value is not None and not math.isfinite(value)
     }  # fmt: skip
     broken |= {
-        series.layer: (step, "norm of what is owed", value)
-        for series in owed
-        for step, value in zip(series.steps, series.owed, strict=True)
+        series.layer: (step, "norm of the residual", value)
+        for series in residuals
+        for step, value in zip(series.steps, series.norm, strict=True)
         if not math.isfinite(value)
     }
     if not broken:
@@ -201,11 +201,11 @@ def _advice(optimizer: Optimizer | None, bound: str) -> str:
     return (optimizer.advice if optimizer else {}).get(bound, "loosen it")
 
 
-def late(owed: Sequence[OwedSeries]) -> Alarm | None:
+def late(residuals: Sequence[ResidualSeries]) -> Alarm | None:
     """Alarm if the residual of a layer that carries gradient exceeds `LATE` gradients of one step."""
     found = [
         (_quarters(relative)[-1], series.layer, series.kind)
-        for series in _carrying(owed)
+        for series in _carrying(residuals)
         if len(relative := [value for value in series.relative if value is not None]) >= FEWEST_LOOKS
     ]
     worst, layers = _beyond(found, LATE)
@@ -214,18 +214,18 @@ def late(owed: Sequence[OwedSeries]) -> Alarm | None:
     times, _, kind = worst
     return Alarm(
         "late", layers, times,
-        f"compression owes {_named(layers)} {times:.3g} times the gradient of a step ({kind}), so what it sends is "
+        f"the residual of {_named(layers)} is {times:.3g} times the gradient of a step ({kind}), so what is sent is "
         "about as many steps old; send more (a larger ratio or rank, more bits), or lower the learning rate",
     )  # fmt: skip
 
 
-def piling_up(owed: Sequence[OwedSeries]) -> Alarm | None:
+def piling_up(residuals: Sequence[ResidualSeries]) -> Alarm | None:
     """Alarm if the residual of a layer that carries gradient keeps growing."""
     found = []
-    for series in _carrying(owed):
+    for series in _carrying(residuals):
         relative = [value for value in series.relative if value is not None]
         if len(relative) >= FEWEST_QUARTERS and _quarters(relative)[-1] > 1:
-            _, second, third, last = _quarters(series.owed)
+            _, second, third, last = _quarters(series.norm)
             if second < third < last:
                 found.append((last / second if second else math.inf, series.layer, second, last))
     worst, layers = _beyond(found, PILES_UP)
@@ -234,17 +234,17 @@ def piling_up(owed: Sequence[OwedSeries]) -> Alarm | None:
     times, _, before, now = worst
     return Alarm(
         "piling up", layers, times,
-        f"what compression owes {_named(layers)} keeps growing, from {before:.3g} to {now:.3g} since the run's second "
+        f"the residual of {_named(layers)} keeps growing, from {before:.3g} to {now:.3g} since the run's second "
         "quarter; send more (a larger ratio or rank, more bits), or lower the learning rate",
     )  # fmt: skip
 
 
-def _carrying(owed: Sequence[OwedSeries]) -> list[OwedSeries]:
+def _carrying(residuals: Sequence[ResidualSeries]) -> list[ResidualSeries]:
     """The series whose mean gradient norm over steps is at least `CARRIES` of that of all series of their kind."""
     totals: dict[str, float] = {}
-    for series in owed:
+    for series in residuals:
         totals[series.kind] = math.hypot(totals.get(series.kind, 0.0), fmean(series.gradient))
-    return [s for s in owed if fmean(s.gradient) >= CARRIES * totals[s.kind]]
+    return [s for s in residuals if fmean(s.gradient) >= CARRIES * totals[s.kind]]
 
 
 def _quarters(values: Sequence[float]) -> list[float]:

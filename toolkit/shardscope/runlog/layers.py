@@ -49,28 +49,28 @@ class RatioSeries:
 
 
 @dataclass(frozen=True)
-class OwedSeries:
+class ResidualSeries:
     """Error-feedback residual of one tensor or sharding unit, by step.
 
     Attributes:
         layer: Name of the tensor or unit.
         kind: ``residual`` of ranks' own gradients, ``share`` of the mean, ``unsent`` under deep gradient compression.
         steps: Steps that were sampled.
-        owed: Norm of the residual, which is still to be sent after the step.
+        norm: Norm of the residual, which is still to be sent after the step.
         gradient: Norm of the gradient that the step added, in the same units.
     """
 
     layer: str
     kind: str
     steps: tuple[int, ...]
-    owed: Values
+    norm: Values
     gradient: Values
 
     @property
     def relative(self) -> Known:
         """Residual norm relative to the gradient norm of the step; None where the gradient is zero."""
-        pairs = zip(self.owed, self.gradient, strict=True)
-        return tuple(owed / gradient if gradient else None for owed, gradient in pairs)
+        pairs = zip(self.norm, self.gradient, strict=True)
+        return tuple(norm / gradient if gradient else None for norm, gradient in pairs)
 
 
 if TYPE_CHECKING:
@@ -88,18 +88,18 @@ class Layers:
     Attributes:
         optimizer: The run's optimizer.
         ratios: One series per layer, in the model's order, if the optimizer is layer-wise.
-        owed: One series for each tensor or sharding unit and kind of residual, if gradients are compressed with error
-            feedback.
+        residuals: One series for each tensor or sharding unit and kind of residual, if gradients are compressed with
+            error feedback.
     """
 
     optimizer: Optimizer | None
     ratios: tuple[RatioSeries, ...]
-    owed: tuple[OwedSeries, ...]
+    residuals: tuple[ResidualSeries, ...]
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
         """Alarms raised by the rules of `shardscope.runlog.alarms`, the most severe kinds first."""
-        return alarms_of(self.optimizer, self.ratios, self.owed)
+        return alarms_of(self.optimizer, self.ratios, self.residuals)
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -107,15 +107,15 @@ class Layers:
         return _frame(("layer", "steps", "lr", *_RATIO_COLUMNS, "bound"), self.ratios)
 
     @property
-    def owed_frame(self) -> pd.DataFrame:
-        """One row for each layer, kind and step: layer, kind, step, owed, gradient, relative."""
-        return _frame(("layer", "kind", "steps", "owed", "gradient", "relative"), self.owed)
+    def residual_frame(self) -> pd.DataFrame:
+        """One row for each layer, kind and step: layer, kind, step, norm, gradient, relative."""
+        return _frame(("layer", "kind", "steps", "norm", "gradient", "relative"), self.residuals)
 
     def __repr__(self) -> str:
-        if not self.ratios and not self.owed:
-            return "<Layers: no step has been looked at yet>"
+        if not self.ratios and not self.residuals:
+            return "<Layers: no step has been sampled yet>"
         told = [f"trust ratios of {len(self.ratios)}"] * bool(self.ratios)
-        told += [f"what {len(self.owed)} owe"] * bool(self.owed)
+        told += [f"residuals of {len(self.residuals)}"] * bool(self.residuals)
         alarms = self.alarms
         return f"<Layers: {' and '.join(told)}; {len(alarms) or 'no'} alarm{'s' * (len(alarms) != 1)}>"
 
@@ -132,12 +132,12 @@ def _frame(columns: tuple[str, ...], series: Iterable[Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[{"steps": "step"}.get(column, column) for column in columns])
 
 
-def tells_of_layers(job: Job) -> bool:
+def reports_layers(job: Job) -> bool:
     """Whether the job has layer statistics: a layer-wise optimizer, or compression with residuals."""
-    return job.optimizer.is_layerwise() or owes(job)
+    return job.optimizer.is_layerwise() or keeps_residuals(job)
 
 
-def owes(job: Job) -> bool:
+def keeps_residuals(job: Job) -> bool:
     """Whether the job's compression keeps a residual of what it has not sent."""
     return job.compression.remembers
 
@@ -152,7 +152,7 @@ def layers_of(events: Iterable[Event], optimizer: Optimizer | None) -> Layers:
     by_step: dict[int, list[Event]] = {}
     for (step, _), event in sorted(newest.items()):
         by_step.setdefault(step, []).append(event)
-    return Layers(optimizer, _ratios(by_step), _owed(by_step))
+    return Layers(optimizer, _ratios(by_step), _residuals(by_step))
 
 
 def _ratios(by_step: Mapping[int, list[Event]]) -> tuple[RatioSeries, ...]:
@@ -178,32 +178,32 @@ def _mean(values: Iterable[Any]) -> float | None:
     return fmean(told) if told else None
 
 
-def _owed(by_step: Mapping[int, list[Event]]) -> tuple[OwedSeries, ...]:
+def _residuals(by_step: Mapping[int, list[Event]]) -> tuple[ResidualSeries, ...]:
     found: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
     for step, events in by_step.items():
         rows: dict[tuple[str, str], list[tuple[float, float]]] = {}
-        for kind, layer, owed, gradient in (row for event in events for row in event["owed"]):
-            rows.setdefault((layer, kind), []).append((float(owed), float(gradient)))
+        for kind, layer, norm, gradient in (row for event in events for row in event["owed"]):
+            rows.setdefault((layer, kind), []).append((float(norm), float(gradient)))
         for key, pairs in rows.items():
-            owed, gradient = (math.hypot(*column) for column in zip(*pairs, strict=True))
-            found.setdefault(key, []).append((step, owed, gradient))
-    return tuple(OwedSeries(*key, *zip(*rows, strict=True)) for key, rows in found.items())
+            norm, gradient = (math.hypot(*column) for column in zip(*pairs, strict=True))
+            found.setdefault(key, []).append((step, norm, gradient))
+    return tuple(ResidualSeries(*key, *zip(*rows, strict=True)) for key, rows in found.items())
 
 
-MOST_LOOKS = 240
+MOST_SAMPLES = 240
 """Largest number of samples kept at a time."""
 
 
 @dataclass
-class Looks:
+class LayerSamples:
     """Layer events of all ranks, thinned as they arrive.
 
     Attributes:
-        num_looks: Steps sampled so far, kept or not.
+        num_samples: Steps sampled so far, kept or not.
         num_events: Events received so far.
     """
 
-    num_looks: int = 0
+    num_samples: int = 0
     num_events: int = 0
     _kept: dict[int, dict[int, Event]] = field(default_factory=dict)
     _places: dict[int, int] = field(default_factory=dict)
@@ -230,10 +230,10 @@ class Looks:
 
     def _begin(self, step: int) -> None:
         before, self._newest = self._newest, step
-        self._kept[step], self._places[step] = {}, self.num_looks
-        self.num_looks += 1
+        self._kept[step], self._places[step] = {}, self.num_samples
+        self.num_samples += 1
         self._drop([before])
-        while len(self._kept) > MOST_LOOKS:
+        while len(self._kept) > MOST_SAMPLES:
             self._every *= 2
             self._drop(list(self._kept))
 
@@ -245,5 +245,5 @@ class Looks:
 
 def _is_finite(event: Event) -> bool:
     columns: list[Iterable[Any]] = [event[name] for name in _RATIO_COLUMNS]
-    owed = (row[2] for row in event["owed"])
-    return all(math.isfinite(sum(map(float, filter(None, column)))) for column in (*columns, owed))
+    residuals = (row[2] for row in event["owed"])
+    return all(math.isfinite(sum(map(float, filter(None, column)))) for column in (*columns, residuals))

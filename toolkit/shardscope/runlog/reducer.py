@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shardscope.runlog.averages import ALIKE, Average, StepKinds, per_step
-from shardscope.runlog.layers import Looks
+from shardscope.runlog.layers import LayerSamples
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.steps import MOST, Step, Steps
 from shardscope.runlog.traffic import OBSERVING, Event, Moved
@@ -71,7 +71,7 @@ class RunLog:
     peak_memory: dict[int, int] = field(default_factory=dict)
     held: dict[int, dict[str, int]] = field(default_factory=dict)
     noise: dict[int, tuple[float, float]] = field(default_factory=dict)
-    looks: Looks = field(default_factory=Looks)
+    layer_samples: LayerSamples = field(default_factory=LayerSamples)
     collectives: Counter[str] = field(default_factory=Counter)
     observing: Counter[str] = field(default_factory=Counter)
     last_t: float = 0.0
@@ -156,7 +156,7 @@ class RunLog:
         self.held[event["rank"]] = {kind: event[kind] for kind in MEMORY_KINDS}
 
     def _on_layers(self, event: Event) -> None:
-        self.looks.take(event)
+        self.layer_samples.take(event)
 
     def last_on(self, split: str) -> Evaluation | None:
         """Return the newest evaluation on a split, ``"validation"`` or ``"test"``; None where there is none."""

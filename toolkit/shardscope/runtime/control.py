@@ -9,7 +9,7 @@ synchronises its ranks afterwards.
 On one machine the note is a file. Ranks on several machines share the directory over a network, whose clients may cache
 that a file does not exist, so there the note goes through the process group's store.
 
-A judged run (one that may be stopped after each evaluation) would waste a step or more before a verdict reached it that
+A gated run (one that may be stopped after each evaluation) would waste a step or more before a verdict reached it that
 way. So after an evaluation, synchronous ranks wait for the verdict: rank 0 for the judge, the others for rank 0. They
 wait no longer than a step takes, and not at all after two consecutive late verdicts. In the worst case a judge that is
 just in time makes every evaluation one step longer; one that does not respond costs two steps.
@@ -92,12 +92,12 @@ class StopControl:
     drift: int | None = 0
     timeout_s: float = 60.0
     notes: Notes | None = None
-    _is_judged: bool = field(init=False)
+    _is_gated: bool = field(init=False)
     _late: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._notes: Notes = self.notes or FileNotes(self.run)
-        self._is_judged = self.drift == 0 and self.run.judged.exists()
+        self._is_gated = self.drift == 0 and self.run.approval.exists()
 
     def should_stop(self, step: int) -> bool:
         """Whether to stop before `step`. Called by every rank before every step."""
@@ -113,7 +113,7 @@ class StopControl:
         return False
 
     def evaluated(self, step: int, patience_s: float) -> None:
-        """Wait for the verdict on an evaluation, if the run is judged. Called by every rank after every evaluation.
+        """Wait for the verdict on an evaluation, if the run is gated. Called by every rank after every evaluation.
 
         Args:
             step: The step of the evaluation.
@@ -122,7 +122,7 @@ class StopControl:
         Raises:
             NoVerdictError: Rank 0 did not answer in time.
         """
-        if not self._is_judged:
+        if not self._is_gated:
             return
         if self.rank == 0:
             self._hear(step, patience_s if self._late < _MOST_LATE else 0.0)
@@ -136,14 +136,14 @@ class StopControl:
         """Rank 0's part: wait for the judge, and write the answer for the other ranks."""
         is_told = _wait(lambda: self._is_told(step), patience_s)
         self._late = 0 if is_told else self._late + 1
-        answer = self.run.stop_at if self.run.stop_request.exists() else self.run.heard
+        answer = self.run.stop_at if self.run.stop_request.exists() else self.run.decision
         self._notes.write(answer, step)
 
     def _is_told(self, step: int) -> bool:
-        return self.run.stop_request.exists() or (_step_in(self.run.judged) or 0) >= step
+        return self.run.stop_request.exists() or (_step_in(self.run.approval) or 0) >= step
 
     def _is_answered(self, step: int) -> bool:
-        return (self._notes.read(self.run.heard) or 0) >= step or self._notes.read(
+        return (self._notes.read(self.run.decision) or 0) >= step or self._notes.read(
             self.run.stop_at
         ) is not None
 

@@ -1,7 +1,7 @@
 """Diagnosis of this machine, and the consequence of each missing piece: `shardscope doctor`, or `ss.doctor()`.
 
-`doctor` probes the machine with `shardscope.machine`, evaluates each result, and returns a `Report` of plain values.
-Nothing is changed or downloaded. The report is not `ok` only if something is missing that every run requires.
+`doctor` probes the machine with `shardscope.machine`, evaluates each result, and returns a `DoctorReport` of plain
+values. Nothing is changed or downloaded. The report is not `ok` only if something is missing that every run requires.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class DoctorReport:
     """All findings, in reading order."""
 
     findings: tuple[Finding, ...]
@@ -100,10 +100,10 @@ class Report:
         )
 
 
-def doctor() -> Report:
+def doctor() -> DoctorReport:
     """Diagnose this machine. Takes a few seconds, mostly to import torch in a second process."""
     torch = machine.probe_torch()
-    return Report(
+    return DoctorReport(
         (*_software(torch), *_machine(), *_accelerators(torch), *_network(torch), *_extras(), *_methods())
     )
 

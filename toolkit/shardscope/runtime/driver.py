@@ -39,7 +39,7 @@ def launch(
     resume: Run | str | Path | None = None,
     allow_pickle: bool = False,
     detach: bool = False,
-    judged: bool = False,
+    gated: bool = False,
     preflight: bool = True,
 ) -> Run:
     """Start a job on real ranks of this machine. Returns without waiting for them.
@@ -54,7 +54,7 @@ def launch(
         allow_pickle: With `resume`: read a checkpoint of an earlier version, which is a pickle and can run code when it
             is read. Use it only for files of people you trust.
         detach: Let the run outlive this process. Otherwise it is stopped when this process ends.
-        judged: Whether you decide after each evaluation if the run continues, by `Run.stop` or `Run.go_on`. Ranks wait
+        gated: Whether you decide after each evaluation if the run continues, by `Run.stop` or `Run.approve`. Ranks wait
             for the decision, but no longer than a step takes, and not at all after two consecutive late decisions.
             Ranks that are not synchronous (asynchronous parameter servers, gossip) never wait.
         preflight: Whether to refuse a job whose ranks would not fit in this machine's memory, by formula. This traces
@@ -65,7 +65,7 @@ def launch(
         LaunchError: The job does not fit in memory, the run directory cannot be written, or the user's code cannot be
             sent to the ranks.
         RunNotFound: The run to resume does not exist.
-        SpecError: `judged` is set for a job without evaluations, or the job names a method that is not installed.
+        SpecError: `gated` is set for a job without evaluations, or the job names a method that is not installed.
 
     Example:
         >>> import shardscope as ss
@@ -74,12 +74,12 @@ def launch(
     """
     if not isinstance(job, Job):
         raise LaunchError(f"launch takes a Job, got {type(job).__name__}; write ss.launch(ss.Job(...))")
-    for name, value in (("detach", detach), ("judged", judged), ("preflight", preflight)):
+    for name, value in (("detach", detach), ("gated", gated), ("preflight", preflight)):
         if not isinstance(value, bool):
             raise SpecError(f"{name}={quoted(value)} is not a truth value; give True or False")
-    if judged and job.eval_every is None:
+    if gated and job.eval_every is None:
         raise SpecError(
-            "judged=True has no effect on a job with eval_every=None; give it for example eval_every=10"
+            "gated=True has no effect on a job with eval_every=None; give it for example eval_every=10"
         )
     if allow_pickle and resume is None:
         raise SpecError(
@@ -91,7 +91,7 @@ def launch(
 
         look_at(job, timed=False).require_fits("launch it all the same with preflight=False")
     earlier = None if resume is None else _source(resume, root)
-    run = RunDir.create(job, runs_root(root), judged=judged)
+    run = RunDir.create(job, runs_root(root), gated=gated)
     try:
         _hand_over(run, _request(run, job, earlier, detach=detach, allow_pickle=allow_pickle))
     except BaseException as error:  # interrupts too, so that no run stays in state "starting" for ever

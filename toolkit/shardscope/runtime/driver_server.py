@@ -22,7 +22,7 @@ TOOLKIT = str(Path(__file__).parents[2])
 _START_SERVER = "from shardscope.runtime.server import main; main()"
 
 
-class Driver:
+class LaunchServer:
     """Handle of this process's launch server, which is started on first use, and restarted if it has ended."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ def _start_server(log: Path | None) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-driver = Driver()
+driver = LaunchServer()
 atexit.register(driver.close)
 
 

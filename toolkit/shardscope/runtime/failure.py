@@ -9,8 +9,8 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from shardscope.runlog.tail import read_events
-from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 
@@ -35,7 +35,7 @@ def describe_failure(run: RunDir, job: Job, failed: ChildFailedError, exit_codes
         exit_codes: Exit code of each process by pid, as far as known.
     """
     errors = sorted(read_events(run.path, kind="error"), key=lambda event: event["t"])
-    causes = [event for event in errors if not is_consequence(event)]
+    causes = [event for event in errors if not is_secondary_failure(event)]
     ranks = {event["pid"]: event["rank"] for event in read_events(run.path, kind="process")}
     codes = {ranks[pid]: code for pid, code in exit_codes.items() if code and pid in ranks}
     codes |= {rank: failure.exitcode for rank, failure in failed.failures.items()}

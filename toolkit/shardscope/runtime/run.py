@@ -19,9 +19,9 @@ from shardscope.runlog.files import read_tail
 from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.summary import Summary, summarise
 from shardscope.runlog.tail import Event, Tail, first_events, select
-from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.processes import end_run, is_alive
 from shardscope.runtime.rundir import RunDir, find, holds_run, this_host
+from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.status import FINAL_STATES, Cause, Status, printable
 from shardscope.spec import Job
 from shardscope.spec.observed import ObservedJob
@@ -177,10 +177,12 @@ class Run:
 
         With `causes_only`, errors that only report a lost peer are ignored. None if no error is left.
         """
-        errors = [event for event in self.events("error") if not (causes_only and is_consequence(event))]
+        errors = [
+            event for event in self.events("error") if not (causes_only and is_secondary_failure(event))
+        ]
         if not errors:
             return None
-        first = min(errors, key=is_consequence)
+        first = min(errors, key=is_secondary_failure)
         return {**first, "message": f"rank {first['rank']} failed: {first['type']}: {first['message']}"}
 
     def _record_lost_agent(self, status: Status) -> Status:
@@ -272,15 +274,15 @@ class Run:
                 _POLL_S
             )  # while the run is starting there is no agent yet; it will find the request when it starts
 
-    def go_on(self, step: int) -> None:
-        """Let a run launched with ``judged=True`` continue past its evaluation at `step`.
+    def approve(self, step: int) -> None:
+        """Let a run launched with ``gated=True`` continue past its evaluation at `step`.
 
         Raises:
-            SpecError: The run was launched without ``judged=True``.
+            SpecError: The run was launched without ``gated=True``.
         """
-        if not self._dir.judged.exists():
-            raise SpecError(f"run {self.id} waits for no verdict; launch it with judged=True")
-        self._dir.judge(index(step))
+        if not self._dir.approval.exists():
+            raise SpecError(f"run {self.id} does not wait for approval; launch it with gated=True")
+        self._dir.approve(index(step))
 
     def _see_out(self, patience_s: float) -> None:
         """Wait until the run's processes are gone; an agent still alive after `patience_s` is killed with them."""
@@ -378,12 +380,12 @@ class Run:
         Raises:
             SpecError: The run has neither trust ratios nor residuals, or does not record its layers.
         """
-        from shardscope.runlog.layers import layers_of, tells_of_layers
+        from shardscope.runlog.layers import layers_of, reports_layers
 
         job = self.job
-        if not tells_of_layers(job):
+        if not reports_layers(job):
             raise SpecError(
-                f"run {self.id} has no trust ratios with optimizer={job.optimizer.name!r} and owes nothing with "
+                f"run {self.id} has no trust ratios with optimizer={job.optimizer.name!r} and no residuals with "
                 f"compression={job.compression.name!r}; use lamb or lars, or compression with error feedback"
             )
         if not job.record.layers_every:

@@ -5,7 +5,7 @@
     provenance.json versions, machine, git state and command line at the launch; see `provenance`
     status.json     state, the agent's process, the error; replaced atomically
     rank-N.jsonl    events, appended by rank N
-    control/        requests to the ranks: `stop`, and the answer `stop_at`; verdicts: `judged`, and the answer `heard`
+    control/        requests to the ranks (`stop`, `approved`) and rank 0's answers (`stop_at`, `decision`)
     parameters.npz  all parameters after the last step, with `Record(parameters=True)`
     checkpoints/    written by `shardscope.training.checkpoint`
     logs/           stdout and stderr of the ranks and the agent
@@ -63,8 +63,8 @@ class RunDir:
     """SHA-256 digest of the user's code; set by `create` and on the ranks of that run, which may load the code."""
 
     @classmethod
-    def create(cls, job: Job, root: Path, *, judged: bool = False) -> Self:
-        """Create the directory of a new run, and write the job to it and whether the run is judged.
+    def create(cls, job: Job, root: Path, *, gated: bool = False) -> Self:
+        """Create the directory of a new run, and write the job to it and whether the run is gated.
 
         Raises:
             LaunchError: The directory cannot be written, or the user's code cannot be pickled.
@@ -77,8 +77,8 @@ class RunDir:
             try:
                 run.write_status("starting", pid=os.getpid(), process_started=process_started())
                 run = replace(run, code=run.write_job(job))
-                if judged:
-                    run.judge(0)
+                if gated:
+                    run.approve(0)
             except BaseException:
                 shutil.rmtree(run.path, ignore_errors=True)
                 raise
@@ -182,22 +182,22 @@ class RunDir:
         return self.path / "control" / "stop_at"
 
     @property
-    def judged(self) -> Path:
-        """File that exists from the start of a judged run: the step of the latest evaluation approved, 0 before any."""
-        return self.path / "control" / "judged"
+    def approval(self) -> Path:
+        """File that exists from the start of a gated run: the step of the latest approved evaluation, 0 before any."""
+        return self.path / "control" / "approved"
 
     @property
-    def heard(self) -> Path:
+    def decision(self) -> Path:
         """File that rank 0 writes after the verdict, or after a timeout: the step up to which no rank needs to wait."""
-        return self.path / "control" / "heard"
+        return self.path / "control" / "decision"
 
     def request_stop(self, grace_s: float) -> None:
         """Ask the ranks to stop at the next step boundary."""
         self.write_control(self.stop_request, json.dumps(grace_s))
 
-    def judge(self, step: int) -> None:
+    def approve(self, step: int) -> None:
         """Let the ranks continue past the evaluation at this step; 0 before any evaluation."""
-        self.write_control(self.judged, str(step))
+        self.write_control(self.approval, str(step))
 
     def write_control(self, path: Path, content: str) -> None:
         """Replace a file in ``control/``. The folder is recreated if it was deleted; the run directory is not.

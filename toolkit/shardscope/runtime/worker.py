@@ -22,11 +22,11 @@ import torch.distributed as dist
 
 from shardscope.errors import ShardscopeError
 from shardscope.runlog.writer import EventWriter
-from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.control import StopControl, StoreNotes
 from shardscope.runtime.processes import die_with_parent, exit_with_agent, ignore_interrupts, process_started
 from shardscope.runtime.provenance import record
 from shardscope.runtime.rundir import RunDir, checkpoints_of
+from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.user_modules import UserModules, make_importable
 from shardscope.spec import Job
 from shardscope.training.context import open_rank
@@ -108,7 +108,7 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
             run.release_reserve()
         described = _describe(error, trainer, run)
         events.emit("error", **described)
-        if is_consequence(described):
+        if is_secondary_failure(described):
             time.sleep(_COURTESY_S)
         raise
 

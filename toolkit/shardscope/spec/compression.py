@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 
 from shardscope.errors import SpecError
 from shardscope.spec import registry
-from shardscope.spec.look import YOUR_OWN, Look
+from shardscope.spec.look import YOUR_OWN, MethodStyle
 from shardscope.spec.method import Method, required
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Compression(Method):
     family: ClassVar[str] = "Your own"
     """Its heading in lists: for example ``Shorter floats``, ``Integers in blocks``, ``Random rounding``, ``Signs``,
     ``Some of the elements`` or ``Low rank``. A new heading is added to them."""
-    look: ClassVar[Look] = YOUR_OWN
+    look: ClassVar[MethodStyle] = YOUR_OWN
     """Colour, dash and marker in figures."""
     is_on: ClassVar[bool] = True
     """Whether anything is compressed at all."""

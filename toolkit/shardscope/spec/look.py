@@ -8,7 +8,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 """Dashes of lines, by their Plotly names."""
 
 
-class Look(NamedTuple):
+class MethodStyle(NamedTuple):
     """Colour, dash and marker of a method in figures."""
 
     colour: str
@@ -19,5 +19,5 @@ class Look(NamedTuple):
     """Marker symbol, by its Plotly name."""
 
 
-YOUR_OWN = Look("#8a6d3b", "dash", "x")
+YOUR_OWN = MethodStyle("#8a6d3b", "dash", "x")
 """The default look, for methods that do not define one."""

@@ -14,7 +14,7 @@ from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec import registry
 from shardscope.spec._base import Spec, takes, without_unknown
 from shardscope.spec.code_digest import digest_of
-from shardscope.spec.look import DASHES, Look
+from shardscope.spec.look import DASHES, MethodStyle
 from shardscope.spec.user_code import UserCode
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Method(Spec, metaclass=_ByName):
             SpecError: A member is invalid; the message names it.
         """
         look = getattr(cls, "look", None)
-        if look is not None and not (isinstance(look, Look) and look.dash in DASHES):
+        if look is not None and not (isinstance(look, MethodStyle) and look.dash in DASHES):
             raise SpecError(
                 f"{cls.__name__}.look={look!r} is not a Look; write Look(colour, dash, symbol) with a dash of "
                 f"{', '.join(DASHES)}"

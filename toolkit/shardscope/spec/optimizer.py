@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
-from shardscope.spec.look import YOUR_OWN, Look
+from shardscope.spec.look import YOUR_OWN, MethodStyle
 from shardscope.spec.method import Method, required
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -111,7 +111,7 @@ class Optimizer(Method):
     """For a layer-wise optimizer: its rule for layers without a trust ratio, and that rule's usual learning rate."""
     advice: ClassVar[Mapping[str, str]] = {}
     """For a layer-wise optimizer: advice for trust ratios that are clipped at a bound, by bound."""
-    look: ClassVar[Look] = YOUR_OWN
+    look: ClassVar[MethodStyle] = YOUR_OWN
     """Colour, dash and marker in figures."""
 
     if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 from shardscope.errors import SpecError, quoted
 from shardscope.spec import registry
 from shardscope.spec.compression import Carriage
-from shardscope.spec.look import YOUR_OWN, Look
+from shardscope.spec.look import YOUR_OWN, MethodStyle
 from shardscope.spec.method import Method, required
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Strategy(Method):
     """The setting that follows a colon in the short string; None if there is none."""
     family: ClassVar[str] = "Your own"
     """Its heading in lists: one of `FAMILIES`, or a new one, which is added to them."""
-    look: ClassVar[Look] = YOUR_OWN
+    look: ClassVar[MethodStyle] = YOUR_OWN
     """Colour, dash and marker in figures."""
     min_ranks: ClassVar[int] = 2
     max_ranks: ClassVar[int | None] = None

@@ -38,9 +38,9 @@ class LayerWatch:
         """Write the event unless it is empty; a skipped step has moved no layer."""
         layers = [] if skipped else self.strategy.layer_signals(optimizer)
         compressor = self.strategy.compressor
-        owed = [] if compressor is None else [list(row) for row in compressor.owed]
-        if layers or owed:
-            self.events.emit("layers", step=step, lr=lr, **_columns(layers), owed=owed)
+        residuals = [] if compressor is None else [list(row) for row in compressor.residuals]
+        if layers or residuals:
+            self.events.emit("layers", step=step, lr=lr, **_columns(layers), residuals=residuals)
 
 
 def _columns(layers: list[LayerSignal]) -> dict[str, list[Any]]:

@@ -29,7 +29,7 @@ from shardscope.spec import Job, LRSchedule, Optimizer
 from shardscope.spec.space import PowersOfTwo
 from shardscope.tuning.apply import apply
 from shardscope.tuning.driver import MOST_ATTEMPTS, was_killed
-from shardscope.tuning.measured import Meter
+from shardscope.tuning.measured import TrialReader
 from shardscope.tuning.objectives import QUALITIES
 from shardscope.tuning.storage import folder_of
 
@@ -56,7 +56,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One optimizer at one batch size: its best rate, and that rate's value for each seed that did not fail.
 
     The seed that chose the rate is not among them, unless there was only one rate to choose from.
@@ -87,7 +87,7 @@ class BatchSweep:
     job: Job
     quality: str
     target: float
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
 
     def largest(self, optimizer: str) -> int | None:
         """Return the largest batch up to which every batch reaches the target; None if the smallest misses it."""
@@ -161,7 +161,7 @@ def batch_sweep(
     return BatchSweep(job, quality, _reached_by_all(points) if target is None else target, tuple(points))
 
 
-def _reached_by_all(points: Sequence[Point]) -> float:
+def _reached_by_all(points: Sequence[SweepPoint]) -> float:
     smallest = min(point.batch for point in points)
     medians = [p.median for p in points if p.batch == smallest and math.isfinite(p.median)]
     return _LEEWAY * max(medians) if medians else math.inf
@@ -179,12 +179,12 @@ class _Plan:
     known: dict[tuple[str, int, float, int], Cell]
     on_cell: Callable[[Cell], None] | None
 
-    def point(self, rates: Sequence[float], seeds: Sequence[int]) -> Point:
+    def point(self, rates: Sequence[float], seeds: Sequence[int]) -> SweepPoint:
         tried = [self._cell(rate, seeds[0]) for rate in rates]
         best = min(tried, key=lambda cell: math.inf if cell.value is None else cell.value)
         cells = [self._cell(best.rate, seed) for seed in (seeds[1:] if len(rates) > 1 else seeds)]
         values = tuple(cell.value for cell in cells if cell.value is not None)
-        return Point(self.optimizer, self.batch, best.steps, best.rate, values, len(cells))
+        return SweepPoint(self.optimizer, self.batch, best.steps, best.rate, values, len(cells))
 
     def _cell(self, rate: float, seed: int) -> Cell:
         key = (self.optimizer, self.batch, rate, seed)
@@ -201,7 +201,7 @@ class _Plan:
         if run.error is not None:
             reason = str(run.error).splitlines()[0]
             return Cell(self.optimizer, self.batch, rate, seed, None, job.steps, reason)
-        value = Meter(run).poll().objective(self.quality, job.steps)
+        value = TrialReader(run).poll().objective(self.quality, job.steps)
         finite = value is not None and math.isfinite(value)
         return Cell(self.optimizer, self.batch, rate, seed, value if finite else None, job.steps)
 

@@ -1,6 +1,6 @@
 """The driver of a study: it asks for settings, launches a real run for each, watches the runs and records the results.
 
-    driver = Driver(study, ledger, definition, trials=40)
+    driver = TrialDriver(study, writer, definition, trials=40)
     while driver.tick():        never blocks on training; its docstring lists what it may block on
         time.sleep(0.05)
 
@@ -32,7 +32,7 @@ from shardscope.spec.space import Value
 from shardscope.tuning import recovery
 from shardscope.tuning.apply import apply
 from shardscope.tuning.definition import Definition
-from shardscope.tuning.measured import Measured, Meter, Objective, evaluated, values_of
+from shardscope.tuning.measured import Objective, TrialMetrics, TrialReader, evaluated, values_of
 from shardscope.tuning.records import (
     DRIVER,
     IMPOSSIBLE,
@@ -40,11 +40,11 @@ from shardscope.tuning.records import (
     NOT_COUNTED,
     REASON,
     RUN,
-    Ledger,
+    TrialWriter,
     measured_to,
 )
 from shardscope.tuning.samplers import constrain, suggest
-from shardscope.tuning.storage import Patience, within
+from shardscope.tuning.storage import StorageRetry, within
 
 _RECOVER_EVERY_S = 5.0
 _GRACE_S = 1.0
@@ -103,9 +103,9 @@ class Live:
     params: Mapping[str, Value]
     job: Job
     run: Run
-    meter: Meter
+    meter: TrialReader
     stop_because: str | None = None
-    judged_at: int = 0
+    decided_at: int = 0
     beat: float = field(default_factory=time.monotonic)
 
     @property
@@ -114,29 +114,29 @@ class Live:
         return self.trial.number
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> TrialMetrics:
         """Figures of the events read so far from the run; computed on access."""
         return self.meter.measured()
 
 
 @dataclass
-class Driver:
+class TrialDriver:
     """Runs trials until the study has the requested number.
 
     Args:
         study: Study to ask for trials.
-        ledger: Ledger to record results in.
+        writer: Writer of trials' results.
         definition: Definition of the study.
         trials: Total number of trials over all drivers; impossible and retried trials are not counted.
         folder: Folder for the run directories of the trials.
         own: User-defined objectives by name.
         parallel: Number of trials to run at the same time.
         seed: Called before any trial runs; queues the settings that are to be run first.
-        patience: Retry policy for a storage that is unreachable.
+        retry: Retry policy for a storage that is unreachable.
     """
 
     study: optuna.Study
-    ledger: Ledger
+    writer: TrialWriter
     definition: Definition
     trials: int
     folder: Path
@@ -146,7 +146,7 @@ class Driver:
     feasibility: Feasibility | None = None
     choose: Choose | None = None
     seed: Callable[[], None] | None = None
-    patience: Patience = field(default_factory=Patience)
+    retry: StorageRetry = field(default_factory=StorageRetry)
     live: dict[int, Live] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -167,7 +167,7 @@ class Driver:
         More follows until the study has all its trials, also while other drivers run the last of them.
 
         A tick may block, so user interfaces call it on a separate thread. On an unreachable storage it waits up to
-        `patience.seconds` (ten minutes unless set) per call, or until `patience.given_up` is set. On a pruned run it
+        `retry.seconds` (ten minutes unless set) per call, or until `retry.given_up` is set. On a pruned run it
         waits for the stop: a step or a second, up to 16 seconds if its agent is stuck. Before a trial of a new model it
         may trace that model, and it calls the user's own objectives.
 
@@ -175,12 +175,12 @@ class Driver:
             StudyError: The storage does not answer, or hardly any settings in the space can be run.
         """
         if self.seed is not None:
-            self.patience(self.seed)
+            self.retry(self.seed)
             self.seed = None
         for live in list(self.live.values()):
             self._follow(live)
         if time.monotonic() - self._recovered_at > min(_RECOVER_EVERY_S, recovery.beat_s()):
-            self.patience(self._recover)
+            self.retry(self._recover)
             self._recovered_at = time.monotonic()
         if time.monotonic() - self._looked_at > _LOOK_EVERY_S:
             while not self._stopping and len(self.live) < self.parallel:
@@ -195,7 +195,7 @@ class Driver:
         Returns even if the storage is unreachable: the driver that resumes the study finds the interrupted trials.
         """
         self._stopping = True
-        self.patience.given_up.set()
+        self.retry.given_up.set()
         for live in self.live.values():
             RunDir(live.run.path).request_stop(_GRACE_S)
         for live in self.live.values():
@@ -204,7 +204,7 @@ class Driver:
         self.live.clear()
         self._begun = self._unsettled = None
         if left:
-            within(TOLD_WITHIN_S, self.patience, self._leave, left)
+            within(TOLD_WITHIN_S, self.retry, self._leave, left)
         recovery.resign(self._me)
 
     def _leave(self, numbers: list[int]) -> None:
@@ -229,14 +229,14 @@ class Driver:
 
     def _start(self) -> bool:
         """Start a trial, or continue to start one that is unsettled; False if nothing can be started now."""
-        trials = self.patience(self._looked)
+        trials = self.retry(self._looked)
         self._is_over = recovery.ended(trials) >= self.trials
         try:
             if self._unsettled is None:
                 if recovery.begun(trials) >= self.trials or (trial := self._next(trials)) is None:
                     return False
                 self._begun = trial.number
-                self.patience(trial.set_user_attr, DRIVER, self._me)
+                self.retry(trial.set_user_attr, DRIVER, self._me)
                 self._unsettled = trial, time.monotonic() + _GIVING_WAY_S
             if not self._settle(*self._unsettled):
                 return False
@@ -255,29 +255,29 @@ class Driver:
         """Return a trial to retry, else one requested by hand, else a new one; None if all places are taken."""
         is_full = len(recovery.places(trials)) >= self.trials
         for number in [*recovery.retries(trials), *([] if is_full else recovery.asked_again(trials))]:
-            held = self.patience(self.ledger.take, number)
+            held = self.retry(self.writer.take, number)
             if held is not None:
-                return self.patience(optuna.Trial, self.study, held)
+                return self.retry(optuna.Trial, self.study, held)
         if is_full:
             return None
         if self.choose is not None:
-            self.patience(self.choose.before_asking, self.study, trials)
-        return self.patience(self.study.ask)
+            self.retry(self.choose.before_asking, self.study, trials)
+        return self.retry(self.study.ask)
 
     def _settle(self, trial: optuna.Trial, deadline: float) -> bool:
         """Run a trial, or give it up if other drivers started too many at once; False if that is undecided.
 
         The later of two trials gives way. Until the deadline, later ticks check again.
         """
-        trials = self.patience(self.study.get_trials, deepcopy=False)
-        reason, is_sure = recovery.surplus(trial.number, trials, self.trials)
+        trials = self.retry(self.study.get_trials, deepcopy=False)
+        reason, is_sure = recovery.over_budget(trial.number, trials, self.trials)
         if not is_sure and time.monotonic() <= deadline:
             return False
         self._unsettled = None
         if reason is None:
             self._begin(trial)
         else:
-            self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: recovery.SURPLUS})
+            self._tell(trial, None, TrialState.FAIL, {REASON: reason, NOT_COUNTED: recovery.OVER_BUDGET})
         return True
 
     def _begin(self, trial: optuna.Trial) -> None:
@@ -301,10 +301,10 @@ class Driver:
 
         def draw() -> dict[str, Value]:
             if not asked:  # the storage failed, and may hold an answer that never arrived
-                asked.append(optuna.Trial(self.study, self.ledger.id_of(trial.number)))
+                asked.append(optuna.Trial(self.study, self.writer.id_of(trial.number)))
             return suggest(asked.pop(), self.definition)
 
-        return self.patience(draw)
+        return self.retry(draw)
 
     def _job(self, trial: optuna.Trial, params: Mapping[str, Value]) -> Job:
         """Return the job of a trial.
@@ -320,7 +320,7 @@ class Driver:
         return job
 
     def _tell_impossible(self, trial: optuna.Trial, reason: str) -> None:
-        self.patience(constrain, trial, 1.0)
+        self.retry(constrain, trial, 1.0)
         self._tell(trial, None, TrialState.PRUNED, {REASON: reason, NOT_COUNTED: IMPOSSIBLE})
         self._impossible += 1
         if self._impossible >= _MOST_IMPOSSIBLE:
@@ -329,17 +329,17 @@ class Driver:
             )
 
     def _launch(self, trial: optuna.Trial, params: Mapping[str, Value], job: Job) -> None:
-        self.patience(constrain, trial, 0.0)
+        self.retry(constrain, trial, 0.0)
         try:
-            run = launch(job, root=self.folder, judged=self.pruner is not None, preflight=False)
+            run = launch(job, root=self.folder, gated=self.pruner is not None, preflight=False)
         except BrokenPipeError:  # its launch server was just killed; the next launch starts another
             if not self._may_retry(trial.number):
                 raise
-            self.patience(self._set_aside, trial.number, "its launch server was killed", was_killed=True)
+            self.retry(self._set_aside, trial.number, "its launch server was killed", was_killed=True)
             return
         except LaunchError as error:
             raise not_launched(trial.number, error) from error
-        self.live[trial.number] = Live(trial, params, job, run, Meter(run))
+        self.live[trial.number] = Live(trial, params, job, run, TrialReader(run))
         self._write(self.live[trial.number], RUN, str(run.path))
 
     # Watching.
@@ -356,22 +356,22 @@ class Driver:
         if (
             live.number in self.live
             and self.pruner is not None
-            and live.meter.num_evaluations > live.judged_at
+            and live.meter.num_evaluations > live.decided_at
         ):
-            live.judged_at = live.meter.num_evaluations
-            trials = self.patience(self.study.get_trials, deepcopy=False)
-            reason = self.patience(self.pruner.reason, live, trials)
+            live.decided_at = live.meter.num_evaluations
+            trials = self.retry(self.study.get_trials, deepcopy=False)
+            reason = self.retry(self.pruner.reason, live, trials)
             if reason is None:
                 # The run waits no longer than a step takes, so failing here (full disk, missing folder) is harmless.
                 with suppress(OSError, SpecError):
-                    live.run.go_on(live.measured.curve[-1][0])
+                    live.run.approve(live.measured.curve[-1][0])
             else:
                 self._cut(live, reason)
 
     def _write(self, live: Live, name: str, value: Any) -> None:
         """Set an attribute of a running trial; stop its run if another driver has taken the trial over."""
         try:
-            self.patience(live.trial.set_user_attr, name, value)
+            self.retry(live.trial.set_user_attr, name, value)
         except UpdateFinishedTrialError:
             live.run.stop(_GRACE_S)
             self._drop(live)
@@ -393,7 +393,7 @@ class Driver:
         elif state == "stopped" and live.run.cause is Cause.REQUESTED:
             self._tell_measured(live, None, TrialState.PRUNED, "its run was stopped by hand")
         elif (state == "stopped" or was_killed(live.run)) and self._may_retry(live.number):
-            self.patience(self._set_aside, live.number, _sentence(error), was_killed=True)
+            self.retry(self._set_aside, live.number, _sentence(error), was_killed=True)
             self._drop(live)
         else:
             self._tell_measured(live, None, TrialState.FAIL, _sentence(error))
@@ -420,19 +420,19 @@ class Driver:
     def _report(self, live: Live) -> None:
         if isinstance(self.pruner, Reporting):
             with suppress(UpdateFinishedTrialError):  # another driver has taken it over; nothing here counts
-                self.patience(self.pruner.report, live)
+                self.retry(self.pruner.report, live)
 
     def _tell(
         self, trial: optuna.Trial, values: list[float] | None, state: TrialState, attrs: Mapping[str, Any]
     ) -> None:
-        self.patience(self.ledger.end, trial.number, state, values, attrs)
+        self.retry(self.writer.end, trial.number, state, values, attrs)
 
     def _may_retry(self, number: int) -> bool:
-        trials = self.patience(self.study.get_trials, deepcopy=False)
+        trials = self.retry(self.study.get_trials, deepcopy=False)
         return recovery.attempts(trials, number) < MOST_ATTEMPTS
 
     def _set_aside(self, number: int, reason: str, *, was_killed: bool = False) -> None:
-        recovery.set_aside(self.ledger, number, reason, was_killed=was_killed)
+        recovery.mark_for_retry(self.writer, number, reason, was_killed=was_killed)
         recovery.replace_lost(self.study, self.study.get_trials(deepcopy=False))
 
     def _recover(self) -> None:
@@ -445,24 +445,24 @@ class Driver:
     def _adopt(self, trial: FrozenTrial, trials: list[FrozenTrial]) -> None:
         """Record the figures if the run completed without its driver, else set the trial aside for a retry."""
         run = self._run_of(trial)
-        excess = None if trial.params else recovery.surplus(trial.number, trials, self.trials)[0]
+        excess = None if trial.params else recovery.over_budget(trial.number, trials, self.trials)[0]
         if excess is not None:  # its driver died before it checked
-            self.ledger.end(
-                trial.number, TrialState.FAIL, None, {REASON: excess, NOT_COUNTED: recovery.SURPLUS}
+            self.writer.end(
+                trial.number, TrialState.FAIL, None, {REASON: excess, NOT_COUNTED: recovery.OVER_BUDGET}
             )
         elif run is not None and run.state == "completed":
             measured = self._measured_of(trial, run)
             values, fault = values_of(self.definition, run, measured, self.own)
             attrs = {MEASURED: measured_to(measured), **({REASON: fault} if fault else {})}
             state = TrialState.FAIL if fault else TrialState.COMPLETE
-            self.ledger.end(trial.number, state, None if fault else list(values.values()), attrs)
+            self.writer.end(trial.number, state, None if fault else list(values.values()), attrs)
         else:
-            recovery.set_aside(self.ledger, trial.number, "its driver ended before the run did")
+            recovery.mark_for_retry(self.writer, trial.number, "its driver ended before the run did")
             if run is not None:
                 RunDir(run.path).request_stop(_GRACE_S)  # the driver may be gone while its process lives
 
-    def _measured_of(self, trial: FrozenTrial, run: Run) -> Measured:  # noqa: ARG002 - used by HalvingDriver
-        return Meter(run).poll()
+    def _measured_of(self, trial: FrozenTrial, run: Run) -> TrialMetrics:  # noqa: ARG002 - used by HalvingDriver
+        return TrialReader(run).poll()
 
     def _run_of(self, trial: FrozenTrial) -> Run | None:
         path = trial.user_attrs.get(RUN)

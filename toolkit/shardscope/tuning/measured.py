@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from shardscope.runlog.averages import ALIKE
-from shardscope.runlog.layers import tells_of_layers
+from shardscope.runlog.layers import reports_layers
 from shardscope.runlog.reducer import Evaluation, RunLog
 from shardscope.runlog.tail import Tail
 from shardscope.runtime.run import Run
@@ -25,7 +25,7 @@ _RARER = 4
 
 
 @dataclass(frozen=True)
-class Measured:
+class TrialMetrics:
     """Figures of a run, in separate parts, so that its time on another link can be derived from them.
 
     Attributes:
@@ -76,7 +76,7 @@ class Measured:
 
 
 @dataclass
-class Meter:
+class TrialReader:
     """Follows one run: `read` takes in new events, `measured` computes the figures from all events.
 
     The process that trains a trial shares its machine with the process that watches it. So the cost of `read`, which is
@@ -93,17 +93,17 @@ class Meter:
     is_piece: bool = False
     log: RunLog = field(init=False)
     _tail: Tail = field(init=False)
-    _judged: int = 0
-    _judge_at: int = 1
+    _alarmed: int = 0
+    _alarm_at: int = 1
     _alarms: tuple[str, ...] = ()
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _measured: Measured | None = None
+    _measured: TrialMetrics | None = None
     """Cached figures of all events read; None after new events."""
 
     def __post_init__(self) -> None:
         self._tail, self.log = self.run.tail(), RunLog.of(self.run.job)
 
-    def go_on(self, run: Run) -> None:
+    def continue_with(self, run: Run) -> None:
         """Follow the run that resumes from this one's checkpoint; the figures keep accumulating."""
         with self._lock:
             self.run, self._tail, self._measured = run, run.tail(), None
@@ -125,26 +125,26 @@ class Meter:
             if events:
                 self.log.feed(events)
                 self._measured = None
-            if self.log.looks.num_events > self._judged and self._is_due():
-                self._judge()
+            if self.log.layer_samples.num_events > self._alarmed and self._is_due():
+                self._compute_alarms()
                 self._measured = None
 
-    def measured(self) -> Measured:
+    def measured(self) -> TrialMetrics:
         """Return the figures of all events read so far; cached until there are new events."""
         with self._lock:
             if self._measured is None:
                 self._measured = self._compute()
             return self._measured
 
-    def poll(self) -> Measured:
+    def poll(self) -> TrialMetrics:
         """Take in new events and return the figures."""
         self.read()
         return self.measured()
 
-    def _compute(self) -> Measured:
+    def _compute(self) -> TrialMetrics:
         log, until = self.log, None if self.is_piece else self.run.job.steps
         times = log.steps.column("step_time_s")
-        return Measured(
+        return TrialMetrics(
             steps=len(log.steps),
             step_s=log.per_step("step_time_s", average="median", until=until),
             compute_s=log.per_step("compute_s", average="median", kinds=ALIKE),
@@ -160,14 +160,14 @@ class Meter:
         )
 
     def _is_due(self) -> bool:
-        return self.log.looks.num_looks >= self._judge_at or not self.run.is_alive
+        return self.log.layer_samples.num_samples >= self._alarm_at or not self.run.is_alive
 
-    def _judge(self) -> None:
+    def _compute_alarms(self) -> None:
         """Compute alarms from all looks; less often the more looks there are, as the cost grows with them."""
-        looks = self.log.looks
-        self._judged, num_looks = looks.num_events, looks.num_looks
-        self._judge_at = num_looks + max(1, num_looks // _RARER)
-        self._alarms = tuple(map(str, looks.layers(self.run.job.optimizer).alarms))
+        layer_samples = self.log.layer_samples
+        self._alarmed, num_samples = layer_samples.num_events, layer_samples.num_samples
+        self._alarm_at = num_samples + max(1, num_samples // _RARER)
+        self._alarms = tuple(map(str, layer_samples.layers(self.run.job.optimizer).alarms))
 
 
 def _quality(evaluation: Evaluation) -> tuple[float, float]:
@@ -186,7 +186,7 @@ def evaluated(job: Job, times: int = 8) -> Job:
 def looked_into(job: Job, times: int = 20) -> Job:
     """Return the job with at least `times` looks at its layers, if there is something to see and it permits looks."""
     every = min(job.record.layers_every, max(1, job.steps // times))
-    if every == job.record.layers_every or not tells_of_layers(job):
+    if every == job.record.layers_every or not reports_layers(job):
         return job
     return job.replace(record=job.record.replace(layers_every=every))
 
@@ -196,14 +196,14 @@ Objective = Callable[[Run], float]
 
 
 def values_of(
-    definition: Definition, run: Run, measured: Measured, own: Mapping[str, Objective]
+    definition: Definition, run: Run, measured: TrialMetrics, own: Mapping[str, Objective]
 ) -> tuple[dict[str, float], str | None]:
     """Return the objective values of a completed run, and a sentence on what is wrong with them, or None."""
     return _values(dict.fromkeys(definition.objectives, run.job.steps), run, measured, own)
 
 
 def interval_values(
-    names: Sequence[str], run: Run, measured: Measured, own: Mapping[str, Objective]
+    names: Sequence[str], run: Run, measured: TrialMetrics, own: Mapping[str, Objective]
 ) -> tuple[dict[str, float], str | None]:
     """Return the objective values of a run over a part of its job: quality at its end, the others per step."""
     return _values(
@@ -212,7 +212,7 @@ def interval_values(
 
 
 def _values(
-    steps: Mapping[str, int], run: Run, measured: Measured, own: Mapping[str, Objective]
+    steps: Mapping[str, int], run: Run, measured: TrialMetrics, own: Mapping[str, Objective]
 ) -> tuple[dict[str, float], str | None]:
     """Return the value of each objective over its number of steps, and a fault or None."""
     values: dict[str, float] = {}

@@ -39,7 +39,7 @@ class NotMeasured(StudyError):
     """A study was stopped before its noise scale was measured; it has not been created."""
 
 
-def ranged(
+def resolve_batch_range(
     definition: Definition,
     storage: BaseStorage,
     name: str,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from shardscope.analytic.communication.worth import exchange_of, exchange_time
+from shardscope.analytic.communication.exchange import exchange_of, exchange_time
 from shardscope.analytic.large_batch import scaled_lr
 from shardscope.errors import SpecError
 from shardscope.spec import Compression, Job, Optimizer, registry

@@ -14,7 +14,7 @@ from shardscope.spec.units import bytes_text, seconds_text
 if TYPE_CHECKING:
     from shardscope.spec import Job
     from shardscope.tuning.records import TrialRecord
-    from shardscope.tuning.session import Session
+    from shardscope.tuning.session import StudySession
 
 _LOOK_EVERY_S = 0.5
 _LAST_LOOK_S = 2.0
@@ -39,7 +39,7 @@ class StudyProgress:
     As a context manager it is closed at the end, in haste if the study was interrupted or failed.
     """
 
-    def __init__(self, session: Session, *, quiet: bool = False, stream: TextIO | None = None) -> None:
+    def __init__(self, session: StudySession, *, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._session, self._quiet = session, quiet
         self._stream = stream or sys.stderr
         self._rewrite = is_terminal(self._stream)

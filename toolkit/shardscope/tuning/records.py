@@ -1,4 +1,4 @@
-"""Records of a study's trials, readable from any machine at any time, and a ledger that writes to trials by number."""
+"""Records of a study's trials, readable from any machine at any time, and a writer of trials by number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from shardscope.spec.space import PowersOfTwo, Space, Value
 from shardscope.tuning.front import Front, front_of
-from shardscope.tuning.measured import Measured
+from shardscope.tuning.measured import TrialMetrics
 
 # Attributes of a trial in its study.
 ORIGIN, DRIVER, RUN, REASON, MEASURED, RETRY_OF, NOT_COUNTED, PINNED, PAUSED, SAMPLER, SEED = (
@@ -77,7 +77,7 @@ class TrialRecord:
     origin: str
     run: str | None
     host: str | None
-    measured: Measured | None
+    measured: TrialMetrics | None
     retry_of: int | None
     counted: bool
     pinned: bool
@@ -170,19 +170,19 @@ def _unused(record: TrialRecord) -> TrialRecord:
     return replace(record, state=UNUSED, counted=False, reason=reason)
 
 
-def measured_to(measured: Measured) -> dict[str, Any]:
+def measured_to(measured: TrialMetrics) -> dict[str, Any]:
     """Return figures as an attribute of a trial."""
     return asdict(measured)
 
 
-def measured_from(value: Mapping[str, Any] | None) -> Measured | None:
+def measured_from(value: Mapping[str, Any] | None) -> TrialMetrics | None:
     """Return the figures that `measured_to` stored."""
     if value is None:
         return None
     curve = tuple((int(s), float(a), float(b)) for s, a, b in value["curve"])
     loss_and_error = value.get("test")
     test = None if loss_and_error is None else (float(loss_and_error[0]), float(loss_and_error[1]))
-    return Measured(**{**value, "curve": curve, "alarms": tuple(value.get("alarms", ())), "test": test})
+    return TrialMetrics(**{**value, "curve": curve, "alarms": tuple(value.get("alarms", ())), "test": test})
 
 
 def front(records: Sequence[TrialRecord]) -> Front:
@@ -191,7 +191,7 @@ def front(records: Sequence[TrialRecord]) -> Front:
 
 
 @dataclass
-class Ledger:
+class TrialWriter:
     """The trials of one study in a storage."""
 
     storage: BaseStorage

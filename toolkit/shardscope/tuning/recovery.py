@@ -38,7 +38,7 @@ from shardscope.tuning.records import (
     RETRY_OF,
     SAMPLER,
     SEED,
-    Ledger,
+    TrialWriter,
     not_counted,
 )
 
@@ -53,7 +53,7 @@ _LIVING = 10
 _LEFT = "left"
 """Key in the name of a trial's driver: it has left the study, and any driver may resume its paused trials."""
 LOST = "lost"
-SURPLUS = "surplus"
+OVER_BUDGET = "surplus"
 TAKEN = "another trial has taken the same place already"
 KILLED = "killed"
 """Marks a trial whose run was killed. Only these count as attempts; stopping a study uses none up."""
@@ -87,10 +87,10 @@ def resign(name: dict[str, Any]) -> None:
     _here.discard(name["driver"])
 
 
-def leave(ledger: Ledger, numbers: list[int], name: dict[str, Any]) -> None:
+def leave(writer: TrialWriter, numbers: list[int], name: dict[str, Any]) -> None:
     """Release paused trials: any driver may take them over, though this driver's process may live on."""
     for number in numbers:
-        ledger.write(number, {DRIVER: {**name, _LEFT: True}})
+        writer.write(number, {DRIVER: {**name, _LEFT: True}})
 
 
 @dataclass
@@ -110,19 +110,19 @@ class Watch:
 
     def _is_gone(self, trial: FrozenTrial, now: float) -> bool:
         driver = trial.user_attrs.get(DRIVER)
-        patience = beat_s() if driver is None else silence_s()
+        retry = beat_s() if driver is None else silence_s()
         if driver is not None and driver.get(_LEFT):
             return True
         if driver is not None and driver["host"] == this_host():
             if not _lives(driver):
                 return True
-            patience *= _LIVING
+            retry *= _LIVING
         beat = (driver, trial.user_attrs.get(HEARTBEAT))
         last, since = self.seen.get(trial.number, (None, now))
         if last != beat:
             self.seen[trial.number] = (beat, now)
             return False
-        return now - since > patience
+        return now - since > retry
 
 
 def _lives(driver: dict[str, Any]) -> bool:
@@ -196,7 +196,7 @@ def asked_again(trials: list[FrozenTrial]) -> list[int]:
     ]
 
 
-def surplus(number: int, trials: list[FrozenTrial], wanted: int) -> tuple[str | None, bool]:
+def over_budget(number: int, trials: list[FrozenTrial], wanted: int) -> tuple[str | None, bool]:
     """Return why a newly started trial is to be given up (None to run it), and whether that is final.
 
     Two drivers may start the last trial at the same moment; the one with the higher number gives way. But the lower one
@@ -248,12 +248,12 @@ def is_among(run: str, folder: Path) -> bool:
     return folder.resolve() in Path(run).resolve().parents
 
 
-def set_aside(ledger: Ledger, number: int, reason: str, *, was_killed: bool = False) -> bool:
+def mark_for_retry(writer: TrialWriter, number: int, reason: str, *, was_killed: bool = False) -> bool:
     """Fail a running trial that is to be retried; return False if another driver has ended it."""
     attrs: dict[str, Any] = {REASON: reason, NOT_COUNTED: LOST}
     if was_killed:
         attrs[KILLED] = True
-    return ledger.end(number, TrialState.FAIL, None, attrs)
+    return writer.end(number, TrialState.FAIL, None, attrs)
 
 
 def replace_lost(study: optuna.Study, trials: list[FrozenTrial]) -> int:

@@ -15,7 +15,7 @@ from shardscope.tuning.priors import BASELINES
 from shardscope.tuning.records import NOT_BEGUN, TrialRecord, front
 
 _MOST_ALARMS = 5
-"""Number of alarms that are printed; all are in `Report.alarms`."""
+"""Number of alarms that are printed; all are in `StudyReport.alarms`."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class OptimizerRow:
 
 
 @dataclass(frozen=True)
-class Report:
+class StudyReport:
     """A study's outcome."""
 
     name: str
@@ -78,7 +78,7 @@ class Report:
         return [*lines, f"And {more} more, in Report.alarms."] if more else lines
 
 
-def report_of(name: str, records: Sequence[TrialRecord], definition: Definition) -> Report:
+def report_of(name: str, records: Sequence[TrialRecord], definition: Definition) -> StudyReport:
     """Return the report of a study's trials so far."""
     objective = definition.objectives[0]
     own = branches_of(definition.job)["optimizer"]
@@ -87,7 +87,7 @@ def report_of(name: str, records: Sequence[TrialRecord], definition: Definition)
     drew = Counter(record.sampler for record in records if record.counted and record.sampler is not None)
     clear, by_noise = front(records)
     alarms = tuple((record.number, text) for record in records for text in record.alarms)
-    return Report(
+    return StudyReport(
         name, objective, rows, tuple(record for record in records if record.number in clear),
         tuple(sorted(states.items())), _verdict(rows, objective), tuple(drew.items()), definition.batches, alarms,
         _test(rows, records, definition), by_noise,

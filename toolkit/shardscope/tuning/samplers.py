@@ -37,7 +37,7 @@ from shardscope.tuning.records import (
     study_name,
 )
 
-DEAR_S = 30.0
+EXPENSIVE_TRIAL_S = 30.0
 """Seconds per trial from which a better draw is worth seconds of CPU time."""
 _STARTUP = 10
 """Complete trials that a Gaussian process needs to start with; Optuna's default."""
@@ -76,8 +76,10 @@ class ByCost(BaseSampler):
         dear_s: Median seconds of the finished trials from which trials count as expensive.
     """
 
-    def __init__(self, cheap: BaseSampler, dear: BaseSampler, dear_s: float = DEAR_S) -> None:
-        self.cheap, self.dear, self.dear_s = cheap, dear, dear_s
+    def __init__(
+        self, cheap: BaseSampler, expensive: BaseSampler, expensive_s: float = EXPENSIVE_TRIAL_S
+    ) -> None:
+        self.cheap, self.expensive, self.expensive_s = cheap, expensive, expensive_s
         self._used: dict[int, BaseSampler] = {}
 
     def used_for(self, number: int) -> BaseSampler:
@@ -91,14 +93,14 @@ class ByCost(BaseSampler):
         seconds = median_seconds(trials)
         if complete < _STARTUP or seconds is None or not_counted(ended[-1]) == IMPOSSIBLE:
             return self.cheap
-        return self.dear if seconds >= self.dear_s else self.cheap
+        return self.expensive if seconds >= self.expensive_s else self.cheap
 
     # Optuna's interface.
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Call the hook of both samplers."""
         self.cheap.before_trial(study, trial)
-        self.dear.before_trial(study, trial)
+        self.expensive.before_trial(study, trial)
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
@@ -122,7 +124,7 @@ class ByCost(BaseSampler):
     def reseed_rng(self) -> None:
         """Reseed both samplers."""
         self.cheap.reseed_rng()
-        self.dear.reseed_rng()
+        self.expensive.reseed_rng()
 
 
 def median_seconds(trials: Sequence[FrozenTrial]) -> float | None:
@@ -155,7 +157,7 @@ def _auto(seed: int) -> BaseSampler:
 
 
 def _gp(seed: int) -> BaseSampler:
-    return ByCost(_tpe(seed), GaussianProcess.seeded(seed), dear_s=0)
+    return ByCost(_tpe(seed), GaussianProcess.seeded(seed), expensive_s=0)
 
 
 def _nsga(seed: int) -> BaseSampler:

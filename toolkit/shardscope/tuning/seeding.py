@@ -6,7 +6,7 @@ driver is gone, and another continues with the first missing seed.
 
 Every seed has a number, and the storage numbers trials in order. Of several trials with the same seed the first counts;
 the driver that queued a later one fails it and waits again. If it dies before that, the driver that starts the later
-one finds it surplus (`recovery.surplus`) and does not run it.
+one finds it surplus (`recovery.over_budget`) and does not run it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from optuna.trial import FrozenTrial, TrialState
 from shardscope.spec.space import Space
 from shardscope.tuning import storage
 from shardscope.tuning.priors import ORIGINS, Seed
-from shardscope.tuning.records import NOT_COUNTED, ORIGIN, REASON, SEED, Ledger, to_study
-from shardscope.tuning.recovery import SURPLUS, TAKEN
+from shardscope.tuning.records import NOT_COUNTED, ORIGIN, REASON, SEED, TrialWriter, to_study
+from shardscope.tuning.recovery import OVER_BUDGET, TAKEN
 
 _SEEDED = "seeded"
 """The study's attribute that marks that all its seeds are queued."""
@@ -31,13 +31,13 @@ _LOOK_EVERY_S = 0.05
 
 
 def queue_seeds(
-    study: optuna.Study, ledger: Ledger, seeds: Sequence[Seed], space: Space, *, is_maker: bool
+    study: optuna.Study, writer: TrialWriter, seeds: Sequence[Seed], space: Space, *, is_maker: bool
 ) -> None:
     """Return after all seeds are in the study's queue, each of them once.
 
     Args:
         study: A new study, or one that another driver created.
-        ledger: Ledger of the study's trials.
+        writer: Writer of the study's trials.
         seeds: Seeds, the same in the same order for all drivers.
         space: The study's space.
         is_maker: Whether this driver created the study. Other drivers wait for it first.
@@ -45,7 +45,7 @@ def queue_seeds(
     is_mine = is_maker
     while not _is_seeded(study):
         if is_mine or not _is_waited_for(study):
-            is_mine = _queue_missing(study, ledger, seeds, space)
+            is_mine = _queue_missing(study, writer, seeds, space)
 
 
 def _is_seeded(study: optuna.Study) -> bool:
@@ -70,7 +70,7 @@ def _is_waited_for(study: optuna.Study) -> bool:
     return True
 
 
-def _queue_missing(study: optuna.Study, ledger: Ledger, seeds: Sequence[Seed], space: Space) -> bool:
+def _queue_missing(study: optuna.Study, writer: TrialWriter, seeds: Sequence[Seed], space: Space) -> bool:
     """Queue the missing seeds and mark the study; return False if another driver is found to do the same."""
     me = uuid.uuid4().hex
     for number, seed in enumerate(seeds):
@@ -81,7 +81,7 @@ def _queue_missing(study: optuna.Study, ledger: Ledger, seeds: Sequence[Seed], s
         first, *others = _of(study, number)
         if first.user_attrs[_BY] != me:
             own = next(trial for trial in others if trial.user_attrs[_BY] == me)
-            ledger.end(own.number, TrialState.FAIL, None, {REASON: TAKEN, NOT_COUNTED: SURPLUS})
+            writer.end(own.number, TrialState.FAIL, None, {REASON: TAKEN, NOT_COUNTED: OVER_BUDGET})
             return False
     study.set_user_attr(_SEEDED, True)
     return True

@@ -32,18 +32,18 @@ from shardscope.spec.user_code import label_of
 from shardscope.tuning import records as rows
 from shardscope.tuning.apply import MemoryLimit, apply
 from shardscope.tuning.definition import Definition, code_of
-from shardscope.tuning.driver import Driver, Pruner
+from shardscope.tuning.driver import Pruner, TrialDriver
 from shardscope.tuning.foreign import check_trials
 from shardscope.tuning.measured import Objective
-from shardscope.tuning.noise_probe import BatchesAround, ranged
+from shardscope.tuning.noise_probe import BatchesAround, resolve_batch_range
 from shardscope.tuning.objectives import DEFAULT_OBJECTIVES
 from shardscope.tuning.priors import EqualBudgets, default_space, seeds, with_baselines
 from shardscope.tuning.pruning.halving import Rungs, agreed, rungs_of
 from shardscope.tuning.pruning.pruners import ByOptuna, pruner_of
 from shardscope.tuning.pruning.rungs import HalvingDriver
-from shardscope.tuning.records import PINNED, Ledger, TrialRecord
+from shardscope.tuning.records import PINNED, TrialRecord, TrialWriter
 from shardscope.tuning.recovery import ended
-from shardscope.tuning.report import Report, report_of
+from shardscope.tuning.report import StudyReport, report_of
 from shardscope.tuning.samplers import check_storage, sampler_of
 from shardscope.tuning.seeding import queue_seeds
 from shardscope.tuning.storage import (
@@ -68,12 +68,12 @@ _MOST_SEED = 2**32 - 1
 
 
 @dataclass
-class Session:
+class StudySession:
     """One study, and the driver that runs its trials in this process."""
 
     study: optuna.Study
     definition: Definition
-    driver: Driver
+    driver: TrialDriver
     folder: Path
     storage: str | BaseStorage | None = None
 
@@ -137,7 +137,7 @@ class Session:
         opened, limit = open_storage(storage, name, root), MemoryLimit(memory_limit)
         folder = folder_of(name, root)
         if job is not None and space is None:
-            definition = ranged(
+            definition = resolve_batch_range(
                 definition, opened, name, folder, around_what=batch_range, limit=limit, stopping=stopping,
                 on_probe=on_probe,
             )  # fmt: skip
@@ -151,7 +151,7 @@ class Session:
                 )
             if not is_new and isinstance(sampler, str):
                 study.sampler.reseed_rng()  # else it would repeat the previous driver's draws
-            seed_it = partial(_seed, study, Ledger(opened, name), definition, is_maker=is_new)
+            seed_it = partial(_seed, study, TrialWriter(opened, name), definition, is_maker=is_new)
             if is_new:
                 seed_it()  # other drivers seed when they start to run trials: opening a study changes nothing
         missing = [n for n in definition.own if n not in own]
@@ -160,16 +160,16 @@ class Session:
                 f"study {name!r} minimises {', '.join(missing)} by functions of yours; give them again in objectives"
             )
         trials = _agreed_trials(study, trials)
-        ledger = Ledger(opened, name)
+        writer = TrialWriter(opened, name)
         if rungs is not None or not is_new:
             rungs = agreed(study, rungs)
         judge = pruner_of(pruner, definition, promotes=rungs is not None)
         if isinstance(judge, ByOptuna):
             study.pruner = judge.pruner
         has_baselines = baselines if definition.baselines is None else definition.baselines
-        kind = Driver if rungs is None else partial(HalvingDriver, rungs=rungs)
+        kind = TrialDriver if rungs is None else partial(HalvingDriver, rungs=rungs)
         driver = kind(
-            study, ledger, definition, trials, folder / "trials", own, parallel, pruner=judge,
+            study, writer, definition, trials, folder / "trials", own, parallel, pruner=judge,
             feasibility=limit,
             choose=EqualBudgets(definition.space) if has_baselines else None,
             seed=None if is_new else partial(_go_on, definition, seed_it, study=study, trials=trials),
@@ -179,7 +179,7 @@ class Session:
     # Running.
 
     def run(
-        self, *, timeout_s: float | None = None, on_tick: Callable[[Session], None] | None = None
+        self, *, timeout_s: float | None = None, on_tick: Callable[[StudySession], None] | None = None
     ) -> None:
         """Run trials until the study is complete; an interrupt stops it, and nothing is lost.
 
@@ -214,7 +214,7 @@ class Session:
         clear = rows.front(records).clear
         return [record for record in records if record.number in clear]
 
-    def report(self) -> Report:
+    def report(self) -> StudyReport:
         """Return the report: the best optimizer, the budgets, and what did not work."""
         return report_of(self.study.study_name, self.records(), self.definition)
 
@@ -288,11 +288,11 @@ def _go_on(definition: Definition, seed_it: Callable[[], None], *, study: optuna
     seed_it()
 
 
-def _seed(study: optuna.Study, ledger: Ledger, definition: Definition, *, is_maker: bool) -> None:
+def _seed(study: optuna.Study, writer: TrialWriter, definition: Definition, *, is_maker: bool) -> None:
     """Queue the settings that the study is to run first."""
     if definition.baselines:
         found = seeds(definition.job, definition.space, definition.objectives)
-        queue_seeds(study, ledger, found, definition.space, is_maker=is_maker)
+        queue_seeds(study, writer, found, definition.space, is_maker=is_maker)
 
 
 def _agreed_trials(study: optuna.Study, trials: int | None) -> int:

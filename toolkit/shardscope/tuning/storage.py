@@ -315,7 +315,7 @@ def _compare(storage: BaseStorage, name: str, definition: Definition) -> None:
         )
 
 
-class Patience:
+class StorageRetry:
     """Retries calls of a storage while it is unreachable.
 
     Attributes:

@@ -23,7 +23,7 @@ from shardscope.tuning.measured import Objective
 from shardscope.tuning.noise_probe import BatchesAround
 from shardscope.tuning.progress import StudyProgress, is_watched, measuring_text
 from shardscope.tuning.pruning.halving import Rungs
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 
 def tune(
@@ -45,7 +45,7 @@ def tune(
     seed: int = 0,
     root: str | Path | None = None,
     batch_range: BatchesAround = "noise",
-    on_tick: Callable[[Session], None] | None = None,
+    on_tick: Callable[[StudySession], None] | None = None,
     progress: bool | None = None,
 ) -> optuna.Study:
     """Search the settings of a job; every trial is a real run on this machine's ranks.
@@ -100,7 +100,7 @@ def tune(
     began = time.monotonic()
     is_told = is_watched() if progress is None else progress
     with set_after(timeout_s) as stopping:
-        session = Session.open(
+        session = StudySession.open(
             job, space, trials=trials, objectives=objectives, name=name, storage=storage, sampler=sampler,
             pruner=pruner, promote=promote, parallel=parallel, equal=equal, baselines=baselines,
             memory_limit=memory_limit, seed=seed, root=root, batch_range=batch_range, stopping=stopping,
@@ -109,7 +109,7 @@ def tune(
     told = StudyProgress(session, stream=sys.stdout) if is_told else None
     left_s = None if timeout_s is None else timeout_s - (time.monotonic() - began)
 
-    def tick(session: Session) -> None:
+    def tick(session: StudySession) -> None:
         if told is not None:
             told.draw()
         if on_tick is not None:

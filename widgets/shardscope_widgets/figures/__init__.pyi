@@ -19,7 +19,7 @@ from shardscope_widgets.figures._communication import efficiency_info as efficie
 from shardscope_widgets.figures._communication_plots import by_size as by_size
 from shardscope_widgets.figures._communication_plots import by_workers as by_workers
 from shardscope_widgets.figures._communication_plots import curves_text as curves_text
-from shardscope_widgets.figures._comparison import Row as Row
+from shardscope_widgets.figures._comparison import RunRow as RunRow
 from shardscope_widgets.figures._comparison import comparison as comparison
 from shardscope_widgets.figures._comparison import comparison_info as comparison_info
 from shardscope_widgets.figures._comparison import comparison_text as comparison_text
@@ -34,7 +34,7 @@ from shardscope_widgets.figures._consensus import consensus_info as consensus_in
 from shardscope_widgets.figures._consensus import consensus_text as consensus_text
 from shardscope_widgets.figures._consensus import draw_consensus as draw_consensus
 from shardscope_widgets.figures._curves import Curve as Curve
-from shardscope_widgets.figures._curves import CurvesInfo as CurvesInfo
+from shardscope_widgets.figures._curves import RunCurvesInfo as RunCurvesInfo
 from shardscope_widgets.figures._curves import loss as loss
 from shardscope_widgets.figures._curves import loss_info as loss_info
 from shardscope_widgets.figures._curves import throughput as throughput
@@ -129,8 +129,8 @@ from shardscope_widgets.figures._staleness import draw_staleness as draw_stalene
 from shardscope_widgets.figures._staleness import staleness as staleness
 from shardscope_widgets.figures._staleness import staleness_info as staleness_info
 from shardscope_widgets.figures._staleness import staleness_text as staleness_text
-from shardscope_widgets.figures._timeline import Bar as Bar
 from shardscope_widgets.figures._timeline import Shares as Shares
+from shardscope_widgets.figures._timeline import SpanBar as SpanBar
 from shardscope_widgets.figures._timeline import TimelineInfo as TimelineInfo
 from shardscope_widgets.figures._timeline import timeline as timeline
 from shardscope_widgets.figures._timeline import timeline_info as timeline_info

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from shardscope.spec import Optimizer, registry
 from shardscope.spec.look import YOUR_OWN
-from shardscope.tuning.batch_sweep import BatchSweep, Point
+from shardscope.tuning.batch_sweep import BatchSweep, SweepPoint
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._front import log_ticks
 from shardscope_widgets.words import listed
@@ -59,7 +59,7 @@ def _line(sweep: BatchSweep, optimizer: str) -> SweepLine:
     )
 
 
-def _hover(point: Point) -> str:
+def _hover(point: SweepPoint) -> str:
     failed = point.num_seeds - len(point.values)
     seeds = ", ".join(f"{value:.4g}" for value in point.values) or "none"
     return f"{point.steps} steps at rate {point.rate:.3g}<br>seeds: {seeds}{f'; {failed} failed' if failed else ''}"

@@ -58,7 +58,7 @@ class CommunicationQuestion:
         return {"bandwidth": self.bandwidth, "latency": self.latency}
 
 
-class Line(NamedTuple):
+class CostCurve(NamedTuple):
     """One algorithm's times and volume over workers or message sizes."""
 
     algorithm: str
@@ -77,11 +77,11 @@ class Left(NamedTuple):
     why: str
 
 
-class CurvesInfo(NamedTuple):
+class CostCurvesInfo(NamedTuple):
     """Curves of all algorithms, the points where the fastest changes, and the algorithms left out."""
 
     question: CommunicationQuestion
-    lines: tuple[Line, ...]
+    lines: tuple[CostCurve, ...]
     crossings: tuple[comm.Crossing, ...]
     left_out: tuple[Left, ...]
 
@@ -102,7 +102,7 @@ class EfficiencyInfo(NamedTuple):
     lines: tuple[Efficiency, ...]
 
 
-def by_size_info(question: CommunicationQuestion) -> CurvesInfo:
+def by_size_info(question: CommunicationQuestion) -> CostCurvesInfo:
     """Time and volume against message size."""
     lines, left = [], []
     for name in question.algorithms:
@@ -112,10 +112,10 @@ def by_size_info(question: CommunicationQuestion) -> CurvesInfo:
             left.append(Left(name, str(problem)))
     fixed = {"workers": question.workers, **question.link}
     crossings = _frontier(question, lines, over="num_bytes", points=_SIZES, **fixed)
-    return CurvesInfo(question, tuple(lines), crossings, tuple(left))
+    return CostCurvesInfo(question, tuple(lines), crossings, tuple(left))
 
 
-def by_workers_info(question: CommunicationQuestion) -> CurvesInfo:
+def by_workers_info(question: CommunicationQuestion) -> CostCurvesInfo:
     """Time and volume against the number of workers."""
     lines, left = [], []
     for name in question.algorithms:
@@ -127,7 +127,7 @@ def by_workers_info(question: CommunicationQuestion) -> CurvesInfo:
     shared = _shared(lines)
     fixed = {"num_bytes": question.num_bytes, **question.link}
     crossings = _frontier(question, lines, over="workers", points=shared, **fixed) if shared.size > 1 else ()
-    return CurvesInfo(question, tuple(lines), crossings, tuple(left))
+    return CostCurvesInfo(question, tuple(lines), crossings, tuple(left))
 
 
 def efficiency_info(question: CommunicationQuestion) -> EfficiencyInfo:
@@ -156,13 +156,13 @@ def efficiency_info(question: CommunicationQuestion) -> EfficiencyInfo:
     return EfficiencyInfo(question, tuple(lines))
 
 
-def _line(question: CommunicationQuestion, name: str, x: Floats, **varied: Any) -> Line:
+def _line(question: CommunicationQuestion, name: str, x: Floats, **varied: Any) -> CostCurve:
     own: dict[str, Any] = {"op": question.op, "algorithm": name, **varied, **question.options.get(name, {})}
     found = comm.collective_outcome(**own, bandwidth=question.bandwidth, latency=question.latency)
     latency, bandwidth, sent = (
         np.broadcast_to(values, x.shape) for values in (found.latency_s, found.bandwidth_s, found.sent_bytes)
     )
-    return Line(name, x, latency + bandwidth, latency, bandwidth, sent)
+    return CostCurve(name, x, latency + bandwidth, latency, bandwidth, sent)
 
 
 def _possible(question: CommunicationQuestion, name: str, op: str = "") -> Floats:
@@ -180,13 +180,15 @@ def _possible(question: CommunicationQuestion, name: str, op: str = "") -> Float
     return suited
 
 
-def _shared(lines: list[Line]) -> Floats:
+def _shared(lines: list[CostCurve]) -> Floats:
     """Numbers of workers at which all lines have a point."""
     shared = set(lines[0].x).intersection(*(line.x for line in lines)) if lines else set()
     return np.array(sorted(shared))
 
 
-def _frontier(question: CommunicationQuestion, lines: list[Line], **how: Any) -> tuple[comm.Crossing, ...]:
+def _frontier(
+    question: CommunicationQuestion, lines: list[CostCurve], **how: Any
+) -> tuple[comm.Crossing, ...]:
     if len(lines) < 2:
         return ()
     contenders = [(line.algorithm, question.options.get(line.algorithm, {})) for line in lines]

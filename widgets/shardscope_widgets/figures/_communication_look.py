@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from shardscope.analytic.communication import ALGORITHMS
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._communication import MOST_WORKERS
-from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.words import seconds_text
 
 HEIGHT = 430
@@ -19,25 +19,25 @@ _GAP = 0.12
 HALVES = ([0.0, 0.5 - _GAP / 2], [0.5 + _GAP / 2, 1.0])
 
 LOOKS = {
-    "parameter-server": Look(theme.strategy_colour("parameter-server"), "dashdot"),
-    "byteps": Look("#7d4f9e", "dash"),
-    "ring": Look(theme.strategy_colour("ring")),
-    "bidirectional-ring": Look("#f0a43a", "dash"),
-    "chain": Look("#a35a3a", "dot"),
-    "tree": Look(theme.strategy_colour("tree")),
-    "pipelined-tree": Look("#62b84f", "dash"),
-    "double-binary-tree": Look("#1a6c79", "dot"),
-    "halving-doubling": Look("#2a86d1", "dash"),
-    "recursive-doubling": Look("#62bfcb", "dot"),
-    "hierarchical": Look(theme.strategy_colour("hierarchical")),
-    "torus-2d": Look("#8f97ea", "dashdot"),
-    "in-network": Look("#c49a0c", "dash"),
-    "nvls": Look("#8b8f99", "dot"),
-    "optical-ring": Look("#d6457f"),
-    "scatter-all-gather": Look("#2a86d1", "dash"),
-    "pairwise": Look(theme.strategy_colour("ring")),
-    "bruck": Look(theme.strategy_colour("tree"), "dash"),
-    "direct": Look("#8b8f99"),
+    "parameter-server": RunStyle(theme.strategy_colour("parameter-server"), "dashdot"),
+    "byteps": RunStyle("#7d4f9e", "dash"),
+    "ring": RunStyle(theme.strategy_colour("ring")),
+    "bidirectional-ring": RunStyle("#f0a43a", "dash"),
+    "chain": RunStyle("#a35a3a", "dot"),
+    "tree": RunStyle(theme.strategy_colour("tree")),
+    "pipelined-tree": RunStyle("#62b84f", "dash"),
+    "double-binary-tree": RunStyle("#1a6c79", "dot"),
+    "halving-doubling": RunStyle("#2a86d1", "dash"),
+    "recursive-doubling": RunStyle("#62bfcb", "dot"),
+    "hierarchical": RunStyle(theme.strategy_colour("hierarchical")),
+    "torus-2d": RunStyle("#8f97ea", "dashdot"),
+    "in-network": RunStyle("#c49a0c", "dash"),
+    "nvls": RunStyle("#8b8f99", "dot"),
+    "optical-ring": RunStyle("#d6457f"),
+    "scatter-all-gather": RunStyle("#2a86d1", "dash"),
+    "pairwise": RunStyle(theme.strategy_colour("ring")),
+    "bruck": RunStyle(theme.strategy_colour("tree"), "dash"),
+    "direct": RunStyle("#8b8f99"),
 }
 
 

@@ -18,9 +18,9 @@ from shardscope_widgets.figures._communication import (
     LARGEST,
     SMALLEST,
     CommunicationQuestion,
-    CurvesInfo,
+    CostCurve,
+    CostCurvesInfo,
     Floats,
-    Line,
     by_size_info,
     by_workers_info,
 )
@@ -39,7 +39,7 @@ from shardscope_widgets.figures._communication_look import (
 from shardscope_widgets.words import bytes_text, listed, plural, seconds_text
 
 
-def curve_traces(info: CurvesInfo) -> list[dict[str, Any]]:
+def curve_traces(info: CostCurvesInfo) -> list[dict[str, Any]]:
     """A line for the time and one for the volume of each algorithm, and markers at the crossings."""
     by_size = bool(info.lines) and _is_by_size(info)
     traces = []
@@ -52,11 +52,11 @@ def curve_traces(info: CurvesInfo) -> list[dict[str, Any]]:
     return [*traces, _markers(info.crossings, by_size=by_size), *_you_are_here(info, by_size=by_size)]
 
 
-def _is_by_size(info: CurvesInfo) -> bool:
+def _is_by_size(info: CostCurvesInfo) -> bool:
     return bool(info.lines[0].x[-1] == LARGEST)
 
 
-def _trace(line: Line, y: Floats, hover: str, axis: str) -> dict[str, Any]:
+def _trace(line: CostCurve, y: Floats, hover: str, axis: str) -> dict[str, Any]:
     look = LOOKS[line.algorithm]
     return {
         "type": "scatter",
@@ -138,7 +138,7 @@ def crossing_text(crossing: Crossing, *, by_size: bool) -> str:
     return f"{title(crossing.above)} overtakes {title(crossing.below)} {where}"
 
 
-def _you_are_here(info: CurvesInfo, *, by_size: bool) -> list[dict[str, Any]]:
+def _you_are_here(info: CostCurvesInfo, *, by_size: bool) -> list[dict[str, Any]]:
     """Dots on the lines at the values of the controls."""
     here = info.question.num_bytes if by_size else float(info.question.workers)
     dots = []
@@ -173,7 +173,7 @@ def _you_are_here(info: CurvesInfo, *, by_size: bool) -> list[dict[str, Any]]:
     return dots
 
 
-def curve_layout(info: CurvesInfo) -> dict[str, Any]:
+def curve_layout(info: CostCurvesInfo) -> dict[str, Any]:
     """Axes, headings and names of the crossings."""
     by_size = bool(info.lines) and _is_by_size(info)
     question = info.question
@@ -232,7 +232,7 @@ def by_workers(question: CommunicationQuestion) -> go.Figure:
     return drawn(curve_traces(info), curve_layout(info))
 
 
-def curves_text(info: CurvesInfo) -> str:
+def curves_text(info: CostCurvesInfo) -> str:
     """Describe the curves: the fastest algorithm at the values of the controls, and where it changes."""
     if not info.lines:
         return "Tick an algorithm to compare."

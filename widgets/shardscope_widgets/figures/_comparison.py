@@ -25,7 +25,7 @@ HEADERS = (
 )
 
 
-class Row(NamedTuple):
+class RunRow(NamedTuple):
     """Figures of one run, as in its summary; None where they are not known yet.
 
     `speed` is throughput relative to the single-process run of the same workload.
@@ -61,27 +61,27 @@ class Row(NamedTuple):
         )
 
 
-def comparison_info(traces: Sequence[Trace]) -> tuple[Row, ...]:
+def comparison_info(traces: Sequence[Trace]) -> tuple[RunRow, ...]:
     """Return one row per run, in the given order."""
     rows = [_row(trace) for trace in traces]
     base = {row.workload: row.per_second for row in rows if row.world_size == 1 and row.per_second}
     return tuple(_with_speed(row, base.get(row.workload)) for row in rows)
 
 
-def _row(trace: Trace) -> Row:
+def _row(trace: Trace) -> RunRow:
     told = summarise(trace, state="")
-    return Row(
+    return RunRow(
         trace.label, trace.strategy, trace.workload, trace.world_size, told.steps, told.last_step, told.loss,
         told.step_time_s, told.tokens_per_s or told.samples_per_s, "tokens" if told.tokens_per_s else "samples",
         told.bytes_per_step, told.peak_memory_bytes, speed=None,
     )  # fmt: skip
 
 
-def _with_speed(row: Row, base: float | None) -> Row:
+def _with_speed(row: RunRow, base: float | None) -> RunRow:
     return row._replace(speed=row.per_second / base) if base and row.per_second else row
 
 
-def comparison_text(rows: Sequence[Row]) -> str:
+def comparison_text(rows: Sequence[RunRow]) -> str:
     """Summarise the table in a sentence per workload that has several runs."""
     sentences = []
     for workload in dict.fromkeys(row.workload for row in rows):
@@ -91,7 +91,7 @@ def comparison_text(rows: Sequence[Row]) -> str:
     return " ".join(sentences)
 
 
-def _verdict(workload: str, rows: Sequence[Row]) -> str:
+def _verdict(workload: str, rows: Sequence[RunRow]) -> str:
     fastest = max(rows, key=lambda row: row.per_second or 0.0)
     losses = [row.loss for row in rows if row.loss is not None]
     rate = rate_text(fastest.per_second or 0.0, fastest.counted)
@@ -104,7 +104,7 @@ def _verdict(workload: str, rows: Sequence[Row]) -> str:
     return f"{text}; the final losses lie within {three_digits(spread)} of each other."
 
 
-def draw(rows: Sequence[Row]) -> go.Figure:
+def draw(rows: Sequence[RunRow]) -> go.Figure:
     """Step time, bytes and memory as three groups of horizontal bars."""
     panels = (
         ("Step time", "s", [row.step_time_s for row in rows]),

@@ -20,18 +20,18 @@ from shardscope.runlog.spans import covered
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._compression_look import method_look
 from shardscope_widgets.figures._timeline import COMPUTE
-from shardscope_widgets.trace import Span, Trace
+from shardscope_widgets.trace import Trace, TraceSpan
 from shardscope_widgets.words import bytes_text, listed, plural, seconds_text
 
 LAST = 5
 """Number of last steps over which a run's loss is averaged."""
 CODEC = "codec"
 PARTS = (
-    ("compute", theme.Look("#2a6fb5")),
-    ("pack and unpack", theme.Look("#c49a0c", pattern="/")),
-    ("wait for the wire", theme.Look("#e06c2c", pattern=".")),
+    ("compute", theme.RunStyle("#2a6fb5")),
+    ("pack and unpack", theme.RunStyle("#c49a0c", pattern="/")),
+    ("wait for the wire", theme.RunStyle("#e06c2c", pattern=".")),
 )
-WHOLE = ("parts not measured", theme.Look(theme.GREY, pattern="x"))
+WHOLE = ("parts not measured", theme.RunStyle(theme.GREY, pattern="x"))
 _LEFT, _MIDDLE, _RIGHT = [0.0, 0.27], [0.37, 0.64], [0.74, 1.0]
 
 
@@ -39,8 +39,8 @@ class CompressedRun(NamedTuple):
     """One run.
 
     `bytes_per_step` and `step_s` are None before the end of its first period. `parts` are seconds per step in the order
-    of `PARTS`, None without spans. `loss_mean` is the mean over the last `LAST` steps. `owed` is the residual's norm by
-    step. `plain` is the uncompressed baseline, None if there is none.
+    of `PARTS`, None without spans. `loss_mean` is the mean over the last `LAST` steps. `residuals` is the norm of the residual
+    by step. `plain` is the uncompressed baseline, None if there is none.
     """
 
     label: str
@@ -54,7 +54,7 @@ class CompressedRun(NamedTuple):
     parts: tuple[float, float, float] | None
     loss_mean: float
     accuracy: float | None
-    owed: tuple[tuple[int, float], ...]
+    residuals: tuple[tuple[int, float], ...]
     plain: CompressedRun | None = None
 
     @property
@@ -98,12 +98,12 @@ def _kind_of(trace: Trace) -> tuple[str, int, str]:
 
 def _run(trace: Trace) -> CompressedRun:
     accuracies = [each.accuracy for each in trace.evaluations if not math.isnan(each.accuracy)]
-    owed = next((figures for name, figures in sorted(trace.kept.items()) if name.endswith("norm")), {})
+    residuals = next((figures for name, figures in sorted(trace.kept.items()) if name.endswith("norm")), {})
     return CompressedRun(
         trace.label, trace.strategy, trace.world_size, trace.link, trace.method, trace.method_label,
         trace.bytes_per_step, trace.step_time_s, step_parts(trace),
         fmean(trace.steps.column("loss")[-LAST:]), accuracies[-1] if accuracies else None,
-        tuple(sorted(owed.items())),
+        tuple(sorted(residuals.items())),
     )  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def step_parts(trace: Trace) -> tuple[float, float, float] | None:
     return None if compute is None or codec is None or rest is None else (compute, codec, rest)
 
 
-def _parts_of(spans: Sequence[Span], seconds: float, world_size: int) -> tuple[float, float, float]:
+def _parts_of(spans: Sequence[TraceSpan], seconds: float, world_size: int) -> tuple[float, float, float]:
     """Seconds of one step by part, as means over ranks."""
     compute = codec = 0.0
     for rank in range(world_size):
@@ -168,12 +168,12 @@ def _codec_words(run: CompressedRun) -> str:
 
 def draw_compression(info: CompressionInfo) -> go.Figure:
     """Draw three plots: bytes, the parts of a step's time, and the residual over the steps."""
-    names, is_owed = _names(info), any(run.owed for run in info.runs)
+    names, is_owed = _names(info), any(run.residuals for run in info.runs)
     figure = go.Figure([_bytes_bars(info, names), *_part_bars(info, names), *_owed(info)])
     headings = (
         ("Bytes sent", "a step, all ranks", _LEFT),
         ("Time", "of a step", _MIDDLE),
-        ("Still owed", "norm of the residual", _RIGHT),
+        ("Residual", "norm of what is not sent yet", _RIGHT),
     )
     figure.update_layout(
         barmode="stack", bargap=0.35,
@@ -236,7 +236,7 @@ def _part_bars(info: CompressionInfo, names: list[str]) -> list[go.Bar]:
 
 
 def _part_bar(
-    info: CompressionInfo, names: list[str], seconds: list[float | None], name: str, look: theme.Look
+    info: CompressionInfo, names: list[str], seconds: list[float | None], name: str, look: theme.RunStyle
 ) -> go.Bar:
     return go.Bar(
         x=names, y=seconds, name=name, xaxis="x2", yaxis="y2",
@@ -250,13 +250,13 @@ def _owed(info: CompressionInfo) -> list[dict[str, Any]]:
     return [
         {
             "type": "scatter", "mode": "lines", "xaxis": "x3", "yaxis": "y3", "showlegend": False,
-            "x": [step for step, _ in run.owed], "y": [value for _, value in run.owed],
+            "x": [step for step, _ in run.residuals], "y": [value for _, value in run.residuals],
             "name": f"{number} {run.label}", "line": {"color": method_look(run.method).colour,
                                                       "dash": method_look(run.method).dash, "width": 2},
             "hovertemplate": f"{run.label}<br>step %{{x}}: %{{y:.3g}}<extra></extra>",
         }
         for number, run in enumerate(info.runs, 1)
-        if run.owed
+        if run.residuals
     ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.trace import Trace
 
 MOST_POINTS = 600
@@ -28,7 +28,7 @@ class Curve(NamedTuple):
     smooth: tuple[float | None, ...]
 
 
-class CurvesInfo(NamedTuple):
+class RunCurvesInfo(NamedTuple):
     """Data of a plot of curves: the quantity, its unit and one curve per run."""
 
     title: str
@@ -76,26 +76,26 @@ def finite_or_none(values: Iterable[float]) -> tuple[float | None, ...]:
     return tuple(value if math.isfinite(value) else None for value in values)
 
 
-def loss_info(traces: Sequence[Trace]) -> CurvesInfo:
+def loss_info(traces: Sequence[Trace]) -> RunCurvesInfo:
     """Return curves of the training loss: the mean over ranks of each rank's mean over its samples."""
-    return CurvesInfo("Loss", "", tuple(_curve(trace, "loss") for trace in traces))
+    return RunCurvesInfo("Loss", "", tuple(_curve(trace, "loss") for trace in traces))
 
 
-def throughput_info(traces: Sequence[Trace]) -> CurvesInfo:
+def throughput_info(traces: Sequence[Trace]) -> RunCurvesInfo:
     """Return curves of tokens per second if every run counts tokens, otherwise samples per second, over all ranks."""
     begun = [trace for trace in traces if trace.steps]
     if begun and all(trace.measures_tokens for trace in begun):
-        return CurvesInfo("Throughput", "tokens/s", tuple(_curve(t, "tokens_per_s") for t in traces))
-    return CurvesInfo("Throughput", "samples/s", tuple(_curve(t, "samples_per_s") for t in traces))
+        return RunCurvesInfo("Throughput", "tokens/s", tuple(_curve(t, "tokens_per_s") for t in traces))
+    return RunCurvesInfo("Throughput", "samples/s", tuple(_curve(t, "samples_per_s") for t in traces))
 
 
-def traffic_info(traces: Sequence[Trace]) -> CurvesInfo:
+def traffic_info(traces: Sequence[Trace]) -> RunCurvesInfo:
     """Return curves of the bytes sent in each step, summed over ranks."""
     curves = tuple(_curve(trace, "sent_bytes") for trace in traces)
-    return CurvesInfo("Sent per step", "B", tuple(curve._replace(smooth=curve.values) for curve in curves))
+    return RunCurvesInfo("Sent per step", "B", tuple(curve._replace(smooth=curve.values) for curve in curves))
 
 
-def curve_lines(curve: Curve, look: Look, unit: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def curve_lines(curve: Curve, look: RunStyle, unit: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Trace properties of a curve's two lines: raw values as a faint line, smoothed ones as a bold line."""
     raw = {
         "x": curve.steps,
@@ -131,7 +131,7 @@ def value_axis(unit: str) -> dict[str, Any]:
     return theme.axis(nticks=5)
 
 
-def draw(info: CurvesInfo, *, height: int = 320) -> go.Figure:
+def draw(info: RunCurvesInfo, *, height: int = 320) -> go.Figure:
     """The figure of `info`."""
     figure = go.Figure()
     looks = theme.run_looks([curve.strategy for curve in info.curves])

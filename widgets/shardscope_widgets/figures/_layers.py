@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope.runlog.alarms import LATE
-from shardscope.runlog.layers import Layers, OwedSeries, RatioSeries
+from shardscope.runlog.layers import Layers, RatioSeries, ResidualSeries
 from shardscope_widgets.figures import theme
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import listed, plural, three_digits
 
-MOST_LOOKS = 120
+MOST_SAMPLES = 120
 """Maximum number of steps drawn; a longer run shows every second, third, ... sampled step, and the last."""
 MOST_NAMED = 5
 """Number of layers drawn in colour, those with the largest residuals; the others are grey."""
@@ -29,7 +29,7 @@ _MOST_APART = 45
 """Maximum number of columns drawn with gaps between them."""
 
 
-class Row(NamedTuple):
+class LayerRow(NamedTuple):
     """One layer of the map, with a value per step; None where it has no ratio or was not sampled."""
 
     layer: str
@@ -46,7 +46,7 @@ class Debt(NamedTuple):
     kind: str
     steps: tuple[int, ...]
     relative: tuple[float | None, ...]
-    owed: tuple[float, ...]
+    residuals: tuple[float, ...]
 
     @property
     def last(self) -> float:
@@ -59,7 +59,7 @@ class LayersInfo(NamedTuple):
 
     label: str
     steps: tuple[int, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRow, ...]
     debts: tuple[Debt, ...]
     alarms: tuple[str, ...]
 
@@ -72,7 +72,7 @@ class LayersInfo(NamedTuple):
 def layers_info(layers: Layers, *, label: str = "") -> LayersInfo:
     """Return the figure's data of a run's layers (``run.layers()``); `label` is the run's name."""
     steps = _thinned(sorted({step for series in layers.ratios for step in series.steps}))
-    debts = sorted((_debt(series) for series in layers.owed), key=lambda debt: -debt.last)
+    debts = sorted((_debt(series) for series in layers.residuals), key=lambda debt: -debt.last)
     rows = tuple(_row(series, steps) for series in layers.ratios)
     return LayersInfo(label, tuple(steps), rows, tuple(debts), tuple(map(str, layers.alarms)))
 
@@ -82,30 +82,30 @@ def layers_info_of(trace: Trace) -> LayersInfo:
 
     For a long run only evenly spread sampled steps are kept; alarms use more of them than are drawn.
     """
-    return layers_info(trace.looks.layers(trace.optimizer), label=trace.label)
+    return layers_info(trace.layer_samples.layers(trace.optimizer), label=trace.label)
 
 
 def _thinned(steps: Sequence[int]) -> list[int]:
-    every = max(1, math.ceil(len(steps) / MOST_LOOKS))
+    every = max(1, math.ceil(len(steps) / MOST_SAMPLES))
     return [*steps[:-1:every], *steps[-1:]]
 
 
-def _row(series: RatioSeries, steps: Sequence[int]) -> Row:
+def _row(series: RatioSeries, steps: Sequence[int]) -> LayerRow:
     place = {step: i for i, step in enumerate(series.steps)}
     ratio, weights, updates = (
         tuple(_finite(column[place[step]]) if step in place else None for step in steps)
         for column in (series.ratio, series.weight_norm, series.update_norm)
     )
     bound = tuple((series.bound[place[step]] or "") if step in place else "" for step in steps)
-    return Row(series.layer, ratio, weights, updates, bound)
+    return LayerRow(series.layer, ratio, weights, updates, bound)
 
 
-def _debt(series: OwedSeries) -> Debt:
+def _debt(series: ResidualSeries) -> Debt:
     kept = set(_thinned(series.steps))
     chosen = [i for i, step in enumerate(series.steps) if step in kept]
     relative = tuple(_finite(series.relative[i]) for i in chosen)
-    steps, owed = tuple(series.steps[i] for i in chosen), tuple(series.owed[i] for i in chosen)
-    return Debt(series.layer, series.kind, steps, relative, owed)
+    steps, residuals = tuple(series.steps[i] for i in chosen), tuple(series.norm[i] for i in chosen)
+    return Debt(series.layer, series.kind, steps, relative, residuals)
 
 
 def _finite(value: float | None) -> float | None:
@@ -115,7 +115,7 @@ def _finite(value: float | None) -> float | None:
 def layers_text(info: LayersInfo) -> str:
     """Describe the figure in words, with one line per alarm."""
     if not info.is_telling:
-        return "No step has been looked at yet."
+        return "No step has been sampled yet."
     named = f"{info.label}: " if info.label else ""
     parts = [part for part in (_ratio_words(info), _debt_words(info)) if part]
     told = ". ".join([parts[0], *(part[0].upper() + part[1:] for part in parts[1:])])
@@ -143,7 +143,7 @@ def _debt_words(info: LayersInfo) -> str:
     if not info.debts:
         return ""
     most = info.debts[0]
-    return f"most is owed of {most.layer}, {_number(most.last)} times the gradient of a step"
+    return f"the largest residual is that of {most.layer}, {_number(most.last)} times the gradient of a step"
 
 
 def _number(value: float | None) -> str:
@@ -168,7 +168,7 @@ def draw_layers(info: LayersInfo) -> go.Figure:
         shares = (
             "; dotted: of its share of the mean" if any(debt.kind == "share" for debt in info.debts) else ""
         )
-        layout["annotations"] += [_head("Still owed", f"in gradients of a step{shares}", right), _late_note()]
+        layout["annotations"] += [_head("Residual", f"in gradients of a step{shares}", right), _late_note()]
         layout["shapes"].append(_late_line())
     figure.update_layout(layout, showlegend=bool(info.debts))
     legend = {
@@ -221,7 +221,7 @@ def _cross(info: LayersInfo, height: int) -> float:
     return max(3.0, min(7.0, 0.45 * (height - _TOP - _BOTTOM) / len(info.rows), 340 / len(info.steps)))
 
 
-def _hover(row: Row, i: int) -> str:
+def _hover(row: LayerRow, i: int) -> str:
     if row.ratio[i] is None:
         return f"{row.layer}<br>not adapted"
     held = f"<br>held down by {row.bound[i]}" if row.bound[i] else ""
@@ -273,7 +273,7 @@ def _line(debt: Debt, named: Sequence[str]) -> dict[str, Any]:
         "name": debt.layer, "showlegend": is_named and debt.kind != "share",
         "legendrank": named.index(debt.layer) + 1 if is_named else 1000,
         "line": {"color": colour, "width": 2.1 if is_named else 1.1, "dash": KIND_DASHES.get(debt.kind, "dash")},
-        "customdata": debt.owed,
+        "customdata": debt.residuals,
         "hovertemplate": f"{debt.layer} ({debt.kind})<br>step %{{x}}: %{{y:.3g}} gradients, norm %{{customdata:.3g}}"
         "<extra></extra>",
     }  # fmt: skip

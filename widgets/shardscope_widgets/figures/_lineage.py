@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import plotly.graph_objects as go
 
 from shardscope.tuning.population.record import Plan
-from shardscope.tuning.population.view import Entry
+from shardscope.tuning.population.view import MemberInterval
 from shardscope_widgets.figures import theme
 from shardscope_widgets.words import listed, plural, safe, three_digits
 
@@ -33,7 +33,7 @@ class Told(Protocol):
         """The population's plan."""
         ...
 
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[MemberInterval]:
         """Every interval of every member, in order."""
         ...
 
@@ -88,12 +88,12 @@ def lineage_info(population: Told, objective: str | None = None) -> LineageInfo:
     return LineageInfo(nodes, objective, plan.interval_steps, count)
 
 
-def _score(entry: Entry, objective: str) -> float | None:
+def _score(entry: MemberInterval, objective: str) -> float | None:
     scores = None if entry.outcome is None else entry.outcome.scores
     return None if scores is None else scores.get(objective)
 
 
-def _state(entry: Entry) -> str:
+def _state(entry: MemberInterval) -> str:
     if entry.outcome is None:
         return "under way"
     return "over" if entry.outcome.scores is not None else "failed"
@@ -120,7 +120,7 @@ def _rows(parents: Sequence[int | None]) -> tuple[list[float], int]:
     return rows, ends
 
 
-def _best(entries: Sequence[Entry], scores: Sequence[float | None]) -> int | None:
+def _best(entries: Sequence[MemberInterval], scores: Sequence[float | None]) -> int | None:
     """Index of the best entry in the last interval that all members have finished."""
     open_ones = [entry.interval for entry in entries if entry.outcome is None]
     last = max((e.interval for e in entries if e.interval < min(open_ones, default=10**9)), default=0)
@@ -138,7 +138,9 @@ def _ancestors(at: int | None, parents: Sequence[int | None]) -> set[int]:
     return found
 
 
-def _hover(entry: Entry, entries: Sequence[Entry], parent: int | None, steps: int) -> tuple[str, ...]:
+def _hover(
+    entry: MemberInterval, entries: Sequence[MemberInterval], parent: int | None, steps: int
+) -> tuple[str, ...]:
     """Lines of plain text: member and steps, outcome, origin, settings."""
     outcome, before = entry.outcome, {} if parent is None else entries[parent].move.settings
     first = (entry.interval - 1) * steps + 1

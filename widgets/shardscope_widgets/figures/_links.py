@@ -11,11 +11,11 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._stacks import Bar, Group, draw_stacks
+from shardscope_widgets.figures._stacks import Group, StackBar, draw_stacks
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import bytes_text, plural
 
-LAYERS = (("sent", theme.Look("#e06c2c")), ("received", theme.Look("#5aa9e6", pattern="/")))
+LAYERS = (("sent", theme.RunStyle("#e06c2c")), ("received", theme.RunStyle("#5aa9e6", pattern="/")))
 
 
 class LinksInfo(NamedTuple):
@@ -33,7 +33,7 @@ def _run(trace: Trace) -> Group:
     return Group(
         trace.label,
         tuple(
-            Bar(trace.name_of(rank), (moved.sent_bytes, moved.received_bytes))
+            StackBar(trace.name_of(rank), (moved.sent_bytes, moved.received_bytes))
             for rank, moved in sorted(trace.links.items())
         ),
     )

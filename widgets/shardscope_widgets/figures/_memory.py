@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.trace import Trace
 
 
@@ -37,7 +37,7 @@ def _bars(trace: Trace) -> MemoryBars:
     return MemoryBars(trace.label, trace.strategy, ranks, tuple(trace.peak_memory[rank] for rank in ranks))
 
 
-def memory_bars(bars: MemoryBars, look: Look) -> dict[str, Any]:
+def memory_bars(bars: MemoryBars, look: RunStyle) -> dict[str, Any]:
     """Properties of one run's bars."""
     return {
         "x": [f"rank {rank}" for rank in bars.ranks],

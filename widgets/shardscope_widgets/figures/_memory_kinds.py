@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._stacks import Bar, Group, draw_stacks
+from shardscope_widgets.figures._stacks import Group, StackBar, draw_stacks
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import bytes_text, listed
 
@@ -38,7 +38,9 @@ def _run(trace: Trace) -> Group:
     ranks = sorted(trace.held.items())
     return Group(
         trace.label,
-        tuple(Bar(trace.name_of(rank), tuple(held[kind] for kind in MEMORY_KINDS)) for rank, held in ranks),
+        tuple(
+            StackBar(trace.name_of(rank), tuple(held[kind] for kind in MEMORY_KINDS)) for rank, held in ranks
+        ),
     )
 
 

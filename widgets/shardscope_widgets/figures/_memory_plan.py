@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from shardscope.analytic.memory import KINDS
 from shardscope.analytic.terms import Term
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.words import bytes_text, listed, safe, three_digits
 
 GIB = 2**30
@@ -177,7 +177,7 @@ def _trace(info: MemoryPlanInfo, blocks: dict[int, Block], number: int) -> dict[
     }
 
 
-def _marker(look: Look, colour: str) -> dict[str, Any]:
+def _marker(look: RunStyle, colour: str) -> dict[str, Any]:
     return {
         "color": colour,
         "line": {"width": 1, "color": "rgba(255,255,255,0.55)"},

@@ -25,7 +25,7 @@ _BAND_DECADES = 1.5
 """Maximum decades that the batch axis extends beyond the estimates and the batch in use, in either direction."""
 
 
-class Measured(Protocol):
+class MeasuredNoise(Protocol):
     """The part of a `shardscope.analytic.large_batch.noise_scale.NoiseScale` that is drawn."""
 
     @property
@@ -71,7 +71,7 @@ class NoiseScaleInfo(NamedTuple):
 
 
 def noise_scale_info(
-    noise: Measured, loss_steps: Sequence[int], loss: Sequence[float], *, label: str = ""
+    noise: MeasuredNoise, loss_steps: Sequence[int], loss: Sequence[float], *, label: str = ""
 ) -> NoiseScaleInfo:
     """Combine a run's measured noise scale (``run.noise_scale()``) with its losses (``run.metrics()``).
 

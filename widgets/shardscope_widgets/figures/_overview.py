@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import _curves, _memory, theme
-from shardscope_widgets.figures._curves import CurvesInfo
+from shardscope_widgets.figures._curves import RunCurvesInfo
 from shardscope_widgets.figures._memory import MemoryInfo
 from shardscope_widgets.trace import Trace
 
@@ -35,9 +35,9 @@ _AXES = (("x", "y"), ("x2", "y2"), ("x3", "y3"), ("x4", "y4"))
 class OverviewInfo(NamedTuple):
     """Data of the four plots."""
 
-    loss: CurvesInfo
-    throughput: CurvesInfo
-    traffic: CurvesInfo
+    loss: RunCurvesInfo
+    throughput: RunCurvesInfo
+    traffic: RunCurvesInfo
     memory: MemoryInfo
 
 

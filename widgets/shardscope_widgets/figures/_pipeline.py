@@ -17,7 +17,7 @@ from shardscope.errors import SpecError
 from shardscope.spec import registry
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope_widgets.figures import theme
-from shardscope_widgets.trace import Op, Trace
+from shardscope_widgets.trace import Trace, TraceOp
 from shardscope_widgets.words import plural, safe, seconds_text
 
 OP_NAMES = {
@@ -95,7 +95,7 @@ def _ideal(trace: Trace, stages: int, microbatches: int) -> float | None:
     return ideal
 
 
-def _turns(ops: Sequence[Op]) -> dict[tuple[int, int], int]:
+def _turns(ops: Sequence[TraceOp]) -> dict[tuple[int, int], int]:
     """Index of each stage among the stages of its rank, by (rank, stage)."""
     stages: dict[int, list[int]] = {}
     for rank, stage in sorted({(op.rank, op.stage) for op in ops}):
@@ -103,7 +103,7 @@ def _turns(ops: Sequence[Op]) -> dict[tuple[int, int], int]:
     return {(rank, stage): turn for rank, own in stages.items() for turn, stage in enumerate(own)}
 
 
-def _bar(op: Op, zero: float, turns: dict[tuple[int, int], int]) -> GanttOp:
+def _bar(op: TraceOp, zero: float, turns: dict[tuple[int, int], int]) -> GanttOp:
     start, length = (op.start - zero) * 1e3, (op.end - op.start) * 1e3
     return GanttOp(
         op.rank, op.op, op.stage, turns[op.rank, op.stage], op.microbatch, round(start, 4), round(length, 4)

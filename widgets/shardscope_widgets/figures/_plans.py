@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 from shardscope.prediction.planner import REASONS, Plans, short
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.words import safe, seconds_text, three_digits
 
 Spec = dict[str, Any]
@@ -21,17 +21,17 @@ GIB = 2**30
 PIPELINE_COLOURS = ("#f2c14e", "#e58a3c", "#cf5b4f", "#a34a86", "#6f55b5", "#3f6fc4", "#2f93b8", "#1f9f8a")
 """By the logarithm of the pipeline degree; the colours also differ in brightness, and the hover text has the degree."""
 TIME_LOOKS = {
-    "compute": Look("#2a6fb5"),
-    "recompute": Look("#88b9d8", pattern="."),
-    "tensor_comm": Look("#e06c2c", pattern="/"),
-    "context_comm": Look("#c49a0c", pattern="-"),
-    "expert_comm": Look("#a35a3a", pattern="x"),
-    "pipeline_comm": Look("#d9c36a", pattern="-"),
-    "bubble": Look("#8b8f99"),
-    "data_comm": Look("#b866a6", pattern="\\"),
-    "optimizer": Look("#11997a"),
-    "offload": Look("#5f6fd6", pattern="x"),
-    "overhead": Look("#a7abb4", pattern="."),
+    "compute": RunStyle("#2a6fb5"),
+    "recompute": RunStyle("#88b9d8", pattern="."),
+    "tensor_comm": RunStyle("#e06c2c", pattern="/"),
+    "context_comm": RunStyle("#c49a0c", pattern="-"),
+    "expert_comm": RunStyle("#a35a3a", pattern="x"),
+    "pipeline_comm": RunStyle("#d9c36a", pattern="-"),
+    "bubble": RunStyle("#8b8f99"),
+    "data_comm": RunStyle("#b866a6", pattern="\\"),
+    "optimizer": RunStyle("#11997a"),
+    "offload": RunStyle("#5f6fd6", pattern="x"),
+    "overhead": RunStyle("#a7abb4", pattern="."),
 }
 TIME_NAMES = {
     "tensor_comm": "tensor collectives",
@@ -44,7 +44,7 @@ TIME_NAMES = {
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 
-class Point(NamedTuple):
+class PlanPoint(NamedTuple):
     """One layout in the scatter plot."""
 
     kept: int
@@ -59,7 +59,7 @@ class Point(NamedTuple):
 class PlansInfo(NamedTuple):
     """Data of the scatter plot."""
 
-    points: tuple[Point, ...]
+    points: tuple[PlanPoint, ...]
     front: tuple[int, ...]
     """Indices in `points` of the Pareto front, fastest first."""
     capacity_gib: float
@@ -80,7 +80,9 @@ def plans_info(plans: Plans, *, most: int = 600) -> PlansInfo:
     others = [row for row in plans.order.tolist() if row not in set(front)][: max(0, most - len(front))]
     rows = [plans.row(kept, rank=1) for kept in [*front, *others]]
     points = tuple(
-        Point(kept, row.time_s, row.headroom_bytes / GIB, row.layout.pipeline, row.dollars, short(row.layout))
+        PlanPoint(
+            kept, row.time_s, row.headroom_bytes / GIB, row.layout.pipeline, row.dollars, short(row.layout)
+        )
         for kept, row in zip([*front, *others], rows, strict=True)
     )
     return PlansInfo(points, tuple(range(len(front))), plans.setting.cluster.device.memory_bytes / GIB)
@@ -185,11 +187,11 @@ def _dots(info: PlansInfo, degree: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _size(point: Point, cheapest: float) -> float:
+def _size(point: PlanPoint, cheapest: float) -> float:
     return 9.0 if point.dollars is None else 8.0 * min(4.0, point.dollars / cheapest) ** 0.5
 
 
-def _hover(point: Point) -> str:
+def _hover(point: PlanPoint) -> str:
     dollars = "" if point.dollars is None else f", ${three_digits(point.dollars)}"
     label = "<br>".join(_lines(point.label.split(" · "), 4))
     return (
@@ -201,7 +203,7 @@ def _lines(parts: list[str], width: int) -> list[str]:
     return [safe(" · ".join(parts[at : at + width])) for at in range(0, len(parts), width)]
 
 
-def _ring(point: Point, symbol: str, name: str) -> dict[str, Any]:
+def _ring(point: PlanPoint, symbol: str, name: str) -> dict[str, Any]:
     return {
         "type": "scatter", "x": [point.time_s], "y": [point.headroom_gib], "mode": "markers", "name": name,
         "hoverinfo": "skip", "marker": {"symbol": symbol, "size": 20, "color": "#c5372c", "line": {"width": 2.4}},
@@ -265,7 +267,7 @@ def _terms_layout() -> dict[str, Any]:
 
 
 def _stack(  # noqa: PLR0917
-    axis: str, name: str, values: list[float], rows: tuple[str, ...], look: Look, unit: str
+    axis: str, name: str, values: list[float], rows: tuple[str, ...], look: RunStyle, unit: str
 ) -> dict[str, Any]:
     return {
         "type": "bar", "orientation": "h", "x": values, "y": list(rows), "name": name,

@@ -26,7 +26,7 @@ RANK_COLOURS = (
 )  # fmt: skip
 
 
-class Line(NamedTuple):
+class StepFunction(NamedTuple):
     """A step function of time: `value` holds from `at_ms` milliseconds on."""
 
     at_ms: tuple[float, ...]
@@ -39,10 +39,10 @@ class ScheduleInfo(NamedTuple):
     gantt: GanttInfo
     waits: tuple[tuple[str, float], ...]
     """For each operation, its place and dependency as text, and the milliseconds that its rank waited for it."""
-    held: tuple[Line, ...]
+    held: tuple[StepFunction, ...]
     peak: tuple[float, ...]
     idle_ms: tuple[float, ...]
-    waiting: Line
+    waiting: StepFunction
 
 
 def schedule_info(timeline: Timeline, *, schedule: str, freed_by_input: float = 0.0) -> ScheduleInfo:
@@ -105,7 +105,7 @@ def _from(what: str, stage: int, ranks: Sequence[int]) -> str:
     return f"needs the {what} of stage {stage} (rank {ranks[stage]})"
 
 
-def _held_line(timeline: Timeline, steps: Sequence[tuple[int, float]]) -> Line:
+def _held_line(timeline: Timeline, steps: Sequence[tuple[int, float]]) -> StepFunction:
     """Activations that a rank holds, in micro-batches, with a point at each change."""
     at, value = [0.0], [0.0]
     for place, held in steps:
@@ -113,10 +113,10 @@ def _held_line(timeline: Timeline, steps: Sequence[tuple[int, float]]) -> Line:
             at.append(round(timeline.starts[place], 3))
             value.append(round(held, 4))
     last = steps[-1][0] if steps else 0
-    return Line((*at, round(timeline.ends[last], 3)), (*value, 0.0))
+    return StepFunction((*at, round(timeline.ends[last], 3)), (*value, 0.0))
 
 
-def _waiting(timeline: Timeline) -> Line:
+def _waiting(timeline: Timeline) -> StepFunction:
     """Number of idle ranks over time."""
     changes: dict[float, int] = {}
     for first, last in timeline.bounds:
@@ -132,7 +132,7 @@ def _waiting(timeline: Timeline) -> Line:
     for time in sorted(changes):
         at.append(time)
         count.append(count[-1] + changes[time])
-    return Line((*(round(time, 3) for time in at), round(timeline.end, 3)), (*count, count[-1]))
+    return StepFunction((*(round(time, 3) for time in at), round(timeline.end, 3)), (*count, count[-1]))
 
 
 def schedule_text(info: ScheduleInfo) -> str:
@@ -198,7 +198,7 @@ def _told(info: ScheduleInfo, places: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _held_trace(rank: int, line: Line, info: ScheduleInfo) -> dict[str, Any]:
+def _held_trace(rank: int, line: StepFunction, info: ScheduleInfo) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "lines", "x": line.at_ms, "y": line.value, "yaxis": "y2", "showlegend": False,
         "line": {

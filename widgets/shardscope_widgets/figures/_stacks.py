@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.words import bytes_text, safe
 
 _HEAD_PX, _FOOT_PX, _ROW_PX, _FEWEST_PX = 72, 36, 24, 17
@@ -19,7 +19,7 @@ _ROOMY = 30
 """Number of rows beyond which they are drawn closer together."""
 
 
-class Bar(NamedTuple):
+class StackBar(NamedTuple):
     """One rank: its name, and its bytes in the order of the layers."""
 
     name: str
@@ -35,7 +35,7 @@ class Group(NamedTuple):
     """The bars of one run's ranks."""
 
     label: str
-    bars: tuple[Bar, ...]
+    bars: tuple[StackBar, ...]
 
     @property
     def most(self) -> int:
@@ -43,12 +43,12 @@ class Group(NamedTuple):
         return max((bar.total for bar in self.bars), default=0)
 
 
-Row = tuple[float, Bar]
+Row = tuple[float, StackBar]
 """(vertical position from the top, bar)."""
 
 
 def draw_stacks(
-    groups: Sequence[Group], layers: Sequence[tuple[str, Look]], *, line: tuple[int, str] | None = None
+    groups: Sequence[Group], layers: Sequence[tuple[str, RunStyle]], *, line: tuple[int, str] | None = None
 ) -> go.Figure:
     """Draw bars stacked by layer, with the total at their ends; `line` is (bytes, label) of a value to mark."""
     rows, headings = _rows(groups)
@@ -86,7 +86,7 @@ def _rows(groups: Sequence[Group]) -> tuple[list[Row], list[dict[str, Any]]]:
     return rows, headings
 
 
-def _layer(index: int, name: str, look: Look, rows: Sequence[Row]) -> go.Bar:
+def _layer(index: int, name: str, look: RunStyle, rows: Sequence[Row]) -> go.Bar:
     return go.Bar(
         x=[bar.sizes[index] for _, bar in rows],
         y=[place for place, _ in rows],

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from shardscope.runlog.spans import Interval, covered, union
 from shardscope_widgets.figures import theme
-from shardscope_widgets.trace import Span, Trace
+from shardscope_widgets.trace import Trace, TraceSpan
 from shardscope_widgets.words import bytes_text, listed, seconds_text
 
 COMPUTE, COMMUNICATION, IDLE = "compute", "communication", "idle"
@@ -24,7 +24,7 @@ MOST_KINDS = 14
 _SHORTEST_IDLE_MS = 0.05
 
 
-class Bar(NamedTuple):
+class SpanBar(NamedTuple):
     """One span in milliseconds from the start of the window."""
 
     rank: int
@@ -53,7 +53,7 @@ class TimelineInfo(NamedTuple):
     steps: tuple[int, ...]
     starts_ms: tuple[float, ...]
     end_ms: float
-    bars: tuple[Bar, ...]
+    bars: tuple[SpanBar, ...]
     shares: Shares
 
 
@@ -91,19 +91,19 @@ def _consecutive(steps: Sequence[int]) -> Sequence[int]:
     return steps[max(first, 0) :]
 
 
-def _bar(step: int, span: Span, zero: float) -> Bar:
+def _bar(step: int, span: TraceSpan, zero: float) -> SpanBar:
     start, length = (span.start - zero) * 1e3, (span.end - span.start) * 1e3
-    return Bar(span.rank, span.lane, span.name, round(start, 4), round(length, 4), span.num_bytes, step)
+    return SpanBar(span.rank, span.lane, span.name, round(start, 4), round(length, 4), span.num_bytes, step)
 
 
 def _idle(
-    rank: int, bars: Sequence[Bar], starts: Sequence[float], steps: Sequence[int], end: float
-) -> list[Bar]:
+    rank: int, bars: Sequence[SpanBar], starts: Sequence[float], steps: Sequence[int], end: float
+) -> list[SpanBar]:
     busy = union(_intervals(bar for bar in bars if bar.rank == rank))
     edges = [(0.0, 0.0), *busy, (end, end)]
     gaps = [(left[1], right[0]) for left, right in pairwise(edges)]
     return [
-        Bar(
+        SpanBar(
             rank,
             IDLE,
             IDLE,
@@ -117,11 +117,11 @@ def _idle(
     ]
 
 
-def _intervals(bars: Iterable[Bar]) -> list[Interval]:
+def _intervals(bars: Iterable[SpanBar]) -> list[Interval]:
     return [(bar.start_ms, bar.start_ms + bar.duration_ms) for bar in bars]
 
 
-def _shares(bars: Sequence[Bar], world_size: int, end: float) -> Shares:
+def _shares(bars: Sequence[SpanBar], world_size: int, end: float) -> Shares:
     total = end * world_size or 1.0
     compute = communication = both = 0.0
     for rank in range(world_size):
@@ -160,7 +160,7 @@ def _lanes(info: TimelineInfo) -> list[str]:
     return [COMPUTE, *sorted(rest)] if rest else [COMPUTE]
 
 
-def _kind(name: str, bars: list[Bar], lanes: list[str]) -> dict[str, Any]:
+def _kind(name: str, bars: list[SpanBar], lanes: list[str]) -> dict[str, Any]:
     idle = name == IDLE
     look = theme.IDLE if idle else theme.span_look(name)
     height = 0.8 / len(lanes)
@@ -189,7 +189,7 @@ def _kind(name: str, bars: list[Bar], lanes: list[str]) -> dict[str, Any]:
     }
 
 
-def _hover(bar: Bar) -> str:
+def _hover(bar: SpanBar) -> str:
     size = f"<br>{bytes_text(bar.num_bytes)}" if bar.num_bytes else ""
     name, length = bar.name.replace("_", " "), seconds_text(bar.duration_ms / 1e3)
     return f"<b>{name}</b>, {length}<br>rank {bar.rank}, step {bar.step}{size}"

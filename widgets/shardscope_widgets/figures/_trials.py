@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardscope.spec.space import Value
 from shardscope.tuning.front import front_of
-from shardscope.tuning.measured import Measured
+from shardscope.tuning.measured import TrialMetrics
 from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
 from shardscope.tuning.pruning.curves import improvement
 from shardscope.tuning.records import TrialRecord
@@ -110,7 +110,7 @@ def trials_info(
     objectives: Sequence[str],
     *,
     steps_of: Callable[[TrialRecord], int],
-    live: Mapping[int, Measured] | None = None,
+    live: Mapping[int, TrialMetrics] | None = None,
 ) -> list[TrialInfo]:
     """Return the trials of a study, including running ones with their progress so far.
 
@@ -144,7 +144,9 @@ def _placed(trial: TrialInfo, *, is_front: bool, is_by_noise: bool) -> TrialInfo
     return replace(trial, is_front=is_front, is_by_noise=is_by_noise)
 
 
-def _trial(record: TrialRecord, live: Measured | None, steps_of: Callable[[TrialRecord], int]) -> TrialInfo:
+def _trial(
+    record: TrialRecord, live: TrialMetrics | None, steps_of: Callable[[TrialRecord], int]
+) -> TrialInfo:
     measured = live if live is not None and record.state == "running" else record.measured
     steps = steps_of(record)
     values = _known(measured, steps) if measured is not None else {}
@@ -155,7 +157,7 @@ def _trial(record: TrialRecord, live: Measured | None, steps_of: Callable[[Trial
     )  # fmt: skip
 
 
-def _known(measured: Measured, steps: int) -> dict[str, float]:
+def _known(measured: TrialMetrics, steps: int) -> dict[str, float]:
     """Known objective values of a run, with the qualities of its last evaluation."""
     known = {name: measured.objective(name, steps) for name in OBJECTIVES if name not in QUALITIES}
     if measured.curve:

@@ -29,7 +29,7 @@ LEGEND_ABOVE = {
 """Settings of a horizontal legend at the top of the figure, above the headings of the plots."""
 
 
-class Look(NamedTuple):
+class RunStyle(NamedTuple):
     """Style of one run or span kind: a colour, and a dash or pattern that identifies it without colour."""
 
     colour: str
@@ -43,42 +43,42 @@ class Look(NamedTuple):
 
 
 SPAN_LOOKS = {
-    "forward": Look("#5aa9e6"),
-    "backward": Look("#2a6fb5"),
-    "recompute": Look("#88b9d8", pattern="."),
-    "optimizer": Look("#11997a"),
-    "clip": Look("#7bbf9e"),
-    "data": Look("#a7abb4"),
-    "all_reduce": Look("#f0a43a", pattern="/"),
-    "ring_all_reduce": Look("#e06c2c", pattern="/"),
-    "ring_reduce_scatter": Look("#e06c2c", pattern="/"),
-    "ring_all_gather": Look("#f4b183", pattern="\\"),
-    "broadcast": Look("#b866a6", pattern="x"),
-    "encode": Look("#c49a0c"),
-    "decode": Look("#e3c65a", pattern="."),
-    "packet_all_to_all": Look("#e06c2c", pattern="x"),
-    "packet_all_gather": Look("#f4b183", pattern="."),
-    "agreement": Look("#8b8f99", pattern="."),
-    "send": Look("#c49a0c", pattern="-"),
-    "recv": Look("#d9c36a", pattern="-"),
+    "forward": RunStyle("#5aa9e6"),
+    "backward": RunStyle("#2a6fb5"),
+    "recompute": RunStyle("#88b9d8", pattern="."),
+    "optimizer": RunStyle("#11997a"),
+    "clip": RunStyle("#7bbf9e"),
+    "data": RunStyle("#a7abb4"),
+    "all_reduce": RunStyle("#f0a43a", pattern="/"),
+    "ring_all_reduce": RunStyle("#e06c2c", pattern="/"),
+    "ring_reduce_scatter": RunStyle("#e06c2c", pattern="/"),
+    "ring_all_gather": RunStyle("#f4b183", pattern="\\"),
+    "broadcast": RunStyle("#b866a6", pattern="x"),
+    "encode": RunStyle("#c49a0c"),
+    "decode": RunStyle("#e3c65a", pattern="."),
+    "packet_all_to_all": RunStyle("#e06c2c", pattern="x"),
+    "packet_all_gather": RunStyle("#f4b183", pattern="."),
+    "agreement": RunStyle("#8b8f99", pattern="."),
+    "send": RunStyle("#c49a0c", pattern="-"),
+    "recv": RunStyle("#d9c36a", pattern="-"),
 }
 MEMORY_LOOKS = {
-    "parameters": Look("#2a6fb5"),
-    "gradients": Look("#e06c2c", pattern="/"),
-    "optimizer": Look("#11997a"),
-    "activations": Look("#c98fbf", pattern="."),
-    "gathered": Look("#7db8e8", pattern="\\"),
-    "buffers": Look("#8b8f99", pattern="x"),
+    "parameters": RunStyle("#2a6fb5"),
+    "gradients": RunStyle("#e06c2c", pattern="/"),
+    "optimizer": RunStyle("#11997a"),
+    "activations": RunStyle("#c98fbf", pattern="."),
+    "gathered": RunStyle("#7db8e8", pattern="\\"),
+    "buffers": RunStyle("#8b8f99", pattern="x"),
 }
 """Looks by kind of memory; gathered parameters are a lighter blue than a rank's own."""
 OP_LOOKS = {
-    "F": Look("#5aa9e6"),
-    "B": Look("#2a5f9e"),
-    "I": Look("#e08a3c"),
-    "W": Look("#8fce9f", pattern="/"),
+    "F": RunStyle("#5aa9e6"),
+    "B": RunStyle("#2a5f9e"),
+    "I": RunStyle("#e08a3c"),
+    "W": RunStyle("#8fce9f", pattern="/"),
 }
 """Looks by pipeline operation; they also differ in brightness."""
-IDLE = Look("rgba(127,132,141,0.2)")
+IDLE = RunStyle("rgba(127,132,141,0.2)")
 _SPARE_SPANS = ("#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
 
 
@@ -93,9 +93,11 @@ def _first_dash(strategy: str) -> int:
     return DASHES.index(method.look.dash) if method else 3
 
 
-def span_look(name: str) -> Look:
+def span_look(name: str) -> RunStyle:
     """The look of a span kind; an unknown one gets a spare colour that depends only on its name."""
-    return SPAN_LOOKS.get(name) or Look(_SPARE_SPANS[sum(map(ord, name)) % len(_SPARE_SPANS)], pattern="/")
+    return SPAN_LOOKS.get(name) or RunStyle(
+        _SPARE_SPANS[sum(map(ord, name)) % len(_SPARE_SPANS)], pattern="/"
+    )
 
 
 def _rgb(colour: str) -> tuple[int, ...]:
@@ -116,14 +118,14 @@ def ink_on(colour: str) -> str:
     return "#10151b" if (light + 0.05) ** 2 > 0.05 * 1.05 else "#ffffff"
 
 
-def run_looks(strategies: Sequence[str]) -> list[Look]:
+def run_looks(strategies: Sequence[str]) -> list[RunStyle]:
     """One look per run: its strategy's colour and dash, with the next dash for each further run of that strategy."""
     seen: dict[str, int] = {}
     looks = []
     for strategy in strategies:
         place = seen[strategy] = seen.get(strategy, _first_dash(strategy) - 1) + 1
         looks.append(
-            Look(strategy_colour(strategy), DASHES[place % len(DASHES)], PATTERNS[place % len(PATTERNS)])
+            RunStyle(strategy_colour(strategy), DASHES[place % len(DASHES)], PATTERNS[place % len(PATTERNS)])
         )
     return looks
 

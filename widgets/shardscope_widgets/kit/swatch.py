@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.figures.theme import RunStyle
 
 _DASH_ARRAYS = {
     "dash": "6 3",
@@ -13,7 +13,7 @@ _DASH_ARRAYS = {
 }
 
 
-def swatch(look: Look | None) -> str:
+def swatch(look: RunStyle | None) -> str:
     """A line sample as an SVG of 26 by 10 pixels; an empty place of the same size without a look."""
     if look is None:
         return '<span class="ss-swatch"></span>'
@@ -23,7 +23,7 @@ def swatch(look: Look | None) -> str:
     return f'<svg class="ss-swatch" width="26" height="10" aria-hidden="true">{line}</svg>'
 
 
-def chip(look: Look) -> str:
+def chip(look: RunStyle) -> str:
     """A square in the look's colour, striped like the pattern of its bars."""
     angle = {"/": "135deg", "\\": "45deg", "-": "0deg", "x": "90deg"}.get(look.pattern)
     stripes = (

@@ -15,7 +15,7 @@ from shardscope_widgets.words import safe, seconds_text, three_digits
 HEADERS = ("Schedule", "Stages a rank", "Step", "Bubble", "Activations", "of 1F1B's")
 
 
-class Row(NamedTuple):
+class ScheduleRow(NamedTuple):
     """One schedule: seconds per step, the bubble as a fraction of it, and micro-batches held by the fullest rank."""
 
     name: str
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 def comparison_info(
     stages: int, microbatches: int, *, virtual_stages: int, t_f: float, t_input: float, t_weight: float
-) -> tuple[Row, ...]:
+) -> tuple[ScheduleRow, ...]:
     """Return a row for each schedule, for stages of equal cost, free sends and a barrier between steps.
 
     Args:
@@ -64,10 +64,10 @@ def comparison_info(
             bubble, peak = got
             step = work + bubble
             part = bubble / step if step else 0.0
-            rows.append(Row(name, held[index], step, part, peak, peak / min(stages, microbatches)))
+            rows.append(ScheduleRow(name, held[index], step, part, peak, peak / min(stages, microbatches)))
         else:
             problem = got or f"needs {schedule.needs(stages)} micro-batches"
-            rows.append(Row(name, held[index], 0, 0, 0, 0, problem))
+            rows.append(ScheduleRow(name, held[index], 0, 0, 0, 0, problem))
     return tuple(rows)
 
 
@@ -86,7 +86,7 @@ def _each_or_why(
         return {index: found for each in chosen for index, found in _each_or_why(figures, [each]).items()}
 
 
-def comparison_html(rows: Sequence[Row], selected: str) -> str:
+def comparison_html(rows: Sequence[ScheduleRow], selected: str) -> str:
     """The rows as a table, the selected one marked."""
     best = min((row.step_s for row in rows if not row.problem), default=0.0)
     head = "".join(f'<th scope="col">{safe(name)}</th>' for name in HEADERS)
@@ -100,7 +100,7 @@ def comparison_html(rows: Sequence[Row], selected: str) -> str:
     return f'<div style="overflow-x:auto">{table}</div>'
 
 
-def _row_html(row: Row, schedule: PipelineSchedule, *, is_selected: bool, best: float) -> str:
+def _row_html(row: ScheduleRow, schedule: PipelineSchedule, *, is_selected: bool, best: float) -> str:
     mark = ' class="selected" aria-current="true"' if is_selected else ""
     title = f'<th scope="row" title="{safe(schedule.about())} {safe(schedule.source)}.">{safe(schedule.heading())}</th>'
     if row.problem:

@@ -16,7 +16,7 @@ from shardscope.spec.model import Model, Transformer
 from shardscope_widgets.figures import _plans
 from shardscope_widgets.kit.form import control_of, link, named, setting_in, trait_of
 from shardscope_widgets.kit.guard import Guard
-from shardscope_widgets.planner._screen import Screen
+from shardscope_widgets.planner._screen import PlannerScreen
 
 ANY = "any"
 FILTERS: dict[str, tuple[Any, ...]] = {
@@ -84,7 +84,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             "What counts": self._measures(),
             "Hold fixed": self._filters(),
         }
-        self.screen = Screen(self.controls)
+        self.screen = PlannerScreen(self.controls)
         self.children = self.screen.children
         self.add_class("ss-lab")
         self.add_class("ss-planner")

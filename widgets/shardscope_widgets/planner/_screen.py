@@ -20,7 +20,7 @@ _EMPTY = _plans.PlansInfo((), (), 0.0)
 ABOUT = "every layout of a model on a cluster, ranked; nothing runs"
 
 
-class Screen:
+class PlannerScreen:
     """The widgets of a planner around its controls."""
 
     def __init__(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> None:

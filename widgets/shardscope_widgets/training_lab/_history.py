@@ -8,9 +8,9 @@ from typing import Any
 import ipywidgets as widgets
 import traitlets as t
 
-from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.kit.swatch import swatch
-from shardscope_widgets.training_lab._runbook import Entry
+from shardscope_widgets.training_lab._runbook import RunEntry
 from shardscope_widgets.training_lab._words import state_text
 from shardscope_widgets.words import plural, safe
 
@@ -29,7 +29,7 @@ class _Row:
         self.box = widgets.VBox([self.tick, self.about])
         self.box.add_class("ss-run")
 
-    def write(self, entry: Entry, look: Look | None) -> None:
+    def write(self, entry: RunEntry, look: RunStyle | None) -> None:
         self.tick.description = entry.trace.label
         when = f"{plural(entry.trace.world_size, 'rank')} · {state_text(entry)}"
         self.about.value = f'{swatch(look)}<span class="ss-about {safe(entry.state)}">{safe(when)}</span>'
@@ -49,7 +49,7 @@ class History(widgets.VBox):  # type: ignore[misc]
         super().__init__([self._head, self._list, self._note])
         self.update({}, {})
 
-    def update(self, entries: Mapping[str, Entry], looks: Mapping[str, Look], note: str = "") -> None:
+    def update(self, entries: Mapping[str, RunEntry], looks: Mapping[str, RunStyle], note: str = "") -> None:
         """Show these runs, given oldest first, with those in `looks` ticked and `note` as a line below them."""
         listed = list(entries)[::-1][:MOST_ROWS]
         self._head.value = _head(len(entries), len(looks))

@@ -20,7 +20,7 @@ from shardscope_widgets.kit.clock import Clock
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.training_lab import _words
 from shardscope_widgets.training_lab._check import CheckPanel
-from shardscope_widgets.training_lab._runbook import Entry, RunBook
+from shardscope_widgets.training_lab._runbook import RunBook, RunEntry
 from shardscope_widgets.training_lab._screen import Screen
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
             self._draw_details()
             self.screen.draw_summary(self._shown_traces())
 
-    def _shown_entries(self) -> list[Entry]:
+    def _shown_entries(self) -> list[RunEntry]:
         return [self._book.entries[run_id] for run_id in self.shown if run_id in self._book.entries]
 
     def _shown_traces(self) -> list[Trace]:
@@ -264,7 +264,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
     def _draw_details(self) -> None:
         self.screen.draw_details(self._focus_trace(), self._shown_traces())
 
-    def _ended(self, entry: Entry) -> None:
+    def _ended(self, entry: RunEntry) -> None:
         """If a run has ended since the last poll, show any failure and store the result in the notebook."""
         if entry.is_alive:
             return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Entry:
+class RunEntry:
     """One run: its handle, its trace, and its state at the last poll."""
 
     run: Run
@@ -52,7 +52,7 @@ class RunBook:
     """Entries by run id, oldest first."""
 
     root: Path | None = None
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, RunEntry] = field(default_factory=dict)
     skipped: str = ""
     """One line about the runs that could not be read; empty if all could."""
 
@@ -63,11 +63,11 @@ class RunBook:
 
         before = (list(self.entries), self.skipped)
         found = runs(self.root)
-        entries: dict[str, Entry] = {}
+        entries: dict[str, RunEntry] = {}
         bad: list[Skipped] = []
         for run in reversed(found):
             try:
-                entries[run.id] = self.entries.get(run.id) or Entry(run, Trace.of(run), run.state)
+                entries[run.id] = self.entries.get(run.id) or RunEntry(run, Trace.of(run), run.state)
             except Exception as error:  # noqa: BLE001 - one bad run must not hide the others
                 bad.append(_skipped(run, error))
         bad += [entry.problem for entry in entries.values() if entry.problem]
@@ -76,9 +76,9 @@ class RunBook:
         self._name_apart()
         return before != (list(self.entries), self.skipped)
 
-    def add(self, run: Run) -> Entry:
+    def add(self, run: Run) -> RunEntry:
         """Add a run that has just been started."""
-        entry = self.entries.get(run.id) or Entry(run, Trace.of(run), run.state)
+        entry = self.entries.get(run.id) or RunEntry(run, Trace.of(run), run.state)
         self.entries[run.id] = entry
         self._name_apart()
         return entry
@@ -88,7 +88,7 @@ class RunBook:
         wanted = {*run_ids, *(run_id for run_id, entry in self.entries.items() if entry.is_alive)}
         return {run_id for run_id in wanted if run_id in self.entries and self._polled(self.entries[run_id])}
 
-    def _polled(self, entry: Entry) -> bool:
+    def _polled(self, entry: RunEntry) -> bool:
         """Poll an entry and return whether it changed; a run that fails is noted as a problem and not read again."""
         if entry.problem:
             return False

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import ipywidgets as widgets
 
-from shardscope_widgets.figures.theme import Look, run_looks
+from shardscope_widgets.figures.theme import RunStyle, run_looks
 from shardscope_widgets.html import summary_html
 from shardscope_widgets.job_form import controls
 from shardscope_widgets.job_form.choices import KINDS, Choices
@@ -17,7 +17,7 @@ from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab import _words
 from shardscope_widgets.training_lab._forecast import Forecast
 from shardscope_widgets.training_lab._history import History
-from shardscope_widgets.training_lab._runbook import Entry
+from shardscope_widgets.training_lab._runbook import RunEntry
 from shardscope_widgets.training_lab.live import LiveView
 from shardscope_widgets.training_lab.panels import Panels
 from shardscope_widgets.words import safe
@@ -71,18 +71,18 @@ class Screen:
         )
 
     def draw_runs(
-        self, entries: Mapping[str, Entry], shown: Sequence[Entry], focus: str, note: str = ""
+        self, entries: Mapping[str, RunEntry], shown: Sequence[RunEntry], focus: str, note: str = ""
     ) -> None:
         """The list of runs with a note below it, the legend and the four plots."""
         traces = [entry.trace for entry in shown]
         looks = run_looks([trace.strategy for trace in traces])
-        by_id: dict[str, Look] = {entry.run.id: look for entry, look in zip(shown, looks, strict=True)}
+        by_id: dict[str, RunStyle] = {entry.run.id: look for entry, look in zip(shown, looks, strict=True)}
         self.history.shown = list(by_id)
         self.history.update(entries, by_id, note)
         self.live.offer_runs({entry.run.id: entry.trace.label for entry in shown}, focus)
         self.live.draw_overview(traces, looks)
 
-    def draw_status(self, entry: Entry | None, text: str) -> None:
+    def draw_status(self, entry: RunEntry | None, text: str) -> None:
         """The status line of the run in focus."""
         state = entry.state if entry else "idle"
         self.status.value = f'<div class="ss-status {safe(state)}" role="status">{safe(text)}</div>'
@@ -100,7 +100,7 @@ class Screen:
         """Draw the table that compares the runs."""
         self.summary.value = summary_html(shown)
 
-    def failure_of(self, entry: Entry) -> str:
+    def failure_of(self, entry: RunEntry) -> str:
         """Why a run failed, as HTML; empty if it did not."""
         error = entry.run.error
         return "" if error is None else _words.failure_html(entry, error)

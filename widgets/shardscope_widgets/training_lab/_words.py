@@ -7,7 +7,7 @@ from shardscope.spec import Job, Strategy, registry
 from shardscope.spec.models import MODELS
 from shardscope_widgets.kit.guard import problem_html
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.training_lab._runbook import Entry
+from shardscope_widgets.training_lab._runbook import RunEntry
 from shardscope_widgets.words import count_text, plural, rate_text, safe
 
 
@@ -35,7 +35,7 @@ def strategy_text(name: str) -> str:
     return (registry.require_known(Strategy, name).__doc__ or "").strip().partition("\n")[0]
 
 
-def progress_text(entry: Entry) -> str:
+def progress_text(entry: RunEntry) -> str:
     """Progress of a run: ``step 12 of 100, loss 2.345``."""
     steps = entry.trace.steps
     if not steps:
@@ -43,7 +43,7 @@ def progress_text(entry: Entry) -> str:
     return f"step {entry.run.job.progress(steps[-1].number)}, loss {steps[-1].loss:.3f}"
 
 
-def state_text(entry: Entry) -> str:
+def state_text(entry: RunEntry) -> str:
     """The state of a run in a few words: ``running, step 12 of 100``, ``completed, loss 2.345``."""
     steps = entry.trace.steps
     if not steps or entry.tail is None:
@@ -53,7 +53,7 @@ def state_text(entry: Entry) -> str:
     return f"{entry.state}, step {entry.run.job.progress(steps[-1].number)}"
 
 
-def status_text(entry: Entry | None) -> str:
+def status_text(entry: RunEntry | None) -> str:
     """The status line of a run; a prompt to start one if `entry` is None."""
     if entry is None:
         return "Ready. Choose a job and press Start."
@@ -74,7 +74,7 @@ def _rate(trace: Trace) -> str:
     return f", {rate_text(step.samples_per_s, 'samples')}"
 
 
-def failure_html(entry: Entry, error: RunFailed) -> str:
+def failure_html(entry: RunEntry, error: RunFailed) -> str:
     """A failed run as an error box: rank, step and message, with the traceback collapsed."""
     where = "the run" if error.rank is None else f"rank {error.rank}"
     when = "" if error.step is None else f" at step {error.step}"

@@ -9,7 +9,7 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import _overview, _timeline, theme
-from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.swatch import chip, swatch
 from shardscope_widgets.trace import Trace
@@ -45,7 +45,7 @@ class LiveView:
             [self.legend, self.overview, bar, self.timeline_legend, self.timeline, self.words]
         )
 
-    def draw_overview(self, traces: Sequence[Trace], looks: Sequence[Look]) -> None:
+    def draw_overview(self, traces: Sequence[Trace], looks: Sequence[RunStyle]) -> None:
         """Draw the four plots with the legend above them."""
         info = _overview.overview_info(traces)
         places = _overview.run_properties(info)
@@ -94,7 +94,7 @@ class LiveView:
 
 
 def _key(bar: Mapping[str, Any]) -> str:
-    look = theme.Look(bar["marker"]["color"], pattern=bar["marker"]["pattern"]["shape"])
+    look = theme.RunStyle(bar["marker"]["color"], pattern=bar["marker"]["pattern"]["shape"])
     return f"<span>{chip(look)}{safe(bar['name'])}</span>"
 
 

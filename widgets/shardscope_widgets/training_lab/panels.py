@@ -57,7 +57,7 @@ class Panels:
         self.staleness = Panel("Staleness", "how far behind the gradients were that the server applied")
         self.consensus = Panel("Consensus", "how far the ranks' parameters are from their mean")
         self.compression = Panel("Compression", "what it saved on the wire, and what packing cost")
-        self.layers = Panel("Layers", "trust ratios, and what compression owes, of the run in focus")
+        self.layers = Panel("Layers", "trust ratios and residuals of the run in focus")
         self.memory = Panel("Memory by kind", "what each rank held in the newest step that was measured")
         self.noise = Panel("Gradient noise", "up to which batch more samples a step save steps")
         panels = (

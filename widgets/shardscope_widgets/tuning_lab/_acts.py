@@ -8,14 +8,14 @@ from shardscope.errors import StudyError
 from shardscope.runtime.run import Run
 from shardscope.spec import Job
 from shardscope.tuning.records import AGAIN, ORIGIN, to_study
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 if TYPE_CHECKING:
     from shardscope_widgets.figures._trials import TrialInfo
     from shardscope_widgets.kit.guard import Guard
     from shardscope_widgets.tuning_lab._engine import Engine
     from shardscope_widgets.tuning_lab._pictures import Pictures
-    from shardscope_widgets.tuning_lab._screen import Screen
+    from shardscope_widgets.tuning_lab._screen import TuningScreen
 
 
 class TrialActs:
@@ -26,14 +26,14 @@ class TrialActs:
         chosen: int
         trials: int
         applied: Job | None
-        screen: Screen
+        screen: TuningScreen
         pictures: Pictures
         _guard: Guard
         _engine: Engine
         _trials: list[TrialInfo]
 
         @property
-        def session(self) -> Session | None: ...
+        def session(self) -> StudySession | None: ...
         @property
         def is_running(self) -> bool: ...
         def start(self) -> None: ...
@@ -46,7 +46,7 @@ class TrialActs:
         if not self._engine.can_prune(which):
             raise StudyError(f"trial {which} does not run here, so there is nothing to stop")
 
-        def act(session: Session) -> None:
+        def act(session: StudySession) -> None:
             with self._guard.run(lock=False):
                 session.driver.prune(which)
 
@@ -83,7 +83,7 @@ class TrialActs:
         self._draw_run()
         return run
 
-    def _study(self) -> Session:
+    def _study(self) -> StudySession:
         if self.session is None:
             raise StudyError(f"there is no study {self.name!r} yet; start it")
         return self.session

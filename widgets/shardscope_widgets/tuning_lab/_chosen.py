@@ -48,7 +48,7 @@ class Watched:
         self.run, self.trace = runs[-1], Trace.of(runs[-1])
         self._tails = [run.tail() for run in runs]
 
-    def go_on(self, pieces: tuple[str, ...]) -> bool:
+    def continue_with(self, pieces: tuple[str, ...]) -> bool:
         """Follow the trial to its newer pieces; return False if these belong to another trial."""
         known = len(self.pieces)
         if pieces[:known] != self.pieces:

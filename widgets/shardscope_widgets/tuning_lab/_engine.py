@@ -8,9 +8,9 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from weakref import WeakSet
 
-from shardscope.tuning.measured import Measured
+from shardscope.tuning.measured import TrialMetrics
 from shardscope.tuning.noise_probe import NotMeasured
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 TICK_S = 0.05
 _PATIENCE_S = 3.0
@@ -32,10 +32,10 @@ class Engine:
     """
 
     def __init__(self) -> None:
-        self.session: Session | None = None
+        self.session: StudySession | None = None
         self.error: Exception | None = None
         self._stopping = threading.Event()
-        self._asked: SimpleQueue[Callable[[Session], None]] = SimpleQueue()
+        self._asked: SimpleQueue[Callable[[StudySession], None]] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
@@ -48,7 +48,7 @@ class Engine:
         """Whether a stop was requested and has not finished."""
         return self.is_running and self._stopping.is_set()
 
-    def live(self) -> dict[int, Measured]:
+    def live(self) -> dict[int, TrialMetrics]:
         """Return the current figures of the trials that run here, by number."""
         if self.session is None or not self.is_running:
             return {}
@@ -58,7 +58,7 @@ class Engine:
         """Return whether this kernel can stop a trial: it runs here, or waits at a rung."""
         return self.session is not None and self.is_running and self.session.driver.can_prune(number)
 
-    def start(self, opened: Callable[[threading.Event], Session]) -> None:
+    def start(self, opened: Callable[[threading.Event], StudySession]) -> None:
         """Run the session that `opened` returns, in the thread; returns at once.
 
         `opened` is called with an event that is set when a stop is requested.
@@ -78,7 +78,7 @@ class Engine:
         """Stop the runs; returns at once (see `wait`). `start` reruns the interrupted trials first."""
         self._stopping.set()
         if self.session is not None and self.is_running:
-            self.session.driver.patience.given_up.set()
+            self.session.driver.retry.given_up.set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds; return whether the thread has ended."""
@@ -87,11 +87,11 @@ class Engine:
             thread.join(timeout)
         return not self.is_running
 
-    def ask(self, act: Callable[[Session], None]) -> None:
+    def ask(self, act: Callable[[StudySession], None]) -> None:
         """Queue an action that runs in the thread between two ticks."""
         self._asked.put(act)
 
-    def _work(self, opened: Callable[[threading.Event], Session]) -> None:
+    def _work(self, opened: Callable[[threading.Event], StudySession]) -> None:
         try:
             self.session = session = opened(self._stopping)
             try:
@@ -104,7 +104,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - the lab shows any error of the thread
             self.error = error
 
-    def _tick(self, session: Session) -> bool:
+    def _tick(self, session: StudySession) -> bool:
         try:
             while True:
                 self._asked.get_nowait()(session)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import optuna
 
 from shardscope.tuning.records import from_study
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 from shardscope_widgets.figures._importances import FEWEST, ImportancesInfo, importances_info
 from shardscope_widgets.figures._trials import TrialInfo
 
@@ -22,7 +22,7 @@ class Fit:
         self._asked: tuple[str, int] | None = None
         self._thread: threading.Thread | None = None
 
-    def want(self, session: Session, trials: Sequence[TrialInfo], objective: str) -> None:
+    def want(self, session: StudySession, trials: Sequence[TrialInfo], objective: str) -> None:
         """Request importances for this objective from the complete trials; returns at once."""
         values = {
             t.number: t.values[objective] for t in trials if t.state == "complete" and objective in t.values
@@ -42,11 +42,11 @@ class Fit:
         if self._thread is not None:
             self._thread.join()
 
-    def _work(self, session: Session, values: Mapping[int, float], objective: str) -> None:
+    def _work(self, session: StudySession, values: Mapping[int, float], objective: str) -> None:
         self.info = importances_info(fitted(session, values), objective=objective, trials=len(values))
 
 
-def fitted(session: Session, values: Mapping[int, float]) -> dict[str, float]:
+def fitted(session: StudySession, values: Mapping[int, float]) -> dict[str, float]:
     """Return Optuna's importances by the names of the space, from the trials with given values."""
     space = session.definition.space
     known = [trial for trial in session.study.get_trials(deepcopy=False) if trial.number in values]

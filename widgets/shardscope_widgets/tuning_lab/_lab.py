@@ -20,7 +20,7 @@ from shardscope.tuning.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from shardscope.tuning.priors import default_space, with_baselines
 from shardscope.tuning.records import NOT_BEGUN
 from shardscope.tuning.samplers import sampler_of
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 from shardscope.tuning.storage import checked_name
 from shardscope_widgets.figures._trials import ORDER, TrialInfo
 from shardscope_widgets.job_form.choices import Choices
@@ -32,11 +32,11 @@ from shardscope_widgets.tuning_lab import _controls, _search, _words
 from shardscope_widgets.tuning_lab._acts import TrialActs
 from shardscope_widgets.tuning_lab._engine import Engine, engine_of
 from shardscope_widgets.tuning_lab._job import JobOfChoices
-from shardscope_widgets.tuning_lab._pictures import Look, Pictures
-from shardscope_widgets.tuning_lab._screen import Screen
+from shardscope_widgets.tuning_lab._pictures import PictureChoices, Pictures
+from shardscope_widgets.tuning_lab._screen import TuningScreen
 from shardscope_widgets.tuning_lab._settings import StudyChoices
 from shardscope_widgets.tuning_lab._study import Shown, missing, reopened
-from shardscope_widgets.tuning_lab._summary import Summary
+from shardscope_widgets.tuning_lab._summary import StudySummary
 
 BEAT_S = 0.3
 LOOK_AT_OTHERS_EVERY_S = 2.0
@@ -86,7 +86,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self._given = job
         self._space = space if isinstance(space, Space) or space is None else Space(parameters=dict(space))
         self._shown: Shown | None = None
-        self._summary = Summary()
+        self._summary = StudySummary()
         self._trials: list[TrialInfo] = []
         self._looked_at = self._drew_run_at = 0.0
         self._is_setting_up, self._was_running = True, False
@@ -161,7 +161,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             "link": _controls.link_controls(), "axes": _controls.axis_controls(),
         }  # fmt: skip
         self.minimise = _controls.objectives_picker(self._own_names())
-        self.screen = Screen(
+        self.screen = TuningScreen(
             self.controls["job"], Options(self, "strategy"), self.controls["study"], self.controls["link"],
             self.controls["axes"], self.minimise,
         )  # fmt: skip
@@ -211,7 +211,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
     # Interface for code.
 
     @property
-    def session(self) -> Session | None:
+    def session(self) -> StudySession | None:
         """Session of the study; None before there is one."""
         return self._shown.session if self._shown else None
 
@@ -279,7 +279,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             "objectives": functions, "storage": self._storage, "root": self._root,
             **self._options, "baselines": definition.baselines,
         }  # fmt: skip
-        self._engine.start(lambda stopping: Session.open(*about, stopping=stopping, **asked))
+        self._engine.start(lambda stopping: StudySession.open(*about, stopping=stopping, **asked))
         self._say_state()
 
     def stop(self) -> None:
@@ -441,7 +441,9 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
     def _draw(self) -> None:
         """Draw everything that shows all trials, as far as it is visible."""
         if not self._is_setting_up:
-            look = Look(self.x, self.y, self.colour, self.chosen, self.other_link(), tuple(self.objectives))
+            look = PictureChoices(
+                self.x, self.y, self.colour, self.chosen, self.other_link(), tuple(self.objectives)
+            )
             self.pictures.draw(self.session, self._trials, look)
 
     def _draw_run(self) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from shardscope.spec import Job, Link
 from shardscope.tuning.objectives import QUALITIES
 from shardscope.tuning.records import NOT_BEGUN, TrialRecord
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 from shardscope_widgets.figures._front import front_info
 from shardscope_widgets.figures._trial_curves import trial_curves_info
 from shardscope_widgets.figures._trials import TrialInfo, objective_text
@@ -20,14 +20,14 @@ from shardscope_widgets.tuning_lab._chosen import Watched
 from shardscope_widgets.tuning_lab._fit import Fit
 from shardscope_widgets.tuning_lab._relink import PENDING, Relinker, notes_of
 from shardscope_widgets.tuning_lab._run_view import RunView
-from shardscope_widgets.tuning_lab._screen import TABS, Screen
+from shardscope_widgets.tuning_lab._screen import TABS, TuningScreen
 from shardscope_widgets.tuning_lab._study import Shown
 
 READ_WITHIN_S = 0.06
 """Seconds per beat for reading finished runs for the link sliders; the rest is read at the next beats."""
 
 
-class Look(NamedTuple):
+class PictureChoices(NamedTuple):
     """Choices of what to display."""
 
     x: str
@@ -41,7 +41,7 @@ class Look(NamedTuple):
 class Pictures:
     """Draws, and caches what is costly: runs read for projection, the newest fit, and the watched run."""
 
-    def __init__(self, screen: Screen, guard: Guard) -> None:
+    def __init__(self, screen: TuningScreen, guard: Guard) -> None:
         self._screen, self._guard = screen, guard
         self._view: RunView | None = None
         self._watched: Watched | None = None
@@ -59,7 +59,7 @@ class Pictures:
 
     # All trials.
 
-    def draw(self, session: Session | None, trials: Sequence[TrialInfo], look: Look) -> None:
+    def draw(self, session: StudySession | None, trials: Sequence[TrialInfo], look: PictureChoices) -> None:
         """Draw front, curves, table, and the selected page."""
         screen = self._screen
         chosen = look.chosen if look.chosen >= 0 else None
@@ -74,12 +74,14 @@ class Pictures:
         self._draw_page(session, shown, look)
         self._draw_chosen(shown, look)
 
-    def _relinked(self, trials: Sequence[TrialInfo], look: Look) -> list[TrialInfo]:
+    def _relinked(self, trials: Sequence[TrialInfo], look: PictureChoices) -> list[TrialInfo]:
         if look.link is None:
             return list(trials)
         return self.relinker.onto(trials, look.objectives, look.link, budget_s=READ_WITHIN_S)
 
-    def _draw_page(self, session: Session | None, trials: Sequence[TrialInfo], look: Look) -> None:
+    def _draw_page(
+        self, session: StudySession | None, trials: Sequence[TrialInfo], look: PictureChoices
+    ) -> None:
         page = self._screen.tabs.selected_index
         if session is None:
             return
@@ -102,7 +104,7 @@ class Pictures:
 
     # The chosen trial.
 
-    def _draw_chosen(self, trials: Sequence[TrialInfo], look: Look) -> None:
+    def _draw_chosen(self, trials: Sequence[TrialInfo], look: PictureChoices) -> None:
         panel = self._screen.chosen
         trial = next((trial for trial in trials if trial.number == look.chosen), None)
         panel.box.layout.display = "none" if trial is None else None
@@ -135,7 +137,7 @@ class Pictures:
 
     def _watch(self, pieces: tuple[str, ...]) -> None:
         """Read these runs from where the last look ended; a promoted trial continues in another run."""
-        if self._watched is None or not self._watched.go_on(pieces):
+        if self._watched is None or not self._watched.continue_with(pieces):
             self._watched, self._is_unseen = Watched(pieces), True
 
     def _draw_figures(self, job: Job, record: TrialRecord) -> None:

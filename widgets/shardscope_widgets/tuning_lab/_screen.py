@@ -23,7 +23,7 @@ ABOUT = "search the settings of a job; every trial is a real run"
 TABS = ("Trials", "Importances", "Slices", "Together")
 
 
-class Screen:
+class TuningScreen:
     """The widgets of a lab around its controls."""
 
     def __init__(  # noqa: PLR0917

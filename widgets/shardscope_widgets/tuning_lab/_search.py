@@ -32,7 +32,7 @@ Parameter = Choices | Between | PowersOfTwo
 State = dict[str, dict[str, Any]]
 
 
-class Row(NamedTuple):
+class SpaceRow(NamedTuple):
     """One setting that can be searched."""
 
     name: str
@@ -46,7 +46,7 @@ class Row(NamedTuple):
     """Indices in `options`: any number for choices, both ends for a range."""
 
 
-def rows_of(job: Job, space: Space | None = None) -> list[Row]:
+def rows_of(job: Job, space: Space | None = None) -> list[SpaceRow]:
     """Return all rows for a job; those on are in `space`, or in the default space of a study of this job."""
     given = space if space is not None else default_space(job)
     offered = dict(_offers(job))
@@ -94,20 +94,20 @@ def _offers(job: Job) -> Iterator[tuple[str, Parameter]]:
     yield "strategy", Choices(values=tuple(strategies()))
 
 
-def _row(name: str, parameter: Parameter, offered: Parameter | None, *, is_on: bool) -> Row:
+def _row(name: str, parameter: Parameter, offered: Parameter | None, *, is_on: bool) -> SpaceRow:
     label = _label(name)
     if isinstance(parameter, Choices):
         more = offered.values if isinstance(offered, Choices) else ()
         options = tuple(dict.fromkeys([*more, *parameter.values]))
         picked = tuple(options.index(value) for value in parameter.values) if is_on else ()
-        return Row(name, label, "choices", options, False, is_on, picked)
+        return SpaceRow(name, label, "choices", options, False, is_on, picked)
     ends = (parameter.low, parameter.high)
     steps = _powers(ends) if isinstance(parameter, PowersOfTwo) else _steps(parameter)
     if name.endswith(".ratio"):
         steps = tuple(step for step in steps if step <= 1)
     log = isinstance(parameter, Between) and parameter.log
     kind = "powers" if isinstance(parameter, PowersOfTwo) else "range"
-    return Row(name, label, kind, steps, log, is_on, (steps.index(ends[0]), steps.index(ends[1])))
+    return SpaceRow(name, label, kind, steps, log, is_on, (steps.index(ends[0]), steps.index(ends[1])))
 
 
 def _label(name: str) -> str:
@@ -137,12 +137,12 @@ def _steps(parameter: Between) -> tuple[float | int, ...]:
     return tuple(sorted(set(found)))
 
 
-def first_state(rows: Sequence[Row]) -> State:
+def first_state(rows: Sequence[SpaceRow]) -> State:
     """Return the initial state: what is on and picked in each row."""
     return {row.name: {"on": row.is_on, "picked": list(row.picked)} for row in rows}
 
 
-def hidden(rows: Sequence[Row], state: State, job: Job) -> list[str]:
+def hidden(rows: Sequence[SpaceRow], state: State, job: Job) -> list[str]:
     """Return the rows without effect: settings of a choice that is not picked."""
     by_name = {row.name: row for row in rows}
     found = []
@@ -158,7 +158,7 @@ def hidden(rows: Sequence[Row], state: State, job: Job) -> list[str]:
     return found
 
 
-def space_of(rows: Sequence[Row], state: State, job: Job) -> Space:
+def space_of(rows: Sequence[SpaceRow], state: State, job: Job) -> Space:
     """Return the space of the rows that are switched on.
 
     Raises:
@@ -175,7 +175,7 @@ def space_of(rows: Sequence[Row], state: State, job: Job) -> Space:
     return Space(parameters=parameters)
 
 
-def _parameter(row: Row, picked: Sequence[int]) -> Parameter:
+def _parameter(row: SpaceRow, picked: Sequence[int]) -> Parameter:
     values: list[Any] = [row.options[place] for place in picked]
     if row.kind == "choices":
         if not values:
@@ -198,7 +198,7 @@ def text_of(value: Value) -> str:
     return "none" if value is None else str(value)
 
 
-def as_shown(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+def as_shown(rows: Sequence[SpaceRow]) -> list[Mapping[str, Any]]:
     """Return the rows as JSON for the widget."""
     return [
         {

@@ -9,7 +9,7 @@ from typing import Any
 import traitlets as t
 
 from shardscope.spec import Job, Link
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 from shardscope_widgets.job_form.choices import Choices
 
 
@@ -40,7 +40,7 @@ class StudyChoices(Choices):
     applied = t.Instance(Job, allow_none=True, help="The job of the trial that was last applied.")
 
     def choose(self, choices: Mapping[str, Any]) -> dict[str, Any]:
-        """Set the named traits, as in ``{"lr": 0.01}``; return the rest, which are arguments of `Session.open`.
+        """Set the named traits, as in ``{"lr": 0.01}``; return the rest, which are arguments of `StudySession.open`.
 
         Raises:
             TypeError: A name is neither a trait nor such an argument.
@@ -51,7 +51,7 @@ class StudyChoices(Choices):
                 "look at trial 2"
             )
         traits = {*Choices.class_own_traits(), *StudyChoices.class_own_traits()} - {"applied"}
-        passed = set(inspect.signature(Session.open).parameters) - {"job", "space", "name"}
+        passed = set(inspect.signature(StudySession.open).parameters) - {"job", "space", "name"}
         for field, value in choices.items():
             if field not in traits | passed:
                 known = ", ".join(sorted(traits | passed))

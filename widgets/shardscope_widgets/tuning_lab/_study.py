@@ -11,14 +11,14 @@ import optuna
 from shardscope.errors import SpecError, StudyError
 from shardscope.runtime.run import Run
 from shardscope.tuning.apply import apply
-from shardscope.tuning.measured import Measured
+from shardscope.tuning.measured import TrialMetrics
 from shardscope.tuning.records import NOT_BEGUN, TrialRecord
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 from shardscope.tuning.storage import answering, definition_of, journal_of, open_storage, place_of
 from shardscope_widgets.figures._trials import TrialInfo, trials_info
 
 
-def reopened(name: str, storage: Any, root: Path | None, own: Mapping[str, Any]) -> Session | None:
+def reopened(name: str, storage: Any, root: Path | None, own: Mapping[str, Any]) -> StudySession | None:
     """Open the existing study of this name; return None, without creating anything, if there is none.
 
     Placeholders replace user-defined functions that `own` lacks: the study can be viewed, and `missing` lists them.
@@ -35,14 +35,14 @@ def reopened(name: str, storage: Any, root: Path | None, own: Mapping[str, Any])
             return None
         stored = definition_of(opened, name)
     functions = {each: own.get(each, _stand_in) if each in stored.own else None for each in stored.objectives}
-    return Session.open(name=name, objectives=functions, storage=storage, root=root)
+    return StudySession.open(name=name, objectives=functions, storage=storage, root=root)
 
 
 def _stand_in(run: Run) -> float:
     raise StudyError(f"the objective of {run.id} is a function that was not given again")
 
 
-def missing(session: Session | None, own: Mapping[str, Any]) -> str | None:
+def missing(session: StudySession | None, own: Mapping[str, Any]) -> str | None:
     """Return a sentence on the functions to give again before the study can resume; None if none is missing."""
     lacking = [name for name in session.definition.own if name not in own] if session is not None else []
     if session is None or not lacking:
@@ -59,12 +59,12 @@ def missing(session: Session | None, own: Mapping[str, Any]) -> str | None:
 class Shown:
     """A session whose trials are read repeatedly."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: StudySession) -> None:
         self.session = session
         self._steps: dict[int, int] = {}
         self.records: dict[int, TrialRecord] = {}
 
-    def trials(self, live: Mapping[int, Measured]) -> list[TrialInfo]:
+    def trials(self, live: Mapping[int, TrialMetrics]) -> list[TrialInfo]:
         """Return all trials so far."""
         found = self.session.records()
         self.records = {record.number: record for record in found}

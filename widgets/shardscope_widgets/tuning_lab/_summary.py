@@ -9,7 +9,7 @@ from uuid import uuid4
 from IPython.display import HTML, display, update_display
 
 from shardscope.tuning.front import note_of
-from shardscope.tuning.report import Report, report_of
+from shardscope.tuning.report import StudyReport, report_of
 from shardscope_widgets.figures._trials import TrialInfo, objective_text, settings_of
 from shardscope_widgets.tuning_lab import _words
 from shardscope_widgets.tuning_lab._study import Shown
@@ -20,7 +20,7 @@ _ROWS = 12
 _ENDED = ("complete", "pruned", "failed", "impossible")
 
 
-class Summary:
+class StudySummary:
     """Keeps the summary in the notebook up to date, a few seconds behind a running study."""
 
     def __init__(self) -> None:
@@ -52,7 +52,9 @@ class Summary:
             update_display(HTML(html), display_id=self._display_id)
 
 
-def summary_html(trials: Sequence[TrialInfo], objectives: Sequence[str], report: Report, status: str) -> str:
+def summary_html(
+    trials: Sequence[TrialInfo], objectives: Sequence[str], report: StudyReport, status: str
+) -> str:
     """Return the status, the trials on the front with their settings, and the verdict; empty without trials."""
     if not trials:
         return ""

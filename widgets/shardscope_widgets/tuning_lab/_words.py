@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from shardscope.spec import Job
 from shardscope.spec.user_code import label_of
 from shardscope.tuning.definition import Definition
-from shardscope.tuning.measured import Measured
+from shardscope.tuning.measured import TrialMetrics
 from shardscope_widgets.figures._trials import TrialInfo, objective_text, short_name, title_of, value_text
 from shardscope_widgets.words import bytes_text, listed, plural, safe, seconds_text, three_digits
 
@@ -94,7 +94,7 @@ def _settings(trial: TrialInfo) -> list[tuple[str, str]]:
     return [(short_name(name), value_text(value)) for name, value in trial.params]
 
 
-def figures_html(job: Job, measured: Measured | None, formula: float | None, projected: str) -> str:
+def figures_html(job: Job, measured: TrialMetrics | None, formula: float | None, projected: str) -> str:
     """Return measured and predicted figures of a trial as a small HTML table."""
     if measured is None or measured.step_s is None:
         return ""

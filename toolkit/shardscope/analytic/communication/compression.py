@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from shardscope.analytic.communication._checks import numbers
 from shardscope.analytic.communication.collective import collective_time
+from shardscope.analytic.communication.exchange import level_rate
 from shardscope.analytic.communication.ring import Floats
-from shardscope.analytic.communication.worth import level_rate
 from shardscope.errors import SpecError
 from shardscope.spec.compression import Compression
 from shardscope.spec.layout_compression import compression_names, layout_compression
@@ -173,7 +173,8 @@ def break_even_bandwidth(
 ) -> Floats:
     """Bandwidth in bytes per second below which compressing pays; 0 if it never does, infinite if it always does.
 
-    Both times are a constant plus a volume over B, so `worth.level_rate` gives the bandwidth at which they are equal.
+    Both times are a constant plus a volume over B, so `exchange.level_rate` gives the bandwidth at which they
+    are equal.
 
     Args:
         method: A compression method that layouts support, other than ``none``, or its name.

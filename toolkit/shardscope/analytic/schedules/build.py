@@ -6,7 +6,7 @@ from functools import lru_cache
 from itertools import product
 from operator import index
 
-from shardscope.analytic.schedules.table import Op, ScheduleTable
+from shardscope.analytic.schedules.table import ScheduledOp, ScheduleTable
 from shardscope.errors import SpecError
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 
@@ -43,10 +43,12 @@ def _built(schedule: PipelineSchedule, stages: int, microbatches: int, held: int
     return table
 
 
-def _row(schedule: PipelineSchedule, rank: int, stages: int, microbatches: int, held: int) -> tuple[Op, ...]:
+def _row(
+    schedule: PipelineSchedule, rank: int, stages: int, microbatches: int, held: int
+) -> tuple[ScheduledOp, ...]:
     try:
         ops = schedule.order(rank, stages, microbatches, held)
-        return tuple(Op(str(kind), index(stage), index(batch)) for kind, stage, batch in ops)
+        return tuple(ScheduledOp(str(kind), index(stage), index(batch)) for kind, stage, batch in ops)
     except Exception as error:
         raise SpecError(
             f"schedule={schedule.name!r}: order(rank={rank}, ranks={stages}, microbatches={microbatches}, held={held}) "

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 
-from shardscope.analytic.schedules.table import Op
+from shardscope.analytic.schedules.table import ScheduledOp
 
 PERIOD = 6
 """Slots of one micro-batch on a rank: a forward and two gradients of each of its two stages."""
@@ -22,12 +22,12 @@ Block = Callable[[int, int], tuple[int, int, int, int]]
 """Function from (rank, ranks) to the rank's slots of micro-batch 0: forward down and up, input gradient up and down."""
 
 
-def v_half(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
+def v_half(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
     """V-Half: half the activations of 1F1B; forwards on the way down and gradients on the way up run at half pace."""
     return _squeezed(_half_block, ranks, microbatches)[rank]
 
 
-def v_min(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
+def v_min(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
     """V-Min: a third of the activations of 1F1B; a micro-batch passes through without a pause."""
     return _squeezed(_min_block, ranks, microbatches)[rank]
 
@@ -47,7 +47,7 @@ def _min_block(rank: int, ranks: int) -> tuple[int, int, int, int]:
 
 
 @lru_cache(maxsize=64)
-def _squeezed(block: Block, ranks: int, microbatches: int) -> tuple[list[Op], ...]:
+def _squeezed(block: Block, ranks: int, microbatches: int) -> tuple[list[ScheduledOp], ...]:
     """Fill slot by slot: each rank runs its next operation if it is ready and fits, else a weight gradient."""
     rows = [_RankState(block, rank, ranks, microbatches) for rank in range(ranks)]
     done: set[tuple[str, int, int]] = set()
@@ -60,10 +60,10 @@ class _RankState:
     """State of one rank: its planned order, the operations done, and the free memory."""
 
     def __init__(self, block: Block, rank: int, ranks: int, microbatches: int) -> None:
-        self.ops: list[Op] = []
+        self.ops: list[ScheduledOp] = []
         self._last = 2 * ranks - 1
         self._planned = deque(_repeated(block(rank, ranks), (rank, self._last - rank), microbatches))
-        self._owed: deque[Op] = deque()
+        self._owed: deque[ScheduledOp] = deque()
         self._free = _most_held(block(rank, ranks))
 
     @property
@@ -71,7 +71,7 @@ class _RankState:
         """Whether operations remain."""
         return bool(self._planned or self._owed)
 
-    def step(self, done: set[tuple[str, int, int]]) -> Op | None:
+    def step(self, done: set[tuple[str, int, int]]) -> ScheduledOp | None:
         """Run the rank's operation of one slot, if any, given the operations that were done before it."""
         if self._planned and self._can(self._planned[0], done):
             op = self._planned.popleft()
@@ -85,21 +85,25 @@ class _RankState:
         elif op.op == "W":
             self._free += 1
         else:
-            self._owed.append(Op("W", op.stage, op.microbatch))
+            self._owed.append(ScheduledOp("W", op.stage, op.microbatch))
         return op
 
-    def _can(self, op: Op, done: set[tuple[str, int, int]]) -> bool:
+    def _can(self, op: ScheduledOp, done: set[tuple[str, int, int]]) -> bool:
         kind, stage, batch = op
         if kind == "F":
             return self._free > 0 and (stage == 0 or ("F", stage - 1, batch) in done)
         return ("F", stage, batch) in done and (stage == self._last or ("I", stage + 1, batch) in done)
 
 
-def _repeated(slots: tuple[int, int, int, int], stages: tuple[int, int], microbatches: int) -> list[Op]:
+def _repeated(
+    slots: tuple[int, int, int, int], stages: tuple[int, int], microbatches: int
+) -> list[ScheduledOp]:
     """Forwards and input gradients of all micro-batches in the order of their slots."""
     down, up = stages
     life = list(zip(slots, "FFII", (down, up, up, down), strict=True))
-    placed = [(slot + PERIOD * i, Op(kind, at, i)) for i in range(microbatches) for slot, kind, at in life]
+    placed = [
+        (slot + PERIOD * i, ScheduledOp(kind, at, i)) for i in range(microbatches) for slot, kind, at in life
+    ]
     return [op for _, op in sorted(placed)]
 
 

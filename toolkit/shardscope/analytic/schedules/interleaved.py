@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from shardscope.analytic.schedules.table import Op
+from shardscope.analytic.schedules.table import ScheduledOp
 
 
-def interleaved(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:
+def interleaved(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:
     """Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021, section 2.2.
 
     Two more warm-up forwards for each hop to the last rank, then forwards and backwards alternately. A round has p
     micro-batches, or evenly more if their number is not a multiple of p.
     """
     forwards, backwards, warmup = _lanes(rank, ranks, microbatches, held, hop=2)
-    ops = [Op("F", *item) for item in forwards[:warmup]]
+    ops = [ScheduledOp("F", *item) for item in forwards[:warmup]]
     for forward, backward in zip(forwards[warmup:], backwards, strict=False):
-        ops += [Op("F", *forward), Op("B", *backward)]
-    return ops + [Op("B", *item) for item in backwards[len(forwards) - warmup :]]
+        ops += [ScheduledOp("F", *forward), ScheduledOp("B", *backward)]
+    return ops + [ScheduledOp("B", *item) for item in backwards[len(forwards) - warmup :]]
 
 
-def zero_bubble(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:
+def zero_bubble(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:
     """Qi et al., Zero bubble pipeline parallelism, 2023, ZB-H1 (section 2.3) on interleaved stages.
 
     Only the input gradient alternates with forwards, so that it is sent early and one warm-up forward per hop is
@@ -33,15 +33,15 @@ def zero_bubble(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]
     """
     forwards, backwards, warmup = _lanes(rank, ranks, microbatches, held, hop=1)
     weights = iter(backwards)
-    ops = [Op("F", *item) for item in forwards[:warmup]]
+    ops = [ScheduledOp("F", *item) for item in forwards[:warmup]]
     later = forwards[warmup:]
     for i, backward in enumerate(backwards):
         if i < len(later):
-            ops.append(Op("F", *later[i]))
-        ops.append(Op("I", *backward))
+            ops.append(ScheduledOp("F", *later[i]))
+        ops.append(ScheduledOp("I", *backward))
         if i >= rank:
-            ops += [Op("W", *item) for item in islice(weights, 1)]
-    return ops + [Op("W", *item) for item in weights]
+            ops += [ScheduledOp("W", *item) for item in islice(weights, 1)]
+    return ops + [ScheduledOp("W", *item) for item in weights]
 
 
 Lane = list[tuple[int, int]]

@@ -5,15 +5,15 @@ The input gradient is sent at once; weight gradients are deferred and fill the b
 
 from __future__ import annotations
 
-from shardscope.analytic.schedules.table import Op
+from shardscope.analytic.schedules.table import ScheduledOp
 
 
-def zb_h1(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
+def zb_h1(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
     """Qi et al., Zero bubble pipeline parallelism, 2023, section 2.1 and figure 3 (top): no more memory than 1F1B."""
     return _with_weights_late(rank, microbatches, warmup=ranks - rank, late=rank)
 
 
-def zb_h2(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
+def zb_h2(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
     """Qi et al., Zero bubble pipeline parallelism, 2023, section 2.2 and figure 3 (bottom).
 
     There are about twice as many warm-up forwards as in ZB-H1, so that no rank waits for the first gradient.
@@ -21,14 +21,14 @@ def zb_h2(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # n
     return _with_weights_late(rank, microbatches, warmup=2 * (ranks - rank) - 1, late=2 * rank)
 
 
-def _with_weights_late(rank: int, microbatches: int, *, warmup: int, late: int) -> list[Op]:
+def _with_weights_late(rank: int, microbatches: int, *, warmup: int, late: int) -> list[ScheduledOp]:
     """Warm-up forwards, then one operation of each kind in turn, the weight gradient `late` micro-batches later."""
     ahead = min(warmup, microbatches)
-    ops = [Op("F", rank, i) for i in range(ahead)]
+    ops = [ScheduledOp("F", rank, i) for i in range(ahead)]
     for i in range(microbatches):
-        ops.append(Op("I", rank, i))
+        ops.append(ScheduledOp("I", rank, i))
         if i >= late:
-            ops.append(Op("W", rank, i - late))
+            ops.append(ScheduledOp("W", rank, i - late))
         if ahead + i < microbatches:
-            ops.append(Op("F", rank, ahead + i))
-    return ops + [Op("W", rank, i) for i in range(max(0, microbatches - late), microbatches)]
+            ops.append(ScheduledOp("F", rank, ahead + i))
+    return ops + [ScheduledOp("W", rank, i) for i in range(max(0, microbatches - late), microbatches)]

@@ -9,10 +9,10 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
-from shardscope.analytic.schedules.timeline import DURATIONS, Op, Timed, Timeline
+from shardscope.analytic.schedules.timeline import DURATIONS, ScheduledOp, Timed, Timeline
 from shardscope.errors import SpecError
 
-__all__ = ["DURATIONS", "Op", "ScheduleTable", "Timed", "Timeline"]
+__all__ = ["DURATIONS", "ScheduledOp", "ScheduleTable", "Timed", "Timeline"]
 
 
 class Order(NamedTuple):
@@ -29,7 +29,7 @@ class Order(NamedTuple):
 class ScheduleTable:
     """The operations of every rank in order, and the rank of every stage."""
 
-    ranks: tuple[tuple[Op, ...], ...]
+    ranks: tuple[tuple[ScheduledOp, ...], ...]
     stage_ranks: tuple[int, ...]
 
     @property
@@ -38,7 +38,7 @@ class ScheduleTable:
         return len(self.stage_ranks)
 
     @cached_property
-    def ops(self) -> tuple[Op, ...]:
+    def ops(self) -> tuple[ScheduledOp, ...]:
         """All operations, rank by rank."""
         return tuple(op for row in self.ranks for op in row)
 
@@ -177,13 +177,13 @@ class ScheduleTable:
 DEADLOCK = "the schedule deadlocks: every rank waits for another"
 
 
-def _result(op: Op) -> str:
+def _result(op: ScheduledOp) -> str:
     """Result of an operation; G stands for the gradient of a stage's input."""
     return "G" if op.op in "BI" else op.op
 
 
 def _running(
-    ops: Sequence[Op], first: int, change: Mapping[str, float], sizes: Sequence[float]
+    ops: Sequence[ScheduledOp], first: int, change: Mapping[str, float], sizes: Sequence[float]
 ) -> list[tuple[int, float]]:
     held, steps = 0.0, []
     for i, op in enumerate(ops, first):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.schedules.table import ScheduleTable
 
 
-class Op(NamedTuple):
+class ScheduledOp(NamedTuple):
     """One operation of one stage on one micro-batch."""
 
     op: str
@@ -24,7 +24,7 @@ class Op(NamedTuple):
 class Timed(NamedTuple):
     """An operation with its start and end, in the unit of the durations."""
 
-    op: Op
+    op: ScheduledOp
     start: float
     end: float
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from shardscope.analytic.schedules.table import Op
+from shardscope.analytic.schedules.table import ScheduledOp
 
 
 @dataclass
@@ -18,18 +18,18 @@ class _Rank:
 
     down: int
     up: int
-    ops: list[Op] = field(default_factory=list)
+    ops: list[ScheduledOp] = field(default_factory=list)
     _next: dict[tuple[str, int], int] = field(default_factory=dict)
-    _owed: deque[Op] = field(default_factory=deque)
+    _owed: deque[ScheduledOp] = field(default_factory=deque)
 
     def add(self, kind: str, stage: int) -> None:
         """Add the next micro-batch of a stage; an ``I`` leaves its ``W`` pending."""
         key = ("F" if kind == "F" else "W" if kind == "W" else "G", stage)
         batch = self._next.get(key, 0)
         self._next[key] = batch + 1
-        self.ops.append(Op(kind, stage, batch))
+        self.ops.append(ScheduledOp(kind, stage, batch))
         if kind == "I":
-            self._owed.append(Op("W", stage, batch))
+            self._owed.append(ScheduledOp("W", stage, batch))
 
     def pay(self) -> None:
         """Add the oldest pending ``W``, if any."""
@@ -52,7 +52,7 @@ class _Rank:
         self.pay_stage(stage)
 
 
-def zbv(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
+def zbv(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
     """Qi et al., Zero bubble pipeline parallelism, 2023, section 6 and figure 7.
 
     The order is that for at least 2p-1 micro-batches; if there are fewer, the missing ones are left out.
@@ -89,7 +89,7 @@ def zbv(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noq
     return [op for op in row.ops if op.microbatch < microbatches]
 
 
-def dualpipev(rank: int, ranks: int, microbatches: int, held: int) -> list[Op]:  # noqa: ARG001
+def dualpipev(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
     """DualPipeV: DeepSeek-AI, DeepSeek-V3 technical report, 2024, section 3.2.1, halved into a V.
 
     In the steady state a forward of one stage is paired with a backward of the other, so that the communication of one

@@ -61,6 +61,6 @@ def observe(
         ...     train(model, optimizer)
         >>> run.metrics()  # doctest: +SKIP
     """
-    from shardscope.runtime.observe._session import Session  # needs torch
+    from shardscope.runtime.observe._session import ObserveSession  # needs torch
 
-    return Session(model, optimizer, name=name, root=root, record=record or Record())
+    return ObserveSession(model, optimizer, name=name, root=root, record=record or Record())

@@ -46,7 +46,7 @@ class _Step:
     end: Mark = 0.0
 
 
-class Recorder:
+class StepRecorder:
     """Turns the passes and updates of a training loop into events. It is the `Listener` of a `Loop`.
 
     Args:

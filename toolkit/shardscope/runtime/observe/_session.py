@@ -22,16 +22,16 @@ from shardscope.errors import LaunchError, ShardscopeError, SpecError, quoted
 from shardscope.runlog.tail import Tail, select
 from shardscope.runlog.writer import EventWriter
 from shardscope.runtime import provenance
-from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.observe._collectives import CollectiveMeter
 from shardscope.runtime.observe._describe import Seen
 from shardscope.runtime.observe._loop import Loop
 from shardscope.runtime.observe._marks import Marks
 from shardscope.runtime.observe._place import Place, share
-from shardscope.runtime.observe._recorder import Recorder, held_by
+from shardscope.runtime.observe._recorder import StepRecorder, held_by
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir, runs_root
+from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.status import Cause
 from shardscope.spec import Record
 from shardscope.spec.user_code import label_of
@@ -43,11 +43,11 @@ _OTHERS_S = 10.0
 _COURTESY_S = 0.5
 """Seconds that rank 0 waits for a rank whose failure it only noticed to write why."""
 _POLL_S = 0.02
-_active: list[Session] = []
+_active: list[ObserveSession] = []
 
 
-class Session(AbstractContextManager[Run]):
-    """Observes one training loop. It is the `Listener` of the hooks, and passes on to a `Recorder`.
+class ObserveSession(AbstractContextManager[Run]):
+    """Observes one training loop. It is the `Listener` of the hooks, and passes on to a `StepRecorder`.
 
     The arguments are those of `shardscope.runtime.observe.observe`. An error of the observer itself ends the recording,
     not the training.
@@ -62,7 +62,7 @@ class Session(AbstractContextManager[Run]):
         self._seen = Seen(model, _unwrapped(optimizer), name, record, self._place.world_size)
         self._root = runs_root(root)
         self._meter = Meter()
-        self._recorder: Recorder | None = None
+        self._recorder: StepRecorder | None = None
         self._events: EventWriter | None = None
         self._problem: str | None = None
         self._is_announced = False
@@ -175,7 +175,7 @@ class Session(AbstractContextManager[Run]):
         held = Storages()
         held.add_all(held_by(model, optimizer))
         memory = MemoryWatch(device, held_bytes=sum(held.sizes().values()))
-        self._recorder = Recorder(
+        self._recorder = StepRecorder(
             model, self._meter, self._events, Marks(device), memory, record=self._seen.record,
             optimizer=optimizer,
         )  # fmt: skip
@@ -258,7 +258,7 @@ class Session(AbstractContextManager[Run]):
 
     def _first_error(self, error: BaseException) -> dict[str, Any]:
         """The error that made the run fail: another rank's, if this one only noticed that the rank was gone."""
-        if is_consequence(self._described(error)):
+        if is_secondary_failure(self._described(error)):
             time.sleep(_COURTESY_S)
         found = self.run._first_error()  # noqa: SLF001 - of our own run
         assert found is not None  # at least this rank's own

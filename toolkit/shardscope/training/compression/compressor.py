@@ -61,13 +61,13 @@ class Carrier:
         return self.packets.index
 
 
-class Owed(NamedTuple):
+class Residual(NamedTuple):
     """One rank's residual of one tensor, or of the sharding unit that it is packed in.
 
     Attributes:
         kind: ``residual`` of its own gradient, ``share`` of the mean, or ``unsent`` under deep gradient compression.
         layer: The name of the tensor or unit.
-        owed: Norm of the residual after the step.
+        norm: Norm of the residual after the step.
         gradient: Norm of the step's input: the gradient, or the first moment under 1-bit methods, each in the units it
             is packed in; under deep gradient compression, its momentum. For several exchanges in a step, the root of
             the sum of their squares.
@@ -75,7 +75,7 @@ class Owed(NamedTuple):
 
     kind: str
     layer: str
-    owed: float
+    norm: float
     gradient: float
 
 
@@ -163,18 +163,18 @@ class Compressor(ABC):
         return ()
 
     def watch(self, is_on: bool) -> None:
-        """Called before a step: whether `owed` will be read after it."""
+        """Called before a step: whether `residuals` will be read after it."""
         for memory in self.memories:
             memory.watch(is_on)
 
     @property
-    def owed(self) -> list[Owed]:
+    def residuals(self) -> list[Residual]:
         """Residuals after a watched step, each with the norm of the step's input."""
         return [
-            Owed(kind, name, math.sqrt(square), math.sqrt(memory.seen[name]))
+            Residual(kind, name, math.sqrt(square), math.sqrt(memory.seen[name]))
             for memory in self.memories
             if memory.seen
-            for kind, kept in memory.owed.items()
+            for kind, kept in memory.residuals.items()
             for name, square in kept.squares.items()
             if name in memory.seen
         ]

@@ -48,7 +48,7 @@ class Memory:
         return {}
 
     @property
-    def owed(self) -> dict[str, BucketState]:
+    def residuals(self) -> dict[str, BucketState]:
         """Residuals, by kind."""
         return {}
 
@@ -93,5 +93,5 @@ class ErrorFeedback(Memory):
         return {self._kind: self.residual}
 
     @property
-    def owed(self) -> dict[str, BucketState]:
+    def residuals(self) -> dict[str, BucketState]:
         return self.kept

@@ -285,18 +285,18 @@ class Packed(Compressor):
 
     def merge(self, states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Merge as in the base class; the residual of each share, which one rank alone holds, joins every residual."""
-        owed: dict[str, Tensor] = {}
+        residuals: dict[str, Tensor] = {}
 
         def without_shares() -> Iterator[dict[str, Tensor]]:
             for state in states:
-                owed.update({name: tensor for name, tensor in state.items() if name.startswith(_SHARE)})
+                residuals.update({name: tensor for name, tensor in state.items() if name.startswith(_SHARE)})
                 yield {name: tensor for name, tensor in state.items() if not name.startswith(_SHARE)}
 
         merged = super().merge(without_shares())
         kind = next(iter(self.memory.kept), None)
         if kind is None:  # without feedback there are no residuals
             return merged
-        for piece, tensor in owed.items():
+        for piece, tensor in residuals.items():
             name, _, start = piece.removeprefix(_SHARE).rpartition("@")
             residual = merged.get(
                 f"{kind}.{name}"

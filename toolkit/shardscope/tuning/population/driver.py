@@ -103,7 +103,7 @@ def train_population(
     )  # a space without a valid job is refused before a folder is created
     path = _folder(asked, folder)
     with Journal(path / NAME) as journal:
-        _Driver(job, known, plan, journal, at_once, timeout_s, own).go_on()
+        _Driver(job, known, plan, journal, at_once, timeout_s, own).run()
     return Population(path)
 
 
@@ -124,7 +124,7 @@ class _Driver:
         self.course = Course.of(read_lines(self.journal.path))
         self.stop_request = Population(self.folder).stop_request
 
-    def go_on(self) -> None:
+    def run(self) -> None:
         if self.course.plan is None:
             self._write(plan_line(self.plan))
         elif self.course.plan != self.plan:

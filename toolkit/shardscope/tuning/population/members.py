@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shardscope.runtime import Run, launch, runs
 from shardscope.spec import Checkpoint, Job
-from shardscope.tuning.measured import Meter, Objective, interval_values
+from shardscope.tuning.measured import Objective, TrialReader, interval_values
 from shardscope.tuning.population.record import Move, Outcome, Plan
 
 POLL_S = 0.02
@@ -83,7 +83,9 @@ class Trainee:
         path = str(run.path.relative_to(self.folder))
         if run.state != "completed":
             return self._failed(path, self._reason(run))
-        scores, problem = interval_values(self.objectives, run, Meter(run, is_piece=True).poll(), self.own)
+        scores, problem = interval_values(
+            self.objectives, run, TrialReader(run, is_piece=True).poll(), self.own
+        )
         if problem is not None:
             return self._failed(path, problem)
         went_on = [event for event in run.events("resume") if event["rank"] == 0]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class MemberInterval:
     """One interval of one member: its start and, after it has ended, its outcome."""
 
     interval: int
@@ -80,17 +80,17 @@ class Population:
 
     # Results.
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[MemberInterval]:
         """Return every interval of every member, in order."""
         course = self.course
         return [
-            Entry(interval, move, course.outcomes.get((interval, move.member)))
+            MemberInterval(interval, move, course.outcomes.get((interval, move.member)))
             for interval, moves in sorted(course.moves.items())
             for move in moves
         ]
 
     @property
-    def best(self) -> Entry:
+    def best(self) -> MemberInterval:
         """Best member at the end of the last finished interval; with several objectives, a member of the front.
 
         Raises:
@@ -100,12 +100,12 @@ class Population:
         return self._last()[ranked(costs)[0]]
 
     @property
-    def front(self) -> list[Entry]:
+    def front(self) -> list[MemberInterval]:
         """Members that no other dominates at the end of the last finished interval."""
         last = self._last()
         return [last[member] for member in first_front(self._costs())]
 
-    def _last(self) -> dict[int, Entry]:
+    def _last(self) -> dict[int, MemberInterval]:
         last = self.course.last_interval
         if not last:
             raise RunNotFound(f"no interval of the population in {self.folder} is over yet")
@@ -119,12 +119,12 @@ class Population:
             if entry.outcome is not None and entry.outcome.scores is not None
         }
 
-    def run(self, entry: Entry) -> Run:
+    def run(self, entry: MemberInterval) -> Run:
         """Return the run of one interval of a member."""
         assert entry.outcome is not None
         return Run.attach(self.folder / entry.outcome.run)
 
-    def ancestry(self, entry: Entry | None = None) -> list[Entry]:
+    def ancestry(self, entry: MemberInterval | None = None) -> list[MemberInterval]:
         """Return the entries that trained a member's weights, first to last; None takes the best member."""
         entry = self.best if entry is None else entry
         by_place = {(other.interval, other.member): other for other in self.entries()}
@@ -133,7 +133,7 @@ class Population:
             line.insert(0, by_place[line[0].interval - 1, line[0].move.parent])
         return line
 
-    def schedule(self, entry: Entry | None = None) -> pd.DataFrame:
+    def schedule(self, entry: MemberInterval | None = None) -> pd.DataFrame:
         """Return the schedule of settings behind a member's weights, a row per interval; None takes the best member.
 
         Columns: interval, from_step, to_step, member, then one for each setting and each objective.
@@ -177,5 +177,5 @@ class Population:
         return f"<Population of {plan.members} in {self.folder.name}, {done}, {self.state}>"
 
 
-def _scores(entry: Entry) -> dict[str, Any]:
+def _scores(entry: MemberInterval) -> dict[str, Any]:
     return {} if entry.outcome is None or entry.outcome.scores is None else dict(entry.outcome.scores)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from shardscope.tuning.measured import Measured
+from shardscope.tuning.measured import TrialMetrics
 
 Point = tuple[float, float]
 _COLUMNS = {"loss": 1, "error": 2}
@@ -43,7 +43,7 @@ class Improvement(NamedTuple):
         return max(quality - self.gain * caution, quality * self.factor / caution)
 
 
-def curve_of(measured: Measured, objective: str, steps: int) -> list[Point]:
+def curve_of(measured: TrialMetrics, objective: str, steps: int) -> list[Point]:
     """Return the curve of a run of `steps` steps for ``loss`` or ``error``, without points that are not finite."""
     points = [(row[0] / steps, row[_COLUMNS[objective]]) for row in measured.curve]
     return [(share, quality) for share, quality in points if math.isfinite(quality)]

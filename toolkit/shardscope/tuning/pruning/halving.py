@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from shardscope.errors import SpecError, StudyError
 from shardscope.spec import Job
 from shardscope.tuning.definition import Definition
-from shardscope.tuning.measured import Measured
+from shardscope.tuning.measured import TrialMetrics
 from shardscope.tuning.objectives import QUALITIES
 from shardscope.tuning.population.exploit import ranked
 from shardscope.tuning.pruning.curves import at, curve_of
@@ -192,7 +192,7 @@ def furthest(
     return next((number for number in order if held.get(number) == rung), None)
 
 
-def _steps(trial: FrozenTrial, measured: Measured, rung: int) -> int | None:
+def _steps(trial: FrozenTrial, measured: TrialMetrics, rung: int) -> int | None:
     """Return the steps of the whole trial; None if it has not reached the rung."""
     paused = Paused.of(trial.user_attrs)
     if trial.state == TrialState.COMPLETE and measured.curve:
@@ -200,7 +200,7 @@ def _steps(trial: FrozenTrial, measured: Measured, rung: int) -> int | None:
     return paused.steps if paused is not None and paused.rung >= rung else None
 
 
-def _cost(name: str, measured: Measured, job: Job, until: int) -> float:
+def _cost(name: str, measured: TrialMetrics, job: Job, until: int) -> float:
     if name in QUALITIES:
         value = at(curve_of(measured, name, job.steps), until / job.steps)
     else:

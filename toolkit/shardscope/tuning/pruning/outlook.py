@@ -19,7 +19,7 @@ from shardscope.analytic.communication import stepwise_bytes
 from shardscope.runlog.averages import WARM_UP_STEPS
 from shardscope.spec import Compression, Job
 from shardscope.spec.models import model_config
-from shardscope.tuning.measured import Measured
+from shardscope.tuning.measured import TrialMetrics
 
 _ANY_SIZE = 1_000_000
 """Assumed number of elements of a user-defined module; only ratios between the bytes of steps are used."""
@@ -35,7 +35,7 @@ def is_steady(compression: Compression) -> bool:
     return compression.is_fixed and compression.carriage != "steps" and compression.steps_are_alike
 
 
-def at_least(name: str, measured: Measured, job: Job) -> float | None:
+def at_least(name: str, measured: TrialMetrics, job: Job) -> float | None:
     """Return a lower bound of ``seconds``, ``bytes`` or ``memory`` of the trial; None if it is not known yet."""
     if is_steady(job.compression):
         return measured.objective(name, job.steps)
@@ -44,7 +44,7 @@ def at_least(name: str, measured: Measured, job: Job) -> float | None:
     return measured.objective(name, min(measured.steps, job.steps))
 
 
-def expected(name: str, measured: Measured, job: Job) -> float | None:
+def expected(name: str, measured: TrialMetrics, job: Job) -> float | None:
     """Return the expected ``seconds``, ``bytes`` or ``memory`` of the trial; None if nothing was measured yet."""
     is_told = name != "memory" and 0 < measured.steps < job.steps
     is_formula = not job.compression.steps_are_alike
@@ -58,7 +58,7 @@ def expected(name: str, measured: Measured, job: Job) -> float | None:
     return _seconds(measured, job, by_formula * scale)
 
 
-def _seconds(measured: Measured, job: Job, sent: npt.NDArray[np.float64]) -> float | None:
+def _seconds(measured: TrialMetrics, job: Job, sent: npt.NDArray[np.float64]) -> float | None:
     """Return the expected seconds: the pace so far, corrected on a link for the bytes of the remaining steps.
 
     Without a link the time per byte is unknown, and the pace is used as it is.

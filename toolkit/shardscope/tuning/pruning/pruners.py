@@ -43,7 +43,7 @@ from shardscope.spec.units import seconds_text
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.driver import Live, Pruner
 from shardscope.tuning.front import QUICKER_BY
-from shardscope.tuning.measured import Measured, evaluated
+from shardscope.tuning.measured import TrialMetrics, evaluated
 from shardscope.tuning.objectives import QUALITIES
 from shardscope.tuning.pruning.curves import Improvement, curve_of, improvement
 from shardscope.tuning.pruning.outlook import at_least
@@ -66,11 +66,11 @@ class Finished:
 
     number: int
     values: Mapping[str, float]
-    measured: Measured
+    measured: TrialMetrics
 
 
 @dataclass(frozen=True)
-class Dominance:
+class ParetoPruner:
     """The dominance pruner (a `driver.Pruner`).
 
     Args:
@@ -105,7 +105,7 @@ class Dominance:
         finished = finished_of(trials, self.definition.objectives)
         return self.judge(live.measured, live.job, finished)
 
-    def judge(self, measured: Measured, job: Job, finished: Sequence[Finished]) -> str | None:
+    def judge(self, measured: TrialMetrics, job: Job, finished: Sequence[Finished]) -> str | None:
         """Return the reason from a trial's figures and the finished trials; None to continue."""
         share = measured.curve[-1][0] / job.steps if measured.curve else 0.0
         if not 0 < share <= _LATEST or len(finished) < self.least_finished:
@@ -127,7 +127,7 @@ class Dominance:
         return _sentence(winner, against, share)
 
     def _point(
-        self, measured: Measured, job: Job, share: float, finished: Sequence[Finished], caution: float
+        self, measured: TrialMetrics, job: Job, share: float, finished: Sequence[Finished], caution: float
     ) -> dict[str, float] | None:
         """Return the optimistic value of each objective; None if one cannot be estimated yet."""
         point: dict[str, float] = {}
@@ -156,7 +156,7 @@ class Dominance:
     def _best(
         self,
         name: str,
-        measured: Measured,
+        measured: TrialMetrics,
         job: Job,
         share: float,
         finished: Sequence[Finished],
@@ -278,7 +278,7 @@ def pruner_of(
         return None
     make = PRUNERS[name][0]
     if make is None:
-        return Dominance(definition)
+        return ParetoPruner(definition)
     return ByOptuna.judging(make(_evaluations(definition.job)), repr(name), definition)
 
 

@@ -25,8 +25,8 @@ from shardscope.spec import Job
 from shardscope.spec.space import Value
 from shardscope.tuning import recovery
 from shardscope.tuning.apply import apply
-from shardscope.tuning.driver import TOLD_WITHIN_S, Driver, Live, not_launched
-from shardscope.tuning.measured import Measured, Meter
+from shardscope.tuning.driver import TOLD_WITHIN_S, Live, TrialDriver, not_launched
+from shardscope.tuning.measured import TrialMetrics, TrialReader
 from shardscope.tuning.pruning import halving, leftovers
 from shardscope.tuning.pruning.halving import JobOf, Paused, Rungs
 from shardscope.tuning.records import MEASURED, REASON, RUN, from_study, is_paused, measured_to
@@ -41,12 +41,12 @@ class Held:
     trial: optuna.Trial
     params: Mapping[str, Value]
     job: Job
-    meter: Meter
+    meter: TrialReader
     paused: Paused
 
 
 @dataclass
-class HalvingDriver(Driver):
+class HalvingDriver(TrialDriver):
     """Runs trials in pieces, and the best ones to their end."""
 
     rungs: Rungs = field(default_factory=Rungs)
@@ -64,7 +64,7 @@ class HalvingDriver(Driver):
         if time.monotonic() - self._beat > recovery.beat_s():
             self._beat = time.monotonic()
             for number in list(self.held):
-                if not self.patience(self.ledger.write, number, {recovery.HEARTBEAT: time.time()}):
+                if not self.retry(self.writer.write, number, {recovery.HEARTBEAT: time.time()}):
                     del self.held[number]  # another driver has taken it over
         has_more = super().tick()
         if not self._is_swept:
@@ -76,7 +76,7 @@ class HalvingDriver(Driver):
         self._is_swept = True
         asked = self.definition.job.checkpoint
         if asked.every is None and not asked.at_end:
-            trials = self.patience(self.study.get_trials, deepcopy=False)
+            trials = self.retry(self.study.get_trials, deepcopy=False)
             for run in leftovers.unneeded(trials) - self._swept:
                 leftovers.delete(run, self.folder)
                 self._swept.add(run)
@@ -94,7 +94,7 @@ class HalvingDriver(Driver):
         return super()._start() or (bool(self.held) and not self.live and self._end())
 
     def _rung_state(self) -> tuple[list[FrozenTrial], dict[int, int], Rungs, tuple[str, ...], JobOf]:
-        trials = self.patience(self.study.get_trials, deepcopy=False)
+        trials = self.retry(self.study.get_trials, deepcopy=False)
         for trial in trials:
             if trial.state.is_finished():
                 self.held.pop(trial.number, None)  # another driver has taken it over
@@ -127,8 +127,8 @@ class HalvingDriver(Driver):
     def _launch(self, trial: optuna.Trial, params: Mapping[str, Value], job: Job) -> None:
         paused = Paused.of(trial.user_attrs)
         if paused is not None and self._is_here(paused):
-            self.patience(constrain, trial, 0.0)
-            self.patience(trial.set_user_attr, RUN, paused.runs[-1])
+            self.retry(constrain, trial, 0.0)
+            self.retry(trial.set_user_attr, RUN, paused.runs[-1])
             self.held[trial.number] = Held(trial, params, job, meter_of(paused.runs), paused)
             return
         super()._launch(trial, params, self._until(job, 0))
@@ -142,9 +142,7 @@ class HalvingDriver(Driver):
         job = self._until(held.job, held.paused.rung + 1)
         try:
             resume = Path(held.paused.runs[-1])
-            run = launch(
-                job, root=self.folder, resume=resume, judged=self.pruner is not None, preflight=False
-            )
+            run = launch(job, root=self.folder, resume=resume, gated=self.pruner is not None, preflight=False)
         except BrokenPipeError:
             return  # its launch server was just killed; the next look starts another
         except LaunchError as error:
@@ -154,10 +152,10 @@ class HalvingDriver(Driver):
             self._tell(held.trial, None, TrialState.FAIL, {REASON: str(error)})
             return
         del self.held[number]
-        held.meter.go_on(run)
+        held.meter.continue_with(run)
         held.meter.read()
         self.live[number] = Live(held.trial, held.params, job, run, held.meter)
-        self.live[number].judged_at = held.meter.num_evaluations
+        self.live[number].decided_at = held.meter.num_evaluations
         self._write(self.live[number], RUN, str(run.path))
 
     def _complete(self, live: Live) -> None:
@@ -168,13 +166,13 @@ class HalvingDriver(Driver):
         earlier = self._paused(live.number)
         paused = self._after(earlier, live.run)
         attrs = {MEASURED: measured_to(live.measured), **paused.to_attrs()}
-        if self.patience(self.ledger.write, live.number, attrs):  # else another driver has taken it over
+        if self.retry(self.writer.write, live.number, attrs):  # else another driver has taken it over
             self.held[live.number] = Held(live.trial, live.params, live.job, live.meter, paused)
         self._is_swept = False
         self._drop(live)
 
     def _paused(self, number: int) -> Paused | None:
-        trials = self.patience(self.study.get_trials, deepcopy=False)
+        trials = self.retry(self.study.get_trials, deepcopy=False)
         return next(Paused.of(trial.user_attrs) for trial in trials if trial.number == number)
 
     def _after(self, earlier: Paused | None, run: Run) -> Paused:
@@ -209,7 +207,7 @@ class HalvingDriver(Driver):
         paused = list(self.held)
         self.held.clear()  # they stay paused; the driver that resumes the study takes them over
         if paused:
-            within(TOLD_WITHIN_S, self.patience, recovery.leave, self.ledger, paused, self._me)
+            within(TOLD_WITHIN_S, self.retry, recovery.leave, self.writer, paused, self._me)
 
     # Trials of drivers that are gone.
 
@@ -222,10 +220,10 @@ class HalvingDriver(Driver):
         if earlier is None or str(run.path) not in earlier.runs:
             paused = self._after(earlier, run)
             measured = meter_of(paused.runs).poll()
-            self.ledger.write(trial.number, {MEASURED: measured_to(measured), **paused.to_attrs()})
-        recovery.set_aside(self.ledger, trial.number, "its driver ended before the trial did")
+            self.writer.write(trial.number, {MEASURED: measured_to(measured), **paused.to_attrs()})
+        recovery.mark_for_retry(self.writer, trial.number, "its driver ended before the trial did")
 
-    def _measured_of(self, trial: FrozenTrial, run: Run) -> Measured:
+    def _measured_of(self, trial: FrozenTrial, run: Run) -> TrialMetrics:
         earlier = Paused.of(trial.user_attrs)
         runs = () if earlier is None or not self._is_here(earlier) else earlier.runs
         return meter_of((*runs, str(run.path))).poll()
@@ -234,12 +232,12 @@ class HalvingDriver(Driver):
         return paused.host == this_host() and all(map(self._has, paused.runs))
 
 
-def meter_of(runs: tuple[str, ...]) -> Meter:
+def meter_of(runs: tuple[str, ...]) -> TrialReader:
     """Return a meter that has read all pieces of a trial."""
     first, *others = (Run.attach(path) for path in runs)
-    meter = Meter(first)
+    meter = TrialReader(first)
     meter.poll()
     for run in others:
-        meter.go_on(run)
+        meter.continue_with(run)
         meter.poll()
     return meter

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from shardscope.errors import SpecError
 from shardscope.methods.compressors.packed import check_block
 from shardscope.spec.compression import Collective, Compression, Meeting, Shapes
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.numbers import Count
 
 LEAST, MOST = 2, 8
@@ -27,7 +27,7 @@ class AdaptiveBits(Compression):
     name = "adaptive-bits"
     carriage = "layers"
     family = "Integers in blocks"
-    look = Look("#2a86d1", "longdashdot", "cross")
+    look = MethodStyle("#2a86d1", "longdashdot", "cross")
     is_fixed = False
 
     budget: float = Field(default=4.0, gt=0, le=8)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from shardscope.methods.compressors.low_rank import LowRankCompression
 from shardscope.spec.compression import Collective, Shapes
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.numbers import Count
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class AdaptiveRank(LowRankCompression):
     """Low-rank factors with ranks chosen by a bound on the error (Halko, Martinsson and Tropp 2011, section 4.3)."""
 
     name = "adaptive-rank"
-    look = Look("#11997a", "dash", "star-open")
+    look = MethodStyle("#11997a", "dash", "star-open")
     is_fixed = False
 
     error: float = Field(default=0.3, gt=0, lt=1)

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from shardscope.errors import SpecError
 from shardscope.methods.compressors.packed import Exchange, PackedCompression, Ratio
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.numbers import CountOrZero
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class DeepGradientCompression(PackedCompression):
     name = "dgc"
     carriage = "steps"
     family = "Some of the elements"
-    look = Look("#a35a3a", "dashdot", "diamond-tall")
+    look = MethodStyle("#a35a3a", "dashdot", "diamond-tall")
 
     ratio: Ratio = 0.001
     """Share of the elements that are sent, 0 < value <= 1."""

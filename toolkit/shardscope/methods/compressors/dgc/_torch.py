@@ -63,7 +63,7 @@ class MomentumCorrection(Memory):
         return {"unsent": self.unsent, **({"velocity": self.velocity} if self.momentum else {})}
 
     @property
-    def owed(self) -> dict[str, BucketState]:
+    def residuals(self) -> dict[str, BucketState]:
         return {"unsent": self.unsent}
 
 

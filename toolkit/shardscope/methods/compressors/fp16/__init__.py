@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardscope.methods.compressors.packed import PackedCompression
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -17,7 +17,7 @@ class FP16(PackedCompression):
     name = "fp16"
     carriage = "sums"
     family = "Shorter floats"
-    look = Look("#8b8f99", "dash", "circle-open")
+    look = MethodStyle("#8b8f99", "dash", "circle-open")
     codec_passes = 1.0  # each number by itself
     survives_overflow = True
     summed_width = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardscope.methods.compressors.packed import BlockIntegers
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 
 class FP8(BlockIntegers):
@@ -13,7 +13,7 @@ class FP8(BlockIntegers):
 
     name = "fp8"
     family = "Shorter floats"
-    look = Look("#7fb6e3", "dashdot", "square-open")
+    look = MethodStyle("#7fb6e3", "dashdot", "square-open")
 
     @property
     def width(self) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from shardscope.methods.compressors.packed import BlockIntegers
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 
 class Int4(BlockIntegers):
     """Integers of 4 bits with one scale per block."""
 
     name = "int4"
-    look = Look("#5fa4dc", "dash", "square")
+    look = MethodStyle("#5fa4dc", "dash", "square")
 
     @property
     def width(self) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from shardscope.methods.compressors.packed import BlockIntegers
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 
 class Int8(BlockIntegers):
     """Integers of 8 bits with one scale per block."""
 
     name = "int8"
-    look = Look("#2a86d1", "solid", "square")
+    look = MethodStyle("#2a86d1", "solid", "square")
 
     @property
     def width(self) -> int:

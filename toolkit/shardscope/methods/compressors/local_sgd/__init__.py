@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from shardscope.spec.compression import Collective, Compression, Shapes
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.numbers import Count
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class LocalSgd(Compression):
     name = "local-sgd"
     carriage = "steps"
     family = "Now and then"
-    look = Look("#c49a0c", "solid", "hexagon")
+    look = MethodStyle("#c49a0c", "solid", "hexagon")
     is_fixed = False
 
     every: Count = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardscope.methods.compressors.packed import Exchange, PackedCompression
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 
 class Natural(PackedCompression):
@@ -13,7 +13,7 @@ class Natural(PackedCompression):
 
     name = "natural"
     family = "Random rounding"
-    look = Look("#5f6fd6", "longdash", "diamond")
+    look = MethodStyle("#5f6fd6", "longdash", "diamond")
     codec_passes = 1.0  # each number by itself
 
     exchange: Exchange = "two-phase"

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from shardscope.spec.compression import Collective, Compression, Shapes
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -19,7 +19,7 @@ class Uncompressed(Compression):
     name = "none"
     carriage = "none"
     family = "As they are"
-    look = Look("#777c85")
+    look = MethodStyle("#777c85")
     codec_passes = 0.0
     is_on = False
     survives_overflow = True

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from shardscope.methods.compressors.one_bit import OneBitCompression
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 
 class OneBitAdam(OneBitCompression):
     """1-bit Adam, for `adamw`."""
 
     name = "onebit-adam"
-    look = Look("#b866a6", "dash", "triangle-down")
+    look = MethodStyle("#b866a6", "dash", "triangle-down")
     optimizer = "adamw"

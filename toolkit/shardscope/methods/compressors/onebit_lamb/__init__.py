@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardscope.methods.compressors.one_bit import OneBitCompression
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.optimizer import OptimizerStates
 
 
@@ -11,7 +11,7 @@ class OneBitLamb(OneBitCompression):
     """1-bit LAMB, for `lamb`."""
 
     name = "onebit-lamb"
-    look = Look("#b866a6", "dashdot", "triangle-down-open")
+    look = MethodStyle("#b866a6", "dashdot", "triangle-down-open")
     optimizer = "lamb"
 
     def optimizer_states(self, states: OptimizerStates) -> OptimizerStates:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from shardscope.methods.compressors.low_rank import LowRankCompression
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -17,7 +17,7 @@ class PowerSgd(LowRankCompression):
     """Low-rank factors, of the same rank for every matrix."""
 
     name = "powersgd"
-    look = Look("#11997a", "solid", "star")
+    look = MethodStyle("#11997a", "solid", "star")
     codec_passes = 2.0  # a product for each factor
 
     rank: int = Field(default=4, ge=1, le=256)

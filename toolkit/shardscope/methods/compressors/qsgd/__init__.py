@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from shardscope.methods.compressors.packed import BlockCompression, Exchange
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 
 class Qsgd(BlockCompression):
@@ -15,7 +15,7 @@ class Qsgd(BlockCompression):
 
     name = "qsgd"
     family = "Random rounding"
-    look = Look("#5f6fd6", "dot", "square-open")
+    look = MethodStyle("#5f6fd6", "dot", "square-open")
     codec_passes = 2.0  # one to find the scales, one to round
 
     bits: Annotated[int, Field(ge=2, le=8)] = 8

@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from shardscope.methods.compressors.packed import PackedCompression, Ratio, check_block
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 
 class RandomBlock(PackedCompression):
@@ -16,7 +16,7 @@ class RandomBlock(PackedCompression):
     name = "randomblock"
     carriage = "sums"
     family = "Some of the elements"
-    look = Look("#e06c2c", "dash", "diamond-wide")
+    look = MethodStyle("#e06c2c", "dash", "diamond-wide")
     codec_passes = 0.0  # only what is sent is read
     summed_width = 4
 

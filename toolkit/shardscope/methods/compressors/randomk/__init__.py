@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardscope.methods.compressors.packed import PackedCompression, Ratio
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 
 class RandomK(PackedCompression):
@@ -14,7 +14,7 @@ class RandomK(PackedCompression):
     name = "randomk"
     carriage = "sums"
     family = "Some of the elements"
-    look = Look("#e06c2c", "dot", "diamond-open")
+    look = MethodStyle("#e06c2c", "dot", "diamond-open")
     codec_passes = 0.0  # only what is sent is read
     summed_width = 4
 

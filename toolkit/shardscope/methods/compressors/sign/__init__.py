@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from shardscope.methods.compressors.packed import BlockCompression, Exchange
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 
 class Sign(BlockCompression):
@@ -15,7 +15,7 @@ class Sign(BlockCompression):
 
     name = "sign"
     family = "Signs"
-    look = Look("#b866a6", "solid", "triangle-up")
+    look = MethodStyle("#b866a6", "solid", "triangle-up")
     codec_passes = 2.0  # one to find the magnitudes, one for the signs
 
     block: int = Field(default=1024, ge=8, le=65536)

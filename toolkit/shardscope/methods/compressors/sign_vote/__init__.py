@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardscope.methods.compressors.packed import PackedCompression
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -16,7 +16,7 @@ class SignVote(PackedCompression):
 
     name = "sign-vote"
     family = "Signs"
-    look = Look("#b866a6", "dot", "triangle-up-open")
+    look = MethodStyle("#b866a6", "dot", "triangle-up-open")
     codec_passes = 1.0  # each number by itself
     is_a_vote = True
 

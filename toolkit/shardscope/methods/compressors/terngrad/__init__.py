@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from shardscope.methods.compressors.packed import Exchange, PackedCompression
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 
 class TernGrad(PackedCompression):
@@ -15,7 +15,7 @@ class TernGrad(PackedCompression):
 
     name = "terngrad"
     family = "Random rounding"
-    look = Look("#5f6fd6", "dashdot", "diamond-open")
+    look = MethodStyle("#5f6fd6", "dashdot", "diamond-open")
     codec_passes = 3.0  # one for the deviation, one for the scale, one to round
 
     clip: float = Field(default=2.5, gt=0)

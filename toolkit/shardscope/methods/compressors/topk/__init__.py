@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from shardscope.methods.compressors.packed import Exchange, PackedCompression, Ratio
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 
 class TopK(PackedCompression):
@@ -13,7 +13,7 @@ class TopK(PackedCompression):
 
     name = "topk"
     family = "Some of the elements"
-    look = Look("#e06c2c", "solid", "diamond")
+    look = MethodStyle("#e06c2c", "solid", "diamond")
     codec_passes = 4.0  # of a radix selection
 
     ratio: Ratio = 0.01

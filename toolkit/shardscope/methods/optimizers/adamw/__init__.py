@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.optimizer import Fraction, NonNegative, Optimizer, OptimizerStates, Parameters, Positive
 
 
@@ -13,7 +13,7 @@ class AdamW(Optimizer):
 
     name = "adamw"
     usual_rates = (3e-4, 3e-2)
-    look = Look("#2a6fb8", "solid", "diamond")
+    look = MethodStyle("#2a6fb8", "solid", "diamond")
 
     lr: Positive = 1e-3
     """Learning rate before the schedule, above 0."""

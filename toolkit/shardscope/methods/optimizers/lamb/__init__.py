@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import field_validator
 
 from shardscope.errors import unknown_name
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.optimizer import (
     Fraction,
     NonNegative,
@@ -52,7 +52,7 @@ class Lamb(Optimizer):
 
     name = "lamb"
     usual_rates = (1e-3, 1e-1)
-    look = Look("#e0662a", "solid", "star")
+    look = MethodStyle("#e0662a", "solid", "star")
     without_ratios = ("Adam", 1e-3)
     advice = MappingProxyType(
         {

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 from shardscope.errors import SpecError
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.optimizer import (
     Fraction,
     NonNegative,
@@ -27,7 +27,7 @@ class Lars(Optimizer):
     name = "lars"
     usual_rates = (0.3, 30.0)
     scaling = "linear"
-    look = Look("#c49a0c", "dashdot", "triangle-up")
+    look = MethodStyle("#c49a0c", "dashdot", "triangle-up")
     without_ratios = ("SGD", 0.1)
     advice = MappingProxyType(
         {

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from shardscope.methods.optimizers.sgd import SGD
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.optimizer import Parameters
 
 
@@ -16,7 +16,7 @@ class Nesterov(SGD):
 
     name = "nesterov"
     usual_rates = (3e-3, 0.3)
-    look = Look("#5f6fd6", "dash", "square")
+    look = MethodStyle("#5f6fd6", "dash", "square")
 
     momentum: float = Field(default=0.9, gt=0, lt=1)
     """Decay of the velocity per step, 0 < value < 1; without momentum it would be ``sgd``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.optimizer import Fraction, NonNegative, Optimizer, OptimizerStates, Parameters, Positive
 
 
@@ -15,7 +15,7 @@ class SGD(Optimizer):
     usual_rates = (1e-2, 1.0)
     scaling = "linear"
     takes_sparse = True
-    look = Look("#777c85", "dot", "circle")
+    look = MethodStyle("#777c85", "dot", "circle")
 
     lr: Positive = 0.1
     """Learning rate before the schedule, above 0."""

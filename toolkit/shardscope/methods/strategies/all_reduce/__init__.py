@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardscope.methods.strategies.bucketed import BucketedStrategy
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
@@ -19,7 +19,7 @@ class AllReduce(BucketedStrategy):
 
     name = "all-reduce"
     family = "All-reduce"
-    look = Look("#2a86d1", "dash", "square")
+    look = MethodStyle("#2a86d1", "dash", "square")
     carries = frozenset({"sums", "packets", "layers", "steps"})
 
     @property

@@ -9,7 +9,7 @@ from pydantic import Field
 from shardscope.errors import SpecError
 from shardscope.methods.compressors.packed import PackedCompression
 from shardscope.spec.compression import Compression
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.numbers import Count, MessageMiB
 from shardscope.spec.strategy import Strategy
 
@@ -37,7 +37,7 @@ class Gossip(Strategy):
     name = "gossip"
     variant = "mix_every"
     family = "Without a centre"
-    look = Look("#c49a0c", "dot", "pentagon")
+    look = MethodStyle("#c49a0c", "dot", "pentagon")
     carries = frozenset({"sums", "packets"})
     zero_stage = 0
 

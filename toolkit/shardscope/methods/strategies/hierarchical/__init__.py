@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardscope.errors import SpecError
 from shardscope.methods.strategies.bucketed import BucketedStrategy
 from shardscope.spec.divisors import divisors_text
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.numbers import Count, MessageMiB
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Hierarchical(BucketedStrategy):
     name = "hierarchical"
     variant = "per_node"
     family = "All-reduce"
-    look = Look("#5f6fd6", "longdashdot", "diamond")
+    look = MethodStyle("#5f6fd6", "longdashdot", "diamond")
     carries = frozenset({"sums"})
 
     per_node: Count | None = None

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, model_validator
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.methods.compressors.packed import PackedCompression
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.strategy import Strategy
 
@@ -49,7 +49,7 @@ class ParameterServer(Strategy):
     name = "parameter-server"
     variant = "mode"
     family = "A central server"
-    look = Look("#b866a6", "dashdot", "star")
+    look = MethodStyle("#b866a6", "dashdot", "star")
     carries = frozenset({"sums", "packets"})
 
     mode: Annotated[Literal["sync", "async", "ssp"], BeforeValidator(_known_mode)] = "sync"

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from shardscope.errors import SpecError
 from shardscope.spec.divisors import divisors, divisors_text
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.models import model_config
 from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.partition import even_split, optimal_split, require_enough_layers
@@ -41,7 +41,7 @@ class Pipeline(Strategy):
     name = "pipeline"
     variant = "schedule"
     family = "Layers apart"
-    look = Look("#a35a3a", "longdashdot", "hexagon")
+    look = MethodStyle("#a35a3a", "longdashdot", "hexagon")
 
     schedule: AnyPipelineSchedule = Field(default_factory=lambda: PipelineSchedule("1f1b"))
     """The order of forwards and backwards: a schedule, or its name."""

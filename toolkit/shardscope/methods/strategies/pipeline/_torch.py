@@ -109,12 +109,12 @@ class PipelineRank(RankStrategy):
     def _make_stages(self) -> None:
         from shardscope.methods.strategies.pipeline._torch_stage import (
             RecordedStage,
-            Recorder,
             StageModule,
+            StageRecorder,
             schedule_of,
         )
 
-        self.recorder = Recorder(self.context.meter, self.memory)
+        self.recorder = StageRecorder(self.context.meter, self.memory)
         self.stages: dict[int, Any] = {}
         boundaries = [tensors_in(self.example()[0]), *self.cut.outputs]
         for index in self._own_stages():

@@ -41,7 +41,7 @@ def schedule_of(
     return run_by(stages[0] if takes_one else list(stages), microbatches, **options)
 
 
-class Recorder:
+class StageRecorder:
     """Recorder of one rank's operations in a step: kind, stage, micro-batch, start and end in unix seconds."""
 
     def __init__(self, meter: Meter, memory: MemoryWatch) -> None:
@@ -91,7 +91,7 @@ class StageModule(nn.Module):
 class RecordedStage(StaticStage):
     """torch's stage, with its forward and backward passes recorded."""
 
-    recorder: Recorder
+    recorder: StageRecorder
     inputs: Sequence[Any] = ()
     """Inputs of each micro-batch, for the first stage; passed this way since torch splits and checks only tensors."""
 

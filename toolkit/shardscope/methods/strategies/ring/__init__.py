@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardscope.methods.strategies.bucketed import BucketedStrategy
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.numbers import MessageMiB
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Ring(BucketedStrategy):
     name = "ring"
     variant = "directions"
     family = "All-reduce"
-    look = Look("#e06c2c")
+    look = MethodStyle("#e06c2c")
     carries = frozenset({"sums", "packets", "layers", "steps"})
 
     directions: Literal[1, 2] = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Single(Strategy):
 
     name = "single"
     family = "One process"
-    look = Look("#8b8f99", "dot")
+    look = MethodStyle("#8b8f99", "dot")
     min_ranks = 1
     max_ranks = 1
     zero_stage = 0

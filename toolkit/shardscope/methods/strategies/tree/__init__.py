@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardscope.methods.strategies.bucketed import BucketedStrategy
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.numbers import MessageMiB
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Tree(BucketedStrategy):
 
     name = "tree"
     family = "All-reduce"
-    look = Look("#11997a", "longdash", "triangle-up")
+    look = MethodStyle("#11997a", "longdash", "triangle-up")
     carries = frozenset({"sums"})
 
     slice_mb: MessageMiB = 2.0

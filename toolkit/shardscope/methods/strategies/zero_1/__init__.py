@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardscope.methods.strategies.sharded import ZeroStrategy
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 from shardscope.spec.numbers import MessageMiB
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Zero1(ZeroStrategy):
     """
 
     name = "zero-1"
-    look = Look("#62bfcb", "dash", "square")
+    look = MethodStyle("#62bfcb", "dash", "square")
     zero_stage = 1
 
     bucket_mb: MessageMiB = 25.0

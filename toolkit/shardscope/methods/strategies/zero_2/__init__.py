@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardscope.methods.strategies.sharded import FullyShardedStrategy
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -20,7 +20,7 @@ class Zero2(FullyShardedStrategy):
     """
 
     name = "zero-2"
-    look = Look("#2b94a3", "dashdot", "diamond")
+    look = MethodStyle("#2b94a3", "dashdot", "diamond")
     zero_stage = 2
 
     def gathers(self, micro_batches: int) -> int:

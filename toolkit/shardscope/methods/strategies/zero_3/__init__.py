@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardscope.methods.strategies.sharded import FullyShardedStrategy
-from shardscope.spec.look import Look
+from shardscope.spec.look import MethodStyle
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -18,7 +18,7 @@ class Zero3(FullyShardedStrategy):
     """
 
     name = "zero-3"
-    look = Look("#1a6c79", "longdash", "star")
+    look = MethodStyle("#1a6c79", "longdash", "star")
     zero_stage = 3
 
     def gathers(self, micro_batches: int) -> int:

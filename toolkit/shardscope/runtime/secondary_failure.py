@@ -20,6 +20,6 @@ _TYPES = {"RuntimeError", "DistBackendError", "DistNetworkError", "EvaluationErr
 """Types of errors that the loss of a peer raises; the last one names another of them in its message."""
 
 
-def is_consequence(event: Mapping[str, Any]) -> bool:
+def is_secondary_failure(event: Mapping[str, Any]) -> bool:
     """Whether an error event only reports the loss of another rank."""
     return event["type"] in _TYPES and any(sign in event["message"] for sign in _CONSEQUENCES)

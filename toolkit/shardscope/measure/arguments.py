@@ -1,4 +1,4 @@
-"""Parsing of the arguments of `break_even` and `worth`: one value or several, numbers or texts with units."""
+"""Arguments of `break_even` and `compression_speedup`: one value or several, as numbers or texts with units."""
 
 from __future__ import annotations
 

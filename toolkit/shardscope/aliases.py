@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from re import findall
 
 _POPULATION = "members that change their settings while they train are ss.train_population"
-MEANT: Mapping[str, Mapping[str, str]] = {
+ALIASES: Mapping[str, Mapping[str, str]] = {
     "sampler": {
         "'tpe', or 'gp' where trials are dear": "bayes bayesian bo bayesopt bayesian-optimization",
         "'tpe'": "parzen hyperopt", "'gp'": "gaussian gaussian-process gpr kriging",
@@ -57,7 +57,7 @@ MEANT: Mapping[str, Mapping[str, str]] = {
 def meant(field: str, value: str, valid: Collection[str]) -> str | None:
     """The hint for a name from another library; None where it is unknown or none of the suggested names is valid."""
     asked = value.lower().replace("_", "-").replace(" ", "-")
-    hint = next((hint for hint, names in MEANT.get(field, {}).items() if asked in names.split()), None)
+    hint = next((hint for hint, names in ALIASES.get(field, {}).items() if asked in names.split()), None)
     if hint is None or not hint.startswith("'"):
         return hint
     names = findall(r"'([\w:-]+)'", hint)

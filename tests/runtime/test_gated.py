@@ -1,4 +1,4 @@
-"""Runs that somebody judges by their evaluations: ranks wait for the verdict, and never for long."""
+"""Gated runs: ranks wait for approval after each evaluation, and never for long."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardscope.training.trainer import Trainer
 
 
 def patient() -> Callable[[], nn.Module]:
-    """A model; where it is built, verdicts are waited for however long they take."""
+    """A model; where it is built, decisions are waited for however long they take."""
 
     def build() -> nn.Module:  # inside, so that ranks get it whole and need not find this file
         from shardscope.runtime.control import StopControl
@@ -36,15 +36,15 @@ def patient() -> Callable[[], nn.Module]:
 
 def judge(run: ss.Run, decide: Callable[[int], bool]) -> None:
     """Let it go on after each evaluation of which that is decided, and stop it after the first other one."""
-    judged = 0
+    seen = 0
     while run.is_alive:
         evals = [event["step"] for event in run.events("eval", rank=0)]
-        if evals and evals[-1] > judged:
-            judged = evals[-1]
-            if not decide(judged):
+        if evals and evals[-1] > seen:
+            seen = evals[-1]
+            if not decide(seen):
                 run.stop()
                 return
-            run.go_on(judged)
+            run.approve(seen)
         time.sleep(0.002)
 
 
@@ -55,7 +55,7 @@ def test_a_stop_after_an_evaluation_costs_no_further_step(world_size: int) -> No
     job = small_job(
         model=patient(), strategy=strategy, world_size=world_size, batch=12, steps=6, eval_every=1
     )
-    run = ss.launch(job, judged=True)
+    run = ss.launch(job, gated=True)
     judge(run, lambda step: step < 2)
     assert run.error is None
     assert run.state == "stopped"
@@ -65,11 +65,11 @@ def test_a_stop_after_an_evaluation_costs_no_further_step(world_size: int) -> No
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("strategy", ["ring", "parameter-server", "pipeline", "zero-3"])
-def test_what_may_go_on_is_trained_as_if_nobody_judged(strategy: str) -> None:
+def test_what_may_go_on_is_trained_as_if_nobody_decided(strategy: str) -> None:
     job = small_job(strategy=strategy, steps=12, eval_every=3)
-    alone, judged, unanswered = ss.launch(job), ss.launch(job, judged=True), ss.launch(job, judged=True)
-    judge(judged, lambda step: True)
-    runs = [run.wait(60) for run in (alone, judged, unanswered)]
+    alone, gated, unanswered = ss.launch(job), ss.launch(job, gated=True), ss.launch(job, gated=True)
+    judge(gated, lambda step: True)
+    runs = [run.wait(60) for run in (alone, gated, unanswered)]
     assert [run.state for run in runs] == ["completed"] * 3
     curves = [[event["loss"] for event in run.events("eval", rank=0)] for run in runs]
     assert curves[0] == curves[1] == curves[2]
@@ -79,17 +79,17 @@ def test_what_may_go_on_is_trained_as_if_nobody_judged(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["gossip", "parameter-server:async"])
 def test_ranks_that_are_not_in_step_do_not_wait(strategy: str) -> None:
     job = small_job(strategy=strategy, world_size=3, batch=12, steps=8, eval_every=2)
-    run = ss.launch(job, judged=True).wait(60)
+    run = ss.launch(job, gated=True).wait(60)
     assert run.state == "completed"
-    assert not RunDir(run.path).heard.exists()
+    assert not RunDir(run.path).decision.exists()
 
 
-def test_what_nobody_can_judge_is_refused() -> None:
-    with pytest.raises(ss.SpecError, match="judged=True has no effect on a job with eval_every=None"):
-        ss.launch(small_job(), judged=True)
+def test_a_gate_without_evaluations_is_refused() -> None:
+    with pytest.raises(ss.SpecError, match="gated=True has no effect on a job with eval_every=None"):
+        ss.launch(small_job(), gated=True)
     assert not ss.runs()
-    with pytest.raises(ss.SpecError, match="waits for no verdict; launch it with judged=True"):
-        ss.launch(small_job(steps=1)).go_on(1)
+    with pytest.raises(ss.SpecError, match="does not wait for approval; launch it with gated=True"):
+        ss.launch(small_job(steps=1)).approve(1)
 
 
 # The waiting itself.
@@ -99,7 +99,7 @@ def test_what_nobody_can_judge_is_refused() -> None:
 def run(tmp_path: Path) -> RunDir:
     (tmp_path / "control").mkdir()
     directory = RunDir(tmp_path)
-    directory.judge(0)
+    directory.approve(0)
     return directory
 
 
@@ -109,15 +109,15 @@ def waits(control: StopControl, step: int, patience_s: float) -> float:
     return time.monotonic() - since
 
 
-def test_nobody_waits_where_nobody_judges(run: RunDir) -> None:
-    run.judged.unlink()
+def test_nobody_waits_without_a_gate(run: RunDir) -> None:
+    run.approval.unlink()
     for rank in (0, 1):
         StopControl(run, rank, 2).evaluated(1, 1e9)
 
 
-def test_a_verdict_that_is_there_is_not_waited_for(run: RunDir) -> None:
+def test_a_decision_that_is_there_is_not_waited_for(run: RunDir) -> None:
     first, second = StopControl(run, 0, 2), StopControl(run, 1, 2)
-    run.judge(4)
+    run.approve(4)
     for step in (2, 4):
         first.evaluated(step, 1e9)
         second.evaluated(step, 1e9)
@@ -125,15 +125,15 @@ def test_a_verdict_that_is_there_is_not_waited_for(run: RunDir) -> None:
         assert not second.should_stop(step + 1)
 
 
-def test_a_late_verdict_is_waited_for_twice_and_no_more(run: RunDir) -> None:
+def test_a_late_decision_is_waited_for_twice_and_no_more(run: RunDir) -> None:
     control = StopControl(run, 0, 2)
     assert waits(control, 1, 0.2) >= 0.2
-    run.judge(2)
+    run.approve(2)
     control.evaluated(2, 1e9)
     assert waits(control, 3, 0.2) >= 0.2
     assert waits(control, 4, 0.2) >= 0.2
     control.evaluated(5, 1e9)
-    assert run.heard.read_text() == "5"
+    assert run.decision.read_text() == "5"
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -156,9 +156,9 @@ def test_ranks_that_see_no_file_of_rank_0_stop_after_the_same_step(run: RunDir, 
     """As on two machines whose shared directory shows a new file to one of them only, for as long as it caches."""
     notes, elsewhere = StoreNotes(dist.HashStore()), RunDir(tmp_path / "elsewhere")
     (elsewhere.path / "control").mkdir(parents=True)
-    elsewhere.judge(0)
+    elsewhere.approve(0)
     first, second = StopControl(run, 0, 2, notes=notes), StopControl(elsewhere, 1, 2, notes=notes)
-    run.judge(2)
+    run.approve(2)
     for control in (first, second):
         control.evaluated(2, 1e9)
         assert not control.should_stop(3)

@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardscope.analytic.communication.worth import exchange_time
+from shardscope.analytic.communication.exchange import exchange_time
 from shardscope.errors import SpecError
-from shardscope.measure.asked import link_of, methods_of
+from shardscope.measure.arguments import link_of, methods_of
 from shardscope.measure.break_even import USUAL, exchange, gradient_buckets, refuse_unsteady
 from shardscope.measure.codecs import codec_seconds
 from shardscope.measure.messages import message_seconds
@@ -124,7 +124,7 @@ def _in_a_ring(strategy: Strategy) -> bool:
     return isinstance(strategy, BucketedStrategy) and strategy.ring_directions is not None
 
 
-def worth(
+def compression_speedup(
     job: Job,
     *,
     methods: Iterable[Compression | str] | Compression | str = USUAL,
