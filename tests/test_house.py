@@ -29,9 +29,9 @@ ENGINES = FIRST | {"training", "analytic"}
 SECOND = ENGINES | {"methods", "export"}
 THIRD = SECOND | {"prediction", "runtime", "simulate"}
 MAY_IMPORT = {
-    "elsewhere": set(),
+    "aliases": set(),
     "_lazy": set(),
-    "errors": {"elsewhere"},
+    "errors": {"aliases"},
     "_compat": set(),
     "_version": set(),
     "machine": set(),
@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "cli": THIRD | {"tuning", "measure", "commands"},
 }
 WITHOUT_TORCH = (
-    "elsewhere",
+    "aliases",
     "_lazy",
     "errors",
     "_compat",

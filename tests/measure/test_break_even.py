@@ -163,14 +163,21 @@ class Probe:
         self.job = job.replace(steps=steps)
         self.__dict__.update(fields)
 
-    def events(self, _kind: str) -> list[dict]:
+    def events(self, _kind: str | None = None) -> list[dict]:
         spans = [["compute", "forward", 0.0, 1.0, 0], ["communication", "all_reduce", 1.0, 3.0, 8]]
-        traffic = {"all_reduce": {"sent_bytes": 100}}
-        rows = [
-            {"step": 1 + step, "spans": spans, "traffic": traffic, "step_time_s": 3.0}
+        traffic = {"all_reduce": {"sent_bytes": 100, "received_bytes": 100}}
+        return [
+            {
+                "event": "step",
+                "rank": rank,
+                "step": 1 + step,
+                "spans": spans,
+                "traffic": traffic,
+                "step_time_s": 3.0,
+            }
             for step in range(self.job.steps)
+            for rank in range(self.job.world_size)
         ]
-        return rows * self.job.world_size
 
 
 @pytest.mark.parametrize(
@@ -234,12 +241,12 @@ def test_computing_is_what_is_left_of_a_step_without_waiting() -> None:
     """Messages from 1 to 4 and 5 to 8; until 2, and from 6 to 7, the backward pass and another go on beside them."""
 
     class Overlapped(Probe):
-        def events(self, _kind: str) -> list[dict]:
+        def events(self, _kind: str | None = None) -> list[dict]:
             lanes = [("compute", 0, 2), ("communication", 1, 4), ("communication", 5, 8), ("compute", 6, 7)]
             spans = [[lane, "any", float(start), float(end), 0] for lane, start, end in lanes]
-            traffic = {"all_reduce": {"sent_bytes": 100}}
-            row = {"spans": spans, "traffic": traffic, "step_time_s": 10.0}
-            return [{"step": step, **row} for step in (1, 2, 3) for _ in range(2)]
+            traffic = {"all_reduce": {"sent_bytes": 100, "received_bytes": 100}}
+            row = {"event": "step", "spans": spans, "traffic": traffic, "step_time_s": 10.0}
+            return [{"step": step, "rank": rank, **row} for step in (1, 2, 3) for rank in range(2)]
 
     probe: Any = Overlapped(JOB, 3)
     assert probed(JOB, probe) == (10.0 - (4 - 2) - (8 - 5 - 1), 100, 6.0)

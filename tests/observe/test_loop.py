@@ -143,7 +143,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def test_a_directory_that_is_lost_ends_the_recording_but_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from shardscope.training.events import EventWriter
+    from shardscope.runlog.writer import EventWriter
 
     model, optimizer = parts()
 

@@ -89,7 +89,7 @@ def test_bytes_and_model_states_are_those_of_the_formulas(trained: Trained, wrap
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads sockets as Linux shows them")
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_bytes_are_those_that_the_kernel_counts(trained: Trained, wrapper: str) -> None:
-    told = int(trained.runs[wrapper].metrics()["bytes_sent"].sum())
+    told = int(trained.runs[wrapper].metrics()["sent_bytes"].sum())
     kernel = {
         how: sum(result[wrapper][how]["sent"] for result in trained.results) for how in ("alone", "observed")
     }

@@ -35,7 +35,8 @@ class Oracle(NamedTuple):
     sent_bytes: dict[int, int]
     messages: dict[int, int]
     peak_memory_bytes: int
-    test_loss: float | None
+    validation_loss: float | None
+    test_loss: float
 
     @classmethod
     def of(cls, run: ss.Run) -> Oracle:
@@ -51,6 +52,7 @@ class Oracle(NamedTuple):
                     row for name, row in event["traffic"].items() if name not in OTHER_THAN_TRAINING
                 ]
         evaluated = [event["loss"] for event in events if event["event"] == "eval" and event["rank"] == 0]
+        (tested,) = [event["loss"] for event in events if event["event"] == "test" and event["rank"] == 0]
         losses = {
             step: [event["loss"] for event in row if event["loss"] is not None] for step, row in rows.items()
         }
@@ -61,6 +63,7 @@ class Oracle(NamedTuple):
             {step: sum(row["messages"] for row in sent[step]) for step in sorted(rows)},
             max(event["peak_memory_bytes"] for row in rows.values() for event in row),
             evaluated[-1] if evaluated else None,
+            tested,
         )
 
     def step_time_s(self, kinds: list[list[int]]) -> float:
@@ -99,7 +102,7 @@ def test_all_doors_give_the_same_figures(name: str, tmp_path: Path) -> None:
     assert summary.loss == pytest.approx([*oracle.loss.values()][-1])
     assert summary.step_time_s == pytest.approx(oracle.step_time_s(kinds))
     assert summary.peak_memory_bytes == oracle.peak_memory_bytes
-    assert summary.test_loss == oracle.test_loss
+    assert (summary.validation_loss, summary.test_loss) == (oracle.validation_loss, oracle.test_loss)
     on_disk = json.loads((run.path / "summary.json").read_text())
     assert on_disk.pop("wall_s") <= (
         summary.wall_s or math.inf
@@ -114,7 +117,9 @@ def test_all_doors_give_the_same_figures(name: str, tmp_path: Path) -> None:
     assert measured.objective("seconds", 1) == pytest.approx(summary.step_time_s)
     assert measured.objective("memory", 1) == summary.peak_memory_bytes
     assert measured.spent_s == pytest.approx(metrics["step_time_s"].sum())
-    assert [loss for _, loss, _ in measured.curve][-1:] == ([summary.test_loss] * bool(measured.curve))
+    assert [loss for _, loss, _ in measured.curve][-1:] == [summary.validation_loss]
+    assert measured.test is not None
+    assert measured.test[0] == summary.test_loss
 
     trace = Trace.read(run)
     assert [step.sent_bytes for step in trace.steps] == list(oracle.sent_bytes.values())

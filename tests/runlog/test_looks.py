@@ -41,7 +41,7 @@ def test_few_looks_are_all_kept_whoever_comes_first() -> None:
     assert LayerSamples().layers(LAMB) == layers_of([], LAMB)
 
 
-@pytest.mark.parametrize("num_looks", [240, 241, 242, 479, 480, 481, 5000])
+@pytest.mark.parametrize("num_samples", [240, 241, 242, 479, 480, 481, 5000])
 def test_many_are_thinned_evenly_and_the_first_and_the_newest_stay(num_samples: int) -> None:
     layer_samples = looks_of(look(10 * n, rank) for n in range(1, num_samples + 1) for rank in (0, 1))
     steps = steps_of(layer_samples)
@@ -52,7 +52,7 @@ def test_many_are_thinned_evenly_and_the_first_and_the_newest_stay(num_samples: 
     assert len(layer_samples.layers(LAMB).residuals[0].steps) == len(steps)
 
 
-@pytest.mark.parametrize("fields", [{"ratio": "nan"}, {"owed": "inf"}])
+@pytest.mark.parametrize("fields", [{"ratio": "nan"}, {"residuals": "inf"}])
 def test_the_first_that_is_no_number_stays_though_all_after_it_are_well(fields: dict[str, Any]) -> None:
     layer_samples = looks_of(look(step, **(fields if step == 7 else {})) for step in range(1, 2001))
     assert [alarm.kind for alarm in layer_samples.layers(LAMB).alarms] == ["not finite"]

@@ -104,7 +104,7 @@ def test_traffic_is_a_row_for_each_rank_event_and_collective(run: ss.Run) -> Non
     frame = traffic_frame(run)
     assert set(frame["event"]) >= {"step", "eval", "test"}
     of_steps = frame[frame["event"] == "step"].groupby("step")["sent_bytes"].sum()
-    assert of_steps.tolist() == run.metrics()["bytes_sent"].tolist()
+    assert of_steps.tolist() == run.metrics()["sent_bytes"].tolist()
 
 
 def test_figures_are_those_of_the_run_and_of_its_evaluations(run: ss.Run) -> None:

@@ -242,4 +242,4 @@ def test_exchanges_of_one_step_and_pieces_of_one_tensor_add_up():
     for _ in range(2):
         dgc.before(bucket(torch.tensor([3.0, 4.0, 0.0, 0.0])))
     assert dgc.seen["a"] == pytest.approx(25.0 + 1.5**2 * 25.0)
-    assert set(dgc.owed) == {"unsent"}
+    assert set(dgc.residuals) == {"unsent"}

@@ -35,9 +35,9 @@ def residuals(values, layer="a.weight", kind="residual"):
 def layers():
     return layers_of(
         [
-            *(event(step, residuals=[["residual", "a.weight", 3.0 * step, 4.0]]) for step in STEPS),
+            *(event(step, owed=[["residual", "a.weight", 3.0 * step, 4.0]]) for step in STEPS),
             *(
-                event(step, rank=1, residuals=[["residual", "a.weight", 4.0 * step, 3.0]]) | NOTHING
+                event(step, rank=1, owed=[["residual", "a.weight", 4.0 * step, 3.0]]) | NOTHING
                 for step in STEPS
             ),
         ],
@@ -134,6 +134,6 @@ def test_a_run_that_ended_in_what_is_no_number_says_so(num_looks: int):
 
 
 def test_what_is_owed_is_drawn_to_the_last_step():
-    events = [event(step, residuals=[["residual", "a.weight", 1.0 * step, 1.0]]) for step in range(1, 132)]
+    events = [event(step, owed=[["residual", "a.weight", 1.0 * step, 1.0]]) for step in range(1, 132)]
     info = figures.layers_info(layers_of(events, LAMB))
     assert info.debts[0].last == 131.0

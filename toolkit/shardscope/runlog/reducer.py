@@ -113,7 +113,7 @@ class RunLog:
     def _on_traffic(self, event: Event) -> None:
         """Add traffic that a rank's server sent for a step after the rank had finished it."""
         number = event["step"]
-        if number in self._open:
+        if number in self._open or number > self.last_step:  # clocks may have put it before the step
             self._late.setdefault(number, []).append(event)
         else:
             late = self._sent([event])

@@ -1,7 +1,7 @@
+from shardscope.spec.batch import Batch as Batch
 from shardscope.spec.cluster import Cluster as Cluster
 from shardscope.spec.cluster import Device as Device
 from shardscope.spec.compression import Compression as Compression
-from shardscope.spec.job import Batch as Batch
 from shardscope.spec.job import Checkpoint as Checkpoint
 from shardscope.spec.job import Job as Job
 from shardscope.spec.job import Record as Record

@@ -11,9 +11,9 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import registry
 from shardscope.spec._base import Spec, leaving_out_unknown_fields
+from shardscope.spec.batch import Batch
 from shardscope.spec.compression import AnyCompression, Compression
 from shardscope.spec.data import check_compatible
-from shardscope.spec.divisors import divisors_text
 from shardscope.spec.job_format import FORMAT, require_readable
 from shardscope.spec.link import LinkOrName
 from shardscope.spec.lr_schedule import AnyLRSchedule, LRSchedule
@@ -32,54 +32,6 @@ RECOMPUTE = ("none", "selective", "full")
 LOSSES = ("cross-entropy", "mse")
 IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
 """Names of a job's precisions in layouts. The weights stay in fp32."""
-
-
-class Batch(Spec):
-    """The global batch of one optimizer step, and the micro-batch that one forward pass takes."""
-
-    _positional = "global_batch"
-    _former_names: ClassVar = {"global_size": "global_batch", "micro_size": "micro_batch"}
-
-    global_batch: Count = 64
-    """Samples in one optimizer step over all ranks. 1 to 2147483647, divisible by the number of ranks."""
-    micro_batch: Count | None = None
-    """Samples in one forward pass on one rank; None takes the rank's whole share at once, or in a pipeline a size that
-    suits its schedule. Divides the rank's share."""
-
-    def per_rank(self, num_ranks: int, *, among: str | None = None) -> int:
-        """Samples per rank in one step.
-
-        Args:
-            num_ranks: Number of ranks that the batch is divided over.
-            among: Description of those ranks for error messages; None if they are all ranks.
-
-        Raises:
-            SpecError: The global batch does not divide evenly.
-        """
-        share, rest = divmod(self.global_batch, num_ranks)
-        if rest or not share:
-            below, above = share * num_ranks, (share + 1) * num_ranks
-            near = f"{below} or {above}" if below else f"{above}"
-            raise SpecError(
-                f"batch.global_batch={self.global_batch} does not divide over "
-                f"{among or f'world_size={num_ranks}'}; use {near}"
-            )
-        return share
-
-    def accumulation_steps(self, num_ranks: int, *, among: str | None = None) -> int:
-        """Gradient-accumulation steps: micro-batches per rank in one step; the arguments are those of `per_rank`.
-
-        Raises:
-            SpecError: The micro-batch does not divide the rank's share.
-        """
-        share = self.per_rank(num_ranks, among=among)
-        micro = self.micro_batch or share
-        if share % micro:
-            raise SpecError(
-                f"batch.micro_batch={micro} does not divide the per-rank batch {share}; "
-                f"use one of {divisors_text(share, near=micro)}"
-            )
-        return share // micro
 
 
 class Checkpoint(Spec):

@@ -40,7 +40,7 @@ class LayerWatch:
         compressor = self.strategy.compressor
         residuals = [] if compressor is None else [list(row) for row in compressor.residuals]
         if layers or residuals:
-            self.events.emit("layers", step=step, lr=lr, **_columns(layers), residuals=residuals)
+            self.events.emit("layers", step=step, lr=lr, **_columns(layers), owed=residuals)
 
 
 def _columns(layers: list[LayerSignal]) -> dict[str, list[Any]]:

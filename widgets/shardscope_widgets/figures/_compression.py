@@ -39,8 +39,8 @@ class CompressedRun(NamedTuple):
     """One run.
 
     `bytes_per_step` and `step_s` are None before the end of its first period. `parts` are seconds per step in the order
-    of `PARTS`, None without spans. `loss_mean` is the mean over the last `LAST` steps. `residuals` is the norm of the residual
-    by step. `plain` is the uncompressed baseline, None if there is none.
+    of `PARTS`, None without spans. `loss_mean` is the mean over the last `LAST` steps. `residuals` is the norm of the
+    residual by step. `plain` is the uncompressed baseline, None if there is none.
     """
 
     label: str

@@ -120,7 +120,7 @@ def _optimizer(optimizer: torch.optim.Optimizer | None) -> Optimizer:
     try:
         if kind is torch.optim.AdamW and not group["amsgrad"]:
             return Optimizer("adamw", **lr, **_those(group, "betas", "eps", "weight_decay"))
-        if kind is torch.optim.SGD and not group["nesterov"]:
+        if kind is torch.optim.SGD and not group.get("nesterov"):
             return Optimizer("sgd", **lr, **_those(group, "momentum", "weight_decay"))
     except SpecError:  # a setting that jobs refuse, such as a learning rate of 0
         pass

@@ -28,6 +28,10 @@ Timed = tuple[str, str, Mark, Mark, int]
 """A span whose ends may still be ahead of the device: lane, name, start, end, bytes."""
 
 
+_LATE_STEPS = 2
+"""Steps that are held back at most for collectives that have not been seen to end; of some, nobody ever sees it."""
+
+
 @dataclass
 class _Step:
     """One step while it runs, and until the device has finished it."""
@@ -39,6 +43,8 @@ class _Step:
     tokens: int | None = None
     passes: int = 0
     is_counted: bool = False
+    num_in_flight: int = 0
+    """Collectives that have started in this step and not been seen to end."""
     spans: list[Timed] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     traffic: Rows = field(default_factory=dict)
@@ -126,7 +132,14 @@ class StepRecorder:
     def collective_begins(self, name: str, payload: int) -> Any:
         """Record the span of a collective; returns what to call when it is over."""
         step, start = self._step, self._marks.now()
-        return lambda: self._add("communication", name, start, payload, step)
+        with self._lock:
+            step.num_in_flight += 1
+        return lambda: self._collective_ends(name, start, payload, step)
+
+    def _collective_ends(self, name: str, start: Mark, payload: int, step: _Step) -> None:
+        self._add("communication", name, start, payload, step)
+        with self._lock:
+            step.num_in_flight -= 1
 
     # Steps.
 
@@ -174,6 +187,8 @@ class StepRecorder:
         if wait and torch.cuda.is_initialized():
             torch.cuda.synchronize()
         while self._pending and self._marks.is_past(self._pending[0].end):
+            if self._pending[0].num_in_flight and len(self._pending) <= _LATE_STEPS and not wait:
+                return  # the backend's thread has yet to report a collective
             self._write(self._pending.popleft())
 
     def close(self) -> Rows:
