@@ -5,6 +5,7 @@
     job = ss.Job(model="gpt-nano", data="python-source", strategy="ring", world_size=4, steps=50)
     run = ss.launch(job)     # returns at once; real ranks train in processes of their own
     run.wait().metrics()     # one row a step
+    ss.compare(run)          # measured beside predicted, term by term
 
 Names are imported when first used (PEP 562), so `import shardscope` costs milliseconds and loads neither
 torch nor plotly. A notebook kernel that only starts and watches runs never needs torch at all.
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         UntrustedCode,
     )
     from shardscope.measure.break_even import break_even
+    from shardscope.measure.compare import Comparison, compare
     from shardscope.measure.worth import worth
     from shardscope.methods.compressors.packed import PackedCompression
     from shardscope.methods.strategies.all_reduce import AllReduce
@@ -124,6 +126,7 @@ _HOMES = {
     "shardscope.training.compression.codec": ("SimpleCodec",),
     "shardscope.training.strategies.own_all_reduce": ("OwnAllReduce",),
     "shardscope.measure.break_even": ("break_even",),
+    "shardscope.measure.compare": ("Comparison", "compare"),
     "shardscope.measure.worth": ("worth",),
     "shardscope.runtime": ("Run", "launch", "load_job", "runs"),
     "shardscope.runtime.check": ("check",),
@@ -161,6 +164,7 @@ __all__ = [
     "CheckpointError",
     "Choices",
     "Cluster",
+    "Comparison",
     "Compression",
     "DataError",
     "Device",
@@ -209,6 +213,7 @@ __all__ = [
     "break_even",
     "check",
     "check_method",
+    "compare",
     "doctor",
     "launch",
     "load_job",

@@ -1,9 +1,9 @@
-"""The command line: `shardscope lab | run | tune | check | demo | plan | predict | scoreboard | runs | stop | doctor`.
+"""The command line: `shardscope COMMAND`, a module of `shardscope.commands` for each.
 
 Exit status:
     0    done
-    1    a rank failed, no trial of a study was completed, a check found a difference, or this machine cannot run jobs
-         (`doctor`)
+    1    a rank failed, no trial of a study was completed, a check or comparison found a difference, or this machine
+         cannot run jobs (`doctor`)
     2    the command or the job as described cannot be carried out; one line on stderr says why
     130  stopped by Ctrl-C (143 by SIGTERM); the run was stopped with it
 """
@@ -15,10 +15,23 @@ import sys
 from collections.abc import Sequence
 
 from shardscope import __version__
-from shardscope.commands import check, demo, doctor, lab, plan, predict, run, runs, scoreboard, stop, tune
+from shardscope.commands import (
+    check,
+    compare,
+    demo,
+    doctor,
+    lab,
+    plan,
+    predict,
+    run,
+    runs,
+    scoreboard,
+    stop,
+    tune,
+)
 from shardscope.errors import RunFailed, ShardscopeError
 
-COMMANDS = (lab, run, tune, check, demo, plan, predict, scoreboard, runs, stop, doctor)
+COMMANDS = (lab, run, compare, tune, check, demo, plan, predict, scoreboard, runs, stop, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
