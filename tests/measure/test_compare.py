@@ -14,8 +14,9 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from prediction.ranks_of import EVERY_STEP, run_on
 from shardscope import cli
-from shardscope.measure.compare import ComparedTerm, Comparison, compare
+from shardscope.measure.compare.comparison import ComparedTerm, Comparison
 from shardscope.measure.compare.measured import step_time
+from shardscope.measure.compare.of_run import compare
 from shardscope.measure.compare.view import error_text
 from shardscope.runtime import Run
 from shardscope.runtime.rundir import RunDir

@@ -10,7 +10,7 @@ from typing import Any
 import shardscope as ss
 from conformance.ranks import RankPool
 from shardscope.analytic.job_step import JobStep
-from shardscope.measure.compare import compare
+from shardscope.measure.compare.of_run import compare
 from shardscope.runtime import Run
 from shardscope.runtime.rundir import RunDir
 from shardscope.spec.model.step import StepTrace

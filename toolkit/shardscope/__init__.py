@@ -32,7 +32,8 @@ if TYPE_CHECKING:
         UntrustedCode,
     )
     from shardscope.measure.break_even import break_even
-    from shardscope.measure.compare import Comparison, compare
+    from shardscope.measure.compare.comparison import Comparison
+    from shardscope.measure.compare.of_run import compare
     from shardscope.measure.worth import worth
     from shardscope.methods.compressors.packed import PackedCompression
     from shardscope.methods.strategies.all_reduce import AllReduce
@@ -126,7 +127,8 @@ _HOMES = {
     "shardscope.training.compression.codec": ("SimpleCodec",),
     "shardscope.training.strategies.own_all_reduce": ("OwnAllReduce",),
     "shardscope.measure.break_even": ("break_even",),
-    "shardscope.measure.compare": ("Comparison", "compare"),
+    "shardscope.measure.compare.comparison": ("Comparison",),
+    "shardscope.measure.compare.of_run": ("compare",),
     "shardscope.measure.worth": ("worth",),
     "shardscope.runtime": ("Run", "launch", "load_job", "runs"),
     "shardscope.runtime.check": ("check",),

@@ -25,7 +25,7 @@ def add_to(commands: Any) -> None:
 
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print the comparison; 1 if a term that is predicted exactly, or within bounds, differs."""
-    from shardscope.measure.compare import compare
+    from shardscope.measure.compare.of_run import compare
     from shardscope.runtime import Run
 
     found = compare(Run.attach(arguments.run, arguments.root))

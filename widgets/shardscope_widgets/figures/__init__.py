@@ -105,6 +105,7 @@ from shardscope_widgets.figures._plans import (
     plans_text,
     terms_info,
 )
+from shardscope_widgets.figures._predicted import ComparedInfo, compared, compared_info, draw_compared
 from shardscope_widgets.figures._ring import RingInfo, Transfer, ring, ring_info, ring_text
 from shardscope_widgets.figures._schedule import ScheduleInfo, schedule, schedule_info, schedule_text
 from shardscope_widgets.figures._slices import SlicesInfo, slices, slices_info, slices_text
@@ -169,6 +170,10 @@ __all__ = [
     "TimelineInfo",
     "Trace",
     "Transfer",
+    "ComparedInfo",
+    "compared",
+    "compared_info",
+    "draw_compared",
     "comparison",
     "comparison_info",
     "comparison_text",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -87,6 +88,37 @@ def _on_time(comparison: Comparison) -> str:
 def _signed(row: ComparedTerm) -> str:
     more_s = row.measured - row.predicted
     return f"{'+' if more_s >= 0 else '-'}{figure(abs(more_s), 's')}"
+
+
+OVERVIEW = ("run", "bytes", "messages", "states", "activations", "predicted", "step", "error")
+"""Columns of `overview`."""
+_STATES = ("parameters", "gradients", "optimizer", "buffers")
+
+
+def overview(comparisons: Iterable[Comparison]) -> list[list[str]]:
+    """Return a row of text for each comparison, with the columns of `OVERVIEW`.
+
+    They are the errors of four groups of terms, the predicted and the measured time of a step, and its error.
+    """
+    return [_overview_row(comparison) for comparison in comparisons]
+
+
+def _overview_row(comparison: Comparison) -> list[str]:
+    rows = {(row.group, row.term): row for row in comparison.rows}
+    sent = [[row for row in comparison.rows if row.group == group] for group in ("bytes", "messages")]
+    states = [rows["memory", kind] for kind in _STATES if ("memory", kind) in rows]
+    activations, step = rows.get(("memory", "activations")), rows.get(("time", "step"))
+    return [
+        comparison.label, *map(_worst, sent), _worst(states), _worst([activations] if activations else []),
+        *((value_text(step.predicted, "s"), value_text(step.measured, "s"), error_text(step)) if step else "---"),
+    ]  # fmt: skip
+
+
+def _worst(rows: Sequence[ComparedTerm]) -> str:
+    """The error of the row that is furthest off; a dash without rows."""
+    if not rows:
+        return "-"
+    return error_text(max(rows, key=lambda row: (not row.agrees, row.error is None or abs(row.error))))
 
 
 def _cells(row: ComparedTerm, columns: tuple[str, ...]) -> list[str]:
