@@ -25,11 +25,7 @@ from analytic.published_tables import (
 )
 from shardscope.analytic.compute.flops import (
     hardware_flops,
-    korthikanti_hardware_flops,
-    korthikanti_model_flops,
     megatron_flops,
-    megatron_parameters,
-    megatron_training_s,
     model_flops,
 )
 from shardscope.analytic.memory import (
@@ -235,8 +231,7 @@ def covers(low: float, high: float, printed: float, unit: float) -> bool:
 
 @pytest.mark.parametrize("row", MEGATRON_1, ids=lambda row: f"{row[0]}B")
 def test_table_1_parameters(row: tuple[float, ...]) -> None:
-    exact = float(megatron_parameters(row[3], row[2], VOCAB, SEQ)) / 1e9
-    assert round(exact, 1) == row[0]
+    assert round(gpt(layers=row[3], hidden=row[2], heads=row[1]).num_params / 1e9, 1) == row[0]
 
 
 @pytest.mark.parametrize("row", MEGATRON_1, ids=lambda row: f"{row[0]}B")
@@ -263,22 +258,11 @@ def test_table_2_days(row: tuple[str, float, int, int, int, int, int]) -> None:
     assert covers(*taken, days, 1)
 
 
-@pytest.mark.parametrize(
-    ("params", "tokens", "devices", "rate", "days"),
-    [(175e9, 300e9, 1024, 140e12, 34), (1008e9, 450e9, 3072, 163e12, 84)],
-)
-def test_days_of_training_by_equation_4(
-    params: float, tokens: float, devices: int, rate: float, days: int
-) -> None:
-    assert round(float(megatron_training_s(tokens, params, devices, rate)) / DAY_S) == days
-
-
 @pytest.mark.parametrize("row", KORTHIKANTI_5, ids=lambda row: row[0])
-def test_table_5_mfu_and_hfu(row: tuple[str, *tuple[float, ...]]) -> None:
-    _, layers, hidden, _, _, devices, batch, _, _, _, seconds, mfu, hfu = row
-    for flops, printed in ((korthikanti_model_flops, mfu), (korthikanti_hardware_flops, hfu)):
-        done = 100 * float(flops(batch, SEQ, layers, hidden, VOCAB)) / (devices * PEAK)
-        assert covers(done / (seconds + 0.005), done / (seconds - 0.005), printed, 0.1)
+def test_table_5_mfu(row: tuple[str, *tuple[float, ...]]) -> None:
+    _, layers, hidden, heads, _, devices, batch, _, _, _, seconds, mfu, _ = row
+    done = 100 * float(model_flops(gpt(layers, hidden, heads), batch)) / (devices * PEAK)
+    assert covers(done / (seconds + 0.005), done / (seconds - 0.005), mfu, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -293,10 +277,10 @@ def test_table_5_gain_in_throughput(row: tuple[str, *tuple[float, ...]], gain: f
 
 
 def test_the_exact_model_flops_are_korthikantis() -> None:
-    model = gpt(96, 12288, 96)
-    assert float(model_flops(model, 64)) == pytest.approx(
-        float(korthikanti_model_flops(64, SEQ, 96, 12288, VOCAB))
-    )
+    """Korthikanti et al. 2022 (arXiv 2205.05198), equation 7: 72 B L s h² (1 + s/(6h) + V/(12 h L))."""
+    layers, h = 96, 12288
+    printed = 72 * 64 * layers * SEQ * h**2 * (1 + SEQ / (6 * h) + VOCAB / (12 * h * layers))
+    assert float(model_flops(gpt(layers, h, 96), 64)) == pytest.approx(printed)
 
 
 def test_flops_of_a_gated_grouped_query_model_are_six_a_weight_and_token() -> None:

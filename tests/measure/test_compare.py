@@ -156,12 +156,11 @@ def test_on_a_cluster_terms_without_a_counterpart_are_noted() -> None:
         step_of(rank, SPANS, 20.0) | {"peak_memory_bytes": 5, "traffic": {}, "step": 1} for rank in (0, 1)
     ]
     events = [{"event": "start", "rank": rank} for rank in (0, 1)] + [row | {"event": "step"} for row in rows]
-    run: Any = SimpleNamespace(
-        id="r", name="r", job=job, events=lambda: events, summary=lambda: SimpleNamespace(step_time_s=20.0)
-    )
+    run: Any = SimpleNamespace(id="r", name="r", job=job, events=lambda: events)
     found = compare(run, CLUSTER)
     assert found.where == CLUSTER.name
-    assert found["time", "step"].predicted == ss.predict(job, CLUSTER).step_time_s
+    step = found["time", "step"]
+    assert (step.predicted, step.measured) == (ss.predict(job, CLUSTER).step_time_s, 20.0)
     assert found["time", "forward"].predicted == ss.predict(job, CLUSTER).time["forward"].value
     assert any(note.startswith("communication is left out") for note in found.notes)
 

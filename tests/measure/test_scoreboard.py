@@ -1,73 +1,17 @@
-"""The scoreboard: reads measured data sets, never scores a fitted row unawares, and meets what is promised."""
+"""The scoreboard: compares predictions with tables that no calibration was fitted to."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
 from shardscope import cli
-from shardscope.errors import DataError, ShardscopeError
-from shardscope.measure.scoreboard.board import board
-from shardscope.measure.scoreboard.calibrate import RECIPES
-from shardscope.measure.scoreboard.datasets import load
-from shardscope.measure.scoreboard.fit import Prior, fit
-from shardscope.measure.scoreboard.rows import predicted_seconds
 from shardscope.measure.scoreboard.score import Score, rank_correlation
 from shardscope.measure.scoreboard.tables import published
-from shardscope.spec.calibration import Calibration, catalogue
-
-REFERENCE = Path(os.environ.get("SHARDSCOPE_MEASURED_ROWS", "no-such-file"))
-"""A file of measured data sets as `shardscope scoreboard --rows` takes it."""
-BARS = {
-    "vtrain_ground_truth_multi": (10, 0.95),
-    "vtrain_ground_truth_single": (15, 0.95),
-    "llm_foundry_benchmarks": (6, 0.95),
-    "simumax_b200": (5, 0.95),
-}
-COLUMNS = [
-    "# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers", "sequence length",
-    "tensor parallelism", "data parallelism", "pipeline parallelism", "iteration time (ms)",
-]  # fmt: skip
-SAMPLE = {"vtrain_ground_truth_single": {"columns": COLUMNS, "rows": [
-    [8, 16, 2, 2048, 16, 24, 1024, 2, 2, 2, 310.98], [4, 64, 1, 2048, 16, 16, 1024, 1, 4, 1, 1029.24],
-]}}  # fmt: skip
-
-
-@pytest.fixture
-def sample(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.json"
-    path.write_text(json.dumps(SAMPLE))
-    return path
-
-
-def test_rows_become_layouts(sample: Path) -> None:
-    first, second = load(sample)["vtrain_ground_truth_single"]
-    assert (first.layout.tensor, first.layout.data, first.layout.pipeline) == (2, 2, 2)
-    assert first.layout.num_micro_batches == 4
-    assert second.seconds == pytest.approx(1.02924)
-    assert first.key != second.key
-    assert first.key == replace(first, seconds=99.0).key, "the hash is of the inputs alone"
-
-
-def test_the_board_leaves_out_rows_that_were_fitted(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = load(sample)
-    known = Calibration.of("a100-megatron")
-    seen = known.replace(fitted=(rows["vtrain_ground_truth_single"][0].key,))
-    monkeypatch.setattr(Calibration, "of", lambda _name: seen)
-    (line,) = board(rows)
-    assert (line.rows, line.score.rows) == ("held out", 1)
-    assert [(one.rows, one.score.rows) for one in board(rows, fitted=True)] == [
-        ("held out", 1),
-        ("fitted", 1),
-    ]
+from shardscope.spec.calibration import catalogue
 
 
 def test_nothing_was_fitted_to_the_tables_that_ship() -> None:
@@ -88,60 +32,6 @@ def test_a_score_of_known_errors() -> None:
     assert (score.rank, score.rows) == (pytest.approx(1), 2)
 
 
-def test_a_fit_finds_the_constants_that_made_the_times() -> None:
-    rows = [row for name in ("Megatron SC21, table 1", "Korthikanti, table 5") for row in published()[name]]
-    truth = Calibration(name="truth", matmul_efficiency=0.62, intra_efficiency=0.45, memory_efficiency=0.6)
-    made = [
-        replace(row, seconds=float(t)) for row, t in zip(rows, predicted_seconds(rows, truth), strict=True)
-    ]
-    priors = {
-        name: Prior(0.7, 3.0) for name in ("matmul_efficiency", "intra_efficiency", "memory_efficiency")
-    }
-    found = fit(made, priors, Calibration(name="found"))
-    for name in priors:
-        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=1e-2)
-
-
-def test_odd_rows_do_not_bend_the_fit() -> None:
-    rows = published()["Korthikanti, table 5"]
-    truth = Calibration(name="truth", matmul_efficiency=0.62)
-    made = [
-        replace(row, seconds=float(t)) for row, t in zip(rows, predicted_seconds(rows, truth), strict=True)
-    ]
-    made[0] = replace(made[0], seconds=3 * made[0].seconds)
-    found = fit(made, {"matmul_efficiency": Prior(0.7, 1.0)}, Calibration(name="found"))
-    assert found.matmul_efficiency == pytest.approx(0.62, rel=0.03)
-
-
-def test_only_fitting_needs_scipy_and_says_which_extra_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(
-        ShardscopeError, match=r"needs the package scipy; pip install 'shardscope\[calibrate\]'"
-    ):
-        fit(published()["Korthikanti, table 5"], {}, Calibration(name="none"))
-    modules = ("board", "calibrate", "fit", "score", "tables")
-    code = "".join(f"import shardscope.measure.scoreboard.{name}\n" for name in modules)
-    check = f"import sys; sys.modules['scipy'] = None\n{code}"
-    assert subprocess.run([sys.executable, "-c", check], capture_output=True, timeout=60).returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "is not JSON"),
-        ("{}", "holds no data set"),
-        ('{"simumax_b200": {"rows": []}}', "lacks what its data set needs"),
-    ],
-)
-def test_a_file_that_holds_no_rows_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "rows.json"
-    path.write_text(text)
-    with pytest.raises(DataError, match=message):
-        load(path)
-    with pytest.raises(DataError, match="cannot be read"):
-        load(tmp_path / "nothing.json")
-
-
 def test_the_command_prints_the_tables_that_ship(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["scoreboard"]) == 0
     printed = capsys.readouterr().out
@@ -149,41 +39,7 @@ def test_the_command_prints_the_tables_that_ship(capsys: pytest.CaptureFixture[s
     assert "plain formula" in printed
 
 
-def test_the_command_prints_json(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["scoreboard", "--rows", str(sample), "--fitted", "--json"]) == 0
+def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["scoreboard", "--json"]) == 0
     lines = {(line["dataset"], line["rows"]): line for line in json.loads(capsys.readouterr().out)}
     assert lines["Llama 3, table 4", "never fitted"]["n"] == 3
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_every_recipe_has_its_calibration(recipe: object) -> None:
-    known = Calibration.of(recipe.name)  # type: ignore[attr-defined]
-    for name, prior in recipe.priors.items():  # type: ignore[attr-defined]
-        assert getattr(known, name) > 0
-        assert prior.center > 0
-
-
-@pytest.mark.parametrize("name", BARS)
-def test_cross_validation_met_what_is_promised(name: str) -> None:
-    """As scored when the shipped constants were fitted: each row by constants fitted to the other four fifths."""
-    scores = [
-        one.scores[key] for one in catalogue() for key in one.scores if key == f"{name}, cross-validated"
-    ]
-    rows = sum(score["rows"] for score in scores)
-    assert sum(score["mape"] * score["rows"] for score in scores) / rows <= BARS[name][0]
-    assert all(score["rank"] >= BARS[name][1] for score in scores)
-
-
-@pytest.mark.skipif(not REFERENCE.is_file(), reason="the measured rows are not part of the project")
-@pytest.mark.parametrize("name", BARS)
-def test_measured_rows_that_were_not_fitted_are_met(name: str) -> None:
-    (line,) = board({name: load(REFERENCE)[name]})
-    assert line.rows == "held out"
-    assert line.score.mape <= BARS[name][0]
-
-
-@pytest.mark.skipif(not REFERENCE.is_file(), reason="the measured rows are not part of the project")
-def test_the_shipped_calibrations_beat_both_trivial_formulas() -> None:
-    for line in board({name: rows for name, rows in load(REFERENCE).items() if name in BARS}):
-        assert line.score.mape < line.plain.mape, line.dataset
-        assert line.score.mape < line.constant_mfu.mape, line.dataset

@@ -20,12 +20,10 @@ ALGORITHMS = {"parameter-server", "ring", "tree", "hierarchical"}
 EXCEPTED = {
     "toolkit/shardscope/analytic/communication/algorithms/__init__.py": ALGORITHMS,
     "toolkit/shardscope/analytic/large_batch/scaling.py": {"linear", "sqrt"},  # rules by which the rate is scaled
-    "toolkit/shardscope/measure/scoreboard/titan.py": {"interleaved"},  # in the text of a published table
     "toolkit/shardscope/training/strategies/fully_sharded.py": {"ring"},  # a setting: whose collectives
     "widgets/shardscope_widgets/communication_calculator/_asked.py": ALGORITHMS,
     "widgets/shardscope_widgets/figures/_communication_look.py": ALGORITHMS,
     "widgets/shardscope_widgets/figures/_who_sends.py": ALGORITHMS,
-    "toolkit/shardscope/measure/scoreboard/simumax.py": {"topk"},  # experts of a token
     "toolkit/shardscope/tuning/population/explore.py": {"linear"},  # how an axis is drawn
 }  # fmt: skip
 """By file: words that are the names of something else there."""

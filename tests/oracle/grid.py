@@ -17,8 +17,8 @@ import shardscope as ss
 from oracle import plain
 from oracle.models import MODELS
 from shardscope import errors
+from shardscope.runlog.summary import mean_loss, steps_of
 from shardscope.runtime.check import read_parameters
-from shardscope.runtime.summary import mean_loss, steps_of
 
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2}
 """Relative, of losses and of all parameters as one vector."""

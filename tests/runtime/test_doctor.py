@@ -12,12 +12,12 @@ import pytest
 
 from shardscope import machine
 from shardscope.runtime import doctor
-from shardscope.runtime.doctor import Finding, Report, diagnose
+from shardscope.runtime.doctor import Finding, Report
 
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    return diagnose()
+    return doctor.doctor()
 
 
 def finding(name: str, *, ok: bool = True, required: bool = False) -> Finding:
@@ -59,6 +59,7 @@ def test_this_machine_can_run_jobs(report: Report) -> None:
     assert report["gloo"].ok
 
 
+@pytest.mark.slow
 def test_it_says_how_codecs_run(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["codecs"].value in {"numba", "torch"}
     assert report["codecs"].ok == (report["codecs"].value == "numba")
@@ -103,12 +104,13 @@ def test_the_notebook_form_is_escaped() -> None:
 
 def test_a_torch_that_cannot_be_imported_is_reported_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_TORCH_PROBE", "raise ImportError('libcudart.so.12: cannot open')")
-    report = diagnose()
+    report = doctor.doctor()
     assert not report.ok
     assert "libcudart.so.12" in report["torch"].text
     assert not report["gloo"].ok
 
 
+@pytest.mark.slow
 def test_a_group_that_cannot_be_formed_is_told_and_any_other_mistake_is_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -169,6 +171,7 @@ def test_free_disk_of_a_folder_that_does_not_exist_yet_is_that_of_its_parent(tmp
     assert machine.free_disk_bytes(tmp_path / "a/b/c") > 0
 
 
+@pytest.mark.slow
 def test_asking_loads_no_torch_into_the_caller() -> None:
     code = "import sys, shardscope; shardscope.doctor(); print('torch' in sys.modules)"
     done = subprocess.run(

@@ -12,10 +12,10 @@ from torch import nn
 import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import job
+from shardscope.runlog.writer import EventWriter
 from shardscope.training import loss
 from shardscope.training.context import RankContext
 from shardscope.training.evaluate import evaluate
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 from shardscope.training.trainer import Trainer
 

@@ -56,6 +56,7 @@ def test_the_chart_and_its_words() -> None:
     assert len(figures.batch_sweep(SWEEP).data) == 3
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_every_optimizer_alike_and_goes_on_where_it_was(runs_root: Path) -> None:
     cells: list[Cell] = []
     asked = {

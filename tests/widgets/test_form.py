@@ -14,10 +14,10 @@ from shardscope.spec._base import Spec
 from shardscope.spec.fields import bounds_of, summary_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.numbers import Count
-from shardscope_widgets.form import MOST, Open, bind, control_of, setting_in, setting_of, trait_of, typed
+from shardscope_widgets.job_form.families import settings_of_method
+from shardscope_widgets.kit.form import MOST, Open, bind, control_of, setting_in, setting_of, trait_of, typed
 from shardscope_widgets.memory_calculator import Choices as MemoryChoices
 from shardscope_widgets.training_lab import Choices
-from shardscope_widgets.training_lab._families import settings_of_method
 
 METHODS = [(kind, name) for kind in (Strategy, Compression, LRSchedule) for name in registry.names(kind)]
 

@@ -11,7 +11,7 @@ from shardscope.errors import RunFailed, SpecError
 from shardscope.runtime.check_report import compare
 from shardscope.spec import registry
 from shardscope.spec.strategy import strategies
-from shardscope_widgets.training_lab._families import settings_of_method, strategy_families
+from shardscope_widgets.job_form.families import settings_of_method, strategy_families
 from widgets.fake_runs import consensus_events, fake_run, memory_events, schedule_events, update_events
 
 

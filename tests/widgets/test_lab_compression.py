@@ -8,8 +8,8 @@ import traitlets
 from shardscope import Compression
 from shardscope.errors import SpecError
 from shardscope.spec.registry import having
-from shardscope_widgets.form import typed
-from shardscope_widgets.training_lab._choices import AS_IT_IS, Choices
+from shardscope_widgets.job_form.choices import AS_IT_IS, Choices
+from shardscope_widgets.kit.form import typed
 
 HAVE_BITS = " or ".join(having(Compression, "bits"))
 

@@ -6,9 +6,9 @@ import pytest
 
 import shardscope as ss
 from shardscope_widgets import figures
+from shardscope_widgets.job_form.choices import Choices
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.training_lab._choices import Choices
-from shardscope_widgets.training_lab._panels import Panels
+from shardscope_widgets.training_lab.panels import Panels
 
 
 def trained(*, noise_scale: bool, steps: int) -> ss.Run:

@@ -14,10 +14,10 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
 
 from shardscope.errors import DataError, SpecError
-from shardscope.training.data import Source, load_data
+from shardscope.training.data import DataSource, load_data
 
 
-def everything(source: Source):
+def everything(source: DataSource):
     return source.batch(torch.arange(len(source)))
 
 
@@ -42,6 +42,7 @@ def test_the_digits_are_those_of_scikit_learn():
     assert sorted(x.long().tolist()) == sorted(reference.data.astype(int).tolist())
 
 
+@pytest.mark.slow
 def test_scikit_learn_is_not_imported():
     code = (
         "import sys; from shardscope.training.data import load_data; load_data('digits');"
@@ -73,6 +74,7 @@ def test_the_target_of_a_token_is_the_next_one():
     assert y[0, -1] == x[1, 0]
 
 
+@pytest.mark.slow
 def test_python_source_is_the_same_in_every_process(monkeypatch, tmp_path):
     code = (
         "import hashlib; from shardscope.training.data import load_data; "

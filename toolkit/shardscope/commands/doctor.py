@@ -15,8 +15,8 @@ def add_to(commands: Any) -> None:
 
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print the report; 1 if this machine cannot run jobs."""
-    from shardscope.runtime.doctor import diagnose
+    from shardscope.runtime.doctor import doctor
 
-    report = diagnose()
+    report = doctor()
     print(report.to_json() if arguments.json else report.to_text())
     return 0 if report.ok else 1

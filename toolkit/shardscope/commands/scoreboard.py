@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._table import aligned
@@ -20,14 +19,8 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "scoreboard",
         help="compare predicted with published step times",
-        description="Compare predicted with published step times, on rows that no calibration was fitted to. "
-        "Without --rows: the tables of four papers that ship with Shardscope.",
-    )
-    parser.add_argument(
-        "--rows", type=Path, help="a JSON file of measured data sets, whose rows are scored too"
-    )
-    parser.add_argument(
-        "--fitted", action="store_true", help="also score the rows that were fitted, marked so"
+        description="Compare predicted with published step times: the tables of four papers, to which no calibration "
+        "was fitted.",
     )
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     parser.set_defaults(carry_out=carry_out)
@@ -36,11 +29,9 @@ def add_to(commands: Any) -> None:
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print one line per data set."""
     from shardscope.measure.scoreboard.board import board
-    from shardscope.measure.scoreboard.datasets import load
     from shardscope.measure.scoreboard.tables import published
 
-    datasets = {**(load(arguments.rows) if arguments.rows else {}), **published()}
-    lines = board(datasets, fitted=arguments.fitted)
+    lines = board(published())
     print(json.dumps([_plain(line) for line in lines], indent=2) if arguments.json else text(lines))
     return 0
 

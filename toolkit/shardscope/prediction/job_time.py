@@ -14,7 +14,7 @@ from shardscope.analytic.communication import Traffic, compression_cost
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.terms import Term
-from shardscope.prediction.rates import Rates
+from shardscope.prediction.rates import RankRates
 from shardscope.prediction.traced import Traced
 from shardscope.spec.strategy import Work
 
@@ -23,7 +23,7 @@ _BACKWARD_PASSES = {"none": 2, "selective": 2, "full": 3}
 _ROOFLINE = "roofline, Williams et al. 2009"
 
 
-def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: Rates) -> Term:
+def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: RankRates) -> Term:
     """Seconds of one step as a sum of terms; no overlap is assumed.
 
     Each operation takes the time of its matrix products or of the memory that it moves, plus a launch. The optimizer
@@ -34,7 +34,7 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
         step: The step of the job.
         found: Trace of the job's model.
         traffic: Bytes and messages that each rank sends in the step; None if unknown.
-        rates: Rates of one rank.
+        rates: RankRates of one rank.
     """
     work = max(step.job.strategy.work(step), key=sum)
     passes = [_pass("forward", step, found, work, rates), _pass("backward", step, found, work, rates)]
@@ -45,13 +45,13 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
     return Term.total("step", tuple(part for part in parts if part is not None and part.value > 0))
 
 
-def _data(step: JobStep, found: Traced, rates: Rates) -> Term:
+def _data(step: JobStep, found: Traced, rates: RankRates) -> Term:
     batch = found.sample_bytes * step.samples * step.micro_batches
     source = "one read and one write of the batch"
     return _term("data", 2 * batch / rates.bandwidth, "2 × bytes / bandwidth", rates, source, bytes=batch)
 
 
-def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: Rates) -> Term:
+def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates) -> Term:
     """Term of all forward or all backward passes of a step."""
     trace, is_forward = step.trace, name == "forward"
     count = step.samples * step.micro_batches * work.computing
@@ -71,7 +71,7 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: Rates) -> 
     return Term.total(name, parts)
 
 
-def _optimizer(step: JobStep, work: Work, rates: Rates) -> Term:
+def _optimizer(step: JobStep, work: Work, rates: RankRates) -> Term:
     tensors, shards = (
         step.job.optimizer.states.tensors,
         step.world_size if step.job.strategy.zero_stage else 1,
@@ -81,7 +81,7 @@ def _optimizer(step: JobStep, work: Work, rates: Rates) -> Term:
     return _term("optimizer", updated / rates.bandwidth, "bytes / bandwidth", rates, source, bytes=updated)
 
 
-def _codec(step: JobStep, rates: Rates) -> Term | None:
+def _codec(step: JobStep, rates: RankRates) -> Term | None:
     """Term of packing and unpacking; None if the compression does not state its passes, or is off in this step."""
     now = step.compression
     if not now.is_on or now.codec_passes is None:
@@ -94,13 +94,13 @@ def _codec(step: JobStep, rates: Rates) -> Term | None:
     return _term("codec", float(cost.codec_s), "bytes / bandwidth", rates, source, bandwidth=rates.bandwidth)
 
 
-def _communication(traffic: Traffic, rates: Rates) -> Term | None:
+def _communication(traffic: Traffic, rates: RankRates) -> Term | None:
     """Term of all collectives, with a part for each; None without any."""
     parts = tuple(_collective(name, sent, rates) for name, sent in traffic.items())
     return Term.total("communication", parts) if parts else None
 
 
-def _collective(name: str, sent: Sent, rates: Rates) -> Term:
+def _collective(name: str, sent: Sent, rates: RankRates) -> Term:
     """Term of one collective. A backend's messages are unknown: where it sends, W - 1 are assumed."""
     unknown = (sent.bytes > 0) & (sent.messages == 0)
     messages = np.where(unknown, len(sent.bytes) - 1, sent.messages)
@@ -113,7 +113,7 @@ def _collective(name: str, sent: Sent, rates: Rates) -> Term:
     )  # fmt: skip
 
 
-def _idle(computing_s: float, work: Work, rates: Rates) -> Term:
+def _idle(computing_s: float, work: Work, rates: RankRates) -> Term:
     """Term of the time in which a rank does nothing that a run records."""
     waits = computing_s * work.waiting / work.computing
     parts = (
@@ -123,5 +123,5 @@ def _idle(computing_s: float, work: Work, rates: Rates) -> Term:
     return Term.total("idle", parts)
 
 
-def _term(name: str, value: float, formula: str, rates: Rates, source: str, **inputs: float) -> Term:
+def _term(name: str, value: float, formula: str, rates: RankRates, source: str, **inputs: float) -> Term:
     return Term(name, float(value), "s", formula, inputs, f"{source}; {rates.source}")

@@ -27,13 +27,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from shardscope._compat import ended_forkserver, fork_forkserver, started_processes
 from shardscope.errors import RunUnreadable, ShardscopeError
+from shardscope.runlog.files import OutOfReach
 from shardscope.runtime import rendezvous, server, worker
 from shardscope.runtime.failure import Ending, describe_failure, describe_lost_forkserver
-from shardscope.runtime.files import OutOfReach
 from shardscope.runtime.processes import end_processes_of, kill_descendants, process_started
 from shardscope.runtime.rundir import RunDir
-from shardscope.runtime.schema import Cause
-from shardscope.runtime.summary import write_summary
+from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 
 _POLL_S = 0.05
@@ -110,7 +109,7 @@ class Agent:
         with contextlib.suppress(
             OSError, ShardscopeError
         ):  # the summary can be recomputed, the final status cannot
-            write_summary(run, ending.state)
+            run.write_summary(ending.state)
         with contextlib.suppress(FileNotFoundError):  # the directory has been deleted
             run.write_status(**asdict(ending), **self._me)
 

@@ -1,6 +1,6 @@
 """Diagnosis of this machine, and the consequence of each missing piece: `shardscope doctor`, or `ss.doctor()`.
 
-`diagnose` probes the machine with `shardscope.machine`, evaluates each result, and returns a `Report` of plain values.
+`doctor` probes the machine with `shardscope.machine`, evaluates each result, and returns a `Report` of plain values.
 Nothing is changed or downloaded. The report is not `ok` only if something is missing that every run requires.
 """
 
@@ -100,7 +100,7 @@ class Report:
         )
 
 
-def diagnose() -> Report:
+def doctor() -> Report:
     """Diagnose this machine. Takes a few seconds, mostly to import torch in a second process."""
     torch = machine.probe_torch()
     return Report(

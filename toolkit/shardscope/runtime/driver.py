@@ -12,7 +12,7 @@ from shardscope.runtime.driver_server import TOOLKIT, driver
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir, find_resumable, runs_root
-from shardscope.runtime.schema import Cause
+from shardscope.runtime.status import Cause
 from shardscope.runtime.user_modules import beyond_current_folder, of_current_folder
 from shardscope.spec import Job, registry
 

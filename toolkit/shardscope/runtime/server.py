@@ -171,7 +171,7 @@ def _record_failure(path: str, error: BaseException) -> None:
     """Write the failure of an agent that could not start to its run's status, where the driver finds it."""
     from shardscope.runtime.processes import process_started
     from shardscope.runtime.rundir import RunDir
-    from shardscope.runtime.schema import Cause
+    from shardscope.runtime.status import Cause
 
     details = {"message": f"the agent could not start: {error}", "traceback": traceback.format_exc()}
     started = process_started()

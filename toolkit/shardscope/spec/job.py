@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -221,6 +221,15 @@ class Job(Spec):
     name: str | None = Field(default=None, max_length=80)
     """A name for the run directory; None makes one from strategy and model."""
 
+    @classmethod
+    def from_fields(cls, fields: Any) -> Self:
+        """Build the job from its JSON fields; an `ObservedJob` from those of an observed training loop."""
+        if cls is Job and isinstance(fields, dict) and "observed" in fields:
+            from shardscope.spec.observed import ObservedJob  # derives from this class
+
+            return cast("Self", ObservedJob.from_fields(fields))
+        return super().from_fields(fields)
+
     @model_validator(mode="before")
     @classmethod
     def _suited_to_the_strategy(cls, fields: Any) -> Any:
@@ -305,6 +314,10 @@ class Job(Spec):
     def last_step(self) -> int:
         """The last step of a run: `until` if it is set, else `steps`."""
         return self.until or self.steps
+
+    def progress(self, step: int) -> str:
+        """How far `step` is, such as ``7 of 100``; only the step if it is not known how many there will be."""
+        return f"{step} of {self.steps}" if self.steps else f"{step}"
 
     @property
     def num_data_ranks(self) -> int:

@@ -170,11 +170,6 @@ def bytes_text(num_bytes: float) -> str:
     return f"{size:.1f} TB"
 
 
-def bandwidth_text(bytes_per_s: float) -> str:
-    """Text of bytes per second in powers of 1000, as links are specified: ``25 GB/s``."""
-    return _scaled(bytes_per_s, "B/s")
-
-
 def bit_rate_text(bytes_per_s: float) -> str:
     """Text of bytes per second as bits per second, as networks are specified: ``100 Mbit/s``."""
     return _scaled(8 * bytes_per_s, "bit/s")
@@ -186,11 +181,6 @@ def seconds_text(seconds: float) -> str:
         if seconds >= size or not seconds:
             return f"{_digits(seconds / size)} {unit}"
     return f"{_digits(seconds / 1e-9)} ns"
-
-
-def flops_text(flops: float) -> str:
-    """Text of FLOP per second: ``312 TFLOP/s``."""
-    return _scaled(flops, "FLOP/s")
 
 
 def _scaled(value: float, unit: str) -> str:

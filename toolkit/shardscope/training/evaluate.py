@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardscope.training.data import Source, read_batch
+from shardscope.training.data import DataSource, read_batch
 from shardscope.training.data.batches import named_tensors
 from shardscope.training.loss import Pairing, accuracy, pairing_of
 from shardscope.training.strategies.base import LossFunction, RankStrategy
@@ -26,7 +26,7 @@ class FailedTogether(Exception):
 
 def evaluate(
     strategy: RankStrategy,
-    source: Source,
+    source: DataSource,
     loss_function: LossFunction,
     place: Callable[[Any], Any],
 ) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _parts(strategy: RankStrategy, num_rows: int) -> Iterator[tuple[Tensor, bool
             yield rows[:1], False
 
 
-def _num_rows(source: Source) -> int:
+def _num_rows(source: DataSource) -> int:
     if not len(source):
         return 0
     _, targets = read_batch(source, torch.zeros(1, dtype=torch.int64))

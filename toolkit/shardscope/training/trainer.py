@@ -121,7 +121,7 @@ class Trainer:
         self.loader = self._loader()
         self.strategy.example = self._example
         self.strategy.setup(self.model)
-        self.strategy.rehearse(self.loss_function)
+        self.strategy.warm_up_buckets(self.loss_function)
         self.optimizer = self.strategy.build_optimizer()
         self.layers = LayerWatch(self.strategy, self.context.events)
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -206,10 +206,10 @@ class Trainer:
                 f"the checkpoint is of the job's last step {saved.step}: nothing was left to train"
             )
         self.first_step = saved.step + 1
-        self.sampler.go_on(saved.step, saved.data)
+        self.sampler.resume(saved.step, saved.data)
         self.context.events.emit(
             "resume", step=saved.step, path=saved.path.name, samples=self.sampler.samples_before(saved.step),
-            remembered=saved.recalled.remembered, dropped=saved.recalled.dropped, notes=saved.notes,
+            compressor_state=saved.restored.compressor_state, dropped=saved.restored.dropped, notes=saved.notes,
             **self._warmup(saved.step),
         )  # fmt: skip
 
@@ -387,7 +387,7 @@ class Trainer:
     def _finish(self, last: int) -> str:
         if self.loader is not None:
             self.loader.close()
-        step = self.strategy.meet(last, ending=True)
+        step = self.strategy.synchronize(last, ending=True)
         self._tell_late()
         assert step is not None  # all ranks are ending
         state = "completed" if step >= self.job.last_step else "stopped"
@@ -404,7 +404,7 @@ class Trainer:
 
     def _meets(self, step: int) -> bool:
         """Whether all ranks are at `step` now and can run a joint operation."""
-        met = self.strategy.meet(step) is not None
+        met = self.strategy.synchronize(step) is not None
         self._tell_late()
         return met
 

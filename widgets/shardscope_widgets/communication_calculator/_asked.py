@@ -8,7 +8,7 @@ import traitlets as t
 
 from shardscope.analytic.communication import ALGORITHMS, OPS
 from shardscope.errors import SpecError, unknown_name
-from shardscope_widgets.figures._communication import Question
+from shardscope_widgets.figures._communication import CommunicationQuestion
 
 UNITS = {"Gbit/s": 1e9 / 8, "GB/s": 1e9, "GiB/s": float(2**30)}
 """Bytes per second in one of each bandwidth unit."""
@@ -80,11 +80,11 @@ class Asked(t.HasTraits):
         return tuple(name for name, algorithm in ALGORITHMS.items() if self.op in algorithm.costs)
 
     @property
-    def question(self) -> Question:
+    def question(self) -> CommunicationQuestion:
         """The inputs in bytes and seconds."""
         unit = UNITS[self.bandwidth_unit]
         servers = {"servers": self.servers}
-        return Question(
+        return CommunicationQuestion(
             op=self.op,
             algorithms=tuple(name for name in self.able if name in self.algorithms),
             num_bytes=self.num_bytes,

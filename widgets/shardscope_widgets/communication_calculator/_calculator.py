@@ -11,8 +11,8 @@ from shardscope_widgets.communication_calculator._asked import Asked
 from shardscope_widgets.communication_calculator._controls import Ways, make_controls, panel
 from shardscope_widgets.communication_calculator._table import answers, answers_html
 from shardscope_widgets.communication_calculator._views import make_views
-from shardscope_widgets.training_lab._frame import LAB_CSS, Frame
-from shardscope_widgets.training_lab._guard import Guard
+from shardscope_widgets.kit.frame import LAB_CSS, Frame
+from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.words import bytes_text, plural, safe, seconds_text
 
 ABOUT = "every figure by formula: hover over a curve for the formula, what went in, and its source"

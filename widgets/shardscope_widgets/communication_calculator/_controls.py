@@ -10,8 +10,8 @@ from shardscope.analytic.communication import ALGORITHMS, OPS
 from shardscope_widgets.communication_calculator._asked import UNITS, Asked
 from shardscope_widgets.figures._communication import LARGEST, SMALLEST
 from shardscope_widgets.figures._communication_look import LOOKS
-from shardscope_widgets.form import link
-from shardscope_widgets.training_lab._swatch import swatch
+from shardscope_widgets.kit.form import link
+from shardscope_widgets.kit.swatch import swatch
 from shardscope_widgets.words import bytes_text
 
 NEEDED_BY = {

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from shardscope.analytic import communication as comm
 from shardscope.errors import SpecError
-from shardscope_widgets.figures._communication import Question
+from shardscope_widgets.figures._communication import CommunicationQuestion
 from shardscope_widgets.figures._communication_look import title
 from shardscope_widgets.words import bytes_text, safe, seconds_text
 
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
     carried_bytes: float
 
 
-def answers(question: Question) -> list[Answer]:
+def answers(question: CommunicationQuestion) -> list[Answer]:
     """Results of the algorithms that can run with these inputs, fastest first."""
     found = []
     for name in question.algorithms:

@@ -12,25 +12,25 @@ from shardscope_widgets.figures import _communication as info
 from shardscope_widgets.figures import _communication_look as look
 from shardscope_widgets.figures import _communication_plots as plots
 from shardscope_widgets.figures import _efficiency as efficiency
-from shardscope_widgets.figures._communication import Question
+from shardscope_widgets.figures._communication import CommunicationQuestion
 from shardscope_widgets.figures._who_sends import has_picture, picture, round_text, who_sends_svg
-from shardscope_widgets.training_lab._live_figure import LiveFigure
+from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.words import safe
 
 Drawing = tuple[list[dict[str, Any]], dict[str, Any], str]
 
 
-def _draw_sizes(question: Question) -> Drawing:
+def _draw_sizes(question: CommunicationQuestion) -> Drawing:
     shown = info.by_size_info(question)
     return plots.curve_traces(shown), plots.curve_layout(shown), plots.curves_text(shown)
 
 
-def _draw_workers(question: Question) -> Drawing:
+def _draw_workers(question: CommunicationQuestion) -> Drawing:
     shown = info.by_workers_info(question)
     return plots.curve_traces(shown), plots.curve_layout(shown), plots.curves_text(shown)
 
 
-def _draw_efficiency(question: Question) -> Drawing:
+def _draw_efficiency(question: CommunicationQuestion) -> Drawing:
     shown = info.efficiency_info(question)
     return (
         efficiency.efficiency_traces(shown),
@@ -42,13 +42,13 @@ def _draw_efficiency(question: Question) -> Drawing:
 class FigureView(widgets.VBox):  # type: ignore[misc]
     """A figure with a text description below it."""
 
-    def __init__(self, draw: Callable[[Question], Drawing]) -> None:
+    def __init__(self, draw: Callable[[CommunicationQuestion], Drawing]) -> None:
         self._draw = draw
         self.figure = LiveFigure(look.template().update_layout(showlegend=False, margin_t=30))
         self.words = widgets.HTML()
         super().__init__([self.figure, self.words])
 
-    def show(self, question: Question) -> None:
+    def show(self, question: CommunicationQuestion) -> None:
         """Draw the results for a question."""
         traces, layout, words = self._draw(question)
         self.figure.show_parts(traces, layout)
@@ -75,7 +75,7 @@ class WhoSends(widgets.VBox):  # type: ignore[misc]
         self.round.observe(self._draw, "value")
         self._op = "all_reduce"
 
-    def show(self, question: Question) -> None:
+    def show(self, question: CommunicationQuestion) -> None:
         """Offer those algorithms of a question that have a picture."""
         self._op = question.op
         options = [(ALGORITHMS[name].title, name) for name in question.algorithms if has_picture(name)]

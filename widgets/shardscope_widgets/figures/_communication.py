@@ -1,6 +1,6 @@
 """Data of the communication calculator's figures: curves by workers and by message size, and efficiency.
 
-A `Question` holds all inputs of the calculator. All formulas are in `shardscope.analytic`.
+A `CommunicationQuestion` holds all inputs of the calculator. All formulas are in `shardscope.analytic`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SIZES = np.geomspace(SMALLEST, LARGEST, 65)  # eight per decade
 
 
 @dataclass(frozen=True)
-class Question:
+class CommunicationQuestion:
     """Inputs of the calculator: the operation, its size, the link and the algorithms to compare.
 
     Attributes:
@@ -80,7 +80,7 @@ class Left(NamedTuple):
 class CurvesInfo(NamedTuple):
     """Curves of all algorithms, the points where the fastest changes, and the algorithms left out."""
 
-    question: Question
+    question: CommunicationQuestion
     lines: tuple[Line, ...]
     crossings: tuple[comm.Crossing, ...]
     left_out: tuple[Left, ...]
@@ -98,11 +98,11 @@ class Efficiency(NamedTuple):
 class EfficiencyInfo(NamedTuple):
     """The efficiency of all algorithms."""
 
-    question: Question
+    question: CommunicationQuestion
     lines: tuple[Efficiency, ...]
 
 
-def by_size_info(question: Question) -> CurvesInfo:
+def by_size_info(question: CommunicationQuestion) -> CurvesInfo:
     """Time and volume against message size."""
     lines, left = [], []
     for name in question.algorithms:
@@ -115,7 +115,7 @@ def by_size_info(question: Question) -> CurvesInfo:
     return CurvesInfo(question, tuple(lines), crossings, tuple(left))
 
 
-def by_workers_info(question: Question) -> CurvesInfo:
+def by_workers_info(question: CommunicationQuestion) -> CurvesInfo:
     """Time and volume against the number of workers."""
     lines, left = [], []
     for name in question.algorithms:
@@ -130,7 +130,7 @@ def by_workers_info(question: Question) -> CurvesInfo:
     return CurvesInfo(question, tuple(lines), crossings, tuple(left))
 
 
-def efficiency_info(question: Question) -> EfficiencyInfo:
+def efficiency_info(question: CommunicationQuestion) -> EfficiencyInfo:
     """Compute weak and strong scaling of steps that each end in an all-reduce of the message."""
     lines = []
     for name in question.algorithms:
@@ -156,7 +156,7 @@ def efficiency_info(question: Question) -> EfficiencyInfo:
     return EfficiencyInfo(question, tuple(lines))
 
 
-def _line(question: Question, name: str, x: Floats, **varied: Any) -> Line:
+def _line(question: CommunicationQuestion, name: str, x: Floats, **varied: Any) -> Line:
     own: dict[str, Any] = {"op": question.op, "algorithm": name, **varied, **question.options.get(name, {})}
     found = comm.collective_outcome(**own, bandwidth=question.bandwidth, latency=question.latency)
     latency, bandwidth, sent = (
@@ -165,7 +165,7 @@ def _line(question: Question, name: str, x: Floats, **varied: Any) -> Line:
     return Line(name, x, latency + bandwidth, latency, bandwidth, sent)
 
 
-def _possible(question: Question, name: str, op: str = "") -> Floats:
+def _possible(question: CommunicationQuestion, name: str, op: str = "") -> Floats:
     """Numbers of workers on the curve that are valid for an algorithm's settings; may include the question's own."""
     known, own = ALGORITHMS[name].options, question.options.get(name, {})
     per_node = own.get("per_node", known["per_node"].default) if "per_node" in known else 1
@@ -186,7 +186,7 @@ def _shared(lines: list[Line]) -> Floats:
     return np.array(sorted(shared))
 
 
-def _frontier(question: Question, lines: list[Line], **how: Any) -> tuple[comm.Crossing, ...]:
+def _frontier(question: CommunicationQuestion, lines: list[Line], **how: Any) -> tuple[comm.Crossing, ...]:
     if len(lines) < 2:
         return ()
     contenders = [(line.algorithm, question.options.get(line.algorithm, {})) for line in lines]

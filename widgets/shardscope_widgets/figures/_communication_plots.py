@@ -17,10 +17,10 @@ from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._communication import (
     LARGEST,
     SMALLEST,
+    CommunicationQuestion,
     CurvesInfo,
     Floats,
     Line,
-    Question,
     by_size_info,
     by_workers_info,
 )
@@ -74,7 +74,7 @@ def _trace(line: Line, y: Floats, hover: str, axis: str) -> dict[str, Any]:
     }
 
 
-def _hover(question: Question, name: str, *, by_size: bool) -> str:
+def _hover(question: CommunicationQuestion, name: str, *, by_size: bool) -> str:
     algorithm = ALGORITHMS[name]
     own = {**algorithm.options, **question.options.get(name, {})}
     settings = ", ".join(
@@ -220,13 +220,13 @@ def _log_range(curves: Sequence[Floats], text: Callable[[float], str], room: flo
     return log_ticks(low, high, text) | {"range": [float(np.log10(low)), float(np.log10(high))]}
 
 
-def by_size(question: Question) -> go.Figure:
+def by_size(question: CommunicationQuestion) -> go.Figure:
     """Draw time and volume against message size, with a diamond where the fastest algorithm changes."""
     info = by_size_info(question)
     return drawn(curve_traces(info), curve_layout(info))
 
 
-def by_workers(question: Question) -> go.Figure:
+def by_workers(question: CommunicationQuestion) -> go.Figure:
     """Draw time and volume against the number of workers, with a diamond where the fastest algorithm changes."""
     info = by_workers_info(question)
     return drawn(curve_traces(info), curve_layout(info))

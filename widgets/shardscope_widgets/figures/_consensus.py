@@ -46,7 +46,7 @@ def _sentence(curve: Curve) -> str:
     )
 
 
-def draw(info: ConsensusInfo) -> go.Figure:
+def draw_consensus(info: ConsensusInfo) -> go.Figure:
     """The figure of `info`, with a logarithmic axis."""
     looks = theme.run_looks([curve.strategy for curve in info.curves])
     lines = [curve_lines(curve, look, "")[1] for curve, look in zip(info.curves, looks, strict=True)]
@@ -67,4 +67,4 @@ _HOVER = "%{fullData.name}<br>step %{x}: %{y:.2e}<extra></extra>"
 
 def consensus(traces: Sequence[Trace]) -> go.Figure:
     """Draw the distance of the ranks' parameters from their mean over the steps of several runs."""
-    return draw(consensus_info(traces))
+    return draw_consensus(consensus_info(traces))

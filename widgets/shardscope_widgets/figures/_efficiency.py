@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 from shardscope.analytic.communication import ALGORITHMS
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._communication import (
+    CommunicationQuestion,
     Efficiency,
     EfficiencyInfo,
     Floats,
-    Question,
     efficiency_info,
 )
 from shardscope_widgets.figures._communication_look import (
@@ -37,7 +37,9 @@ def efficiency_traces(info: EfficiencyInfo) -> list[dict[str, Any]]:
     ]
 
 
-def _efficiency_trace(question: Question, line: Efficiency, values: Floats, axis: str) -> dict[str, Any]:
+def _efficiency_trace(
+    question: CommunicationQuestion, line: Efficiency, values: Floats, axis: str
+) -> dict[str, Any]:
     look = LOOKS[line.algorithm]
     computing = seconds_text(question.compute_s)
     c, name = ("c", "weak") if axis == "x" else ("c/W", "strong")
@@ -78,7 +80,7 @@ def efficiency_layout(info: EfficiencyInfo) -> dict[str, Any]:
     }
 
 
-def efficiency(question: Question) -> go.Figure:
+def efficiency(question: CommunicationQuestion) -> go.Figure:
     """Draw weak and strong scaling efficiency against the number of workers."""
     info = efficiency_info(question)
     return drawn(efficiency_traces(info), efficiency_layout(info))

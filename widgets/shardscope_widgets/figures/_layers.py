@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.runtime.alarms import LATE
-from shardscope.runtime.layers import Layers, Looks, OwedSeries, RatioSeries
+from shardscope.runlog.alarms import LATE
+from shardscope.runlog.layers import Layers, OwedSeries, RatioSeries
 from shardscope_widgets.figures import theme
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import listed, plural, three_digits
@@ -82,7 +82,7 @@ def layers_info_of(trace: Trace) -> LayersInfo:
 
     For a long run only evenly spread sampled steps are kept; alarms use more of them than are drawn.
     """
-    return layers_info(Looks.of(trace.layers).layers(trace.optimizer), label=trace.label)
+    return layers_info(trace.looks.layers(trace.optimizer), label=trace.label)
 
 
 def _thinned(steps: Sequence[int]) -> list[int]:
@@ -150,7 +150,7 @@ def _number(value: float | None) -> str:
     return three_digits(value or 0.0)
 
 
-def draw(info: LayersInfo) -> go.Figure:
+def draw_layers(info: LayersInfo) -> go.Figure:
     """Draw the map and the residuals, side by side if there are both."""
     has_map = any(value is not None for row in info.rows for value in row.ratio)
     left, right = ([0.0, 0.56], [0.72, 1.0]) if has_map and info.debts else ([0.0, 1.0], [0.0, 1.0])
@@ -306,4 +306,4 @@ def _late_note() -> dict[str, Any]:
 
 def layers(run: Any) -> go.Figure:
     """Draw trust ratios and compression residuals of a `shardscope.Run` by layer."""
-    return draw(layers_info(run.layers(), label=run.name))
+    return draw_layers(layers_info(run.layers(), label=run.name))

@@ -194,7 +194,7 @@ def lineage_text(info: LineageInfo) -> str:
 # Drawing.
 
 
-def draw(info: LineageInfo) -> go.Figure:
+def draw_lineage(info: LineageInfo) -> go.Figure:
     """The figure of `info`."""
     figure = go.Figure([*_lines(info), *_dots(info)])
     last = max((node.interval for node in info.nodes), default=1)
@@ -312,4 +312,4 @@ def lineage(population: Told, objective: str | None = None) -> go.Figure:
     Example:
         >>> lineage(ss.Population("runs/20261121-190000-population-ring-mlp"))  # doctest: +SKIP
     """
-    return draw(lineage_info(population, objective))
+    return draw_lineage(lineage_info(population, objective))

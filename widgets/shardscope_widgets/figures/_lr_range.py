@@ -90,7 +90,7 @@ def lr_range_text(info: LrRangeInfo) -> str:
     )
 
 
-def draw(info: LrRangeInfo) -> go.Figure:
+def draw_lr_range(info: LrRangeInfo) -> go.Figure:
     """The loss over a logarithmic axis of rates, with a line at each mark."""
     hover = "rate %{x:.2e}: loss %{y:.4g}<extra></extra>"
     figure = go.Figure(
@@ -128,4 +128,4 @@ def _mark(info: LrRangeInfo, mark: Mark) -> go.Scatter:
 
 def lr_range(test: Tested) -> go.Figure:
     """Draw a result of ``shardscope.lr_range_test``."""
-    return draw(lr_range_info(test))
+    return draw_lr_range(lr_range_info(test))

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._stacks import Bar, Group, draw_stacks
-from shardscope_widgets.trace import MEMORY_KINDS, Trace
+from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import bytes_text, listed
 
 KIND_NAMES = {"optimizer": "optimizer state", "gathered": "gathered from other ranks"}
@@ -59,7 +60,7 @@ def _name(kind: str) -> str:
     return KIND_NAMES.get(kind, kind)
 
 
-def draw(info: MemoryKindsInfo) -> go.Figure:
+def draw_memory_kinds(info: MemoryKindsInfo) -> go.Figure:
     """The figure of `info`."""
     line = None if info.alone is None else (info.alone, f"one process: {bytes_text(info.alone)}")
     return draw_stacks(
@@ -69,4 +70,4 @@ def draw(info: MemoryKindsInfo) -> go.Figure:
 
 def memory_kinds(traces: Sequence[Trace], *, alone: Trace | None = None) -> go.Figure:
     """Draw each rank's memory by kind, with a dashed line at the memory of a single process."""
-    return draw(memory_kinds_info(traces, alone=alone))
+    return draw_memory_kinds(memory_kinds_info(traces, alone=alone))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import plotly.graph_objects as go
 
-from shardscope.runtime.noise import noise_scale_from
+from shardscope.analytic.large_batch.noise_scale import noise_scale_from
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._curves import MOST_POINTS, finite_or_none, moving_average
 from shardscope_widgets.trace import Trace
@@ -26,7 +26,7 @@ _BAND_DECADES = 1.5
 
 
 class Measured(Protocol):
-    """The part of a `shardscope.runtime.noise.NoiseScale` that is drawn."""
+    """The part of a `shardscope.analytic.large_batch.noise_scale.NoiseScale` that is drawn."""
 
     @property
     def batch(self) -> int: ...
@@ -101,11 +101,9 @@ def noise_scale_info_of(trace: Trace) -> NoiseScaleInfo | None:
     """Return the data of a run so far; None if it does not measure its noise scale or has no estimate yet."""
     if not trace.noise:
         return None
-    noise = noise_scale_from(dict(sorted(trace.noise.items())), *trace.batches)
-    steps = sorted(trace.steps)
-    info = noise_scale_info(
-        noise, [step.number for step in steps], [step.loss for step in steps], label=trace.label
-    )
+    noise = noise_scale_from(trace.noise, *trace.batches)
+    numbers, loss = trace.steps.column("number"), trace.steps.column("loss")
+    info = noise_scale_info(noise, numbers, loss, label=trace.label)
     return info if any(value is not None for value in info.critical) else None
 
 
@@ -143,7 +141,7 @@ def _verdict(batch: int, critical: float) -> str:
     return f"{used} is near it: a larger one would save steps at the price of more samples"
 
 
-def draw(info: NoiseScaleInfo) -> go.Figure:
+def draw_noise_scale(info: NoiseScaleInfo) -> go.Figure:
     """Draw the critical batch size with its band on the left, and the loss on the right."""
     figure = go.Figure([*_batches(info), *_losses(info)])
     figure.update_layout(
@@ -210,7 +208,7 @@ def _in_use_note(info: NoiseScaleInfo) -> dict[str, Any]:
 def noise_scale(run: Any) -> go.Figure:
     """The critical batch size of a `shardscope.Run` over its steps, its batch in use, and its loss."""
     metrics = run.metrics().dropna(subset=["loss"])
-    return draw(
+    return draw_noise_scale(
         noise_scale_info(
             run.noise_scale(), metrics["step"].tolist(), metrics["loss"].tolist(), label=run.name
         )

@@ -134,7 +134,7 @@ def gantt_title(info: GanttInfo) -> str:
     return f"<b>{safe(info.schedule or 'pipeline')}</b>, step {info.step}: bubble {info.bubble:.0%} measured{ideal}"
 
 
-def draw(info: GanttInfo) -> go.Figure:
+def draw_gantt(info: GanttInfo) -> go.Figure:
     """The figure of `info`."""
     figure = go.Figure(bars(info, lambda places: _measured_hover(info, places)))
     figure.update_layout(
@@ -226,4 +226,4 @@ def _hover(bar: GanttOp) -> str:
 
 def gantt(trace: Trace, *, last_step: int | None = None) -> go.Figure:
     """Draw the operations of each rank of a pipeline in one step, by default the newest."""
-    return draw(gantt_info(trace, last_step=last_step))
+    return draw_gantt(gantt_info(trace, last_step=last_step))

@@ -78,7 +78,7 @@ def staleness_text(info: StalenessInfo) -> str:
     )
 
 
-def draw(info: StalenessInfo) -> go.Figure:
+def draw_staleness(info: StalenessInfo) -> go.Figure:
     """Draw a histogram on the left and the course over time on the right, with the bound as a dashed line in both."""
     values, counts = [v for v, _ in info.counts], [c for _, c in info.counts]
     times, worst = [t for t, _ in info.over_time], [v for _, v in info.over_time]
@@ -139,4 +139,4 @@ def _bound_note(info: StalenessInfo) -> list[dict[str, Any]]:
 
 def staleness(trace: Trace) -> go.Figure:
     """Draw the staleness of the gradients of a parameter server's run."""
-    return draw(staleness_info(trace))
+    return draw_staleness(staleness_info(trace))

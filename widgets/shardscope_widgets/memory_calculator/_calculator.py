@@ -23,13 +23,13 @@ from shardscope_widgets.figures._memory_plan import (
     memory_plan_text,
     table_rows,
 )
+from shardscope_widgets.kit.guard import problem_html
+from shardscope_widgets.kit.live_figure import LiveFigure
+from shardscope_widgets.kit.swatch import chip
 from shardscope_widgets.memory_calculator import _catalogue, _controls
 from shardscope_widgets.memory_calculator._choices import LAYOUT_FIELDS, Choices
 from shardscope_widgets.memory_calculator._heading import Heading
 from shardscope_widgets.memory_calculator._verdict import Verdict, verdict
-from shardscope_widgets.training_lab._live_figure import LiveFigure
-from shardscope_widgets.training_lab._swatch import chip
-from shardscope_widgets.training_lab._words import problem_html
 from shardscope_widgets.words import plural, safe
 
 ABOUT = "bytes on every device, by formula; hover over a block for its formula, inputs and source"

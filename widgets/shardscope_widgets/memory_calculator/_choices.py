@@ -13,7 +13,7 @@ from shardscope.spec.layout import Layout, searched_schedules
 from shardscope.spec.layout_optimizer import optimizer_names
 from shardscope.spec.model import Transformer
 from shardscope.spec.pipeline_schedule import PipelineSchedule
-from shardscope_widgets.form import named, trait_of, traits_for
+from shardscope_widgets.kit.form import named, trait_of, traits_for
 from shardscope_widgets.memory_calculator import _catalogue
 
 

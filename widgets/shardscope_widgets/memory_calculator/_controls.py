@@ -9,7 +9,7 @@ import ipywidgets as widgets
 from shardscope.analytic.memory import FRAMEWORKS
 from shardscope.spec.model import Transformer
 from shardscope.spec.numbers import LARGEST_COUNT
-from shardscope_widgets.form import bind, control_of, setting_in
+from shardscope_widgets.kit.form import bind, control_of, setting_in
 from shardscope_widgets.memory_calculator import _catalogue
 from shardscope_widgets.memory_calculator._choices import Choices
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from shardscope_widgets.training_lab._frame import Frame
+from shardscope_widgets.kit.frame import Frame
 
 _OWN = files(__package__).joinpath("memory.css").read_text(encoding="utf-8")
 

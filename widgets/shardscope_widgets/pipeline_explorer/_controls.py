@@ -6,7 +6,7 @@ import ipywidgets as widgets
 import traitlets as t
 
 from shardscope.spec.pipeline_schedule import schedules
-from shardscope_widgets.form import link
+from shardscope_widgets.kit.form import link
 
 MOST_RANKS, MOST_MICROBATCHES = 16, 64
 

@@ -14,10 +14,10 @@ from shardscope.analytic.schedules import Timeline, build
 from shardscope.errors import ShardscopeError, SpecError
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope_widgets.figures._schedule import ScheduleInfo, schedule_info, schedule_json, schedule_text
+from shardscope_widgets.kit.frame import Frame
+from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.pipeline_explorer._comparison import comparison_html, comparison_info
 from shardscope_widgets.pipeline_explorer._controls import MOST_MICROBATCHES, MOST_RANKS, make_controls, panel
-from shardscope_widgets.training_lab._frame import Frame
-from shardscope_widgets.training_lab._live_figure import LiveFigure
 from shardscope_widgets.words import safe, seconds_text
 
 NOTE = (

@@ -14,9 +14,9 @@ from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout, searc
 from shardscope.spec.layout_compression import compression_names
 from shardscope.spec.model import Model, Transformer
 from shardscope_widgets.figures import _plans
-from shardscope_widgets.form import control_of, link, named, setting_in, trait_of
+from shardscope_widgets.kit.form import control_of, link, named, setting_in, trait_of
+from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.planner._screen import Screen
-from shardscope_widgets.training_lab._guard import Guard
 
 ANY = "any"
 FILTERS: dict[str, tuple[Any, ...]] = {

@@ -10,9 +10,10 @@ import plotly.graph_objects as go
 
 from shardscope.prediction.planner import Explanation, Plans
 from shardscope_widgets.figures import _plans
-from shardscope_widgets.planner._parts import ClickFigure, PlanTable
-from shardscope_widgets.training_lab._frame import Frame
-from shardscope_widgets.training_lab._live_figure import LiveFigure
+from shardscope_widgets.kit.click_figure import ClickFigure
+from shardscope_widgets.kit.frame import Frame
+from shardscope_widgets.kit.live_figure import LiveFigure
+from shardscope_widgets.planner._parts import PlanTable
 from shardscope_widgets.words import safe
 
 _EMPTY = _plans.PlansInfo((), (), 0.0)

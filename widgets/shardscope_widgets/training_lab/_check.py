@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets
 
 from shardscope.errors import ShardscopeError
-from shardscope_widgets.training_lab._words import problem_html
+from shardscope_widgets.kit.guard import problem_html
 from shardscope_widgets.words import plural, safe
 
 if TYPE_CHECKING:

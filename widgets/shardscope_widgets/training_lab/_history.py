@@ -9,8 +9,8 @@ import ipywidgets as widgets
 import traitlets as t
 
 from shardscope_widgets.figures.theme import Look
+from shardscope_widgets.kit.swatch import swatch
 from shardscope_widgets.training_lab._runbook import Entry
-from shardscope_widgets.training_lab._swatch import swatch
 from shardscope_widgets.training_lab._words import state_text
 from shardscope_widgets.words import plural, safe
 

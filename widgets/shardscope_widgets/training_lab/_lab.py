@@ -15,11 +15,11 @@ from IPython.display import HTML, display, update_display
 from shardscope.errors import ShardscopeError
 from shardscope_widgets.figures._overview import MOST_RUNS
 from shardscope_widgets.html import summary_html
+from shardscope_widgets.job_form.choices import Choices
+from shardscope_widgets.kit.clock import Clock
+from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.training_lab import _words
 from shardscope_widgets.training_lab._check import CheckPanel
-from shardscope_widgets.training_lab._choices import Choices
-from shardscope_widgets.training_lab._driver import Driver
-from shardscope_widgets.training_lab._guard import Guard
 from shardscope_widgets.training_lab._runbook import Entry, RunBook
 from shardscope_widgets.training_lab._screen import Screen
 
@@ -68,9 +68,9 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         self.children = self.screen.children
         self.add_class("ss-lab")
         self._wire()
-        self._driver = Driver(self._beat)
+        self._clock = Clock(self._beat)
         self.refresh()
-        self._driver.start()
+        self._clock.start()
 
     def _choose(self, choices: dict[str, Any]) -> None:
         names = set(Choices.class_own_traits())
@@ -167,8 +167,8 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
 
     def close(self) -> None:
         """Close the lab; runs continue, and a running check is cancelled."""
-        if hasattr(self, "_driver"):
-            self._driver.stop()
+        if hasattr(self, "_clock"):
+            self._clock.stop()
             self.check.cancel()
         super().close()
 

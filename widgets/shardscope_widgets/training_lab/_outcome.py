@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from shardscope.errors import ShardscopeError
 from shardscope_widgets import figures
-from shardscope_widgets.training_lab._live_figure import LiveFigure
+from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.words import safe
 
 if TYPE_CHECKING:

@@ -8,18 +8,19 @@ import ipywidgets as widgets
 
 from shardscope_widgets.figures.theme import Look, run_looks
 from shardscope_widgets.html import summary_html
+from shardscope_widgets.job_form import controls
+from shardscope_widgets.job_form.choices import KINDS, Choices
+from shardscope_widgets.job_form.options import Options
+from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.ring_view import RingView
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.training_lab import _controls, _words
-from shardscope_widgets.training_lab._choices import KINDS, Choices
+from shardscope_widgets.training_lab import _words
 from shardscope_widgets.training_lab._forecast import Forecast
-from shardscope_widgets.training_lab._frame import Frame
 from shardscope_widgets.training_lab._history import History
-from shardscope_widgets.training_lab._live import LiveView
-from shardscope_widgets.training_lab._options import Options
 from shardscope_widgets.training_lab._outcome import Outcome
-from shardscope_widgets.training_lab._panels import Panels
 from shardscope_widgets.training_lab._runbook import Entry
+from shardscope_widgets.training_lab.live import LiveView
+from shardscope_widgets.training_lab.panels import Panels
 from shardscope_widgets.words import safe
 
 ABOUT = "real ranks, in processes of their own: close the tab and they train on"
@@ -29,7 +30,7 @@ class Screen:
     """The widgets of a lab, bound to `choices`; `check_box` is the widget of the check."""
 
     def __init__(self, choices: Choices, check_box: widgets.Widget) -> None:
-        self.controls = _controls.make_controls(choices)
+        self.controls = controls.make_controls(choices)
         self.options = {field: Options(choices, field) for field in KINDS}
         self.start = widgets.Button(description="Start", icon="play", button_style="primary")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
@@ -48,7 +49,7 @@ class Screen:
 
     def _arrange(self, check_box: widgets.Widget) -> tuple[widgets.Widget, ...]:
         buttons = widgets.HBox([self.start, self.stop, self.check])
-        panel = _controls.panel(self.controls, self.options)
+        panel = controls.panel(self.controls, self.options)
         left = widgets.VBox([panel, buttons, self.plan, self.forecast.box, self.history])
         right = widgets.VBox([self.status, self.problem, check_box, self.tabs])
         main = widgets.HBox([left, right])

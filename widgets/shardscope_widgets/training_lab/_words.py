@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardscope.errors import RunFailed
 from shardscope.spec import Job, Strategy, registry
 from shardscope.spec.models import MODELS
+from shardscope_widgets.kit.guard import problem_html
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import Entry
 from shardscope_widgets.words import count_text, plural, rate_text, safe
@@ -39,7 +40,7 @@ def progress_text(entry: Entry) -> str:
     steps = entry.trace.steps
     if not steps:
         return "no step finished yet" if entry.is_alive else "no step finished"
-    return f"step {steps[-1].number} of {entry.run.job.steps}, loss {steps[-1].loss:.3f}"
+    return f"step {entry.run.job.progress(steps[-1].number)}, loss {steps[-1].loss:.3f}"
 
 
 def state_text(entry: Entry) -> str:
@@ -49,7 +50,7 @@ def state_text(entry: Entry) -> str:
         return entry.state
     if entry.state == "completed":
         return f"completed, loss {steps[-1].loss:.3f}"
-    return f"{entry.state}, step {steps[-1].number} of {entry.run.job.steps}"
+    return f"{entry.state}, step {entry.run.job.progress(steps[-1].number)}"
 
 
 def status_text(entry: Entry | None) -> str:
@@ -81,8 +82,3 @@ def failure_html(entry: Entry, error: RunFailed) -> str:
     text = error.args[0] if error.args else ""
     details = f"<details><summary>Traceback</summary><pre>{safe(error.traceback)}</pre></details>"
     return problem_html(f"{head}<br>{safe(text)}{details if error.traceback else ''}")
-
-
-def problem_html(inner: str) -> str:
-    """An error box around HTML that is already safe."""
-    return f'<div class="ss-problem" role="alert">{inner}</div>' if inner else ""

@@ -12,7 +12,7 @@ from shardscope.tuning.session import Session
 
 if TYPE_CHECKING:
     from shardscope_widgets.figures._trials import TrialInfo
-    from shardscope_widgets.training_lab._guard import Guard
+    from shardscope_widgets.kit.guard import Guard
     from shardscope_widgets.tuning_lab._engine import Engine
     from shardscope_widgets.tuning_lab._pictures import Pictures
     from shardscope_widgets.tuning_lab._screen import Screen

@@ -12,9 +12,9 @@ from shardscope.spec import Link
 from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
 from shardscope.tuning.samplers import SAMPLERS
 from shardscope_widgets.figures._trials import ORDER
-from shardscope_widgets.form import link
-from shardscope_widgets.training_lab._choices import Choices
-from shardscope_widgets.training_lab._controls import make_controls
+from shardscope_widgets.job_form.choices import Choices
+from shardscope_widgets.job_form.controls import make_controls
+from shardscope_widgets.kit.form import link
 from shardscope_widgets.tuning_lab._parts import SpacePicker
 
 JOB = ("model", "data", "strategy", "world_size", "global_batch", "steps", "bandwidth", "latency")

@@ -7,9 +7,9 @@ from typing import Any
 
 from shardscope.spec import Job
 from shardscope.spec.models import MODELS
-from shardscope_widgets.form import traits_for
-from shardscope_widgets.training_lab._choices import AS_IT_IS, KINDS, Choices
-from shardscope_widgets.training_lab._families import options_of
+from shardscope_widgets.job_form.choices import AS_IT_IS, KINDS, Choices
+from shardscope_widgets.job_form.families import options_of
+from shardscope_widgets.kit.form import traits_for
 
 FIELDS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in traits_for(Choices, Job)},

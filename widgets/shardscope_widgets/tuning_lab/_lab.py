@@ -23,11 +23,11 @@ from shardscope.tuning.samplers import sampler_of
 from shardscope.tuning.session import Session
 from shardscope.tuning.storage import checked_name
 from shardscope_widgets.figures._trials import ORDER, TrialInfo
-from shardscope_widgets.form import link
-from shardscope_widgets.training_lab._choices import Choices
-from shardscope_widgets.training_lab._driver import Driver as Clock
-from shardscope_widgets.training_lab._guard import Guard
-from shardscope_widgets.training_lab._options import Options
+from shardscope_widgets.job_form.choices import Choices
+from shardscope_widgets.job_form.options import Options
+from shardscope_widgets.kit.clock import Clock
+from shardscope_widgets.kit.form import link
+from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.tuning_lab import _controls, _search, _words
 from shardscope_widgets.tuning_lab._acts import TrialActs
 from shardscope_widgets.tuning_lab._engine import Engine, engine_of

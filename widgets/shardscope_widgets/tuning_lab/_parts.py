@@ -9,8 +9,6 @@ from typing import Any
 import anywidget
 import traitlets as t
 
-from shardscope_widgets.planner._parts import PlanTable
-
 _HERE = files(__package__)
 
 
@@ -30,7 +28,6 @@ class TrialTable(anywidget.AnyWidget):
     """Rows of trials, sorted and filtered in the browser, one of which can be chosen; redrawn cell by cell."""
 
     _esm = _HERE.joinpath("trials.js").read_text(encoding="utf-8")
-    _css = PlanTable._css  # noqa: SLF001
     header = t.List(t.Unicode()).tag(sync=True)
     texts = t.List(t.Int(), help="Places of the columns that hold words.").tag(sync=True)
     query = t.Unicode("", help="Which rows to show: words, or columns with bounds such as lr<0.01.").tag(

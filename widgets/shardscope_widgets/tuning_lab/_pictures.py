@@ -13,7 +13,7 @@ from shardscope.tuning.session import Session
 from shardscope_widgets.figures._front import front_info
 from shardscope_widgets.figures._trial_curves import trial_curves_info
 from shardscope_widgets.figures._trials import TrialInfo, objective_text
-from shardscope_widgets.training_lab._guard import Guard
+from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.tuning_lab import _controls, _words
 from shardscope_widgets.tuning_lab._alarms import alarms_html
 from shardscope_widgets.tuning_lab._chosen import Watched

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ipywidgets as widgets
 
 from shardscope_widgets.figures.theme import run_looks
+from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.training_lab._guard import Guard
-from shardscope_widgets.training_lab._live import LiveView
-from shardscope_widgets.training_lab._panels import Panels
+from shardscope_widgets.training_lab.live import LiveView
+from shardscope_widgets.training_lab.panels import Panels
 
 
 class RunView:

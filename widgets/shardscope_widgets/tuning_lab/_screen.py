@@ -10,9 +10,9 @@ import ipywidgets as widgets
 from shardscope.spec.space import Space
 from shardscope_widgets.figures import _front, _importances, _parallel, _slices, _trial_curves, theme
 from shardscope_widgets.figures._trials import TrialInfo
-from shardscope_widgets.planner._parts import ClickFigure
-from shardscope_widgets.training_lab._frame import Frame
-from shardscope_widgets.training_lab._live_figure import LiveFigure
+from shardscope_widgets.kit.click_figure import ClickFigure
+from shardscope_widgets.kit.frame import Frame
+from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.tuning_lab import _words
 from shardscope_widgets.tuning_lab._chosen import ChosenPanel
 from shardscope_widgets.tuning_lab._parts import SpacePicker, TrialTable

@@ -10,7 +10,7 @@ import traitlets as t
 
 from shardscope.spec import Job, Link
 from shardscope.tuning.session import Session
-from shardscope_widgets.training_lab._choices import Choices
+from shardscope_widgets.job_form.choices import Choices
 
 
 class StudyChoices(Choices):

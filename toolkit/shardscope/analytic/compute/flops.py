@@ -52,50 +52,10 @@ def hardware_flops(model: Transformer, sequences: Numbers, *, recompute: str = "
     return np.asarray((3.0 * forward_flops(model) + again) * np.asarray(sequences, float))
 
 
-def megatron_parameters(layers: Numbers, hidden: Numbers, vocab: Numbers, seq: Numbers) -> Floats:
-    """P = 12 l h² (1 + 13/(12h) + (V + s)/(12 l h)): Narayanan et al. 2021 (arXiv 2104.04473), equation 2.
-
-    Example:
-        >>> round(float(megatron_parameters(96, 12288, 51200, 2048)) / 1e9, 1)
-        174.6
-    """
-    l, h, v, s = _floats(layers, hidden, vocab, seq)  # noqa: E741
-    return np.asarray(12 * l * h**2 * (1 + 13 / (12 * h) + (v + s) / (12 * l * h)))
-
-
 def megatron_flops(batch: Numbers, seq: Numbers, layers: Numbers, hidden: Numbers, vocab: Numbers) -> Floats:
     """F = 96 B s l h² (1 + s/(6h) + V/(16 l h)), full recomputation included: arXiv 2104.04473, equation 3."""
     b, s, l, h, v = _floats(batch, seq, layers, hidden, vocab)  # noqa: E741
     return np.asarray(96 * b * s * l * h**2 * (1 + s / (6 * h) + v / (16 * l * h)))
-
-
-def megatron_training_s(
-    tokens: Numbers, params: Numbers, devices: Numbers, flops_per_device: Numbers
-) -> Floats:
-    """Seconds to train: 8 T P / (n X), with full recomputation: arXiv 2104.04473, equation 4.
-
-    Example:
-        >>> round(float(megatron_training_s(300e9, 175e9, 1024, 140e12)) / 86400)
-        34
-    """
-    t, p, n, x = _floats(tokens, params, devices, flops_per_device)
-    return np.asarray(8 * t * p / (n * x))
-
-
-def korthikanti_model_flops(
-    batch: Numbers, seq: Numbers, layers: Numbers, hidden: Numbers, vocab: Numbers
-) -> Floats:
-    """72 B L s h² (1 + s/(6h) + V/(12 h L)): Korthikanti et al. 2022 (arXiv 2205.05198), equation 7."""
-    b, s, l, h, v = _floats(batch, seq, layers, hidden, vocab)  # noqa: E741
-    return np.asarray(72 * b * l * s * h**2 * (1 + s / (6 * h) + v / (12 * h * l)))
-
-
-def korthikanti_hardware_flops(
-    batch: Numbers, seq: Numbers, layers: Numbers, hidden: Numbers, vocab: Numbers
-) -> Floats:
-    """72 B L s h² (1 + s/(3h) + V/(12 h L)), with selective recomputation: arXiv 2205.05198, equation 8."""
-    b, s, l, h, v = _floats(batch, seq, layers, hidden, vocab)  # noqa: E741
-    return np.asarray(72 * b * l * s * h**2 * (1 + s / (3 * h) + v / (12 * h * l)))
 
 
 def _core(model: Transformer) -> float:

@@ -8,19 +8,18 @@ for parameters is waiting, whichever span it is in. A rank that only waits to re
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.runtime.summary import WARM_UP_STEPS, per_step, steps_of
+from shardscope.runlog.averages import WARM_UP_STEPS, StepKinds, per_step
+from shardscope.runlog.schema import MEMORY_KINDS
+from shardscope.runlog.traffic import Event
 
-Event = dict[str, Any]
 Steps = Mapping[int, Sequence[Event]]
 """The events of each finished step, one for each rank."""
 Ints = npt.NDArray[np.int64]
-KINDS = ("parameters", "gradients", "optimizer", "activations", "gathered", "buffers")
-"""Kinds of memory, in the order of tables."""
 COMMUNICATION, IDLE = "communication", "idle"
 PARTS = ("data", "forward", "backward", "optimizer", "codec", COMMUNICATION, IDLE)
 """Parts of a step, in the order of tables."""
@@ -48,12 +47,6 @@ class StepTime(NamedTuple):
     parts: Mapping[str, float]
     """Seconds by part; those of `communication` are the sum of `collectives`."""
     collectives: Mapping[str, float]
-
-
-def finished_steps(events: Sequence[Event]) -> dict[int, list[Event]]:
-    """Return the events of the steps that all ranks have finished, late traffic included, by rank."""
-    found = steps_of(list(events))
-    return {number: sorted(row, key=lambda event: event["rank"]) for number, row in found.items()}
 
 
 def warmed_up(steps: Steps) -> list[int]:
@@ -85,7 +78,9 @@ def held_by_kind(events: Iterable[Event], world_size: int) -> tuple[int, dict[st
     if not whole:
         return None
     ranks = rows[max(whole)]
-    return max(whole), {kind: np.array([ranks[rank][kind] for rank in sorted(ranks)]) for kind in KINDS}
+    return max(whole), {
+        kind: np.array([ranks[rank][kind] for rank in sorted(ranks)]) for kind in MEMORY_KINDS
+    }
 
 
 def step_time(steps: Steps, period: int = 1) -> StepTime | None:
@@ -115,6 +110,12 @@ def step_time(steps: Steps, period: int = 1) -> StepTime | None:
     return StepTime(rank, len(shown[WARM_UP_STEPS:] or shown), parts, collectives)
 
 
+def slowest_rank_s(steps: Steps, period: int = 1) -> float | None:
+    """Return the seconds of a step on the slowest rank, averaged as in `Summary`; None before a whole period."""
+    seconds = [max(event["step_time_s"] for event in row) for row in steps.values()]
+    return per_step(list(steps), seconds, StepKinds(period), average="median")
+
+
 def _computing(parts: Mapping[tuple[str, str], float]) -> float:
     return sum(value for (lane, name), value in parts.items() if lane != COMMUNICATION and name != IDLE)
 
@@ -125,8 +126,8 @@ def _medians(
     names = dict.fromkeys(name for parts in by_step.values() for name in parts)
     found = {}
     for name in names:
-        values = {number: parts.get(name, 0.0) for number, parts in by_step.items()}
-        middle = per_step(values, period, average="median")
+        values = [parts.get(name, 0.0) for parts in by_step.values()]
+        middle = per_step(list(by_step), values, StepKinds(period), average="median")
         if middle:
             found[name] = middle
     return found

@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.measure.compare.comparison import ComparedTerm
-from shardscope.measure.compare.measured import KINDS, Event, Ints, Steps, held_by_kind
+from shardscope.measure.compare.measured import Ints, Steps, held_by_kind
 from shardscope.prediction.job import JobPrediction
+from shardscope.runlog.schema import MEMORY_KINDS
+from shardscope.runlog.traffic import Event
 
 _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 
@@ -38,7 +40,7 @@ def memory_rows(
 
 def _kinds(prediction: JobPrediction, held: dict[str, Ints], notes: list[str]) -> Iterator[ComparedTerm]:
     is_exact = prediction.states is not None and prediction.states.is_exact
-    for kind in KINDS:
+    for kind in MEMORY_KINDS:
         predicted, measured = prediction.kinds.get(kind), held[kind]
         if predicted is None:
             notes.append(f"{kind} is left out: there is no formula for it in this job.")

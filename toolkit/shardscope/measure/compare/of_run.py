@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from shardscope.errors import RunUnreadable, SpecError
 from shardscope.measure.compare.comparison import Comparison
-from shardscope.measure.compare.measured import finished_steps
 from shardscope.measure.compare.memory import memory_rows
 from shardscope.measure.compare.parts import time_rows
 from shardscope.measure.compare.traffic import traffic_rows
 from shardscope.prediction.job import JobPrediction, predict_job
+from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
 from shardscope.spec.cluster import Cluster
 
@@ -42,7 +42,7 @@ def compare(
         True
     """
     events = run.events()
-    steps = finished_steps(events)
+    steps = finished_steps(events, run.job.world_size)
     if not steps:
         raise RunUnreadable(
             f"run {run.id} has nothing to compare: no step has been finished by all ranks; wait for one"
@@ -58,7 +58,7 @@ def compare(
     rows = [
         *traffic_rows(prediction, steps, notes),
         *memory_rows(prediction, events, steps, notes),
-        *time_rows(prediction, steps, run.summary().step_time_s, notes),
+        *time_rows(prediction, steps, notes),
     ]
     where = "this machine" if prediction.cluster is None else prediction.cluster.name
     return Comparison(run.id, run.name, where, tuple(rows), tuple(notes))

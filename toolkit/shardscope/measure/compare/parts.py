@@ -7,25 +7,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from shardscope.analytic.show import figure
 from shardscope.analytic.terms import Term
 from shardscope.measure.compare.comparison import ComparedTerm
-from shardscope.measure.compare.measured import COMMUNICATION, PARTS, Steps, StepTime, step_time
+from shardscope.measure.compare.measured import (
+    COMMUNICATION,
+    PARTS,
+    Steps,
+    StepTime,
+    slowest_rank_s,
+    step_time,
+)
 from shardscope.measure.compare.traffic import after_warm_up, compared_steps
 from shardscope.prediction.job import JobPrediction
 
 
-def time_rows(
-    prediction: JobPrediction, steps: Steps, measured_s: float | None, notes: list[str]
-) -> Iterator[ComparedTerm]:
-    """Yield the rows of the parts of a step, and of the whole step; add to `notes` what is left out.
-
-    Args:
-        prediction: The prediction.
-        steps: The finished steps.
-        measured_s: Seconds of a step, as in the run's summary; None if unknown.
-        notes: Added to.
-    """
+def time_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> Iterator[ComparedTerm]:
+    """Yield the rows of the parts of a step, and of the whole step; add to `notes` what is left out."""
     period = prediction.job.compression.period
     trees = [prediction.at_step(number).time for number in compared_steps(prediction, steps)[-period:]]
-    found = step_time(after_warm_up(prediction, steps), period)
+    compressed = after_warm_up(prediction, steps)
+    if len(compressed) < len(steps):
+        notes.append(f"Times are of steps {min(compressed)} and later, which are compressed.")
+    found, measured_s = step_time(compressed, period), slowest_rank_s(compressed, period)
     if found is None:
         notes.append(
             "Parts of the step are left out: no spans were recorded (see Record.spans_first), or not of a whole period "

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from shardscope.spec.cluster import Cluster, Device, Link
 
-A100_80, A100_40 = Device.of("a100-80gb"), Device.of("a100-40gb")
-H100, H100_HBM2E, B200 = Device.of("h100-80gb"), Device.of("h100-96gb"), Device.of("b200")
-NVLINK3, NVLINK4, NVLINK5 = Link.of("nvlink-3"), Link.of("nvlink-4"), Link.of("nvlink-5")
+A100_80, H100 = Device.of("a100-80gb"), Device.of("h100-80gb")
+NVLINK3, NVLINK4 = Link.of("nvlink-3"), Link.of("nvlink-4")
 
 
 def network(gbit_per_s: float, source: str) -> Link:

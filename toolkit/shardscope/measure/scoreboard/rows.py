@@ -18,8 +18,6 @@ from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
-FOLDS = 10
-
 
 @dataclass(frozen=True)
 class Row:
@@ -39,11 +37,6 @@ class Row:
         """Twelve hexadecimal digits of a hash of the inputs; equal for equal runs, even if measurements differ."""
         text = json.dumps([self.dataset, self.inputs], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-    @property
-    def fold(self) -> int:
-        """Fold of the row, 0 to 9, from the hash: a reproducible split."""
-        return int(self.key, 16) % FOLDS
 
 
 def predicted_parts(rows: Sequence[Row], calibration: Calibration) -> list[StepParts]:

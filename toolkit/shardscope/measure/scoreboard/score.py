@@ -59,25 +59,14 @@ def plain_seconds(rows: Sequence[Row], constants: Mapping[str, float]) -> Floats
     return np.array([_plain(row) / _constant(row, constants) for row in rows])
 
 
-def constants(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, float]]:
-    """The constants of the two formulas: medians over the given rows, by data set and precision."""
-    kinds: dict[str, list[Row]] = {}
-    for row in rows:
-        kinds.setdefault(_kind(row), []).append(row)
-    mfu = {
-        k: float(np.median([_needed(r) / (_peak(r) * r.seconds) for r in mine])) for k, mine in kinds.items()
-    }
-    rate = {k: float(np.median([_plain(r) / r.seconds for r in mine])) for k, mine in kinds.items()}
-    return mfu, rate
-
-
-def _kind(row: Row) -> str:
+def kind_of(row: Row) -> str:
+    """The data set and precision of a row: both formulas have a constant for each."""
     return f"{row.dataset}, {row.layout.precision}"
 
 
 def _constant(row: Row, constants: Mapping[str, float]) -> float:
     """The constant for the row's data set and precision, or the first constant if these were not fitted."""
-    return constants.get(_kind(row)) or next(iter(constants.values()))
+    return constants.get(kind_of(row)) or next(iter(constants.values()))
 
 
 def _needed(row: Row) -> float:

@@ -6,14 +6,20 @@ pipeline, and two (or three) virtual stages if the layers allow it. For Llama 3:
 
 from __future__ import annotations
 
-from shardscope.analytic.compute.flops import korthikanti_model_flops, megatron_flops, model_flops
+from collections.abc import Mapping
+
+from shardscope.analytic.compute.flops import megatron_flops, model_flops
 from shardscope.analytic.compute.work import Split, attention_core
 from shardscope.measure.scoreboard.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
 from shardscope.measure.scoreboard.rows import Row
-from shardscope.measure.scoreboard.titan import llama
 from shardscope.spec.layout import Layout, Recompute
 from shardscope.spec.model import Transformer
 
+LLAMA: Mapping[str, Mapping[str, int]] = {
+    "llama3.1-8B": {"layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32},
+    "llama3.1-70B": {"layers": 80, "hidden": 8192, "ffn": 28672, "heads": 64},
+    "llama3.1-405B": {"layers": 126, "hidden": 16384, "ffn": 53248, "heads": 128},
+}
 SELENE = network(200, "Narayanan et al. 2021, section 5: 8 x 200 Gbit/s HDR InfiniBand a node")
 META = network(400, "Llama 3, arXiv 2407.21783, section 3.3.1: 400 Gbit/s RoCE a device")
 VOCAB, SEQ = 51200, 2048
@@ -88,6 +94,14 @@ def gpt(layers: int, hidden: int, heads: int) -> Transformer:
     return Transformer(
         name=f"gpt-{layers}x{hidden}", layers=layers, hidden=hidden, heads=heads, vocab=VOCAB, seq=SEQ
     )
+
+
+def llama(name: str, seq: int) -> Transformer:
+    """The Llama 3.1 model of this name (Llama 3 herd, arXiv 2407.21783, table 3)."""
+    return Transformer(
+        name=name, **LLAMA[name], kv_heads=8, vocab=128256, seq=seq, gated=True, tied=False, positions="rotary",
+        norm="rmsnorm", bias=False,
+    )  # fmt: skip
 
 
 def _row(dataset: str, model: Transformer, devices: int, layout: Layout, seconds: float) -> Row:
@@ -165,8 +179,3 @@ def _llama(  # noqa: PLR0917
     seconds = (float(model_flops(model, data * batch)) - halved) / (devices * tflops * 1e12)
     machine = cluster(H100, devices, intra=NVLINK4, inter=META)
     return Row("Llama 3, table 4", model, machine, layout, seconds, {"devices": devices, "seq": seq})
-
-
-def korthikanti_shares(seconds: float, layers: int, hidden: int, devices: int, batch: int) -> float:
-    """MFU of a step in Korthikanti's table 5 (a fraction), from its seconds."""
-    return float(korthikanti_model_flops(batch, SEQ, layers, hidden, VOCAB)) / (seconds * devices * 312e12)

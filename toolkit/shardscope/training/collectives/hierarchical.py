@@ -12,23 +12,22 @@ The three phases are metered under the ring's names: ``ring_reduce_scatter`` and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from shardscope.errors import SpecError
 from shardscope.training.collectives.process_group import MeteredProcessGroup
-from shardscope.training.collectives.ring import SLICE_BYTES, Ring
+from shardscope.training.collectives.ring import SLICE_BYTES, RingAllReduce
 
 
 @dataclass
-class Hierarchical:
+class HierarchicalAllReduce:
     """Rings inside nodes and across them, over a metered group.
 
     Attributes:
         group: The ranks. Rank r is number r mod `per_node` of node r div `per_node`.
         per_node: Ranks per node; must divide the size of the group.
-        slice_bytes: Longest message, in bytes, as in `Ring`.
+        slice_bytes: Longest message, in bytes, as in `RingAllReduce`.
 
     Raises:
         SpecError: `per_node` does not divide the size of the group.
@@ -45,8 +44,8 @@ class Hierarchical:
         first, position = rank - rank % self.per_node, rank % self.per_node
         node = range(first, first + self.per_node)
         peers = range(position, world_size, self.per_node)
-        self.inside = Ring(self.group, slice_bytes=self.slice_bytes, members=node)
-        self.across = Ring(self.group, slice_bytes=self.slice_bytes, members=peers)
+        self.inside = RingAllReduce(self.group, slice_bytes=self.slice_bytes, members=node)
+        self.across = RingAllReduce(self.group, slice_bytes=self.slice_bytes, members=peers)
 
     @property
     def work_space(self) -> list[torch.Tensor]:
@@ -61,10 +60,3 @@ class Hierarchical:
             return self.inside.all_reduce_(tensor)
         self.across.all_reduce_(self.inside.reduce_scatter_(tensor))
         return self.inside.all_gather_(tensor)
-
-
-def hierarchical_all_reduce(
-    tensor: torch.Tensor, group: MeteredProcessGroup, *, per_node: int, **settings: Any
-) -> torch.Tensor:
-    """Sum `tensor` over the ranks of `group`, in place; `settings` are those of `Hierarchical`."""
-    return Hierarchical(group, per_node, **settings).all_reduce_(tensor)

@@ -16,7 +16,7 @@ from shardscope.training.data.digits import read_digits
 from shardscope.training.data.files import read_path
 from shardscope.training.data.loader import Loader
 from shardscope.training.data.sampler import GlobalSampler, shard
-from shardscope.training.data.sources import Dataset, Source
+from shardscope.training.data.sources import Dataset, DataSource
 from shardscope.training.data.text import read_python_source
 from shardscope.training.data.user import call_user
 
@@ -25,7 +25,7 @@ __all__ = [
     "Dataset",
     "GlobalSampler",
     "Loader",
-    "Source",
+    "DataSource",
     "call",
     "load_data",
     "map_tensors",

@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 
 @runtime_checkable
-class Source(Protocol):
+class DataSource(Protocol):
     """Rows of inputs and targets that can be read in any order."""
 
     def __len__(self) -> int:
@@ -38,8 +38,8 @@ class Source(Protocol):
 class Dataset:
     """Rows for training and rows held out for testing."""
 
-    train: Source
-    test: Source
+    train: DataSource
+    test: DataSource
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class ItemSource:
 class RowSource:
     """A subset of the rows of another source."""
 
-    source: Source
+    source: DataSource
     rows: Tensor
 
     def __len__(self) -> int:
@@ -188,7 +188,7 @@ class RowSource:
         return self.source.batch(self.rows[indices])
 
 
-def hold_out(source: Source, *, every: int = 10) -> Dataset:
+def hold_out(source: DataSource, *, every: int = 10) -> Dataset:
     """Hold out one of `every` rows for testing, so that no seed is needed and sorted classes stay balanced.
 
     Raises:

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
 
 from shardscope.errors import DataError
-from shardscope.training.data.sources import Dataset, ItemSource, Source, TensorSource, hold_out
+from shardscope.training.data.sources import Dataset, DataSource, ItemSource, TensorSource, hold_out
 
 _FORMS = (
     "tensors (x, y), where each may be a tuple or a mapping of tensors, a mapping of tensors with 'labels', "
@@ -55,7 +55,7 @@ def _is_structure(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-def _source(made: object, make_data: Callable[..., Any]) -> Source:
+def _source(made: object, make_data: Callable[..., Any]) -> DataSource:
     source = _read(made)
     if source is None:
         raise DataError(
@@ -66,9 +66,9 @@ def _source(made: object, make_data: Callable[..., Any]) -> Source:
     return source
 
 
-def _read(made: object) -> Source | None:
+def _read(made: object) -> DataSource | None:
     match made:
-        case Source():
+        case DataSource():
             return made
         case {"labels": labels} if _is_structure(made):
             return TensorSource(made, labels)

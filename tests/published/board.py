@@ -1,0 +1,18 @@
+"""Errors of the shipped calibrations on measured data sets, and those of two trivial formulas.
+
+    cd tests; python -m published.board ROWS.json [--fitted]
+
+prints one line per data set; with ``--fitted``, another one for the rows that the constants were fitted to.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from published.datasets import load
+from shardscope.commands.scoreboard import text
+from shardscope.measure.scoreboard.board import board
+
+if __name__ == "__main__":
+    print(text(board(load(Path(sys.argv[1])), fitted="--fitted" in sys.argv[2:])))

@@ -1,0 +1,29 @@
+"""Packages whose names are imported when they are first used (PEP 562), so that importing them costs milliseconds.
+
+The names stand in the package's stub, `__init__.pyi`, one line each: ``from shardscope.spec import Job as Job``. Type
+checkers read it as it is, and `attach` makes the package behave as it says. This module imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+
+def attach(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package, by its ``__name__`` and ``__file__``."""
+    with open(file.removesuffix(".py") + ".pyi", encoding="utf-8") as stub:
+        lines = [line.split() for line in stub if line.startswith("from ")]
+    homes = {name: home for _from, home, _import, name, *_ in lines}
+    module = sys.modules[package]
+
+    def load(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = homes[name]
+        value = import_module(f"{home}.{name}") if home == package else getattr(import_module(home), name)
+        setattr(module, name, value)
+        return value
+
+    return load, lambda: sorted({*vars(module), *homes}), sorted(homes)

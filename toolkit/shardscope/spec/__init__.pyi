@@ -1,0 +1,15 @@
+from shardscope.spec.cluster import Cluster as Cluster
+from shardscope.spec.cluster import Device as Device
+from shardscope.spec.compression import Compression as Compression
+from shardscope.spec.job import Batch as Batch
+from shardscope.spec.job import Checkpoint as Checkpoint
+from shardscope.spec.job import Job as Job
+from shardscope.spec.job import Record as Record
+from shardscope.spec.layout import Layout as Layout
+from shardscope.spec.link import Link as Link
+from shardscope.spec.lr_schedule import LRSchedule as LRSchedule
+from shardscope.spec.method import Method as Method
+from shardscope.spec.model import Model as Model
+from shardscope.spec.optimizer import Optimizer as Optimizer
+from shardscope.spec.strategy import Strategy as Strategy
+from shardscope.spec.user_code import UserCode as UserCode

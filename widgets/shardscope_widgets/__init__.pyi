@@ -1,0 +1,11 @@
+from shardscope_widgets import figures as figures
+from shardscope_widgets.communication_calculator import CommunicationCalculator as CommunicationCalculator
+from shardscope_widgets.html import summary as summary
+from shardscope_widgets.memory_calculator import MemoryCalculator as MemoryCalculator
+from shardscope_widgets.pipeline_explorer import PipelineExplorer as PipelineExplorer
+from shardscope_widgets.planner import Planner as Planner
+from shardscope_widgets.report import write_report as write_report
+from shardscope_widgets.ring_view import RingView as RingView
+from shardscope_widgets.trace import Trace as Trace
+from shardscope_widgets.training_lab import TrainingLab as TrainingLab
+from shardscope_widgets.tuning_lab import TuningLab as TuningLab

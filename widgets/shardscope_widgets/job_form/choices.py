@@ -1,0 +1,230 @@
+"""The inputs of the Training Lab as traits, and the job they describe. This module has no widgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import traitlets as t
+
+from shardscope.errors import SpecError, unknown_name
+from shardscope.spec import (
+    Batch,
+    Compression,
+    Job,
+    Link,
+    LRSchedule,
+    Method,
+    Optimizer,
+    Record,
+    Strategy,
+    registry,
+)
+from shardscope.spec.data import DATA, is_path
+from shardscope.spec.models import MODELS
+from shardscope.spec.units import parse
+from shardscope_widgets.job_form.families import applies, options_of
+from shardscope_widgets.kit.form import UNSET, named, option_of, setting_in, trait_of, traits_for
+
+AS_IT_IS = "as it is"
+"""Value of `bandwidth` that stands for the machine's own, unpaced link."""
+NO_LATENCY = "0"
+KINDS: dict[str, type[Method]] = {"strategy": Strategy, "compression": Compression, "lr_schedule": LRSchedule}
+"""Choices that are methods, by kind. Names are looked up when needed, since a user may register more."""
+MICRO_BATCHES = ((UNSET, 0), *named((1, 2, 4, 8, 16, 32, 64)))
+
+
+def known_names(field: str) -> tuple[str, ...]:
+    """Names that are valid for a choice at present."""
+    return tuple(name for _, name in setting_in(Choices, field).values)
+
+
+class Choices(t.HasTraits):
+    """One trait per control. Setting a trait moves the control, and moving the control sets the trait."""
+
+    def __init__(self, *args: Any, **traits: Any) -> None:
+        self._left: dict[tuple[str, str], dict[str, Any]] = {}
+        super().__init__(*args, **traits)
+
+    model = trait_of(Job, "model", default="gpt-nano", values=named(MODELS))
+    data = trait_of(Job, "data", default="python-source", values=named(DATA))
+    strategy = trait_of(Job, "strategy")
+    strategy_options = t.Dict(
+        key_trait=t.Unicode(), help="Settings of the strategy that differ from its defaults, by field."
+    )
+    world_size = trait_of(Job, "world_size", "Ranks", most=64)
+    optimizer = trait_of(Job, "optimizer")
+    lr = trait_of(Optimizer, "lr", "Learning rate")
+    lr_schedule = trait_of(Job, "lr_schedule", "LR schedule")
+    lr_schedule_options = t.Dict(
+        key_trait=t.Unicode(), help="Settings of the schedule that differ from its defaults, by field."
+    )
+    global_batch = trait_of(Batch, "global_batch", default=32)
+    micro_batch = trait_of(
+        Batch, "micro_batch", "Micro-batch", default=0, least=0, optional=False, values=MICRO_BATCHES
+    )
+    compression = trait_of(Job, "compression")
+    compression_options = t.Dict(
+        key_trait=t.Unicode(), help="Settings of the compression that differ from its defaults, by field."
+    )
+    bandwidth = t.Unicode(
+        AS_IT_IS, help="What each rank may send and receive a second, such as 100 Mbit/s; paced for real."
+    )
+    latency = t.Unicode(
+        NO_LATENCY, help="How long every message takes besides, such as 1 ms; with a bandwidth only."
+    )
+    precision = trait_of(Job, "precision")
+    recompute = trait_of(Job, "recompute")
+    noise_scale = trait_of(Record, "noise_scale", values=(("off", False), ("measured", True)))
+    steps = trait_of(Job, "steps", default=200)
+    seed = trait_of(Job, "seed")
+
+    @t.validate("model", "data", "optimizer")
+    def _known(self, proposal: Mapping[str, Any]) -> Any:
+        field, value = proposal["trait"].name, proposal["value"]
+        free = callable(value) or (field == "data" and isinstance(value, str) and is_path(value))
+        if not free and value not in known_names(field):
+            raise unknown_name(field, value, known_names(field))
+        return value
+
+    @t.validate(*KINDS)
+    def _known_kind(self, proposal: Mapping[str, Any]) -> Any:
+        """Store the options of the previous method, so that choosing it again restores them.
+
+        A short string such as ``pipeline:gpipe`` also sets the option that it names.
+        """
+        field, asked = proposal["trait"].name, proposal["value"]
+        self._left[field, getattr(self, field)] = getattr(self, f"{field}_options")
+        if asked in known_names(field):
+            return asked
+        made = KINDS[field].by_name(asked)
+        self._left[field, made.name] = options_of(made)
+        if made.name == getattr(self, field):
+            setattr(self, f"{field}_options", self._left[field, made.name])
+        return made.name
+
+    @t.observe(*KINDS)
+    def _options_of_kind(self, change: Mapping[str, Any]) -> None:
+        field = change["name"]
+        try:
+            setattr(self, f"{field}_options", self._left.get((field, change["new"]), {}))
+        except t.TraitError:  # its class was redefined without these settings
+            setattr(self, f"{field}_options", {})
+
+    @t.validate(*(f"{field}_options" for field in KINDS))
+    def _possible_options(self, proposal: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings as the method normalises them, without those that are None.
+
+        Raises:
+            TraitError: The method rejects them.
+        """
+        given = {field: value for field, value in proposal["value"].items() if value is not None}
+        field = proposal["trait"].name.removesuffix("_options")
+        if "name" in given:
+            raise t.TraitError(f"{field}_options: name={given['name']!r} is not a setting; set {field}")
+        try:
+            made = self._made(field, given)
+        except SpecError as error:
+            raise t.TraitError(str(error)) from None
+        return {
+            name: option_of(getattr(made, name)) if name in made.changed else given[name] for name in given
+        }
+
+    def method(self, field: str) -> Any:
+        """The chosen method of a kind, with its settings."""
+        return self._made(field, getattr(self, f"{field}_options"))
+
+    def _made(self, field: str, options: Mapping[str, Any]) -> Any:
+        """Make the method; a setting that does not apply given the others stays stored but is not used."""
+        kind, name = KINDS[field], getattr(self, field)
+        chosen = {**kind.by_name(name).settings, **options}
+        return kind.by_name(name, **{each: v for each, v in options.items() if applies(each, chosen)})
+
+    def method_options(self, field: str) -> dict[str, Any]:
+        """Return all settings of the chosen method of a kind, including defaults."""
+        usual = KINDS[field].by_name(getattr(self, field)).settings
+        changed: dict[str, Any] = getattr(self, f"{field}_options")
+        return {name: option_of(value) for name, value in usual.items()} | changed
+
+    def set_method_option(self, field: str, setting: str, value: Any) -> None:
+        """Set one setting of the chosen method of a kind."""
+        usual = option_of(KINDS[field].by_name(getattr(self, field)).settings[setting])
+        rest = {name: other for name, other in getattr(self, f"{field}_options").items() if name != setting}
+        setattr(self, f"{field}_options", rest if value == usual else {**rest, setting: value})
+
+    @t.observe("model")
+    def _data_for_model(self, _change: object) -> None:
+        if not self._fit():
+            self.data = next(name for name, info in DATA.items() if info.gives == MODELS[self.model].reads)
+
+    @t.observe("data")
+    def _model_for_data(self, _change: object) -> None:
+        if not self._fit():
+            self.model = next(
+                name for name, config in MODELS.items() if config.reads == DATA[self.data].gives
+            )
+
+    def _fit(self) -> bool:
+        both_known = self.model in MODELS and self.data in DATA
+        return not both_known or MODELS[self.model].reads == DATA[self.data].gives
+
+    @t.observe("optimizer")
+    def _default_lr(self, _change: object) -> None:
+        self.lr = Optimizer(name=self.optimizer).lr
+
+    @t.observe("bandwidth")
+    def _latency_of_link(self, change: Mapping[str, Any]) -> None:
+        """Reset the latency with the machine's own link, and restore it when a bandwidth is chosen again."""
+        if change["new"] == AS_IT_IS:
+            self._latency, self.latency = self.latency, NO_LATENCY
+        elif change["old"] == AS_IT_IS and self.latency == NO_LATENCY:
+            self.latency = getattr(self, "_latency", self.latency)
+
+    @property
+    def latency_s(self) -> float:
+        """The latency in seconds; zero needs no unit.
+
+        Raises:
+            SpecError: `latency` is not a time.
+        """
+        return 0.0 if self.latency in {NO_LATENCY, "0.0"} else parse(self.latency, "s", field="latency")
+
+    def link(self) -> Link | None:
+        """Return the link to which ranks are paced; None stands for the machine's own.
+
+        Raises:
+            SpecError: The bandwidth or the latency is invalid, or a latency is given without a bandwidth.
+        """
+        latency_s = self.latency_s
+        if self.bandwidth != AS_IT_IS:
+            return Link(bandwidth=self.bandwidth, latency_s=latency_s)
+        if latency_s:
+            raise SpecError(
+                f"latency={self.latency!r} needs a bandwidth beside it, as a link needs both its figures; "
+                "choose one, such as bandwidth='100 Mbit/s', or latency='0'"
+            )
+        return None
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks that will run: the chosen number, limited to the strategy's maximum."""
+        ranks: int = self.world_size
+        return min(ranks, registry.require_known(Strategy, self.strategy).max_ranks or ranks)
+
+    def job(self) -> Job:
+        """Return the job that the choices describe.
+
+        Raises:
+            SpecError: The choices are incompatible; the message states what to change.
+        """
+        suited = self.method("strategy").suggested_micro_batch(self.global_batch, self.num_ranks)
+        plain = {name: getattr(self, name) for name in traits_for(Choices, Job)}
+        methods = {kind: self.method(kind) for kind in KINDS}
+        parts = {
+            "world_size": self.num_ranks,
+            "optimizer": Optimizer(name=self.optimizer, lr=self.lr),
+            "batch": Batch(global_batch=self.global_batch, micro_batch=self.micro_batch or suited),
+            "link": self.link(),
+            "record": Record(noise_scale=self.noise_scale),
+        }
+        return Job(**plain | methods | parts)

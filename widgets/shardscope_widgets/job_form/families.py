@@ -1,0 +1,73 @@
+"""Strategies and compressors by family, and the settings that have a control.
+
+Strategy families are in the order in which training systems evolved. Settings are read from each method's spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardscope.spec import Compression, Method, registry
+from shardscope.spec.strategy import strategies
+from shardscope_widgets.kit.form import Setting, option_of, setting_of
+
+_HEADINGS = (
+    "As they are", "Shorter floats", "Integers in blocks", "Random rounding", "Signs", "Some of the elements",
+    "Low rank", "Now and then",
+)  # fmt: skip
+"""Families of compression methods in display order; other families follow."""
+_LABELS = {
+    "every": "Average every",
+    "update_every": "Adapt every",
+    "feedback": "Error feedback",
+    "warmup_steps": "Warm-up steps",
+    "per_node": "Ranks a node",
+    "directions": "Ring directions",
+    "trace_chunks": "Chunk by chunk",
+    "microbatches": "Micro-batches",
+    "staleness": "Staleness bound",
+}
+_OTHERWISE = {"mode": {"values": (("sync", "sync"), ("async", "async"), ("bounded (ssp)", "ssp"))}}
+_LEFT_TO_CODE = {"block", "clip", "bucket_mb", "slice_mb", "gamma", "microbatches"}
+"""Settings without a control; the lab's micro-batch size determines the number of micro-batches."""
+_ONLY_WITH = {"staleness": ("mode", "ssp")}
+"""Settings that apply only with a certain value of another setting."""
+
+
+def strategy_families() -> list[tuple[str, list[str]]]:
+    """Return each family with its strategies, in the order in which training systems evolved."""
+    found: dict[str, list[str]] = {}
+    for name, method in strategies().items():
+        found.setdefault(method.family, []).append(name)
+    return list(found.items())
+
+
+def compressor_families() -> list[tuple[str, list[str]]]:
+    """Return each family with its compression methods."""
+    found: dict[str, list[str]] = {heading: [] for heading in _HEADINGS}
+    for method in registry.all_of(Compression):
+        found.setdefault(method.family, []).append(method.name)
+    return [(heading, names) for heading, names in found.items() if names]
+
+
+def settings_of_method(kind: type[Method], name: str) -> list[Setting]:
+    """Return the settings of a method that have a control; sizes of blocks, buckets and slices are set in code only."""
+    method = registry.require_known(kind, name)
+    found = [
+        setting_of(method, field, _LABELS.get(field, ""), **_OTHERWISE.get(field, {}))
+        for field in method.model_fields
+        if field not in _LEFT_TO_CODE
+    ]
+    return [setting for setting in found if setting.kind != "other"]
+
+
+def applies(setting: str, chosen: Mapping[str, Any]) -> bool:
+    """Whether a setting applies, given the other settings."""
+    other, value = _ONLY_WITH.get(setting, (None, None))
+    return other is None or chosen.get(other) == value
+
+
+def options_of(method: Method) -> dict[str, Any]:
+    """Settings of a method that differ from its defaults."""
+    return {name: option_of(value) for name, value in method.changed.items()}

@@ -1,0 +1,78 @@
+"""Controls for the settings of the chosen method of a kind, made from its spec and replaced when the choice changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets as widgets
+from traitlets import TraitError
+
+from shardscope_widgets.job_form.choices import KINDS, Choices
+from shardscope_widgets.job_form.families import applies, settings_of_method
+from shardscope_widgets.kit.form import MOST, Setting, control_of, show, typed
+from shardscope_widgets.words import safe
+
+
+class Options(widgets.GridBox):  # type: ignore[misc]
+    """Controls bound both ways to the traits of `choices` for one kind of method; they are made once and kept.
+
+    A value that the choices reject is undone, and `refusal` states why until the next value is accepted.
+    """
+
+    def __init__(self, choices: Choices, field: str) -> None:
+        self._choices, self._field = choices, field
+        self._made: dict[tuple[str, str], dict[str, widgets.DOMWidget]] = {}
+        self.refusal = widgets.HTML()
+        self.refusal.add_class("ss-refusal")
+        super().__init__()
+        self.add_class("ss-controls")
+        self.add_class("ss-options")
+        choices.observe(lambda _change: self._show(), [field, f"{field}_options"])
+        self._show()
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self._choices, self._field))
+
+    @property
+    def _settings(self) -> list[Setting]:
+        return settings_of_method(KINDS[self._field], self._name)
+
+    @property
+    def controls(self) -> dict[str, widgets.DOMWidget]:
+        """Controls of the chosen method, by field."""
+        name, settings = self._name, self._settings
+        key = name, repr(settings)  # a class may be redefined with other settings
+        if key not in self._made:
+            self._made[key] = {setting.field: self._control(key, setting) for setting in settings}
+        return self._made[key]
+
+    def _show(self, refused: str = "") -> None:
+        chosen, shown = self._choices.method_options(self._field), []
+        controls = self.controls
+        for setting in self._settings:
+            control = controls[setting.field]
+            show(control, chosen[setting.field])
+            if applies(setting.field, chosen):
+                shown.append(control)
+        self.refusal.value = f'<div class="ss-note bad" role="alert">{safe(refused)}</div>' if refused else ""
+        self.children = (*shown, *([self.refusal] if refused else []))
+        self.layout.display = None if shown else "none"
+
+    def _control(self, key: tuple[str, str], setting: Setting) -> widgets.DOMWidget:
+        control = control_of(
+            setting._replace(least=0, most=MOST)
+        )  # the spec rejects values that are too large
+
+        def changed(_change: object) -> None:
+            if key == (self._name, repr(self._settings)):
+                self._put(setting, typed(control))
+
+        control.observe(changed, "value")
+        return control
+
+    def _put(self, setting: Setting, value: Any) -> None:
+        try:
+            self._choices.set_method_option(self._field, setting.field, value)
+        except TraitError as error:
+            self._show(refused=str(error))

@@ -1,0 +1,75 @@
+"""A Plotly figure that is replaced as a whole at each update, and survives a reload of the page.
+
+Plotly's own FigureWidget contains the 5 MB library in its module, and anywidget drops every message to a model whose
+module has not loaded within 2 seconds. On a busy machine such a figure never updates again. Here the module is a few
+lines long, and the library is a separate model that all figures of a kernel share and each page loads once. The figure
+is a single trait, so the newest value wins, the last one always arrives, and a reloaded page shows the current figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import anywidget
+import plotly.graph_objects as go
+import traitlets as t
+from ipywidgets import widget_serialization
+from plotly.offline import get_plotlyjs
+
+
+class Library(anywidget.AnyWidget):
+    """Plotly's script, as text."""
+
+    _esm = "export default {};"
+    code = t.Unicode("").tag(sync=True)
+
+
+@cache
+def _library() -> Library:
+    return Library(code=get_plotlyjs())
+
+
+class LiveFigure(anywidget.AnyWidget):
+    """A live figure: `put` fills the first traces of the template, `show` replaces the whole figure."""
+
+    _esm = files(__package__).joinpath("live_figure.js").read_text(encoding="utf-8")
+    library = t.Instance(Library).tag(sync=True, **widget_serialization)
+    figure = t.Dict(help="Data and layout, as Plotly's JSON.").tag(sync=True)
+    label = t.Unicode(help="What a screen reader calls the figure.").tag(sync=True)
+
+    def __init__(self, template: go.Figure, *, label: str = "") -> None:
+        self._template = template.to_plotly_json()
+        shown = {"data": [], "layout": self._template["layout"]}
+        super().__init__(library=_library(), figure=shown, label=label)
+
+    def put(self, traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> None:
+        """Show `traces`, each merged over the template's trace in its place, and `layout` merged over its layout."""
+        places = self._template["data"]
+        data = [place | trace for place, trace in zip(places, traces, strict=False)]
+        self.figure = {"data": data, "layout": _on_top(self._template["layout"], layout)}
+
+    def show_parts(self, traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> None:
+        """Show any number of complete traces, with `layout` merged over the template's layout."""
+        self.figure = {"data": list(traces), "layout": _on_top(self._template["layout"], layout)}
+
+    def show(self, figure: go.Figure) -> None:
+        """Show a complete figure, without the template."""
+        whole = figure.to_plotly_json()
+        self.figure = {"data": whole["data"], "layout": whole["layout"]}
+
+    @property
+    def traces(self) -> list[dict[str, Any]]:
+        """The traces that are shown."""
+        return list(self.figure["data"])
+
+
+def _on_top(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Merge `above` over `below`: dictionaries, such as axes, are merged one level deep, other values are replaced."""
+    merged = {
+        name: below.get(name, {}) | value if isinstance(value, dict) else value
+        for name, value in above.items()
+    }
+    return below | merged
