@@ -23,7 +23,7 @@ import shardscope_widgets.figures
 from shardscope.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
-GROUND = {"errors", "_compat", "_lazy", "machine"}
+GROUND = {"errors", "_compat", "_lazy", "_version", "machine"}
 FIRST = GROUND | {"spec", "runlog"}
 ENGINES = FIRST | {"training", "analytic"}
 SECOND = ENGINES | {"methods", "export"}
@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "_lazy": set(),
     "errors": {"elsewhere"},
     "_compat": set(),
+    "_version": set(),
     "machine": set(),
     "spec": GROUND,
     "runlog": GROUND | {"spec"},
@@ -54,6 +55,7 @@ WITHOUT_TORCH = (
     "_lazy",
     "errors",
     "_compat",
+    "_version",
     "spec",
     "runlog",
     "analytic",

@@ -267,7 +267,11 @@ def test_mixed_precision_learns(precision: str) -> None:
 def test_evaluates_on_the_way_and_at_the_end() -> None:
     run = ss.launch(small_job(steps=10, eval_every=4)).wait(60)
     assert [event["step"] for event in run.events("eval", rank=0)] == [4, 8, 10]
-    assert {event["samples"] for event in run.events("eval")} == {355}
+    assert {(event["samples"], event["split"]) for event in run.events("eval")} == {(178, "validation")}
+    assert [(event["step"], event["samples"]) for event in run.events("test", rank=0)] == [(10, 177)]
+    summary = run.summary()
+    assert summary.validation_loss == run.events("eval")[-1]["loss"]
+    assert summary.test_loss == run.events("test")[0]["loss"] != summary.validation_loss
 
 
 @pytest.mark.parametrize("strategy", ["all-reduce", "ring"])

@@ -41,7 +41,8 @@ def test_every_trial_is_a_run_and_its_values_are_those_of_the_run() -> None:
         summary = session.trial_run(record.number).summary()
         assert record.values is not None
         assert record.measured is not None
-        assert record.values["loss"] == summary.test_loss
+        assert record.values["loss"] == summary.validation_loss != summary.test_loss
+        assert record.measured.test == (summary.test_loss, 1 - summary.test_accuracy)
         assert record.values["bytes"] == sum(
             row["sent_bytes"]
             for event in session.trial_run(record.number).events("step")
@@ -49,6 +50,12 @@ def test_every_trial_is_a_run_and_its_values_are_those_of_the_run() -> None:
         )
         assert record.values["seconds"] == pytest.approx(summary.step_time_s * 6)
         assert session.job(record.number).optimizer.lr == record.params["optimizer.lr"]
+    report = session.report()
+    loss, _ = session.record(report.rows[0].number).measured.test
+    assert (
+        f"On the test split, by which nothing was chosen, trial {report.rows[0].number} has loss {loss:.4g}"
+        in str(report)
+    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The command line: `shardscope COMMAND`, a module of `shardscope.commands` for each.
+"""The command line: `shardscope COMMAND`; `shardscope --help` lists the commands.
 
 Exit status:
     0    done
@@ -14,15 +14,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from shardscope import __version__
+from shardscope._version import __version__
 from shardscope.commands import (
     check,
     compare,
     demo,
     doctor,
+    export,
     lab,
     plan,
     predict,
+    reproduce,
     run,
     runs,
     scoreboard,
@@ -31,7 +33,9 @@ from shardscope.commands import (
 )
 from shardscope.errors import RunFailed, ShardscopeError
 
-COMMANDS = (lab, run, compare, tune, check, demo, plan, predict, scoreboard, runs, stop, doctor)
+COMMANDS = (
+    lab, run, compare, tune, check, demo, plan, predict, scoreboard, runs, reproduce, export, stop, doctor,
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -229,7 +229,7 @@ def test_a_clone_goes_on_from_its_parents_weights_moments_and_data(tmp_path: Pat
     assert lineage["parent"].isna().sum() == 2
     losses = {entry.member: entry.outcome.scores["loss"] for entry in second}
     assert population.best.member == min(losses, key=losses.get)
-    assert population.best.outcome.scores["loss"] == population.run(population.best).summary().test_loss
+    assert population.best.outcome.scores["loss"] == population.run(population.best).summary().validation_loss
     assert saved(population.folder) == {population.best.outcome.run}
 
 
@@ -250,7 +250,7 @@ def test_spaces_and_objectives_are_those_of_studies(tmp_path: Path) -> None:
         summary = population.run(entry).summary()
         scores = entry.outcome.scores
         assert list(scores) == list(objectives)
-        assert scores["error"] == pytest.approx(1 - summary.test_accuracy)
+        assert scores["error"] == pytest.approx(1 - summary.validation_accuracy)
         assert scores["seconds"] == pytest.approx(summary.step_time_s, rel=1e-6)
         assert scores["bytes"] == summary.bytes_per_step
         assert scores["memory"] > 0

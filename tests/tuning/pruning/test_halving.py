@@ -185,7 +185,7 @@ def test_a_promoted_trial_ends_where_an_uninterrupted_run_does_and_no_step_is_ta
     whole = ss.launch(evaluated(session.job(ended.number))).wait(100)
     assert ended.values is not None
     assert ended.measured is not None
-    assert ended.values["loss"] == whole.summary().test_loss
+    assert ended.values["loss"] == whole.summary().validation_loss
     assert sent_by(pieces_of(session, ended), "packet_all_gather") == sent_by([whole], "packet_all_gather")
     assert ended.measured.bytes == sent_by(pieces_of(session, ended))
     assert [row[0] for row in ended.measured.curve] == list(range(1, 9))

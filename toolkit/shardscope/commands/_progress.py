@@ -74,7 +74,7 @@ def table(summary: Summary) -> str:
         "steps": str(summary.steps),
         "loss": _shown(summary.loss, ".4f"),
         "test loss": _shown(summary.test_loss, ".4f"),
-        "accuracy": _shown(summary.test_accuracy, ".1%"),
+        "test accuracy": _shown(summary.test_accuracy, ".1%"),
         "step time": _shown(summary.step_time_s, ".4f", " s"),
         "tokens/s" if tokens else "samples/s": _shown(rate, ",.0f"),
         "sent a step": human_bytes(summary.bytes_per_step),

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 
 class Evaluation(NamedTuple):
-    """Quality on held-back data after a step; NaN where it was not computed."""
+    """Quality on a split after a step; NaN where it was not computed."""
 
     step: int
     loss: float
     accuracy: float
+    split: str = "test"
 
 
 @dataclass(kw_only=True)
@@ -41,7 +42,9 @@ class RunLog:
         kinds: How the job's steps differ, which decides the averages per step.
         steps: The finished steps, in columns.
         starts: Start event of each rank, by rank.
-        evaluations: Evaluations, in order.
+        evaluations: Evaluations during training, in order: on the validation split, in runs of earlier versions on the
+            test split.
+        final: Evaluation on the test split after the last step; None before, and in runs of earlier versions.
         peak_memory: Peak bytes of each rank, by rank.
         held: Bytes by kind that each rank held, from its newest memory event.
         noise: Squared gradient norms by step, where gradient noise was measured: the mean over the small batches, and
@@ -64,6 +67,7 @@ class RunLog:
     steps: Steps = field(default_factory=Steps)
     starts: dict[int, Event] = field(default_factory=dict)
     evaluations: list[Evaluation] = field(default_factory=list)
+    final: Evaluation | None = None
     peak_memory: dict[int, int] = field(default_factory=dict)
     held: dict[int, dict[str, int]] = field(default_factory=dict)
     noise: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -142,14 +146,23 @@ class RunLog:
 
     def _on_eval(self, event: Event) -> None:
         if event["rank"] == 0:
-            row = event["step"], _number(event["loss"]), _number(event.get("accuracy"))
-            self.evaluations.append(Evaluation(*row))
+            self.evaluations.append(_evaluation(event, event.get("split", "test")))
+
+    def _on_test(self, event: Event) -> None:
+        if event["rank"] == 0:
+            self.final = _evaluation(event, "test")
 
     def _on_memory(self, event: Event) -> None:
         self.held[event["rank"]] = {kind: event[kind] for kind in MEMORY_KINDS}
 
     def _on_layers(self, event: Event) -> None:
         self.looks.take(event)
+
+    def last_on(self, split: str) -> Evaluation | None:
+        """Return the newest evaluation on a split, ``"validation"`` or ``"test"``; None where there is none."""
+        if split == "test" and self.final is not None:
+            return self.final
+        return next((each for each in reversed(self.evaluations) if each.split == split), None)
 
     def per_step(
         self,
@@ -210,6 +223,10 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
 
 def _compute_seconds(event: Event) -> float:
     return sum(float(end - start) for lane, _, start, end, *_ in event["spans"] if lane == "compute")
+
+
+def _evaluation(event: Event, split: str) -> Evaluation:
+    return Evaluation(event["step"], _number(event["loss"]), _number(event.get("accuracy")), split)
 
 
 def _number(value: Any) -> float:

@@ -151,7 +151,8 @@ _KINDS: Mapping[str, Check] = {
             "noise": _fields({"small_square": _is_number, "large_square": _is_number}),
         },
     ),
-    "eval": _fields({**_STEP, "loss": _number_or_none}, {"accuracy": _number_or_none}),
+    "eval": _fields({**_STEP, "loss": _number_or_none}, {"accuracy": _number_or_none, "split": _is_name}),
+    "test": _fields({**_STEP, "loss": _number_or_none}, {"accuracy": _number_or_none}),
     "error": _fields(
         {**_STEP, "type": _is_name, "message": _is_text, "traceback": _is_text},
         {"strategy": _or_none(_is_name)},

@@ -25,6 +25,11 @@ class Summary:
         steps: Optimizer steps that all ranks finished in this run.
         last_step: Number of the last of them; a resumed run does not start at 1.
         loss: Mean training loss over all ranks at the last step.
+        test_loss: Loss on the test split, which is evaluated once, after the job's last step. Runs of earlier versions
+            evaluated it during training too, and have no validation split; this is then their last evaluation.
+        test_accuracy: Share of right answers on the test split; None for regressions.
+        validation_loss: Loss of the last evaluation on the validation split, on which studies choose.
+        validation_accuracy: Share of right answers on the validation split; None for regressions.
         step_time_s: Median over steps of the slowest rank's time in seconds, excluding warm-up. Where steps differ
             (local SGD, an uncompressed start), the medians of each kind, weighted by frequency; None before each kind
             has occurred.
@@ -47,14 +52,16 @@ class Summary:
     world_size: int
     steps: int
     loss: float | None
-    test_loss: float | None
-    test_accuracy: float | None
     step_time_s: float | None
     samples_per_s: float | None
     tokens_per_s: float | None
     bytes_per_step: float | None
     peak_memory_bytes: int | None
     wall_s: float | None
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
     link: str | None = None
     link_note: str | None = None
     compression: str | None = None
@@ -79,7 +86,7 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         state: The state of the run.
         job: The run's job; None leaves out the figures of compression.
     """
-    starts, last = log.starts, log.evaluations[-1] if log.evaluations else None
+    starts = log.starts
     start = starts[min(starts)] if starts else {}
     step, step_time = log.steps[-1] if log.steps else Step(0), log.step_time_s
     return Summary(
@@ -89,8 +96,6 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         steps=len(log.steps),
         last_step=log.last_step,
         loss=None if math.isnan(step.loss) else step.loss,
-        test_loss=None if last is None else last.loss,
-        test_accuracy=None if last is None or math.isnan(last.accuracy) else last.accuracy,
         step_time_s=step_time,
         samples_per_s=step.samples / step_time if step_time else None,
         tokens_per_s=step.tokens / step_time if step_time and step.tokens else None,
@@ -98,9 +103,20 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         peak_memory_bytes=log.peak_memory_bytes,
         wall_s=log.last_t - min(each["t"] for each in starts.values()) if starts else None,
         observing_bytes=log.observing.total(),
+        **_quality(log, "test"),
+        **_quality(log, "validation"),
         **_link(start),
         **(_compression(log, start, job) if job is not None and job.compression.is_on and starts else {}),
     )
+
+
+def _quality(log: RunLog, split: str) -> dict[str, Any]:
+    """The fields of a split: loss and accuracy of its last evaluation."""
+    last = log.last_on(split)
+    if last is None:
+        return {}
+    accuracy = None if math.isnan(last.accuracy) else last.accuracy
+    return {f"{split}_loss": last.loss, f"{split}_accuracy": accuracy}
 
 
 def _link(start: Event) -> dict[str, Any]:

@@ -22,6 +22,7 @@ def run_html(run: Run) -> str:
         "step time": "" if summary.step_time_s is None else f"{summary.step_time_s * 1e3:.1f} ms",
         "link": summary.link or "",
         "directory": printable(str(run.path)),
+        "made with": str(run.provenance or ""),
     }
     cells = "".join(f"<tr><th style='text-align:left'>{escape(k)}</th><td style='text-align:left'>{escape(v)}</td></tr>"
                     for k, v in rows.items() if v)  # fmt: skip

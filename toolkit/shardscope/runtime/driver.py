@@ -130,6 +130,7 @@ def _request(
         "detach": detach,
         "imports": [registry.torch_part(type(job.strategy)), *([_CODECS] if job.compression.is_on else [])],
         "cwd": str(Path.cwd()),
+        "command": sys.orig_argv,
         "env": dict(os.environ),
         "sys_path": [*beyond_current_folder(sys.path), TOOLKIT],
         "modules": of_current_folder() if run.code is not None else None,

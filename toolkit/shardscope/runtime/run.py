@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from shardscope.analytic.large_batch.noise_scale import NoiseScale
     from shardscope.runlog.layers import Layers
+    from shardscope.runtime.provenance import Provenance
 
 _POLL_S = 0.02
 _START_S = 120.0  # how long `stop` waits for a run that is still starting
@@ -83,6 +84,16 @@ class Run:
         if self._job is None:
             self._job = self._dir.read_job()
         return self._job
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """Versions, machine, git state and command line at its launch; None for runs of earlier versions.
+
+        It is written within a fraction of a second after the launch.
+        """
+        from shardscope.runtime.provenance import read
+
+        return read(self._dir)
 
     @property
     def state(self) -> str:
@@ -306,7 +317,12 @@ class Run:
         self._read()
         lines = self._tail.num_unreadable
         told = f"{lines} line{'s' * (lines > 1)} of its logs hold no event that can be read"
-        return (*self._tail.problems.values(), *([told] if lines else []))
+        newer = f"job.json has fields of a newer version, which are left out: {', '.join(self.job.left_out)}"
+        return (
+            *self._tail.problems.values(),
+            *([told] if lines else []),
+            *([newer] if self.job.left_out else []),
+        )
 
     def tail(self) -> Tail:
         """Return a new incremental reader: its first `poll` returns all events so far, later ones only new events."""
@@ -379,6 +395,25 @@ class Run:
     def summary(self) -> Summary:
         """Return the summary of the run so far."""
         return summarise(self.reduced(), self.state, self.job)
+
+    def export(self, path: str | Path, *, format: str) -> str:  # noqa: A002 - as in pandas and PIL
+        """Write the run for another tool; returns where it is.
+
+        Args:
+            path: File or folder to write; for ``mlflow`` also the URI of a tracking server.
+            format: ``"parquet"`` (a folder of tables: steps, spans, traffic), ``"chrome-trace"`` (a JSON file of all
+                spans, for ui.perfetto.dev), ``"tensorboard"``, ``"wandb"`` (offline unless WANDB_MODE says otherwise)
+                or ``"mlflow"``. All but the Chrome trace need their own library.
+
+        Raises:
+            SpecError: There is no such format, its library is not installed, or the run has nothing to write in it.
+
+        Example:
+            >>> run.export("run.json", format="chrome-trace")  # doctest: +SKIP
+        """
+        from shardscope.runtime.export import export_run
+
+        return export_run(self, path, format=format)
 
     def logs(self, rank: int | None = None) -> str:
         """Return the stdout and stderr of a rank; without a rank, those of the agent."""

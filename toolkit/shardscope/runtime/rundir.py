@@ -1,7 +1,8 @@
 """The run directory: all files of a run, from launch on; it outlives every process of the run.
 
-    job.json        the job; `Job.from_json` reads it
+    job.json        the job, with the version of its format; `Job.from_json` reads it
     user_code.pkl   the user's own functions, if the job has any (see `code_file` for who may load it)
+    provenance.json versions, machine, git state and command line at the launch; see `provenance`
     status.json     state, the agent's process, the error; replaced atomically
     rank-N.jsonl    events, appended by rank N
     control/        requests to the ranks: `stop`, and the answer `stop_at`; verdicts: `judged`, and the answer `heard`
@@ -259,14 +260,16 @@ def _owner(path: Path) -> str:
 def read_job_file(file: Path, called: str) -> Job:
     """Return the job in a file; user functions appear by name only. Error messages refer to the file as `called`.
 
+    Fields that a newer version has added are left out (`Job.left_out`).
+
     Raises:
-        RunUnreadable: The file is missing or damaged.
+        RunUnreadable: The file is missing, damaged, or of a newer format.
     """
     try:
         text = read_text(file)
         is_object = isinstance(parse_json(text), dict)
         if is_object:
-            return Job.from_json(text)
+            return Job.from_history(text)
         reason = "does not describe a job"
     except FileNotFoundError:
         reason = "is missing"

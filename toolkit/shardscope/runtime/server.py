@@ -87,6 +87,10 @@ class Server:
     def _import_next(self) -> None:
         if self.later:
             _import(self.later.pop())
+        else:
+            from shardscope.runtime.provenance import look_up
+
+            look_up()
 
     def _fork_agent(self, request: dict[str, Any]) -> None:
         asked = request.get("imports", ())

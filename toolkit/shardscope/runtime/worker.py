@@ -25,6 +25,7 @@ from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.control import StopControl, StoreNotes
 from shardscope.runtime.processes import die_with_parent, exit_with_agent, ignore_interrupts, process_started
+from shardscope.runtime.provenance import record
 from shardscope.runtime.rundir import RunDir, checkpoints_of
 from shardscope.runtime.user_modules import UserModules, make_importable
 from shardscope.spec import Job
@@ -177,6 +178,7 @@ def _under_torchrun() -> None:
         run.write_job(job)
         if rank == 0:
             run.write_status("running", pid=os.getpid(), process_started=process_started())
+            record(run, command=sys.orig_argv, seed=job.seed)
     resume = Resume(options.resume.absolute(), options.allow_pickle) if options.resume else None
     state = _wait_then_work(run, resume, job)
     if rank == 0:

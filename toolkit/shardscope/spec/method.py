@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, SerializerFunctionWrapH
 
 from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec import registry
-from shardscope.spec._base import Spec, takes
+from shardscope.spec._base import Spec, takes, without_unknown
 from shardscope.spec.code_digest import digest_of
 from shardscope.spec.look import DASHES, Look
 from shardscope.spec.user_code import UserCode
@@ -83,6 +83,7 @@ class Method(Spec, metaclass=_ByName):
         method = registry.require_known(cls, fields.pop("name"))
         if not fields:
             return _at_defaults(method) if registry.origin(method) == "built-in" else method()
+        fields = without_unknown(method, fields)
         for setting in fields.keys() - method.model_fields.keys():
             if fields[setting] is not None:
                 raise _no_setting(method, setting, fields[setting])

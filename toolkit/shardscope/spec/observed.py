@@ -97,6 +97,6 @@ class ObservedJob(Job):
             "cannot be launched or reproduced from here; run the script again"
         )
 
-    def to_json(self) -> str:
-        """The known fields as indented JSON; `Job.from_json` reads it back."""
-        return self.model_dump_json(indent=2, exclude_unset=True)
+    def _fields(self) -> dict[str, Any]:
+        """The fields that are written to JSON: those that are known."""
+        return self.model_dump(mode="json", exclude_unset=True)

@@ -1,4 +1,4 @@
-"""Evaluation on the test split, divided among the data ranks; their means are combined."""
+"""Evaluation on held-out data, divided among the data ranks; their means are combined."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardscope.training.loss import Pairing, accuracy, pairing_of
 from shardscope.training.strategies.base import LossFunction, RankStrategy
 
 MAX_ROWS, MAX_TARGETS = 512, 32_768
-"""Maximum size of an evaluation on the test split, in rows and in targets (tokens): enough for a figure, yet fast."""
+"""Maximum size of an evaluation, in rows and in targets (tokens): enough for a figure, yet fast."""
 
 
 class FailedTogether(Exception):
@@ -30,7 +30,7 @@ def evaluate(
     loss_function: LossFunction,
     place: Callable[[Any], Any],
 ) -> dict[str, Any]:
-    """Mean loss and accuracy (None for regressions) over the test split's first rows; called by all ranks.
+    """Mean loss and accuracy (None for regressions) over the first rows of a split; called by all ranks.
 
     Raises:
         FailedTogether: The evaluation failed on a rank, and all ranks raise this.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardscope.runlog.averages import ALIKE
 from shardscope.runlog.layers import tells_of_layers
-from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.reducer import Evaluation, RunLog
 from shardscope.runlog.tail import Tail
 from shardscope.runtime.run import Run
 from shardscope.spec import Job
@@ -38,10 +38,11 @@ class Measured:
         bytes: Training bytes sent by all ranks so far.
         messages: Training messages sent by all ranks so far.
         memory: Peak bytes of any rank so far.
-        curve: Quality on held-back data by step: (step, loss, share of wrong answers).
+        curve: Quality on the validation split by step: (step, loss, share of wrong answers).
         alarms: Alarms about its layers when last computed, as sentences (`runlog.alarms`).
         plain_s: Median seconds over all steps so far, of whatever kind; None before the first.
         spent_s: Total seconds of the steps so far; None if recorded by an older version.
+        test: Loss and share of wrong answers on the test split, which no choice depends on; None before the last step.
     """
 
     steps: int
@@ -55,6 +56,7 @@ class Measured:
     alarms: tuple[str, ...] = ()
     plain_s: float | None = None
     spent_s: float | None = None
+    test: tuple[float, float] | None = None
 
     def objective(self, name: str, steps: int) -> float | None:
         """Return the value of a named objective over `steps` steps; None if it is not known yet.
@@ -150,10 +152,11 @@ class Meter:
             bytes=sum(log.steps.column("sent_bytes")),
             messages=sum(log.steps.column("messages")),
             memory=log.peak_memory_bytes or 0,
-            curve=tuple((step, loss, 1.0 - accuracy) for step, loss, accuracy in log.evaluations),
+            curve=tuple((each.step, *_quality(each)) for each in log.evaluations),
             alarms=self._alarms,
             plain_s=median(times) if times else None,
             spent_s=sum(times),
+            test=None if log.final is None else _quality(log.final),
         )
 
     def _is_due(self) -> bool:
@@ -165,6 +168,11 @@ class Meter:
         self._judged, num_looks = looks.num_events, looks.num_looks
         self._judge_at = num_looks + max(1, num_looks // _RARER)
         self._alarms = tuple(map(str, looks.layers(self.run.job.optimizer).alarms))
+
+
+def _quality(evaluation: Evaluation) -> tuple[float, float]:
+    """Loss and share of wrong answers."""
+    return evaluation.loss, 1.0 - evaluation.accuracy
 
 
 def evaluated(job: Job, times: int = 8) -> Job:

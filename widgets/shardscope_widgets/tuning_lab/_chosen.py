@@ -64,6 +64,10 @@ class Watched:
         events = [event for tail in self._tails for event in tail.poll()]
         return self.trace.feed(events)
 
+    def uncompressed_bytes(self) -> float | None:
+        """Return the bytes that all ranks would send per step without compression; None without compression."""
+        return summarise(self.trace, self.run.state, self.run.job).uncompressed_bytes_per_step
+
 
 class ChosenPanel:
     """Widgets of the chosen trial. The panel only draws; the lab decides what."""
@@ -108,7 +112,7 @@ class ChosenPanel:
             self.words.value = f'<div class="ss-words">{told}</div>' if told else ""
             return
         self.loss.figure = _loss_spec(watched.trace)
-        formula = summarise(watched.trace, watched.run.state, watched.run.job).uncompressed_bytes_per_step
+        formula = watched.uncompressed_bytes()
         info = _collectives.collectives_info(
             watched.trace.collectives, len(watched.trace.steps), formula=formula
         )
@@ -139,11 +143,12 @@ def _loss_spec(trace: Trace) -> dict[str, Any]:
         }
         for values, width, opacity, name in looks
     ]  # fmt: skip
+    split = trace.evaluations[-1].split if trace.evaluations else "validation"
     held = {
-        "type": "scatter", "mode": "markers", "name": "held-back data", "x": [each.step for each in trace.evaluations],
+        "type": "scatter", "mode": "markers", "name": f"{split} split", "x": [each.step for each in trace.evaluations],
         "y": [each.loss if isfinite(each.loss) else None for each in trace.evaluations],
         "marker": {"symbol": "circle-open", "size": 7, "color": theme.GREY},
-        "hovertemplate": "held back, step %{x}: %{y:.4g}<extra></extra>",
+        "hovertemplate": f"{split} split, step %{{x}}: %{{y:.4g}}<extra></extra>",
     }  # fmt: skip
     layout = theme.look(height=210, margin={"l": 8, "r": 8, "t": 26, "b": 8})
     legend = theme.LEGEND_ABOVE | {"font": {"size": 11}, "itemclick": False}
