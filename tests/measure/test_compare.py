@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import shardscope as ss
 from conformance.ranks import RankPool
@@ -16,7 +18,7 @@ from prediction.ranks_of import EVERY_STEP, run_on
 from shardscope import cli
 from shardscope.measure.compare.comparison import ComparedTerm, Comparison
 from shardscope.measure.compare.measured import step_time
-from shardscope.measure.compare.of_run import compare
+from shardscope.measure.compare.of_run import compare, comparison_or_reason
 from shardscope.measure.compare.view import error_text
 from shardscope.runtime import Run
 from shardscope.runtime.rundir import RunDir
@@ -183,3 +185,44 @@ def test_the_command_prints_text_or_json(capsys: pytest.CaptureFixture[str]) -> 
     assert said["run"] == run.id
     assert {row["group"] for row in said["rows"]} == {"bytes", "messages", "memory", "time"}
     assert cli.main(["compare", "nothing-of-that-name"]) == 2
+
+
+def test_an_observed_training_loop_is_compared_in_bytes_and_states(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(6, 5)).square().mean().backward()
+            optimizer.step()
+    found = compare(run)
+    assert {row.term for row in found.rows if row.agrees} >= {"parameters", "gradients", "optimizer"}
+    assert found.disagreeing == ()
+    assert found["memory", "gradients"].measured == 4 * sum(each.numel() for each in model.parameters())
+    for left_out in ("activations", "peak", "Step time"):
+        assert any(note.startswith(f"{left_out} is left out") for note in found.notes)
+    assert comparison_or_reason(run) == found
+    with pytest.raises(ss.SpecError, match="its own ranks only"):
+        compare(run, CLUSTER)
+
+
+def test_a_run_that_cannot_be_predicted_has_a_reason() -> None:
+    def my_model() -> nn.Module:
+        raise AssertionError("only its ranks call it")
+
+    run: Any = SimpleNamespace(job=ss.Job(model=my_model, data="digits", strategy="single"))
+    assert "cannot be predicted here" in str(comparison_or_reason(run))
+
+
+def test_steps_before_compression_begins_are_left_out_and_noted(pool: RankPool, tmp_path: Path) -> None:
+    job = ss.Job(
+        model="mlp", data="digits", strategy="ring", compression="onebit-adam", optimizer="adamw", batch=48,
+        world_size=pool.world_size, steps=8, record=EVERY_STEP,
+    )  # fmt: skip
+    first = job.compression.uncompressed(job.steps) + 1
+    run_on(pool, job, tmp_path)
+    found = compare(Run(RunDir(tmp_path), job))
+    assert 1 < first < job.steps
+    assert f"Times are of step {first} and later, which are compressed." in found.notes
+    assert found.disagreeing == ()
+    assert "codec" in {row.term for row in found.rows if row.group == "time"}

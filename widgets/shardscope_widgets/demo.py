@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, TextIO
 
 from shardscope.machine import usable_cores
 from shardscope.measure.compare.comparison import Comparison
+from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope.measure.compare.view import OVERVIEW, overview
 from shardscope.spec import Batch, Job, Strategy
 from shardscope.spec.strategy import strategies
 from shardscope_widgets.figures._comparison import HEADERS, Row, comparison_info, comparison_text
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.training_lab._outcome import compared
 from shardscope_widgets.words import seconds_text
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _compared(runs: Sequence[Run]) -> list[Comparison]:
     """The runs beside their predictions; a run that cannot be compared is left out, with the reason on stderr."""
     found = []
     for run in runs:
-        each = compared(run)
+        each = comparison_or_reason(run)
         if isinstance(each, str):
             print(f"{run.id}: {each}", file=sys.stderr)
         else:

@@ -284,6 +284,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         super_display = self._repr_mimebundle_()
         display(super_display, raw=True)
         self.screen.forecast.begin()
+        self.screen.outcome.begin()
         self._display_id = self._display_id or uuid4().hex
         display(HTML(self._published), display_id=self._display_id)
 

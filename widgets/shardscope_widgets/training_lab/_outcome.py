@@ -1,4 +1,4 @@
-"""What came of a run: the run in focus beside its prediction, compared in a thread of its own once it has ended."""
+"""The run in focus beside its prediction, compared in a separate thread once it has ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets
 import plotly.graph_objects as go
 
-from shardscope.errors import ShardscopeError
+from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope_widgets import figures
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.words import safe
@@ -19,23 +19,29 @@ if TYPE_CHECKING:
 
 _LATER = "The run in focus is compared with its prediction once it has ended."
 _WORKING = "The run is being compared with its prediction."
-_NOTHING = (
-    "This run cannot be compared: its job cannot be predicted here, as for a model, data or loss of your own."
-)
 
 
 class Outcome:
-    """A table and a figure of a run beside its prediction; a sentence in their place while there is none."""
+    """A table and a figure of a run beside its prediction; a sentence in their place while there is none.
+
+    Nothing is compared before `begin`, because the lab is not yet on a screen.
+    """
 
     def __init__(self) -> None:
         self.table = widgets.HTML()
         self.figure = LiveFigure(go.Figure(), label="Predicted and measured")
-        self.figure.layout.display = "none"
         self.box = widgets.VBox([self.table, self.figure])
         self.found: Comparison | None = None
         self._asked: Run | None = None
+        self._begun = False
+        self._working = threading.Lock()
         self._thread: threading.Thread | None = None
         self._say(_LATER)
+
+    def begin(self) -> None:
+        """Start comparing, now that the lab is on a screen."""
+        run, self._begun, self._asked = self._asked, True, None
+        self.want(run)
 
     def want(self, run: Run | None) -> None:
         """Compare `run`, which has ended, or clear the last comparison with None; returns at once."""
@@ -43,8 +49,10 @@ class Outcome:
             return
         self._asked, self.found = run, None
         self._say(_LATER if run is None else _WORKING)
-        if run is not None and (self._thread is None or not self._thread.is_alive()):
-            self._thread = threading.Thread(target=self._work, name="shardscope-outcome", daemon=True)
+        if run is not None and self._begun:
+            self._thread = threading.Thread(
+                target=self._work, args=(run,), name="shardscope-outcome", daemon=True
+            )
             self._thread.start()
 
     def wait(self, timeout: float | None = None) -> None:
@@ -52,12 +60,12 @@ class Outcome:
         if self._thread is not None:
             self._thread.join(timeout)
 
-    def _work(self) -> None:
-        done: Run | None = None
-        while (run := self._asked) is not None and run is not done:
-            done, found = run, compared(run)
+    def _work(self, run: Run) -> None:
+        with self._working:  # one at a time; a run that is out of focus again by then is skipped
             if run is self._asked:
-                self._show(found)
+                found = comparison_or_reason(run)
+                if run is self._asked:
+                    self._show(found)
 
     def _show(self, found: Comparison | str) -> None:
         if isinstance(found, str):
@@ -71,20 +79,3 @@ class Outcome:
     def _say(self, text: str) -> None:
         self.table.value = f'<div class="ss-words">{safe(text)}</div>'
         self.figure.layout.display = "none"
-
-
-def compared(run: Run) -> Comparison | str:
-    """Return the comparison of a run with its prediction, or the reason why there is none.
-
-    The job is traced by the process that launches runs, as before it starts.
-    """
-    from shardscope.measure.compare.of_run import compare
-    from shardscope.runtime.preflight import preflight
-
-    prediction = preflight(run.job, timed=False).prediction
-    if prediction is None:
-        return _NOTHING
-    try:
-        return compare(run, prediction=prediction)
-    except ShardscopeError as error:
-        return str(error)

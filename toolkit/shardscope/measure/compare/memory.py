@@ -11,6 +11,7 @@ import numpy.typing as npt
 from shardscope.measure.compare.comparison import ComparedTerm
 from shardscope.measure.compare.measured import Ints, Steps, held_by_kind
 from shardscope.prediction.job import JobPrediction
+from shardscope.prediction.observed import ObservedPrediction
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.traffic import Event
 
@@ -18,7 +19,7 @@ _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 
 
 def memory_rows(
-    prediction: JobPrediction, events: Sequence[Event], steps: Steps, notes: list[str]
+    prediction: JobPrediction | ObservedPrediction, events: Sequence[Event], steps: Steps, notes: list[str]
 ) -> Iterator[ComparedTerm]:
     """Yield the rows of each kind on the rank that holds most of it, and of the peak; note what is left out."""
     newest = held_by_kind(events, prediction.job.world_size)
@@ -29,6 +30,9 @@ def memory_rows(
         notes.append(f"Memory by kind is of step {number}, each kind at its own peak.")
         prediction = prediction.at_step(number)
         yield from _kinds(prediction, held, notes)
+    if isinstance(prediction, ObservedPrediction):
+        notes.append("peak is left out: only model states are predicted for an observed training loop.")
+        return
     if prediction.by_rank is None:
         notes.append("peak is left out: the loss was not traced, or the strategy has no formula.")
         return
@@ -38,13 +42,15 @@ def memory_rows(
         notes.append("peak is predicted for tensors alone; the measured one is of the whole process.")
 
 
-def _kinds(prediction: JobPrediction, held: dict[str, Ints], notes: list[str]) -> Iterator[ComparedTerm]:
+def _kinds(
+    prediction: JobPrediction | ObservedPrediction, held: dict[str, Ints], notes: list[str]
+) -> Iterator[ComparedTerm]:
     is_exact = prediction.states is not None and prediction.states.is_exact
     for kind in MEMORY_KINDS:
         predicted, measured = prediction.kinds.get(kind), held[kind]
-        if predicted is None:
+        if predicted is None and measured.any():
             notes.append(f"{kind} is left out: there is no formula for it in this job.")
-        elif predicted.any() or measured.any():
+        elif predicted is not None and (predicted.any() or measured.any()):
             yield _row(kind, predicted, measured, is_judged=is_exact and kind in _EXACT_KINDS)
 
 

@@ -6,25 +6,33 @@ notes say why.
 
 from __future__ import annotations
 
-from shardscope.errors import RunUnreadable, SpecError
+from shardscope.errors import RunUnreadable, ShardscopeError, SpecError
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.memory import memory_rows
 from shardscope.measure.compare.parts import time_rows
 from shardscope.measure.compare.traffic import traffic_rows
-from shardscope.prediction.job import JobPrediction, predict_job
+from shardscope.prediction.job import JobPrediction
+from shardscope.prediction.observed import ObservedPrediction
+from shardscope.prediction.predict import predict
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
+from shardscope.runtime.preflight import preflight
 from shardscope.spec.cluster import Cluster
+from shardscope.spec.observed import ObservedJob
+
+_NOT_PREDICTED = (
+    "This run cannot be compared: its job cannot be predicted here, as for a model, data or loss of your own."
+)
 
 
 def compare(
-    run: Run, cluster: Cluster | None = None, *, prediction: JobPrediction | None = None
+    run: Run, cluster: Cluster | None = None, *, prediction: JobPrediction | ObservedPrediction | None = None
 ) -> Comparison:
     """Compare a run with its prediction, term by term: traffic, memory by kind, and step time by part.
 
     Bytes and messages are means of the newest steps after the warm-up, each of which is predicted by itself. Memory is
     that of the newest step that measured it by kind. Times are medians. A run that is still going is compared as far as
-    it has got.
+    it has got. Of a training loop that `ss.observe` recorded, bytes and model states are compared.
 
     Args:
         run: A run with at least one finished step.
@@ -48,7 +56,7 @@ def compare(
             f"run {run.id} has nothing to compare: no step has been finished by all ranks; wait for one"
         )
     if prediction is None:
-        prediction = predict_job(run.job, cluster)
+        prediction = predict(run.job, cluster)
     if prediction.job.world_size != run.job.world_size:
         raise SpecError(
             f"prediction is of {prediction.job.world_size} ranks, but run {run.id} has {run.job.world_size}; use "
@@ -58,7 +66,25 @@ def compare(
     rows = [
         *traffic_rows(prediction, steps, notes),
         *memory_rows(prediction, events, steps, notes),
-        *time_rows(prediction, steps, notes),
     ]
-    where = "this machine" if prediction.cluster is None else prediction.cluster.name
+    where = "this machine"
+    if isinstance(prediction, JobPrediction):
+        rows += time_rows(prediction, steps, notes)
+        where = where if prediction.cluster is None else prediction.cluster.name
+    else:
+        notes.append("Step time is left out: it is not predicted for an observed training loop.")
     return Comparison(run.id, run.name, where, tuple(rows), tuple(notes))
+
+
+def comparison_or_reason(run: Run) -> Comparison | str:
+    """Return the comparison of a run that has ended with its prediction, or the reason why there is none.
+
+    The job is traced by the process that launches runs, as before it starts, so torch is not imported here.
+    """
+    try:
+        if isinstance(run.job, ObservedJob):
+            return compare(run)
+        prediction = preflight(run.job, timed=False).prediction
+        return _NOT_PREDICTED if prediction is None else compare(run, prediction=prediction)
+    except ShardscopeError as error:
+        return str(error)

@@ -25,7 +25,7 @@ def time_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> Iter
     trees = [prediction.at_step(number).time for number in compared_steps(prediction, steps)[-period:]]
     compressed = after_warm_up(prediction, steps)
     if len(compressed) < len(steps):
-        notes.append(f"Times are of steps {min(compressed)} and later, which are compressed.")
+        notes.append(f"Times are of step {min(compressed)} and later, which are compressed.")
     found, measured_s = step_time(compressed, period), slowest_rank_s(compressed, period)
     if found is None:
         notes.append(

@@ -11,26 +11,29 @@ from shardscope.analytic.communication.traffic import Sent, together
 from shardscope.measure.compare.comparison import ComparedTerm, Group
 from shardscope.measure.compare.measured import Counted, Ints, Steps, counted, warmed_up
 from shardscope.prediction.job import JobPrediction
+from shardscope.prediction.observed import ObservedPrediction
 
 _MOST_STEPS = 50
 """Newest steps whose traffic is compared; each is predicted by itself."""
 
 
-def after_warm_up(prediction: JobPrediction, steps: Steps) -> Steps:
+def after_warm_up(prediction: JobPrediction | ObservedPrediction, steps: Steps) -> Steps:
     """Return the steps after the compression's own warm-up; all steps of a run that did not get that far."""
     job = prediction.job
     last = job.compression.uncompressed(job.steps)
     return {number: row for number, row in steps.items() if number > last} or steps
 
 
-def compared_steps(prediction: JobPrediction, steps: Steps) -> list[int]:
+def compared_steps(prediction: JobPrediction | ObservedPrediction, steps: Steps) -> list[int]:
     """Return the newest steps after the warm-up, in whole periods of the compression if there is one."""
     numbers, period = warmed_up(after_warm_up(prediction, steps)), prediction.job.compression.period
     most = max(_MOST_STEPS // period, 1) * period
     return numbers[-(min(most, len(numbers) // period * period) or len(numbers)) :]
 
 
-def traffic_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> Iterator[ComparedTerm]:
+def traffic_rows(
+    prediction: JobPrediction | ObservedPrediction, steps: Steps, notes: list[str]
+) -> Iterator[ComparedTerm]:
     """Yield the rows of all collectives, bytes first, each group with its sum; add to `notes` what is left out."""
     numbers = compared_steps(prediction, steps)
     predicted = _predicted(prediction, numbers)
@@ -42,9 +45,15 @@ def traffic_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> I
     _note(names, numbers, predicted, measured, notes)
     nothing = Counted(*np.zeros((2, prediction.job.world_size), dtype=np.int64))
     groups: tuple[Group, ...] = ("bytes", "messages")
+    is_by_rank = isinstance(
+        prediction, JobPrediction
+    )  # of DDP's own buckets, only the sum over ranks is exact
     for group in groups:
         found = [
-            _row(group, name, predicted[name], measured.get(name, nothing), len(numbers)) for name in names
+            _row(
+                group, name, predicted[name], measured.get(name, nothing), len(numbers), is_by_rank=is_by_rank
+            )
+            for name in names
         ]
         rows = [row for row in found if row.predicted or row.measured]
         yield from rows
@@ -52,7 +61,7 @@ def traffic_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> I
             yield _total(group, rows)
 
 
-def _predicted(prediction: JobPrediction, numbers: Sequence[int]) -> Traffic | None:
+def _predicted(prediction: JobPrediction | ObservedPrediction, numbers: Sequence[int]) -> Traffic | None:
     """Traffic of several steps together; None if it is unknown."""
     each = [prediction.at_step(number).traffic for number in numbers]
     known = [traffic for traffic in each if traffic is not None]
@@ -79,8 +88,10 @@ def _note(
         notes.append(f"Traffic of {', '.join(unforeseen)} is left out: the prediction has no term for it.")
 
 
-def _row(group: Group, name: str, sent: Sent, found: Counted, num_steps: int) -> ComparedTerm:
-    """The row of one collective from the totals of several steps, by rank.
+def _row(
+    group: Group, name: str, sent: Sent, found: Counted, num_steps: int, *, is_by_rank: bool
+) -> ComparedTerm:
+    """The row of one collective from the totals of several steps, judged on each rank or on their sum.
 
     Messages are not judged where only bounds of the bytes are known.
     """
@@ -92,9 +103,15 @@ def _row(group: Group, name: str, sent: Sent, found: Counted, num_steps: int) ->
     return ComparedTerm(
         group, name, group, "all ranks", float(predicted.sum() / num_steps), float(measured.sum() / num_steps),
         bounds=None if bounds is None else (float(low.sum() / num_steps), float(high.sum() / num_steps)),
-        agrees=bool(((low <= measured) & (measured <= high)).all()) if is_judged else None,
+        agrees=_is_within(measured, low, high, is_by_rank=is_by_rank) if is_judged else None,
         by_rank=tuple(zip((predicted / num_steps).tolist(), (measured / num_steps).tolist(), strict=True)),
     )  # fmt: skip
+
+
+def _is_within(measured: Ints, low: Ints, high: Ints, *, is_by_rank: bool) -> bool:
+    if is_by_rank:
+        return bool(((low <= measured) & (measured <= high)).all())
+    return bool(low.sum() <= measured.sum() <= high.sum())
 
 
 def _total(group: Group, rows: Sequence[ComparedTerm]) -> ComparedTerm:
