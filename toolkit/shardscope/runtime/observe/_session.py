@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shardscope.errors import LaunchError, SpecError, quoted
+from shardscope.errors import LaunchError, ShardscopeError, SpecError, quoted
 from shardscope.runlog.tail import Tail, select
 from shardscope.runlog.writer import EventWriter
+from shardscope.runtime import provenance
 from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.observe._collectives import CollectiveMeter
 from shardscope.runtime.observe._describe import Seen
@@ -154,6 +156,8 @@ class Session(AbstractContextManager[Run]):
     def _created(self) -> RunDir:
         directory = RunDir.create(self._seen.job(), self._root)
         directory.write_status("running", pid=os.getpid(), process_started=process_started())
+        with suppress(OSError, ShardscopeError):
+            provenance.record(directory, command=sys.orig_argv, seed=torch.initial_seed())
         return directory
 
     def _begin(self) -> None:
