@@ -12,7 +12,7 @@ from shardscope.measure.compare.comparison import Comparison
 from shardscope_widgets import demo, figures, write_report
 from shardscope_widgets.training_lab import _outcome
 from shardscope_widgets.training_lab._outcome import Outcome
-from widgets.fake_runs import fake_run
+from widgets.fake_runs import fake_run, step_events
 from widgets.made_comparison import made_comparison
 
 
@@ -132,22 +132,23 @@ class TestOutcome:
         assert outcome.found.label == "c"
         assert (names[0], names[-1]) == ("a", "c")
 
-    def test_the_lab_compares_the_run_in_focus_once_it_has_ended(
-        self, asked: list[str], make_lab: Any, runtime: Any
-    ) -> None:
-        runtime.known = [fake_run("ring", 2, steps=3, run_id=name) for name in ("first", "second")]
-        lab = make_lab()
+    def test_the_lab_compares_the_run_in_focus_once_it_has_ended(self, asked: list[str], lab: Any) -> None:
         outcome = lab.screen.outcome
         outcome.begin()
-        outcome.wait(10)
-        lab.screen.live.focus.value = "first"
-        outcome.wait(10)
-        assert asked == ["second", "first"]
-        assert outcome.found.label == "first"
-        lab.start()
+        first = lab.start()
+        first.write(step_events("ring", 2, 1))
         lab.refresh()
+        assert asked == []
+        first.state = "completed"
+        lab.refresh()
+        outcome.wait(10)
+        assert outcome.found.label == first.id
+        lab.start()
         assert outcome.found is None
         assert "once it has ended" in outcome.table.value
+        lab.focus = first.id
+        outcome.wait(10)
+        assert asked == [first.id, first.id]
 
 
 def run_of(name: str) -> Any:
