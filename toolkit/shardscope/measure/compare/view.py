@@ -90,7 +90,7 @@ def _signed(row: ComparedTerm) -> str:
     return f"{'+' if more_s >= 0 else '-'}{figure(abs(more_s), 's')}"
 
 
-OVERVIEW = ("run", "bytes", "messages", "states", "activations", "predicted", "step", "error")
+OVERVIEW = ("run", "bytes", "messages", "states", "activations", "predicted step", "measured step", "error")
 """Columns of `overview`."""
 _STATES = ("parameters", "gradients", "optimizer", "buffers")
 
