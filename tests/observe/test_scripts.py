@@ -84,6 +84,13 @@ def test_bytes_and_model_states_are_those_of_the_formulas(trained: Trained, wrap
         for kind in ("parameters", "gradients", "optimizer"):
             assert memory[kind] == getattr(predicted.states, kind)[rank], kind
         assert memory["activations"] > 0
+    compared = ss.compare(run)
+    assert compared.disagreeing == ()
+    assert {row.term for row in compared.rows if row.agrees} >= {
+        *predicted.traffic,
+        "parameters",
+        "gradients",
+    }
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads sockets as Linux shows them")

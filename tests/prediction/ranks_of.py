@@ -10,6 +10,9 @@ from typing import Any
 import shardscope as ss
 from conformance.ranks import RankPool
 from shardscope.analytic.job_step import JobStep
+from shardscope.measure.compare.of_run import compare
+from shardscope.runtime import Run
+from shardscope.runtime.rundir import RunDir
 from shardscope.spec.model.step import StepTrace
 from shardscope.training.context import RankContext
 from shardscope.training.trainer import Trainer
@@ -21,6 +24,7 @@ EVERY_STEP = ss.Record(memory_first=1, memory_every=1)
 Counted = dict[int, dict[str, tuple[int, int]]]
 """By step and collective: bytes and messages."""
 KINDS = ("parameters", "gradients", "optimizer")
+KINDS_SEEN = (*KINDS, "activations", "gathered", "buffers")
 
 
 def run_on(pool: RankPool, job: ss.Job, folder: Path) -> list[Events]:
@@ -78,6 +82,27 @@ def hold_traffic(job: ss.Job, trace: StepTrace, ranks: Sequence[Events]) -> int:
                     assert least <= sent.bytes[rank] <= most
             assert not measured, f"not predicted in {where}: {measured}"
     return num_exact
+
+
+def hold_compared(job: ss.Job, folder: Path) -> ss.Comparison:
+    """Assert that `compare` agrees, and that each term that the ranks have measured has its counterpart."""
+    run = Run(RunDir(folder), job)
+    found = compare(run)
+    assert found.disagreeing == ()
+    lonely = [note for note in found.notes if "has no term for it" in note]
+    is_timed = not job.compression.is_on or job.compression.codec_passes is not None
+    assert not [note for note in lonely if is_timed or not note.startswith("codec ")]
+    last = [event for event in run.events() if event.get("step") == job.steps]
+    sent = {name for event in last for name, row in event.get("traffic", {}).items() if row["sent_bytes"]}
+    assert sent <= {row.term for row in found.rows if row.group == "bytes"}
+    held = {kind for event in last if event["event"] == "memory" for kind in KINDS_SEEN if event[kind]}
+    assert held - ({"buffers"} if "buffers is left out" in str(found.notes) else set()) <= {
+        row.term for row in found.rows if row.group == "memory"
+    }
+    if "gathered" in held and job.recompute == "none":
+        assert all(predicted == measured for predicted, measured in found["memory", "gathered"].by_rank)
+    assert {"forward", "backward", "optimizer"} <= {row.term for row in found.rows if row.group == "time"}
+    return found
 
 
 def _by_step(events: list[dict[str, Any]]) -> Counted:

@@ -280,7 +280,7 @@ def test_the_tree_says_over_how_many_ranks_the_update_is_divided(zero: int, shar
     tree = time_term(
         MODEL, Layout(data=8, context=2, zero=zero, shard=shard, global_batch=8), CLUSTER, CALIBRATION
     )
-    assert tree["optimizer update"].inputs["N"] == ranks
+    assert tree["optimizer"].inputs["N"] == ranks
     assert tree["gradients and gathered parameters"].inputs["d × c"] == 16
 
 

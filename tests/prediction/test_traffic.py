@@ -9,7 +9,7 @@ import pytest
 
 import shardscope as ss
 from conformance.ranks import RankPool
-from prediction.ranks_of import EVERY_STEP, hold_states, hold_traffic, run_on
+from prediction.ranks_of import EVERY_STEP, hold_compared, hold_states, hold_traffic, run_on
 from shardscope.prediction.traced import traced
 from shardscope.spec.registry import names
 
@@ -52,6 +52,7 @@ def hold_against(pool: RankPool, job: ss.Job, folder: Path) -> int:
     assert trace is not None
     events = run_on(pool, job, folder)
     hold_states(job, trace, events)
+    hold_compared(job, folder)
     return hold_traffic(job, trace, events)
 
 

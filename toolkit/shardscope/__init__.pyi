@@ -11,6 +11,8 @@ from shardscope.errors import SpecError as SpecError
 from shardscope.errors import StudyError as StudyError
 from shardscope.errors import UntrustedCode as UntrustedCode
 from shardscope.measure.break_even import break_even as break_even
+from shardscope.measure.compare.comparison import Comparison as Comparison
+from shardscope.measure.compare.of_run import compare as compare
 from shardscope.measure.compression_speedup import compression_speedup as compression_speedup
 from shardscope.methods.compressors.packed import PackedCompression as PackedCompression
 from shardscope.methods.strategies.all_reduce import AllReduce as AllReduce

@@ -2,8 +2,8 @@
 
 Exit status:
     0    done
-    1    a rank failed, no trial of a study was completed, a check found a difference, or this machine cannot run jobs
-         (`doctor`)
+    1    a rank failed, no trial of a study was completed, a check or comparison found a difference, or this machine
+         cannot run jobs (`doctor`)
     2    the command or the job as described cannot be carried out; one line on stderr says why
     130  stopped by Ctrl-C (143 by SIGTERM); the run was stopped with it
 """
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from shardscope._version import __version__
 from shardscope.commands import (
     check,
+    compare,
     demo,
     doctor,
     export,
@@ -33,7 +34,7 @@ from shardscope.commands import (
 from shardscope.errors import RunFailed, ShardscopeError
 
 COMMANDS = (
-    lab, run, tune, check, demo, plan, predict, scoreboard, runs, reproduce, export, stop, doctor,
+    lab, run, compare, tune, check, demo, plan, predict, scoreboard, runs, reproduce, export, stop, doctor,
 )  # fmt: skip
 
 

@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from shardscope.machine import usable_cores
+from shardscope.measure.compare.comparison import Comparison
+from shardscope.measure.compare.of_run import comparison_or_reason
+from shardscope.measure.compare.view import OVERVIEW, overview
 from shardscope.spec import Batch, Job, Strategy
 from shardscope.spec.strategy import strategies
 from shardscope_widgets.figures._comparison import HEADERS, RunRow, comparison_info, comparison_text
@@ -137,8 +140,26 @@ def _report(done: Sequence[Run], path: Path, took_s: float) -> None:
         return
     print(f"\n{table_text(rows)}\n\n{comparison_text(rows)}")
     print(f"Speed is throughput against one process on the same model and data. {_cores_text(rows)}".rstrip())
-    written = write_report(done, path, title="Shardscope demo")
+    comparisons = _compared([run for run, trace in zip(done, traces, strict=True) if trace.steps])
+    if comparisons:
+        cells = overview(comparisons)
+        print(
+            f"\nPredicted and measured; shardscope compare RUN has every term.\n{columns_text(OVERVIEW, cells)}"
+        )
+    written = write_report(done, path, title="Shardscope demo", comparisons=comparisons)
     print(f"\nTook {seconds_text(took_s)}. Report with plots: {written.resolve()}")
+
+
+def _compared(runs: Sequence[Run]) -> list[Comparison]:
+    """The runs beside their predictions; a run that cannot be compared is left out, with the reason on stderr."""
+    found = []
+    for run in runs:
+        each = comparison_or_reason(run)
+        if isinstance(each, str):
+            print(f"{run.id}: {each}", file=sys.stderr)
+        else:
+            found.append(each)
+    return found
 
 
 def _cores_text(rows: Sequence[RunRow]) -> str:
@@ -153,12 +174,19 @@ def _cores_text(rows: Sequence[RunRow]) -> str:
 
 def table_text(rows: Sequence[RunRow]) -> str:
     """The rows as aligned columns, one block per workload."""
-    cells = [row.cells() for row in rows]
-    widths = [max(map(len, column)) for column in zip(HEADERS, *cells, strict=True)]
-    lines = [_line(HEADERS, widths), "  ".join("─" * width for width in widths)]
-    for row, before, text in zip(rows, [rows[0], *rows], cells, strict=False):
-        lines += [""] * (row.workload != before.workload) + [_line(text, widths)]
-    return "\n".join(lines)
+    head, rule, *lines = columns_text(HEADERS, [row.cells() for row in rows]).splitlines()
+    blocks = [
+        [""] * (row.workload != before.workload) + [line]
+        for row, before, line in zip(rows, [rows[0], *rows], lines, strict=False)
+    ]
+    return "\n".join([head, rule, *(line for block in blocks for line in block)])
+
+
+def columns_text(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A header, a rule and rows, aligned right except for the first column."""
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    lines = [_line(header, widths), "  ".join("─" * width for width in widths)]
+    return "\n".join([*lines, *(_line(row, widths) for row in cells)])
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

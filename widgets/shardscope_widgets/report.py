@@ -13,6 +13,8 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from shardscope.measure.compare.comparison import Comparison
+from shardscope.measure.compare.view import OVERVIEW, as_html, overview
 from shardscope_widgets import figures
 from shardscope_widgets.figures._comparison import RunRow, comparison_info, comparison_text
 from shardscope_widgets.figures._comparison import draw as draw_comparison
@@ -27,6 +29,11 @@ initial-scale=1"> <meta name="color-scheme" content="light
 dark"><title>{title}</title><style>{style}</style></head> <body><main><h1>{title}</h1><p
 class="lead">{lead}</p>{body}</main></body></html>
 """
+_MEASURED = (
+    "Everything on this page was measured in real processes.",
+    "Everything on this page but the predictions was measured in real processes.",
+)
+"""Said of a report without and with predictions."""
 _EXPLAIN = {
     "curves": "Loss is the mean over all ranks; the bold line is a moving average of the faint one. Curves of "
     "the same job by different strategies should lie on each other: splitting the work must not change what is "
@@ -41,33 +48,48 @@ _EXPLAIN = {
     "passes": "One bar is one pass of one micro-batch, whose number it carries; between the bars is the bubble.",
     "staleness": "A gradient is as stale as the number of updates that were applied while it was being computed.",
     "consensus": "Ranks that average with neighbours only hold slightly different parameters; this is how far apart.",
+    "predicted": "Predictions use formulas, a trace of the model on shapes, and the speed of this machine; none of "
+    "them has seen the run. Errors are predicted over measured, minus 1; those of bytes, messages and states are of "
+    "the term that is furthest off. Open a run for all of its terms.",
     "hops": "Each line is one chunk of the gradients on its way from a rank to its neighbour.",
 }
 
 
-def write_report(runs: Iterable[Source], path: Path | str, *, title: str = "Shardscope report") -> Path:
+def write_report(
+    runs: Iterable[Source],
+    path: Path | str,
+    *,
+    title: str = "Shardscope report",
+    comparisons: Sequence[Comparison] = (),
+) -> Path:
     """Write a report of `runs` to `path` and return the path.
 
     Args:
         runs: Runs in order of appearance; those without a finished step are only listed by name.
         path: The file to write; its folder must exist.
         title: The heading, as plain text.
+        comparisons: Runs beside their predictions, from `ss.compare`; the report ends with them.
     """
     target = Path(path)
-    target.write_text(report_html([Trace.read(run) for run in runs], title=title), encoding="utf-8")
+    page = report_html([Trace.read(run) for run in runs], title=title, comparisons=comparisons)
+    target.write_text(page, encoding="utf-8")
     return target
 
 
-def report_html(traces: Sequence[Trace], *, title: str = "Shardscope report") -> str:
-    """The whole page as an HTML string."""
+def report_html(
+    traces: Sequence[Trace], *, title: str = "Shardscope report", comparisons: Sequence[Comparison] = ()
+) -> str:
+    """The whole page as an HTML string; the arguments are those of `write_report`."""
     told = [trace for trace in traces if trace.steps]
     silent = [trace.label for trace in traces if not trace.steps]
     page = _Page()
     sections = [_summary(told)] + [page.workload(name, own) for name, own in _by_workload(told).items()]
     if silent:
         sections.append(f"<p>Without a finished step, and so left out: {safe(listed(silent))}.</p>")
+    if comparisons:
+        sections.append(page.compared(comparisons))
     when = f"{datetime.now(UTC).astimezone():%d %B %Y, %H:%M}"
-    lead = f"{plural(len(traces), 'run')}, {when}. Everything on this page was measured in real processes."
+    lead = f"{plural(len(traces), 'run')}, {when}. {_MEASURED[bool(comparisons)]}"
     return _PAGE.format(title=safe(title), style=_STYLE, lead=safe(lead), body="".join(sections))
 
 
@@ -128,6 +150,20 @@ class _Page:
             words = f"{figures.ring_text(ring)} {_EXPLAIN['hops']}"
             parts += self._part(f"Ring of {trace.label}", words, figures.ring(trace))
         return parts
+
+    def compared(self, comparisons: Sequence[Comparison]) -> str:
+        """The section of predictions: a row for each run, and its terms to open."""
+        head = "".join(f'<th scope="col">{safe(name)}</th>' for name in OVERVIEW)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{safe(cell)}</td>' for cell in cells)}</tr>"
+            for cells in overview(comparisons)
+        )
+        table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        parts = "".join(
+            f'<details class="terms"><summary>{safe(each.label)}</summary>{as_html(each, title=False)}</details>'
+            for each in comparisons
+        )
+        return f"<section><h2>Predicted and measured</h2><p>{safe(_EXPLAIN['predicted'])}</p>{table}{parts}</section>"
 
     def _part(self, heading: str, words: str, figure: go.Figure) -> list[str]:
         script: bool = not self._has_script

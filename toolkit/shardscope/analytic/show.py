@@ -12,12 +12,15 @@ _STEPS = {
 }
 
 
+def suitable_unit(value: float, unit: str) -> tuple[float, str]:
+    """Return the size and the name of the unit in which a value is best written: 0.02 s gives ``(0.001, "ms")``."""
+    return next((step for step in _STEPS.get(unit, ()) if abs(value) >= step[0]), (1.0, unit))
+
+
 def figure(value: float, unit: str) -> str:
     """Format a value with four digits and a suitable unit: ``18.13 s``, ``1.25 GiB``."""
-    for size, name in _STEPS.get(unit, ((1.0, unit),)):
-        if abs(value) >= size:
-            return f"{value / size:.4g} {name}"
-    return f"{value:.4g} {unit}"
+    size, name = suitable_unit(value, unit)
+    return f"{value / size:.4g} {name}"
 
 
 def term_text(term: Term, depth: int = 0) -> str:

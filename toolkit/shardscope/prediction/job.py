@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from math import lcm
@@ -20,7 +20,7 @@ from shardscope.analytic.terms import Term
 from shardscope.errors import SpecError
 from shardscope.machine import usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
-from shardscope.prediction.job_memory import rank_memory
+from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.step.term import time_term
@@ -72,6 +72,22 @@ class JobPrediction(Budgeted):
         said: RankStates | None = self.job.strategy.states(self.step)
         return said
 
+    def at_step(self, number: int) -> JobPrediction:
+        """Return the prediction of another step; of the time, only traffic and compression depend on the step.
+
+        Args:
+            number: Number of the step, from 1.
+        """
+        return replace(self, step=replace(self.step, number=number))
+
+    @cached_property
+    def kinds(self) -> dict[str, Any]:
+        """Peak bytes of each kind of memory on each rank, as a run measures them; a kind that is unknown is left out.
+
+        The kinds are those of `Run.memory`. Peaks need not coincide. Arrays of shape `(W,)`, by rank.
+        """
+        return kinds_by_rank(self.step, self.states)
+
     @cached_property
     def by_rank(self) -> list[Term] | None:
         """Peak memory of each rank, in bytes; None if the strategy has no formula or the loss was not traced."""
@@ -90,9 +106,7 @@ class JobPrediction(Budgeted):
         time. In all other cases it is the sum over the model's operations, without overlap.
         """
         if self.cluster is None or self.calibration is None:
-            return job_time_term(
-                self.step, self.found.table, self.traffic, RankRates.of_this_machine(self.job)
-            )
+            return job_time_term(self.step, self.found, self.traffic, RankRates.of_this_machine(self.job))
         config = _config(self.job)
         if isinstance(config, GPTConfig):
             model = config.transformer(label_of(self.job.model))
@@ -104,7 +118,7 @@ class JobPrediction(Budgeted):
             else:
                 return time_term(model, layout, self.cluster, self.calibration)
         rates = RankRates.of_cluster(self.job, self.cluster, self.calibration)
-        return job_time_term(self.step, self.found.table, self.traffic, rates)
+        return job_time_term(self.step, self.found, self.traffic, rates)
 
     @property
     def step_time_s(self) -> float:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory import RankStates, module_memory
+from shardscope.analytic.memory.fully_sharded import gathered_peak
 from shardscope.analytic.terms import Term
 from shardscope.prediction.traced import Traced
 from shardscope.spec import Job
@@ -52,6 +56,36 @@ def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list
         )
         for rank, held in enumerate(saved)
     ]
+
+
+def kinds_by_rank(step: JobStep, states: RankStates | None) -> dict[str, npt.NDArray[np.float64]]:
+    """Peak bytes of each kind of memory on each rank; a kind that is unknown is left out.
+
+    Args:
+        step: The step of the job.
+        states: Bytes of model states on each rank; None if unknown.
+
+    Returns:
+        Arrays of shape `(W,)`, by kind: ``parameters``, ``gradients``, ``optimizer``, ``activations``, ``gathered``,
+        ``buffers``.
+    """
+    known = {
+        "parameters": None if states is None else states.parameters,
+        "gradients": None if states is None else states.gradients,
+        "optimizer": None if states is None else states.optimizer,
+        "activations": step.job.strategy.activations(step),
+        "gathered": [_gathered(step)] * step.world_size,
+        "buffers": None if states is None else states.buffers,
+    }
+    return {kind: np.asarray(held, dtype=float) for kind, held in known.items() if held is not None}
+
+
+def _gathered(step: JobStep) -> float:
+    """Peak bytes of other ranks' parameters on a rank."""
+    stage = step.job.strategy.zero_stage
+    if stage is None or stage < 2:
+        return 0.0
+    return gathered_peak(step.trace, stage=stage, ranks=_shards(step.job), element_bytes=step.element_bytes)
 
 
 def _work(states: RankStates | None, rank: int, otherwise: float) -> float:

@@ -1,68 +1,126 @@
-"""Step time of a job from its traced operations, for every model that can be traced and every strategy."""
+"""Step time of a job from its traced operations, for every model that can be traced and every strategy.
+
+The terms have the names under which a run measures them: ``data``, ``forward``, ``backward``, ``optimizer``, ``codec``
+(packing and unpacking of compressed gradients), ``communication`` with a term for each collective, and ``idle``.
+"""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from shardscope.analytic.communication import Traffic
-from shardscope.analytic.communication.traffic import sent_bytes
+from shardscope.analytic.communication import Traffic, compression_cost
+from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.terms import Term
 from shardscope.prediction.rates import RankRates
-from shardscope.spec.model.table import LayerTable
+from shardscope.prediction.traced import Traced
+from shardscope.spec.strategy import Work
 
-_PASSES = {"none": 3, "selective": 3, "full": 4}
-"""Matrix products of a step, in forward passes: one forward, two backward, and one for full recomputation."""
+_BACKWARD_PASSES = {"none": 2, "selective": 2, "full": 3}
+"""Matrix products of a backward pass, in forward passes: two, and one for full recomputation."""
+_ROOFLINE = "roofline, Williams et al. 2009"
 
 
-def job_time_term(step: JobStep, table: LayerTable, traffic: Traffic | None, rates: RankRates) -> Term:
+def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: RankRates) -> Term:
     """Seconds of one step as a sum of terms; no overlap is assumed.
 
     Each operation takes the time of its matrix products or of the memory that it moves, plus a launch. The optimizer
-    reads and writes all its states. Communication is that of the rank that sends most: bytes, then messages.
+    reads and writes all its states, a codec the gradient and its packets. Each collective takes the time of the rank
+    that sends most in it: bytes, then messages.
+
+    Args:
+        step: The step of the job.
+        found: Trace of the job's model.
+        traffic: Bytes and messages that each rank sends in the step; None if unknown.
+        rates: RankRates of one rank.
     """
-    job, trace = step.job, step.trace
-    work, samples = max(job.strategy.work(step)), step.samples * step.micro_batches
-    flops = _PASSES[job.recompute] * table.flops * samples * work
-    moved = trace.moved_bytes * samples * work
-    launched = trace.num_operations * step.micro_batches * work
-    states = job.optimizer.states
-    spread = job.world_size if job.strategy.zero_stage else 1
-    updated = step.num_elements * step.element_bytes * (3 + 2 * states.tensors) / spread * min(1.0, work)
-    num_bytes, messages = _sent(traffic)
-    roofline = "roofline, Williams et al. 2009"
+    work = max(step.job.strategy.work(step), key=sum)
+    passes = [_pass("forward", step, found, work, rates), _pass("backward", step, found, work, rates)]
     parts = [
-        _term("matrix products", flops / rates.flops, "FLOP / rate", rates, roofline, FLOP=flops, rate=rates.flops),
-        _term(
-            "other operations", moved / rates.bandwidth, "bytes / bandwidth", rates, roofline, bytes=moved,
-            bandwidth=rates.bandwidth,
-        ),
-        _term(
-            "launches", launched * rates.operation_s, "operations x time of one", rates, "traced", operations=launched
-        ),
-        _term(
-            "optimizer update", updated / rates.bandwidth, "bytes / bandwidth", rates, "reads and writes of each state",
-            bytes=updated,
-        ),
-        _term(
-            "communication", num_bytes / rates.link + messages * rates.message_s,
-            "bytes / bandwidth + messages x time of one", rates, "of the rank that sends most; no overlap",
-            bytes=num_bytes, messages=messages, bandwidth=rates.link,
-        ),
-        _term("fixed cost", rates.step_s, "once a step", rates, "data, events, calls"),
+        _data(step, found, rates), *passes, _optimizer(step, work, rates), _codec(step, rates),
+        _communication(traffic or {}, rates), _idle(sum(each.value for each in passes), work, rates),
     ]  # fmt: skip
-    return Term.total("step", tuple(part for part in parts if part.value > 0))
+    return Term.total("step", tuple(part for part in parts if part is not None and part.value > 0))
 
 
-def _sent(traffic: Traffic | None) -> tuple[float, float]:
-    """Most bytes and most messages of any rank; a backend's collective, whose messages are unknown, counts W - 1."""
-    if not traffic:
-        return 0.0, 0.0
-    messages = np.zeros(1)
-    for sent in traffic.values():
-        unknown = (sent.bytes > 0) & (sent.messages == 0)
-        messages = messages + np.where(unknown, len(sent.bytes) - 1, sent.messages)
-    return float(sent_bytes(traffic).max()), float(messages.max())
+def _data(step: JobStep, found: Traced, rates: RankRates) -> Term:
+    batch = found.sample_bytes * step.samples * step.micro_batches
+    source = "one read and one write of the batch"
+    return _term("data", 2 * batch / rates.bandwidth, "2 × bytes / bandwidth", rates, source, bytes=batch)
+
+
+def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates) -> Term:
+    """Term of all forward or all backward passes of a step."""
+    trace, is_forward = step.trace, name == "forward"
+    count = step.samples * step.micro_batches * work.computing
+    flops = (1 if is_forward else _BACKWARD_PASSES[step.job.recompute]) * found.table.flops * count
+    moved = (trace.forward_bytes if is_forward else trace.moved_bytes - trace.forward_bytes) * count
+    num_operations = (
+        trace.forward_operations if is_forward else trace.num_operations - trace.forward_operations
+    )
+    launched = num_operations * step.micro_batches * work.computing
+    parts = (
+        _term("matrix products", flops / rates.flops, "FLOP / rate", rates, _ROOFLINE, FLOP=flops, rate=rates.flops),
+        _term("other operations", moved / rates.bandwidth, "bytes / bandwidth", rates, _ROOFLINE, bytes=moved,
+              bandwidth=rates.bandwidth),
+        _term("launches", launched * rates.operation_s, "operations × time of one", rates, "traced",
+              operations=launched),
+    )  # fmt: skip
+    return Term.total(name, parts)
+
+
+def _optimizer(step: JobStep, work: Work, rates: RankRates) -> Term:
+    tensors, shards = (
+        step.job.optimizer.states.tensors,
+        step.world_size if step.job.strategy.zero_stage else 1,
+    )
+    updated = step.num_elements * step.element_bytes * (3 + 2 * tensors) / shards * min(1.0, work.computing)
+    source = "reads and writes of each state"
+    return _term("optimizer", updated / rates.bandwidth, "bytes / bandwidth", rates, source, bytes=updated)
+
+
+def _codec(step: JobStep, rates: RankRates) -> Term | None:
+    """Term of packing and unpacking; None if the compression does not state its passes, or is off in this step."""
+    now = step.compression
+    if not now.is_on or now.codec_passes is None:
+        return None
+    cost = compression_cost(
+        now, step.num_elements, step.world_size, math.inf,
+        codec_bandwidth=rates.bandwidth, element_bytes=step.element_bytes,
+    )  # fmt: skip
+    source = "passes over the gradient and its packets"
+    return _term("codec", float(cost.codec_s), "bytes / bandwidth", rates, source, bandwidth=rates.bandwidth)
+
+
+def _communication(traffic: Traffic, rates: RankRates) -> Term | None:
+    """Term of all collectives, with a part for each; None without any."""
+    parts = tuple(_collective(name, sent, rates) for name, sent in traffic.items())
+    return Term.total("communication", parts) if parts else None
+
+
+def _collective(name: str, sent: Sent, rates: RankRates) -> Term:
+    """Term of one collective. A backend's messages are unknown: where it sends, W - 1 are assumed."""
+    unknown = (sent.bytes > 0) & (sent.messages == 0)
+    messages = np.where(unknown, len(sent.bytes) - 1, sent.messages)
+    seconds = sent.bytes / rates.link + messages * rates.message_s
+    rank = int(seconds.argmax())
+    return _term(
+        name, float(seconds[rank]), "bytes / bandwidth + messages × time of one", rates,
+        "of the rank that sends most; no overlap", bytes=float(sent.bytes[rank]), messages=float(messages[rank]),
+        bandwidth=rates.link,
+    )  # fmt: skip
+
+
+def _idle(computing_s: float, work: Work, rates: RankRates) -> Term:
+    """Term of the time in which a rank does nothing that a run records."""
+    waits = computing_s * work.waiting / work.computing
+    parts = (
+        _term("pipeline bubble", waits, "bubble / (1 - bubble) × computing", rates, "closed form of the schedule"),
+        _term("fixed cost", rates.step_s, "once a step", rates, "events, calls"),
+    )  # fmt: skip
+    return Term.total("idle", parts)
 
 
 def _term(name: str, value: float, formula: str, rates: RankRates, source: str, **inputs: float) -> Term:

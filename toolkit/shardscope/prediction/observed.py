@@ -99,6 +99,19 @@ class ObservedPrediction:
         return spread_states(self._step)
 
     @property
+    def kinds(self) -> dict[str, Any]:
+        """Peak bytes of parameters, gradients and optimizer state on each rank; empty if unknown.
+
+        Arrays of shape `(W,)`, by rank.
+        """
+        known = ("parameters", "gradients", "optimizer")
+        return {} if self.states is None else {kind: getattr(self.states, kind) for kind in known}
+
+    def at_step(self, number: int) -> ObservedPrediction:  # noqa: ARG002 - as of a job
+        """Return this prediction: every step is predicted alike."""
+        return self
+
+    @property
     def _step(self) -> JobStep:
         job = self.job
         units = tuple(map(str, range(max(1, len(job.units)))))
@@ -123,8 +136,7 @@ class ObservedPrediction:
         import pandas as pd
 
         columns = {name: sent.bytes for name, sent in (self.traffic or {}).items()}
-        if self.states is not None:
-            columns |= {kind: getattr(self.states, kind) for kind in ("parameters", "gradients", "optimizer")}
+        columns |= self.kinds
         rows = [
             (name, rank, int(each)) for name, column in columns.items() for rank, each in enumerate(column)
         ]

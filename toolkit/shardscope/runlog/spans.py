@@ -31,18 +31,28 @@ def covered(intervals: Iterable[Interval]) -> float:
     return sum(end - start for start, end in union(intervals))
 
 
-def finished_with_spans(events: Iterable[Event], world_size: int) -> list[list[Event]]:
-    """Return the step events of each step in which all ranks recorded spans, in order, with late traffic added.
+def finished_steps(events: Iterable[Event], world_size: int) -> dict[int, list[Event]]:
+    """Return the step events of each step that all ranks have finished, by step and rank, with late traffic added.
 
     Late traffic is what a rank's server sent for a step after the rank had finished it.
     """
     steps: dict[int, dict[int, Event]] = {}
     for event in events:
-        if event["event"] == "step" and event.get("spans"):
+        if event["event"] == "step":
             steps.setdefault(event["step"], {})[event["rank"]] = event
         elif event["event"] == "traffic" and event["rank"] in (row := steps.get(event["step"], {})):
             row[event["rank"]] = _with_late(row[event["rank"]], event)
-    return [list(row.values()) for _, row in sorted(steps.items()) if len(row) == world_size]
+    return {
+        number: [row[rank] for rank in sorted(row)]
+        for number, row in sorted(steps.items())
+        if len(row) == world_size
+    }
+
+
+def finished_with_spans(events: Iterable[Event], world_size: int) -> list[list[Event]]:
+    """Return the step events of each step in which all ranks recorded spans, as `finished_steps` does."""
+    rows = finished_steps(events, world_size).values()
+    return [row for row in rows if all(event.get("spans") for event in row)]
 
 
 def _with_late(step: Event, late: Event) -> Event:

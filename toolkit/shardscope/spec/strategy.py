@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, get_args
 
 from pydantic import BeforeValidator, SerializeAsAny
 
@@ -23,6 +23,14 @@ FAMILIES = (
 """The headings of built-in strategies in lists, in the order in which training systems evolved."""
 _FORMER_NAME = "kind"
 """Key of the name in JSON of earlier versions."""
+
+
+class Work(NamedTuple):
+    """Time of one rank in a step, relative to computing its samples on a whole model."""
+
+    computing: float = 1.0
+    waiting: float = 0.0
+    """Idle time that the schedule causes, such as a pipeline's bubble."""
 
 
 class Strategy(Method):
@@ -219,13 +227,13 @@ class Strategy(Method):
         """
         return None if step.saved_bytes is None else [step.saved_bytes] * step.world_size
 
-    def work(self, step: Any) -> list[float]:
-        """Compute time of each rank relative to that of its samples on a whole model, schedule waits included.
+    def work(self, step: Any) -> list[Work]:
+        """Compute time of each rank, and its waits for the schedule.
 
         Args:
             step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
         """
-        return [1.0] * step.world_size
+        return [Work()] * step.world_size
 
     @required
     def build(self, job: Job, context: Any) -> Any:

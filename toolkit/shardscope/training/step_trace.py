@@ -91,6 +91,8 @@ def trace_step(
         loss_bytes=plain.loss_bytes / samples,
         num_operations=plain.ledger.num_operations,
         moved_bytes=plain.ledger.moved_bytes / samples,
+        forward_operations=plain.forward_operations,
+        forward_bytes=plain.forward_bytes / samples,
     )
 
 
@@ -115,6 +117,7 @@ class _Step:
         self.ledger, self.saved = AllocationLedger(held, self._note), Activations(held)
         self.mark = StepMark("forward", 0, 0)
         self.output_bytes = self.num_outputs = self.loss_bytes = 0
+        self.forward_operations = self.forward_bytes = 0
         self._places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
         self._arrived: dict[int, None] = {}
 
@@ -132,6 +135,7 @@ class _Step:
                 parameter.register_post_accumulate_grad_hook(self._placed)
         with self.ledger, self.saved.active():
             loss = self._loss()
+            self.forward_operations, self.forward_bytes = self.ledger.num_operations, self.ledger.moved_bytes
             self.note("loss", 0, 0)
             loss.backward()
         self.note("leave", 0, self.mark.done)

@@ -111,6 +111,10 @@ from shardscope_widgets.figures._plans import plans as plans
 from shardscope_widgets.figures._plans import plans_info as plans_info
 from shardscope_widgets.figures._plans import plans_text as plans_text
 from shardscope_widgets.figures._plans import terms_info as terms_info
+from shardscope_widgets.figures._predicted import ComparedInfo as ComparedInfo
+from shardscope_widgets.figures._predicted import compared as compared
+from shardscope_widgets.figures._predicted import compared_info as compared_info
+from shardscope_widgets.figures._predicted import draw_compared as draw_compared
 from shardscope_widgets.figures._ring import RingInfo as RingInfo
 from shardscope_widgets.figures._ring import Transfer as Transfer
 from shardscope_widgets.figures._ring import ring as ring

@@ -263,6 +263,10 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
 
     def _draw_details(self) -> None:
         self.screen.draw_details(self._focus_trace(), self._shown_traces())
+        entry = self._book.entries.get(self.focus)
+        self.screen.outcome.want(
+            None if entry is None or entry.is_alive or not entry.trace.steps else entry.run
+        )
 
     def _ended(self, entry: RunEntry) -> None:
         """If a run has ended since the last poll, show any failure and store the result in the notebook."""
@@ -280,6 +284,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         super_display = self._repr_mimebundle_()
         display(super_display, raw=True)
         self.screen.forecast.begin()
+        self.screen.outcome.begin()
         self._display_id = self._display_id or uuid4().hex
         display(HTML(self._published), display_id=self._display_id)
 

@@ -17,6 +17,7 @@ from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab import _words
 from shardscope_widgets.training_lab._forecast import Forecast
 from shardscope_widgets.training_lab._history import History
+from shardscope_widgets.training_lab._outcome import Outcome
 from shardscope_widgets.training_lab._runbook import RunEntry
 from shardscope_widgets.training_lab.live import LiveView
 from shardscope_widgets.training_lab.panels import Panels
@@ -37,11 +38,11 @@ class Screen:
         self.start.tooltip = "Start this job on real ranks"
         self.stop.tooltip = "Stop the run in focus at its next step"
         self.plan, self.status, self.problem, self.summary = (widgets.HTML() for _ in range(4))
-        self.forecast = Forecast()
+        self.forecast, self.outcome = Forecast(), Outcome()
         self.history, self.live, self.panels, self.ring = History(), LiveView(), Panels(), RingView()
         self.tabs = widgets.Tab(
-            [widgets.VBox([self.live.box, self.panels.box]), self.summary, self.ring],
-            titles=("Live", "Side by side", "Ring"),
+            [widgets.VBox([self.live.box, self.panels.box]), self.summary, self.outcome.box, self.ring],
+            titles=("Live", "Side by side", "Predicted", "Ring"),
         )
         self.say_checking(is_checking=False)
         self.children = self._arrange(check_box)

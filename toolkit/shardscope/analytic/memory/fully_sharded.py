@@ -65,6 +65,21 @@ def beside_the_shards(
     return gathered + kept + _gradients(moments, units.reduced, ranks)
 
 
+def gathered_peak(step: StepTrace, *, stage: int, ranks: int, element_bytes: int) -> float:
+    """Peak bytes of gathered parameters on a rank, without the flat buffers from which they are copied.
+
+    Stage 2 keeps all units, stage 3 the root unit and one other.
+
+    Args:
+        step: A traced step.
+        stage: ZeRO stage, 2 or 3.
+        ranks: N, the number of ranks that a unit is sharded over.
+        element_bytes: Bytes of one parameter.
+    """
+    root, *others = units_of(step, ranks, element_bytes).gathered.tolist()
+    return float(root + (sum(others) if stage == 2 else max(others, default=0.0)))
+
+
 def _kept_gathered(moments: Moments, sizes: Floats) -> Floats:
     """Bytes of gathered tensors in stage 2, which stay from a unit's forward to its backward pass."""
     so_far, left = np.cumsum(sizes), len(sizes) - 1 - moments.done

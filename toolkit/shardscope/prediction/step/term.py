@@ -25,7 +25,7 @@ NAMES: Mapping[str, str] = {
     "pipeline_comm": "messages between stages",
     "bubble": "pipeline bubble",
     "data_comm": "gradients and gathered parameters",
-    "optimizer": "optimizer update",
+    "optimizer": "optimizer",
     "offload": "offload",
     "overhead": "launches and fixed cost",
 }

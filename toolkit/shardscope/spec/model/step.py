@@ -97,6 +97,10 @@ class StepTrace(Spec):
     """Number of operations in the step, views left out."""
     moved_bytes: NonNegativeFloat = 0.0
     """Bytes that operations other than matrix products read and write, for one sample."""
+    forward_operations: Total = 0
+    """Part of `num_operations` in the forward pass and the loss."""
+    forward_bytes: NonNegativeFloat = 0.0
+    """Part of `moved_bytes` in the forward pass and the loss, for one sample."""
 
     @property
     def running(self) -> set[int]:

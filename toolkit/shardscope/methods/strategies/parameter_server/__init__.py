@@ -12,7 +12,7 @@ from shardscope.errors import SpecError, unknown_name
 from shardscope.methods.compressors.packed import PackedCompression
 from shardscope.spec.look import MethodStyle
 from shardscope.spec.numbers import Count, CountOrZero
-from shardscope.spec.strategy import Strategy
+from shardscope.spec.strategy import Strategy, Work
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
@@ -167,9 +167,9 @@ class ParameterServer(Strategy):
         workers = self.workers(step.world_size)
         return saved and [held * (rank in workers) for rank, held in enumerate(saved)]
 
-    def work(self, step: JobStep) -> list[float]:
-        """Share of work of each rank: 1 for workers, 0 for dedicated servers. Serving in threads is not counted."""
-        return [float(rank in self.workers(step.world_size)) for rank in range(step.world_size)]
+    def work(self, step: JobStep) -> list[Work]:
+        """Work of each rank: 1 for workers, 0 for dedicated servers. Serving in threads is not counted."""
+        return [Work(float(rank in self.workers(step.world_size))) for rank in range(step.world_size)]
 
     def traffic(self, step: JobStep) -> Traffic:
         """Traffic of a push and a pull of each worker, of headers, and of the squares that servers sum."""

@@ -15,7 +15,7 @@ from shardscope.spec.models import model_config
 from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.partition import even_split, optimal_split, require_enough_layers
 from shardscope.spec.pipeline_schedule import AnyPipelineSchedule, PipelineSchedule
-from shardscope.spec.strategy import Strategy
+from shardscope.spec.strategy import Strategy, Work
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
@@ -221,16 +221,17 @@ class Pipeline(Strategy):
         stages[-1] += step.samples * step.trace.loss_bytes
         return list(table.peak_activation(stage_sizes=stages))
 
-    def work(self, step: JobStep) -> list[float]:
-        """Work of each rank: its share of all FLOP, increased by the bubble, which is negligible for huge schedules."""
+    def work(self, step: JobStep) -> list[Work]:
+        """Work of each rank: its share of all FLOP, and the bubble, which is negligible for huge schedules."""
         if not step.trace.pieces:
-            return [1.0 / step.world_size] * step.world_size
+            return [Work(1.0 / step.world_size)] * step.world_size
         flops = [0.0] * step.world_size
         for rank, pieces in self.stages(step):
             flops[rank] += sum(piece.flops for piece in pieces)
         table = self._table(step)
-        busy = sum(flops) * (1.0 - (0.0 if table is None else table.bubble_fraction))
-        return [each / busy for each in flops]
+        bubble = 0.0 if table is None else table.bubble_fraction
+        shares = [each / sum(flops) for each in flops]
+        return [Work(share, share * bubble / (1.0 - bubble)) for share in shares]
 
     def traffic(self, step: JobStep) -> Traffic | None:
         """Traffic of activations and their gradients between stages, of gradients of tied parameters, and of norms.

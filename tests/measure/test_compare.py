@@ -1,0 +1,230 @@
+"""`ss.compare`: where it takes its figures from, and what it says. `tests/prediction` holds it against every method."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import shardscope as ss
+from conformance.ranks import RankPool
+from prediction.ranks_of import EVERY_STEP, run_on
+from shardscope import cli
+from shardscope.measure.compare.comparison import ComparedTerm, Comparison
+from shardscope.measure.compare.measured import step_time
+from shardscope.measure.compare.of_run import compare, comparison_or_reason
+from shardscope.measure.compare.view import error_text
+from shardscope.runtime import Run
+from shardscope.runtime.rundir import RunDir
+
+CLUSTER = ss.Cluster.of("a100-80gb", per_node=2)
+SPANS = [
+    ("compute", "data", 0.0, 1.0), ("compute", "forward", 1.0, 5.0), ("compute", "backward", 5.0, 9.0),
+    ("communication", "all_reduce", 8.0, 12.0), ("codec", "encode", 8.5, 9.5), ("compute", "optimizer", 13.0, 15.0),
+    ("communication", "all_gather", 14.5, 16.0), ("communication", "recv", 15.0, 19.0),
+]  # fmt: skip
+
+
+def step_of(rank: int, spans: list[tuple[str, str, float, float]], seconds: float) -> dict[str, Any]:
+    rows = [[lane, name, start, end, 0] for lane, name, start, end in spans]
+    return {"rank": rank, "step_time_s": seconds, "spans": rows}
+
+
+def test_each_moment_of_a_step_counts_once() -> None:
+    found = step_time({1: [step_of(0, SPANS, 20.0)]})
+    assert found is not None
+    assert found.parts == {
+        "data": 1.0, "forward": 4.0, "backward": 3.0, "codec": 1.0, "optimizer": 2.0, "communication": 4.0, "idle": 5.0,
+    }  # fmt: skip
+    assert found.collectives == {"all_reduce": 3.0, "all_gather": 1.0}
+
+
+def test_parts_are_those_that_sampling_the_step_finds() -> None:
+    draw = random.Random(7)
+    kinds = [(lane, name) for lane, name, *_ in SPANS if name != "recv"]
+    order = [["data", "forward", "backward"], ["all_reduce", "all_gather"], ["optimizer"], ["encode"]]
+    for _ in range(20):
+        spans = [
+            (*kind, start, start + draw.randint(1, 30))
+            for kind in draw.choices(kinds, k=12)
+            for start in [draw.randint(0, 90)]
+        ]
+        counts = dict.fromkeys(("passes", "communication", "optimizer", "codec"), 0)
+        for tick in range(130):
+            names = {name for _, name, start, end in spans if start <= tick < end}
+            levels = [level for level, group in enumerate(order) if names & set(group)]
+            if levels:
+                counts[[*counts][max(levels)]] += 1
+        found = step_time({1: [step_of(0, spans, 130.0)]})
+        assert found is not None
+        passes = sum(found.parts.get(name, 0.0) for name in ("data", "forward", "backward"))
+        assert passes == pytest.approx(counts["passes"])
+        for name in ("communication", "optimizer", "codec"):
+            assert found.parts.get(name, 0.0) == pytest.approx(counts[name])
+        assert sum(found.parts.values()) == pytest.approx(130.0)
+
+
+def test_parts_are_of_the_rank_that_computes_longest() -> None:
+    slow, fast = [("compute", "forward", 0.0, 3.0)], [("compute", "forward", 0.0, 1.0)]
+    steps = {number: [step_of(0, fast, 4.0), step_of(1, slow, 4.0)] for number in range(1, 6)}
+    found = step_time(steps)
+    assert found is not None
+    assert (found.rank, found.num_steps, dict(found.parts)) == (1, 3, {"forward": 3.0, "idle": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"predicted": 4.0, "measured": 4.0, "agrees": True}, "exact"),
+        ({"predicted": 4.0, "measured": 5.0, "agrees": True, "bounds": (3.0, 6.0)}, "within bounds"),
+        ({"predicted": 5.0, "measured": 4.0, "agrees": False}, "+25 %"),
+        ({"predicted": 3.9, "measured": 4.0}, "-2.5 %"),
+        ({"predicted": 4.001, "measured": 4.0}, "< 0.1 %"),
+        ({"predicted": 48.0, "measured": 4.0}, "12 ×"),
+        ({"predicted": 0.0, "measured": 4.0}, "-100 %"),
+        ({"predicted": 4.0, "measured": 0.0}, "not measured"),
+        ({"predicted": 0.0, "measured": 0.0}, "0 %"),
+    ],
+)
+def test_an_error_is_predicted_over_measured(fields: dict[str, Any], text: str) -> None:
+    assert error_text(ComparedTerm("time", "forward", "s", "rank 0", **fields)) == text
+
+
+@pytest.fixture
+def ran(pool: RankPool, tmp_path: Path) -> Run:
+    """Ten steps of local SGD with periods of four."""
+    job = ss.Job(
+        model="mlp", data="digits", strategy="ring", compression=ss.Compression("local-sgd", every=4), batch=48,
+        world_size=pool.world_size, steps=10, record=EVERY_STEP, optimizer="sgd",
+    )  # fmt: skip
+    run_on(pool, job, tmp_path)
+    return Run(RunDir(tmp_path), job)
+
+
+def test_bytes_are_of_whole_periods_and_the_summarys(ran: Run) -> None:
+    found, summary = compare(ran), ran.summary()
+    sent = found["bytes", "ring_all_reduce"]
+    assert sent.agrees
+    assert sent.predicted == sent.measured == summary.bytes_per_step
+    assert sent.measured == sum(measured for _, measured in sent.by_rank)
+    assert found["time", "step"].measured == summary.step_time_s
+    assert found["memory", "peak"].measured == summary.peak_memory_bytes
+    assert "steps 3 to 10" in " ".join(found.notes)
+
+
+def test_a_wrong_prediction_is_found_and_named(ran: Run) -> None:
+    other = ss.predict(ran.job.replace(model="cnn"))
+    found = compare(ran, prediction=other)
+    assert {row.term for row in found.disagreeing} >= {"parameters", "gradients"}
+    assert "parameters" in found.verdict
+    assert "differ" in found.verdict
+
+
+def test_there_is_no_column_without_a_figure(ran: Run) -> None:
+    found = compare(ran)
+    assert found.columns == ("predicted", "measured")
+    assert "simulated" not in found.frame()
+    said = json.loads(json.dumps(found.to_dict()))
+    assert (said["schema"], said["columns"]) == (1, ["predicted", "measured"])
+    assert all("simulated" not in row and "predicted" in row for row in said["rows"])
+    first = ComparedTerm("time", "step", "s", "slowest rank", 1.0, 2.0, simulated=1.5)
+    with_twin = Comparison("id", "label", "this machine", (first, *found.rows), ())
+    assert with_twin.columns == ("predicted", "simulated", "measured")
+    assert with_twin.frame()["simulated"].tolist()[0] == 1.5
+    assert "1.5 s" in repr(with_twin) and "1.5 s" in with_twin._repr_html_()
+
+
+def test_text_and_html_have_each_row_and_escape_names(ran: Run) -> None:
+    found = compare(ran)
+    found = Comparison(found.run_id, "<b>mine</b>", found.where, found.rows, found.notes)
+    lines, page = repr(found).splitlines(), found._repr_html_()
+    assert "<b>mine" not in page
+    for row in found.rows:
+        assert any(line.split()[:1] == row.term.split()[:1] for line in lines), row.term
+        assert f">{row.term}</td>" in page
+    table = [line for line in lines if line.endswith(("exact", "%", "×"))]
+    assert len({len(line) for line in table}) == 1, "the errors are aligned"
+
+
+def test_on_a_cluster_terms_without_a_counterpart_are_noted() -> None:
+    job = ss.Job(model="gpt-nano", data="python-source", strategy="ring", world_size=2, steps=3)
+    rows = [
+        step_of(rank, SPANS, 20.0) | {"peak_memory_bytes": 5, "traffic": {}, "step": 1} for rank in (0, 1)
+    ]
+    events = [{"event": "start", "rank": rank} for rank in (0, 1)] + [row | {"event": "step"} for row in rows]
+    run: Any = SimpleNamespace(id="r", name="r", job=job, events=lambda: events)
+    found = compare(run, CLUSTER)
+    assert found.where == CLUSTER.name
+    step = found["time", "step"]
+    assert (step.predicted, step.measured) == (ss.predict(job, CLUSTER).step_time_s, 20.0)
+    assert found["time", "forward"].predicted == ss.predict(job, CLUSTER).time["forward"].value
+    assert any(note.startswith("communication is left out") for note in found.notes)
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, ran: Run) -> None:
+    empty: Any = SimpleNamespace(id="too-early", job=ran.job, events=list)
+    with pytest.raises(ss.RunUnreadable, match="too-early has nothing to compare.*wait for one"):
+        compare(empty)
+    with pytest.raises(ss.SpecError, match=r"prediction is of 1 ranks.*ss.predict"):
+        compare(ran, prediction=ss.predict(ss.Job(model="mlp", data="digits", strategy="single")))
+
+
+def test_the_command_prints_text_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    run = ss.launch(ss.Job(model="mlp", data="digits", strategy="zero-1", world_size=2, steps=5)).wait(60)
+    assert cli.main(["compare", run.id]) == 0
+    text = capsys.readouterr().out
+    assert "ring_reduce_scatter" in text and "All " in text
+    assert cli.main(["compare", run.id, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["run"] == run.id
+    assert {row["group"] for row in said["rows"]} == {"bytes", "messages", "memory", "time"}
+    assert cli.main(["compare", "nothing-of-that-name"]) == 2
+
+
+def test_an_observed_training_loop_is_compared_in_bytes_and_states(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(6, 5)).square().mean().backward()
+            optimizer.step()
+    found = compare(run)
+    assert {row.term for row in found.rows if row.agrees} >= {"parameters", "gradients", "optimizer"}
+    assert found.disagreeing == ()
+    assert found["memory", "gradients"].measured == 4 * sum(each.numel() for each in model.parameters())
+    for left_out in ("activations", "peak", "Step time"):
+        assert any(note.startswith(f"{left_out} is left out") for note in found.notes)
+    assert comparison_or_reason(run) == found
+    with pytest.raises(ss.SpecError, match="its own ranks only"):
+        compare(run, CLUSTER)
+
+
+def test_a_run_that_cannot_be_predicted_has_a_reason() -> None:
+    def my_model() -> nn.Module:
+        raise AssertionError("only its ranks call it")
+
+    run: Any = SimpleNamespace(job=ss.Job(model=my_model, data="digits", strategy="single"))
+    assert "cannot be predicted here" in str(comparison_or_reason(run))
+
+
+def test_steps_before_compression_begins_are_left_out_and_noted(pool: RankPool, tmp_path: Path) -> None:
+    job = ss.Job(
+        model="mlp", data="digits", strategy="ring", compression="onebit-adam", optimizer="adamw", batch=48,
+        world_size=pool.world_size, steps=8, record=EVERY_STEP,
+    )  # fmt: skip
+    first = job.compression.uncompressed(job.steps) + 1
+    run_on(pool, job, tmp_path)
+    found = compare(Run(RunDir(tmp_path), job))
+    assert 1 < first < job.steps
+    assert f"Times are of step {first} and later, which are compressed." in found.notes
+    assert found.disagreeing == ()
+    assert {row.term for row in found.rows if row.group == "bytes"} == {
+        "packet_all_to_all", "packet_all_gather", "all collectives",
+    }  # fmt: skip

@@ -1,0 +1,155 @@
+"""A run beside its prediction: the figure, the Training Lab's panel, and the report's last section."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardscope.measure.compare.comparison import Comparison
+from shardscope_widgets import demo, figures, write_report
+from shardscope_widgets.training_lab import _outcome
+from shardscope_widgets.training_lab._outcome import Outcome
+from widgets.fake_runs import fake_run, step_events
+from widgets.made_comparison import made_comparison
+
+
+def test_bars_are_of_one_unit_in_each_panel_without_sums_messages_and_single_collectives() -> None:
+    traffic, memory, time = figures.compared_info(made_comparison()).panels
+    assert (traffic.unit, traffic.terms) == ("KiB", ("ring_all_reduce", "all_gather"))
+    assert traffic.values == {"predicted": (4.0, 1.0), "measured": (4.0, 2.0)}
+    assert traffic.errors == ("exact", "-50 %")
+    assert (memory.unit, memory.terms) == ("MiB", ("parameters", "activations"))
+    assert (time.unit, time.terms) == ("ms", ("forward", "communication", "step"))
+    assert time.hover["measured"] == ("5 ms", "2 ms", "20 ms")
+
+
+def test_each_panel_has_a_bar_for_each_column_and_each_term_its_error() -> None:
+    found = figures.compared(made_comparison())
+    assert [bar.name for bar in found.data] == ["predicted", "measured"] * 3
+    assert sum(bar.showlegend for bar in found.data) == 2
+    texts = [note.text for note in found.layout.annotations]
+    assert {"exact", "-50 %", "+50 %", "-75 %", "<b>Memory</b>"} <= set(texts)
+    with_twin = figures.compared(made_comparison(simulated_s=0.01))
+    assert [bar.name for bar in with_twin.data] == ["predicted", "simulated", "measured"] * 3
+    assert with_twin.data[-2].x[-1] == 10.0
+
+
+def test_the_report_ends_with_the_comparisons(tmp_path: Path) -> None:
+    runs = [fake_run("ring", 2, steps=9)]
+    plain = write_report(runs, tmp_path / "plain.html").read_text()
+    assert "Predicted and measured" not in plain
+    assert "Everything on this page was measured" in plain
+    page = write_report(runs, tmp_path / "all.html", comparisons=[made_comparison("<b>x</b>")]).read_text()
+    assert page.rindex("<h2>") == page.index("<h2>Predicted and measured</h2>")
+    assert "Everything on this page but the predictions was measured" in page
+    assert "<b>x</b>" not in page
+    section = page[page.index("<h2>Predicted and measured</h2>") :]
+    assert "<td>&lt;b&gt;x&lt;/b&gt;</td><td>-50 %</td><td>exact</td><td>exact</td><td>+50 %</td>" in section
+    assert "A note &lt;of&gt; its own." in section
+
+
+def test_the_demo_prints_what_can_be_compared_and_says_why_the_rest_cannot(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: dict[str, Any] = {"good": made_comparison("good"), "bad": "it has no prediction"}
+    monkeypatch.setattr(demo, "comparison_or_reason", lambda run: found[run.id])
+    runs: Any = [fake_run("ring", 2, steps=9, run_id=name) for name in found]
+    demo._report(runs, tmp_path / "demo.html", 3.0)
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    (row,) = [line.split("  ") for line in lines if line.lstrip().startswith("good") and "20 ms" in line]
+    assert "-75 %" in row[-1]
+    assert said.err == "bad: it has no prediction\n"
+    assert "Predicted and measured</h2>" in (tmp_path / "demo.html").read_text()
+
+
+class TestOutcome:
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The runs that have been compared."""
+        names: list[str] = []
+
+        def compare(run: Any) -> Comparison | str:
+            names.append(run.id)
+            return "it has no <prediction>" if run.id == "bad" else made_comparison(run.id)
+
+        monkeypatch.setattr(_outcome, "comparison_or_reason", compare)
+        return names
+
+    def test_nothing_is_compared_before_the_lab_is_seen(self, asked: list[str]) -> None:
+        outcome = Outcome()
+        outcome.want(run_of("a"))
+        assert outcome._thread is None
+        outcome.begin()
+        outcome.wait(10)
+        assert asked == ["a"]
+        assert outcome.found is not None
+        assert "a beside its prediction" in outcome.table.value
+        assert outcome.figure.layout.display is None
+        assert [bar["name"] for bar in outcome.figure.traces][:2] == ["predicted", "measured"]
+
+    def test_a_run_is_compared_once_and_cleared_while_another_trains(self, asked: list[str]) -> None:
+        outcome = Outcome()
+        outcome.begin()
+        for _ in range(3):
+            outcome.want(run_of("a"))
+            outcome.wait(10)
+        assert asked == ["a"]
+        outcome.want(None)
+        assert "once it has ended" in outcome.table.value
+        assert outcome.figure.layout.display == "none"
+
+    def test_a_reason_takes_the_place_of_the_figure(self, asked: list[str]) -> None:
+        outcome = Outcome()
+        outcome.begin()
+        outcome.want(run_of("bad"))
+        outcome.wait(10)
+        assert "it has no &lt;prediction&gt;" in outcome.table.value
+        assert (outcome.found, outcome.figure.layout.display, asked) == (None, "none", ["bad"])
+
+    def test_only_the_newest_run_is_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        go, begun, names = threading.Event(), threading.Event(), []
+
+        def compare(run: Any) -> Comparison:
+            names.append(run.id)
+            begun.set()
+            assert go.wait(10)
+            return made_comparison(run.id)
+
+        monkeypatch.setattr(_outcome, "comparison_or_reason", compare)
+        outcome = Outcome()
+        outcome.begin()
+        outcome.want(run_of("a"))
+        assert begun.wait(10)
+        outcome.want(run_of("b"))
+        outcome.want(run_of("c"))
+        go.set()
+        outcome.wait(10)
+        assert outcome.found is not None
+        assert outcome.found.label == "c"
+        assert (names[0], names[-1]) == ("a", "c")
+
+    def test_the_lab_compares_the_run_in_focus_once_it_has_ended(self, asked: list[str], lab: Any) -> None:
+        outcome = lab.screen.outcome
+        outcome.begin()
+        first = lab.start()
+        first.write(step_events("ring", 2, 1))
+        lab.refresh()
+        assert asked == []
+        first.state = "completed"
+        lab.refresh()
+        outcome.wait(10)
+        assert outcome.found.label == first.id
+        lab.start()
+        assert outcome.found is None
+        assert "once it has ended" in outcome.table.value
+        lab.focus = first.id
+        outcome.wait(10)
+        assert asked == [first.id, first.id]
+
+
+def run_of(name: str) -> Any:
+    return fake_run("ring", 2, steps=3, run_id=name)

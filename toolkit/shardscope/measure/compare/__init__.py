@@ -1,0 +1,1 @@
+"""A run beside its prediction, term by term."""

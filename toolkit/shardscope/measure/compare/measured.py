@@ -1,0 +1,159 @@
+"""What a run has measured, in the terms of its prediction: traffic, memory by kind, and the parts of a step.
+
+Each moment of a step counts for one part, so that the parts add up to the step. Where spans overlap, packing counts
+before the optimizer's update, the update before communication, and communication before the passes: a pass that waits
+for parameters is waiting, whichever span it is in. A rank that only waits to receive is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.runlog.averages import WARM_UP_STEPS, StepKinds, per_step
+from shardscope.runlog.schema import MEMORY_KINDS
+from shardscope.runlog.traffic import Event
+
+Steps = Mapping[int, Sequence[Event]]
+"""The events of each finished step, one for each rank."""
+Ints = npt.NDArray[np.int64]
+COMMUNICATION, IDLE = "communication", "idle"
+PARTS = ("data", "forward", "backward", "optimizer", "codec", COMMUNICATION, IDLE)
+"""Parts of a step, in the order of tables."""
+_OTHER_NAMES = {"server_update": "optimizer"}
+"""Parts of a step by the spans that have another name: a server's update is the optimizer's."""
+_WAITS = frozenset({"recv"})
+_PRECEDENCE = ("compute", "communication", "optimizer", "codec")
+"""What counts where spans overlap, last first."""
+_MOST_STEPS = 50
+"""Newest steps with spans whose parts are computed."""
+
+
+class Counted(NamedTuple):
+    """Traffic of one collective in several steps, by rank; arrays of shape `(W,)`."""
+
+    bytes: Ints
+    messages: Ints
+
+
+class StepTime(NamedTuple):
+    """Seconds of a step on one rank, by part; medians over steps."""
+
+    rank: int
+    num_steps: int
+    parts: Mapping[str, float]
+    """Seconds by part; those of `communication` are the sum of `collectives`."""
+    collectives: Mapping[str, float]
+
+
+def warmed_up(steps: Steps) -> list[int]:
+    """Return the numbers of the steps after the warm-up of a run; of a shorter run, all."""
+    numbers = sorted(steps)
+    return numbers[WARM_UP_STEPS:] or numbers
+
+
+def counted(steps: Iterable[Sequence[Event]], world_size: int) -> dict[str, Counted]:
+    """Return the traffic of these steps together, by collective."""
+    found: dict[str, Counted] = {}
+    for events in steps:
+        for event in events:
+            for name, row in event["traffic"].items():
+                if row["sent_bytes"] or row.get("messages"):
+                    kept = found.setdefault(name, Counted(*np.zeros((2, world_size), dtype=np.int64)))
+                    kept.bytes[event["rank"]] += row["sent_bytes"]
+                    kept.messages[event["rank"]] += row.get("messages", 0)
+    return found
+
+
+def held_by_kind(events: Iterable[Event], world_size: int) -> tuple[int, dict[str, Ints]] | None:
+    """Return the newest step whose memory all ranks have measured, and the bytes of each kind by rank; None if none."""
+    rows: dict[int, dict[int, Event]] = {}
+    for event in events:
+        if event["event"] == "memory":
+            rows.setdefault(event["step"], {})[event["rank"]] = event
+    whole = [number for number, ranks in rows.items() if len(ranks) == world_size]
+    if not whole:
+        return None
+    ranks = rows[max(whole)]
+    return max(whole), {
+        kind: np.array([ranks[rank][kind] for rank in sorted(ranks)]) for kind in MEMORY_KINDS
+    }
+
+
+def step_time(steps: Steps, period: int = 1) -> StepTime | None:
+    """Return the parts of a step on the rank that computes longest; None without spans of a whole period.
+
+    Args:
+        steps: The finished steps.
+        period: Period of the compression's traffic, in steps.
+    """
+    shown = [number for number, row in steps.items() if all("spans" in event for event in row)]
+    shown = shown[-max(_MOST_STEPS, period + WARM_UP_STEPS) :]
+    if not shown:
+        return None
+    world_size = len(steps[shown[0]])
+    by_rank = [
+        _medians({number: _seconds(steps[number][rank]) for number in shown}, period)
+        for rank in range(world_size)
+    ]
+    rank = max(range(world_size), key=lambda rank: _computing(by_rank[rank]))
+    found = by_rank[rank]
+    if not found:
+        return None
+    collectives = {name: value for (lane, name), value in found.items() if lane == COMMUNICATION}
+    parts = {name: value for (lane, name), value in found.items() if lane != COMMUNICATION}
+    if collectives:
+        parts[COMMUNICATION] = sum(collectives.values())
+    return StepTime(rank, len(shown[WARM_UP_STEPS:] or shown), parts, collectives)
+
+
+def slowest_rank_s(steps: Steps, period: int = 1) -> float | None:
+    """Return the seconds of a step on the slowest rank, averaged as in `Summary`; None before a whole period."""
+    seconds = [max(event["step_time_s"] for event in row) for row in steps.values()]
+    return per_step(list(steps), seconds, StepKinds(period), average="median")
+
+
+def _computing(parts: Mapping[tuple[str, str], float]) -> float:
+    return sum(value for (lane, name), value in parts.items() if lane != COMMUNICATION and name != IDLE)
+
+
+def _medians(
+    by_step: Mapping[int, Mapping[tuple[str, str], float]], period: int
+) -> dict[tuple[str, str], float]:
+    names = dict.fromkeys(name for parts in by_step.values() for name in parts)
+    found = {}
+    for name in names:
+        values = [parts.get(name, 0.0) for parts in by_step.values()]
+        middle = per_step(list(by_step), values, StepKinds(period), average="median")
+        if middle:
+            found[name] = middle
+    return found
+
+
+def _seconds(event: Event) -> dict[tuple[str, str], float]:
+    """Seconds of one rank's step by lane and part, each moment counted once."""
+    spans = [(*_part(lane, name), start, end) for lane, name, start, end, _ in event["spans"]]
+    spans = [span for span in spans if span[1] not in _WAITS]
+    names = list(dict.fromkeys((lane, name) for lane, name, *_ in spans))
+    edges = np.unique([edge for *_, start, end in spans for edge in (start, end)])
+    owner = np.full(max(0, len(edges) - 1), len(names))
+    for lane, name, start, end in sorted(spans, key=_precedence):
+        first, last = np.searchsorted(edges, (start, end))
+        owner[first:last] = names.index((lane, name))
+    seconds = np.bincount(owner, weights=np.diff(edges), minlength=len(names) + 1)[: len(names)]
+    found = dict(zip(names, seconds.tolist(), strict=True))
+    return {**found, (IDLE, IDLE): max(0.0, event["step_time_s"] - sum(found.values()))}
+
+
+def _part(lane: str, name: str) -> tuple[str, str]:
+    return (lane, "codec") if lane == "codec" else (lane, _OTHER_NAMES.get(name, name))
+
+
+def _precedence(span: tuple[str, str, float, float]) -> tuple[int, float]:
+    """Order in which spans are laid over each other; of two of a kind, the one that started first counts."""
+    lane, name, start, _ = span
+    kind = name if name in _PRECEDENCE else lane
+    return (_PRECEDENCE.index(kind) if kind in _PRECEDENCE else 0), -start

@@ -1,0 +1,62 @@
+"""Rows of a comparison for memory, by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.measure.compare.comparison import ComparedTerm
+from shardscope.measure.compare.measured import Ints, Steps, held_by_kind
+from shardscope.prediction.job import JobPrediction
+from shardscope.prediction.observed import ObservedPrediction
+from shardscope.runlog.schema import MEMORY_KINDS
+from shardscope.runlog.traffic import Event
+
+_EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
+
+
+def memory_rows(
+    prediction: JobPrediction | ObservedPrediction, events: Sequence[Event], steps: Steps, notes: list[str]
+) -> Iterator[ComparedTerm]:
+    """Yield the rows of each kind on the rank that holds most of it, and of the peak; note what is left out."""
+    newest = held_by_kind(events, prediction.job.world_size)
+    if newest is None:
+        notes.append("Memory by kind is left out: no step has measured it (see Record.memory_first).")
+    else:
+        number, held = newest
+        notes.append(f"Memory by kind is of step {number}, each kind at its own peak.")
+        prediction = prediction.at_step(number)
+        yield from _kinds(prediction, held, notes)
+    if isinstance(prediction, ObservedPrediction):
+        notes.append("peak is left out: only model states are predicted for an observed training loop.")
+        return
+    if prediction.by_rank is None:
+        notes.append("peak is left out: the loss was not traced, or the strategy has no formula.")
+        return
+    peaks = np.array([[event["peak_memory_bytes"] for event in row] for row in steps.values()]).max(axis=0)
+    yield _row("peak", np.array([term.value for term in prediction.by_rank]), peaks, is_judged=False)
+    if prediction.cluster is None:
+        notes.append("peak is predicted for tensors alone; the measured one is of the whole process.")
+
+
+def _kinds(
+    prediction: JobPrediction | ObservedPrediction, held: dict[str, Ints], notes: list[str]
+) -> Iterator[ComparedTerm]:
+    is_exact = prediction.states is not None and prediction.states.is_exact
+    for kind in MEMORY_KINDS:
+        predicted, measured = prediction.kinds.get(kind), held[kind]
+        if predicted is None and measured.any():
+            notes.append(f"{kind} is left out: there is no formula for it in this job.")
+        elif predicted is not None and (predicted.any() or measured.any()):
+            yield _row(kind, predicted, measured, is_judged=is_exact and kind in _EXACT_KINDS)
+
+
+def _row(name: str, predicted: npt.NDArray[Any], measured: Ints, *, is_judged: bool) -> ComparedTerm:
+    return ComparedTerm(
+        "memory", name, "bytes", "fullest rank", float(predicted.max()), float(measured.max()),
+        agrees=bool((predicted == measured).all()) if is_judged else None,
+        by_rank=tuple(zip(predicted.tolist(), measured.tolist(), strict=True)),
+    )  # fmt: skip

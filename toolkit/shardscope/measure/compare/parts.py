@@ -1,0 +1,121 @@
+"""Rows of a comparison for the time of a step, by part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from shardscope.analytic.show import figure
+from shardscope.analytic.terms import Term
+from shardscope.measure.compare.comparison import ComparedTerm
+from shardscope.measure.compare.measured import (
+    COMMUNICATION,
+    PARTS,
+    Steps,
+    StepTime,
+    slowest_rank_s,
+    step_time,
+)
+from shardscope.measure.compare.traffic import after_warm_up, compared_steps
+from shardscope.prediction.job import JobPrediction
+
+
+def time_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> Iterator[ComparedTerm]:
+    """Yield the rows of the parts of a step, and of the whole step; add to `notes` what is left out."""
+    period = prediction.job.compression.period
+    trees = [prediction.at_step(number).time for number in compared_steps(prediction, steps)[-period:]]
+    compressed = after_warm_up(prediction, steps)
+    if len(compressed) < len(steps):
+        notes.append(f"Times are of step {min(compressed)} and later, which are compressed.")
+    found, measured_s = step_time(compressed, period), slowest_rank_s(compressed, period)
+    if found is None:
+        notes.append(
+            "Parts of the step are left out: no spans were recorded (see Record.spans_first), or not of a whole period "
+            "of the compression."
+        )
+    else:
+        notes.append(_scope(found))
+        yield from _part_rows(prediction, trees, found, notes)
+    if measured_s is None:
+        notes.append(
+            f"The step is left out: the run is shorter than the compression's period of {period} steps."
+        )
+    else:
+        predicted_s = _mean([tree.value for tree in trees])
+        yield ComparedTerm("time", "step", "s", "slowest rank", predicted_s, measured_s)
+
+
+def _scope(found: StepTime) -> str:
+    many = "one step" if found.num_steps == 1 else f"{found.num_steps} steps"
+    where = f"rank {found.rank}, which computes longest"
+    return f"Parts of the step are medians of {many} on {where}. Medians need not add up."
+
+
+def _part_rows(
+    prediction: JobPrediction, trees: Sequence[Term], found: StepTime, notes: list[str]
+) -> Iterator[ComparedTerm]:
+    """Yield the rows of the parts of a step, in the order of `PARTS`."""
+    predicted = _means([_parts_of(tree) for tree in trees])
+    names = [name for name in PARTS if name in predicted or name in found.parts]
+    for name in [*names, *(name for name in {**predicted, **found.parts} if name not in PARTS)]:
+        why = _left_out(name, predicted, found.parts, is_complete=prediction.cluster is None)
+        if why:
+            notes.append(why)
+            continue
+        yield _row(name, predicted.get(name, 0.0), found.parts.get(name, 0.0), found)
+        if name == COMMUNICATION:
+            yield from _collective_rows(trees, found, notes)
+
+
+def _parts_of(tree: Term) -> list[Term]:
+    """The parts of a step; those of a layout's computing, the passes, each by itself."""
+    inside = {part.name: any(each.name in PARTS for each in part.parts) for part in tree.parts}
+    return [each for part in tree.parts for each in (part.parts if inside[part.name] else (part,))]
+
+
+def _left_out(
+    name: str, predicted: Mapping[str, float], measured: Mapping[str, float], *, is_complete: bool
+) -> str | None:
+    """Why a part has no row; None if it has one.
+
+    The prediction for this machine is complete, but for packing: another part that it lacks takes no time in it.
+    """
+    if name not in predicted and (name not in PARTS or name == "codec" or not is_complete):
+        return f"{name} is left out: it took {figure(measured[name], 's')}, and the prediction has no term for it."
+    if name not in PARTS:
+        return (
+            f"{name} is left out: it is predicted ({figure(predicted[name], 's')}), but no run measures it."
+        )
+    return None
+
+
+def _collective_rows(trees: Sequence[Term], found: StepTime, notes: list[str]) -> Iterator[ComparedTerm]:
+    """Yield the rows of single collectives, if the run times those that are predicted."""
+    parts = [next((part.parts for part in tree.parts if part.name == COMMUNICATION), ()) for tree in trees]
+    predicted = _means(parts)
+    if found.collectives.keys() <= predicted.keys():
+        for name, value in found.collectives.items():
+            yield _row(name, predicted[name], value, found, part_of=COMMUNICATION)
+    else:
+        notes.append(
+            f"Times of single collectives are left out: the run times {', '.join(found.collectives)}, and the "
+            f"prediction {', '.join(predicted) or 'none'}."
+        )
+
+
+def _row(
+    name: str, predicted: float, measured: float, found: StepTime, *, part_of: str | None = None
+) -> ComparedTerm:
+    return ComparedTerm("time", name, "s", f"rank {found.rank}", predicted, measured, part_of=part_of)
+
+
+def _means(trees: Sequence[Sequence[Term]]) -> dict[str, float]:
+    """Mean over several steps of each term; where a step lacks it, it counts as 0."""
+    names = dict.fromkeys(part.name for parts in trees for part in parts)
+    return {
+        name: _mean([sum(part.value for part in parts if part.name == name) for parts in trees])
+        for name in names
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

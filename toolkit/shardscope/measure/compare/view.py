@@ -1,0 +1,214 @@
+"""A comparison of a run with its prediction in words, as a table of text, and as HTML that follows the page's theme."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from shardscope.analytic.show import figure
+
+if TYPE_CHECKING:
+    from shardscope.measure.compare.comparison import ComparedTerm, Comparison
+
+HEADINGS = {
+    "bytes": "Bytes sent per step", "messages": "Messages per step", "memory": "Memory", "time": "Step time",
+}  # fmt: skip
+"""Headings of the groups of rows."""
+_MANY = 10.0
+"""Ratio from which on an error is written as a multiple."""
+_SHARE = 0.2
+"""Part of the step's difference from which on a term is named."""
+_FEW_PERCENT = 0.095
+"""Error below which one decimal is written."""
+_ALMOST_NONE = 0.001
+_AS_PREDICTED = 0.1
+"""Error of the step up to which no cause is named."""
+
+
+def value_text(value: float | None, unit: str) -> str:
+    """Format a figure with its unit: ``93.98 KiB``, ``1.216 ms``; messages as a plain number."""
+    if value is None:
+        return "-"
+    return f"{value:,.6g}" if unit == "messages" else figure(value, unit)
+
+
+def error_text(row: ComparedTerm) -> str:
+    """Format how far a prediction is off: ``exact``, ``within bounds``, ``+6.2 %``, ``12 ×``."""
+    if row.agrees:
+        return "exact" if row.bounds is None else "within bounds"
+    if row.error is None:
+        return "not measured"
+    if row.error + 1 >= _MANY:
+        return f"{row.error + 1:,.0f} ×"
+    if abs(row.error) < _ALMOST_NONE:
+        return "< 0.1 %" if row.error else "0 %"
+    return f"{row.error * 100:+.{1 if abs(row.error) < _FEW_PERCENT else 0}f} %"
+
+
+def verdict(comparison: Comparison) -> str:
+    """Summarise a comparison: whether exact terms agree, and what makes the step slower or faster than predicted."""
+    return " ".join(filter(None, (_on_exact(comparison), _on_time(comparison))))
+
+
+def _on_exact(comparison: Comparison) -> str:
+    judged = [row for row in comparison.rows if row.agrees is not None]
+    wrong = comparison.disagreeing
+    if not judged:
+        return ""
+    if not wrong:
+        each = "The only term" if len(judged) == 1 else f"All {len(judged)} terms"
+        return f"{each} predicted exactly, or within bounds, agree{'s' * (len(judged) == 1)}."
+    named = ", ".join(f"{row.group} of {row.term}" for row in wrong)
+    return f"{len(wrong)} of {len(judged)} terms predicted exactly, or within bounds, differ: {named}."
+
+
+def _on_time(comparison: Comparison) -> str:
+    times = {row.term: row for row in comparison.rows if row.group == "time"}
+    step = times.pop("step", None)
+    if step is None or step.error is None:
+        return ""
+    more_s = step.measured - step.predicted
+    took = f"A step took {figure(step.measured, 's')}, predicted {figure(step.predicted, 's')}"
+    if abs(step.error) <= _AS_PREDICTED:
+        return f"{took}."
+    shares = {
+        name: (row.measured - row.predicted) / more_s for name, row in times.items() if row.part_of is None
+    }
+    large = sorted(
+        (name for name, share in shares.items() if share >= _SHARE), key=lambda name: -shares[name]
+    )
+    if not large:
+        return f"{took}."
+    named = " and ".join(f"{name} {_signed(times[name])}" for name in large[:2])
+    return f"{took}; most of the difference: {named}."
+
+
+def _signed(row: ComparedTerm) -> str:
+    more_s = row.measured - row.predicted
+    return f"{'+' if more_s >= 0 else '-'}{figure(abs(more_s), 's')}"
+
+
+OVERVIEW = ("run", "bytes", "messages", "states", "activations", "predicted step", "measured step", "error")
+"""Columns of `overview`."""
+_STATES = ("parameters", "gradients", "optimizer", "buffers")
+
+
+def overview(comparisons: Iterable[Comparison]) -> list[list[str]]:
+    """Return a row of text for each comparison, with the columns of `OVERVIEW`.
+
+    They are the errors of four groups of terms, the predicted and the measured time of a step, and its error.
+    """
+    return [_overview_row(comparison) for comparison in comparisons]
+
+
+def _overview_row(comparison: Comparison) -> list[str]:
+    rows = {(row.group, row.term): row for row in comparison.rows}
+    sent = [[row for row in comparison.rows if row.group == group] for group in ("bytes", "messages")]
+    states = [rows["memory", kind] for kind in _STATES if ("memory", kind) in rows]
+    activations, step = rows.get(("memory", "activations")), rows.get(("time", "step"))
+    return [
+        comparison.label, *map(_worst, sent), _worst(states), _worst([activations] if activations else []),
+        *((value_text(step.predicted, "s"), value_text(step.measured, "s"), error_text(step)) if step else "---"),
+    ]  # fmt: skip
+
+
+def _worst(rows: Sequence[ComparedTerm]) -> str:
+    """The error of the row that is furthest off; a dash without rows."""
+    if not rows:
+        return "-"
+    return error_text(max(rows, key=lambda row: (not row.agrees, row.error is None or abs(row.error))))
+
+
+def _cells(row: ComparedTerm, columns: tuple[str, ...]) -> list[str]:
+    return [*(value_text(getattr(row, name), row.unit) for name in columns), error_text(row)]
+
+
+def _groups(comparison: Comparison) -> list[tuple[str, list[ComparedTerm]]]:
+    """Rows by group and by the ranks that they are of, each under its heading."""
+    keyed = groupby(comparison.rows, key=lambda row: (row.group, row.ranks if row.group != "time" else ""))
+    return [(_heading(found := list(rows)), found) for _, rows in keyed]
+
+
+def _heading(rows: list[ComparedTerm]) -> str:
+    ranks = rows[0].ranks
+    return f"{HEADINGS[rows[0].group]}, {ranks}"
+
+
+def _title(comparison: Comparison) -> str:
+    return f"{comparison.label} beside its prediction for {comparison.where}"
+
+
+def as_text(comparison: Comparison) -> str:
+    """The comparison as aligned text."""
+    header = ["", *comparison.columns, "error"]
+    lines: list[list[str]] = []
+    for heading, rows in _groups(comparison):
+        lines.append([heading, *([""] * (len(header) - 1))])
+        lines += [
+            [f"{'    ' if row.part_of else '  '}{row.term}", *_cells(row, comparison.columns)] for row in rows
+        ]
+    first = max(len(line[0]) for line in lines) if lines else 0
+    widths = [max(len(line[place]) for line in [header, *lines]) for place in range(1, len(header))]
+    written = [
+        "  ".join(
+            [line[0].ljust(first), *(cell.rjust(width) for cell, width in zip(line[1:], widths, strict=True))]
+        ).rstrip()
+        for line in [header, *lines]
+    ]
+    return "\n".join([_title(comparison), verdict(comparison), "", *written, "", *comparison.notes])
+
+
+_RULE = "border-top:1px solid color-mix(in srgb,currentColor 22%,transparent)"
+_RIGHT = "text-align:right;white-space:nowrap;padding:.18em 0 .18em 1.4em"
+_LEFT = "text-align:left;padding:.18em 0"
+
+
+def as_html(comparison: Comparison, *, title: bool = True) -> str:
+    """The comparison as HTML; the notes are collapsed.
+
+    Args:
+        comparison: The comparison.
+        title: Whether to begin with the names of the run and of the cluster.
+    """
+    head = f"<strong>{escape(_title(comparison))}</strong>" if title else ""
+    notes = "".join(f"<div>{escape(note)}</div>" for note in comparison.notes)
+    return (
+        f'<div class="ss-compared">{head}<p style="margin:.3em 0 .6em">{escape(verdict(comparison))}</p>'
+        f"{table_html(comparison)}"
+        f'<details style="margin-top:.5em"><summary>What is compared with what</summary>{notes}</details></div>'
+    )
+
+
+def table_html(comparison: Comparison) -> str:
+    """The rows as an HTML table."""
+    columns = (*comparison.columns, "error")
+    head = "".join(f'<th scope="col" style="{_RIGHT};opacity:.7">{name}</th>' for name in columns)
+    body = "".join(
+        f'<tr><th scope="rowgroup" colspan="{len(columns) + 1}" style="text-align:left;padding:.5em 0 .18em;{_RULE}">'
+        f"{escape(heading)}</th></tr>{''.join(_row_html(row, comparison) for row in rows)}"
+        for heading, rows in _groups(comparison)
+    )
+    return (
+        '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
+        f"<thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _row_html(row: ComparedTerm, comparison: Comparison) -> str:
+    *figures, error = _cells(row, comparison.columns)
+    title = _bounds_text(row)
+    told = "" if title is None else f' title="{escape(title, quote=True)}"'
+    cells = "".join(f'<td style="{_RIGHT}">{escape(cell)}</td>' for cell in figures)
+    weight = "opacity:.7" if row.agrees else "font-weight:600" if row.agrees is False else ""
+    return (
+        f'<tr><td style="{_LEFT} .18em {2.2 if row.part_of else 1}em">{escape(row.term)}</td>{cells}'
+        f'<td style="{_RIGHT};{weight}"{told}>{escape(error)}</td></tr>'
+    )
+
+
+def _bounds_text(row: ComparedTerm) -> str | None:
+    if row.bounds is None:
+        return None
+    return f"{value_text(row.bounds[0], row.unit)} to {value_text(row.bounds[1], row.unit)}"

@@ -1,0 +1,146 @@
+"""A run beside its prediction as bars: bytes by collective, memory by kind, step time by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope.analytic.show import suitable_unit
+from shardscope.measure.compare.view import HEADINGS, error_text, value_text
+from shardscope_widgets.figures import theme
+
+if TYPE_CHECKING:
+    from shardscope.measure.compare.comparison import ComparedTerm, Comparison
+
+_GROUPS = ("bytes", "memory", "time")
+_LOOKS: Mapping[str, theme.RunStyle] = {
+    "predicted": theme.RunStyle("#c9a227", pattern="/"),
+    "simulated": theme.RunStyle("#11997a", pattern="."),
+    "measured": theme.RunStyle("#2a6fb5"),
+}
+_ROW, _HEADING, _AXIS = 30, 40, 34
+"""Pixels of a term, of a panel's heading and of its axis."""
+
+
+class ComparedPanel(NamedTuple):
+    """One group of terms in one unit; errors as text."""
+
+    title: str
+    unit: str
+    terms: tuple[str, ...]
+    values: Mapping[str, tuple[float, ...]]
+    """Values in `unit` by column: ``predicted``, ``measured``, and ``simulated`` if there is one."""
+    errors: tuple[str, ...]
+    hover: Mapping[str, tuple[str, ...]]
+    """Values with their own units, by column."""
+
+
+class ComparedInfo(NamedTuple):
+    """Panels of one comparison; groups without terms are left out."""
+
+    label: str
+    panels: tuple[ComparedPanel, ...]
+
+
+def compared_info(comparison: Comparison) -> ComparedInfo:
+    """Return the bars of a comparison. Messages, sums and the single collectives of a time are left to the table."""
+    found = {group: [row for row in comparison.rows if row.group == group] for group in _GROUPS}
+    panels = [_panel(comparison.columns, kept) for rows in found.values() if (kept := _kept(rows))]
+    return ComparedInfo(comparison.label, tuple(panels))
+
+
+def _kept(rows: list[ComparedTerm]) -> list[ComparedTerm]:
+    return [row for row in rows if row.part_of is None and row.term != "all collectives"]
+
+
+def _panel(columns: tuple[str, ...], rows: list[ComparedTerm]) -> ComparedPanel:
+    by_column = {name: [getattr(row, name) for row in rows] for name in columns}
+    largest = max(value or 0.0 for values in by_column.values() for value in values)
+    size, unit = suitable_unit(largest, rows[0].unit)
+    return ComparedPanel(
+        HEADINGS[rows[0].group],
+        unit,
+        tuple(row.term for row in rows),
+        {name: tuple((value or 0.0) / size for value in values) for name, values in by_column.items()},
+        tuple(map(error_text, rows)),
+        {
+            name: tuple(value_text(value, rows[0].unit) for value in values)
+            for name, values in by_column.items()
+        },
+    )
+
+
+def draw_compared(info: ComparedInfo) -> go.Figure:
+    """The figure of `info`: one panel below the other, the errors on the right."""
+    figure = go.Figure()
+    heights = [_HEADING + _ROW * len(panel.terms) + _AXIS for panel in info.panels]
+    total, top = max(sum(heights), 1), 0
+    for number, (panel, height) in enumerate(zip(info.panels, heights, strict=True), start=1):
+        ends = [1 - (top + height - _AXIS) / total, 1 - (top + _HEADING) / total]
+        _add_panel(figure, panel, number, ends)
+        top += height
+    legend = theme.LEGEND_ABOVE | {"traceorder": "normal"}
+    margin = {"l": 8, "r": 92, "t": 26, "b": 4}
+    return theme.style(figure, height=total + 30, legend=legend, margin=margin, bargap=0.28, bargroupgap=0.06)
+
+
+def _add_panel(figure: go.Figure, panel: ComparedPanel, number: int, ends: list[float]) -> None:
+    suffix = "" if number == 1 else str(number)
+    for name, values in panel.values.items():
+        figure.add_trace(_bars(panel, name, values, suffix, is_first=number == 1))
+    x_axis = theme.axis(anchor=f"y{suffix}", ticksuffix=f" {panel.unit}", rangemode="tozero", nticks=6)
+    y_axis = theme.axis(
+        anchor=f"x{suffix}",
+        domain=ends,
+        autorange="reversed",
+        showgrid=False,
+        type="category",
+        fixedrange=True,
+    )
+    figure.update_layout({f"xaxis{suffix}": x_axis, f"yaxis{suffix}": y_axis})
+    figure.add_annotation(theme.note(f"<b>{panel.title}</b>", x=0, y=ends[1]) | {"yshift": 5})
+    for term, error in zip(panel.terms, panel.errors, strict=True):
+        figure.add_annotation(
+            theme.note(error, x=1, y=0)
+            | {"y": term, "yref": f"y{suffix}", "xanchor": "right", "yanchor": "middle", "xshift": 88,
+               "font": {"size": 12, "color": theme.GREY}}
+        )  # fmt: skip
+
+
+def _bars(
+    panel: ComparedPanel, name: str, values: tuple[float, ...], suffix: str, *, is_first: bool
+) -> dict[str, Any]:
+    look = _LOOKS[name]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "x": list(values),
+        "y": list(panel.terms),
+        "xaxis": f"x{suffix}",
+        "yaxis": f"y{suffix}",
+        "name": name,
+        "legendgroup": name,
+        "showlegend": is_first,
+        "marker": {
+            "color": look.colour,
+            "pattern": {
+                "shape": look.pattern,
+                "fgcolor": "rgba(255,255,255,0.55)",
+                "size": 5,
+                "solidity": 0.25,
+            },
+        },
+        "customdata": list(panel.hover[name]),
+        "hovertemplate": f"%{{y}}, {name}: %{{customdata}}<extra></extra>",
+    }
+
+
+def compared(comparison: Comparison) -> go.Figure:
+    """Draw a run beside its prediction, with the error of each term.
+
+    Example:
+        >>> compared(ss.compare(run))  # doctest: +SKIP
+    """
+    return draw_compared(compared_info(comparison))

@@ -1,0 +1,81 @@
+"""The run in focus beside its prediction, compared in a separate thread once it has ended."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+
+from shardscope.measure.compare.of_run import comparison_or_reason
+from shardscope_widgets import figures
+from shardscope_widgets.kit.live_figure import LiveFigure
+from shardscope_widgets.words import safe
+
+if TYPE_CHECKING:
+    from shardscope.measure.compare.comparison import Comparison
+    from shardscope.runtime import Run
+
+_LATER = "The run in focus is compared with its prediction once it has ended."
+_WORKING = "The run is being compared with its prediction."
+
+
+class Outcome:
+    """A table and a figure of a run beside its prediction; a sentence in their place while there is none.
+
+    Nothing is compared before `begin`, because the lab is not yet on a screen.
+    """
+
+    def __init__(self) -> None:
+        self.table = widgets.HTML()
+        self.figure = LiveFigure(go.Figure(), label="Predicted and measured")
+        self.box = widgets.VBox([self.table, self.figure])
+        self.found: Comparison | None = None
+        self._asked: Run | None = None
+        self._begun = False
+        self._working = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._say(_LATER)
+
+    def begin(self) -> None:
+        """Start comparing, now that the lab is on a screen."""
+        run, self._begun, self._asked = self._asked, True, None
+        self.want(run)
+
+    def want(self, run: Run | None) -> None:
+        """Compare `run`, which has ended, or clear the last comparison with None; returns at once."""
+        if (run and run.id) == (self._asked and self._asked.id):
+            return
+        self._asked, self.found = run, None
+        self._say(_LATER if run is None else _WORKING)
+        if run is not None and self._begun:
+            self._thread = threading.Thread(
+                target=self._work, args=(run,), name="shardscope-outcome", daemon=True
+            )
+            self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the newest comparison."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _work(self, run: Run) -> None:
+        with self._working:  # one at a time; a run that is out of focus again by then is skipped
+            if run is self._asked:
+                found = comparison_or_reason(run)
+                if run is self._asked:
+                    self._show(found)
+
+    def _show(self, found: Comparison | str) -> None:
+        if isinstance(found, str):
+            self._say(found)
+            return
+        self.found = found
+        self.table.value = f'<div class="ss-outcome">{found._repr_html_()}</div>'
+        self.figure.show(figures.compared(found))
+        self.figure.layout.display = None
+
+    def _say(self, text: str) -> None:
+        self.table.value = f'<div class="ss-words">{safe(text)}</div>'
+        self.figure.layout.display = "none"
