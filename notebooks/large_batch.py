@@ -114,7 +114,8 @@ for batch in (512, 2048, 8192, 32768):
 #
 # Every batch size gets the same samples, every optimizer the same number of runs; at each batch the rate is looked for
 # around the rule's. The question is not which optimizer is best, but where each stops arriving. Here with few epochs
-# and one more seed than none; `tests/benchmarks/batch_scaling.py` runs it on both tasks with three.
+# and two seeds, one to choose the rate and one that counts; `tests/benchmarks/batch_scaling.py` runs it on both tasks
+# with more.
 
 # %%
 sweep = ss.batch_sweep(

@@ -145,7 +145,7 @@ spirals = ss.launch(
         model=make_model, data=make_data, strategy="ring", world_size=2, batch=64, steps=60, name="spirals"
     )
 )
-spirals.wait(timeout=120).metrics()[["step", "loss", "step_time_s", "bytes_sent"]].tail(3)
+spirals.wait(timeout=120).metrics()[["step", "loss", "step_time_s", "sent_bytes"]].tail(3)
 
 # %% [markdown]
 # ## Compare strategies

@@ -17,7 +17,7 @@
 # # Tuning by real runs
 #
 # The best learning rate depends on the optimizer, on the batch, and on how gradients are compressed. So they are
-# searched together, and every trial is a real training on several processes: its quality is measured on held-back data,
+# searched together, and every trial is a real training on several processes: its quality on validation data,
 # its time by the clock, its bytes on the wire. A trial starts in a fraction of a second, because the launch server is
 # warm. It takes about a minute on two cores.
 

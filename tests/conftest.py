@@ -30,10 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full",
         action="store_true",
-        help="also what takes minutes, at all world sizes, as each change must pass",
+        help="also run slow tests, and more cases of those that are sampled, as each change must pass",
     )
     parser.addoption(
-        "--every-case", action="store_true", help="run the whole matrix, and notebooks as they are"
+        "--every-case", action="store_true", help="run all cases, weekly tests, and notebooks as they are"
     )
 
 

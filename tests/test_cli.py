@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 import shardscope as ss
+from conformance.events import step_event
 from shardscope import cli
 from shardscope.commands import lab
 from shardscope.commands._job import build_job
@@ -158,30 +159,19 @@ class TestMistakes:
 
 
 class TestProgress:
-    def step(self, number: int, rank: int, loss: float = 1.0) -> dict[str, Any]:
-        return {
-            "event": "step",
-            "step": number,
-            "rank": rank,
-            "loss": loss,
-            "samples": 8,
-            "step_time_s": 0.01,
-        }
-
     def test_a_step_counts_once_every_rank_has_done_it(self) -> None:
         progress = Progress(10, 2, stream=io.StringIO())
-        progress.feed([self.step(1, 0, loss=1.0)])
-        assert progress.step == 0
-        progress.feed([{"event": "start"}, self.step(1, 1, loss=3.0)])
-        assert progress.step == 1
-        assert progress.loss == 2.0
-        assert progress.samples_per_s == pytest.approx(1600)
+        progress.feed([step_event(1, 0, loss=1.0)])
+        assert progress.last_step == 0
+        progress.feed([{"event": "end", "rank": 0, "t": 1.0}, step_event(1, 1, loss=3.0)])
+        assert progress.last_step == 1
+        assert progress.line().endswith("1/10  loss 2.0000  100.0 ms/step  80 samples/s")
 
     def test_where_lines_cannot_be_rewritten_one_is_printed_a_tenth(self) -> None:
         stream = io.StringIO()
         progress = Progress(100, 1, stream=stream)
         for number in range(1, 101):
-            progress.feed([self.step(number, 0)])
+            progress.feed([step_event(number, 0)])
         lines = stream.getvalue().splitlines()
         assert len(lines) == 11
         assert "100/100" in lines[-1]
@@ -189,7 +179,7 @@ class TestProgress:
 
     def test_quiet_prints_nothing(self) -> None:
         stream = io.StringIO()
-        Progress(1, 1, quiet=True, stream=stream).feed([self.step(1, 0)])
+        Progress(1, 1, quiet=True, stream=stream).feed([step_event(1, 0)])
         assert stream.getvalue() == ""
 
 
@@ -261,6 +251,7 @@ def test_the_demo_gets_every_word_that_follows_it(monkeypatch: pytest.MonkeyPatc
     assert parse("demo", "--steps", "5", "-q", "out").rest == ["--steps", "5", "-q", "out"]
 
 
+@pytest.mark.slow
 def test_doctor_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"] is True
@@ -310,6 +301,8 @@ class TestRealRuns:
         listed = json.loads(capsys.readouterr().out)
         assert [run["id"] for run in listed] == [result["id"]]
 
+    @pytest.mark.sampled
+    @pytest.mark.slow
     @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_an_interrupt_stops_the_run_and_leaves_its_record(
         self, sent: signal.Signals, status: int, runs_root: Path
@@ -323,6 +316,7 @@ class TestRealRuns:
         (directory,) = runs_root.iterdir()
         assert json.loads((directory / "status.json").read_text())["state"] == "stopped"
 
+    @pytest.mark.slow
     def test_stop_ends_a_run_of_another_process(
         self, runs_root: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -23,8 +23,8 @@ import shardscope_widgets.figures
 from shardscope.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
-GROUND = {"errors", "_compat", "_lazy", "machine"}
-FIRST = GROUND | {"spec"}
+GROUND = {"errors", "_compat", "_lazy", "_version", "machine"}
+FIRST = GROUND | {"spec", "runlog"}
 ENGINES = FIRST | {"training", "analytic"}
 SECOND = ENGINES | {"methods", "export"}
 THIRD = SECOND | {"prediction", "runtime", "simulate"}
@@ -33,8 +33,10 @@ MAY_IMPORT = {
     "_lazy": set(),
     "errors": {"elsewhere"},
     "_compat": set(),
+    "_version": set(),
     "machine": set(),
     "spec": GROUND,
+    "runlog": GROUND | {"spec"},
     "training": FIRST,
     "analytic": FIRST,
     "methods": ENGINES,
@@ -53,7 +55,9 @@ WITHOUT_TORCH = (
     "_lazy",
     "errors",
     "_compat",
+    "_version",
     "spec",
+    "runlog",
     "analytic",
     "simulate",
     "export",
@@ -303,7 +307,9 @@ def project() -> dict:
 
 def test_public_packages_import_without_torch() -> None:
     """Calculators and figures answer without it; only what runs methods or is built into them needs torch."""
-    packages = [f"shardscope.{name}" for name in ("analytic", "measure", "prediction", "runtime", "tuning")]
+    packages = [
+        f"shardscope.{name}" for name in ("analytic", "measure", "prediction", "runlog", "runtime", "tuning")
+    ]
     code = (
         "import importlib, sys\n"
         f"for name in ['shardscope', *{packages!r}, 'shardscope_widgets', 'shardscope_widgets.figures']:\n"

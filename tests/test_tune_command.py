@@ -243,6 +243,7 @@ class TestRealStudies:
         assert all(trial["values"]["loss"] > 0 for trial in told["trials"])
         assert told["where"] == str(journal)
 
+    @pytest.mark.weekly
     def test_an_interrupt_loses_nothing_and_says_how_to_go_on(
         self, runs_root: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

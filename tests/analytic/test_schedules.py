@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardscope.analytic.schedules import Op, Table, build
+from shardscope.analytic.schedules import Op, ScheduleTable, build
 from shardscope.errors import SpecError
 from shardscope.spec.layout import schedule_names
 from shardscope.spec.pipeline_schedule import PipelineSchedule
@@ -21,7 +21,7 @@ ANY = settings(max_examples=60, deadline=None)
 
 
 @st.composite
-def tables(draw: st.DrawFn, names: tuple[str, ...] = schedule_names()) -> tuple[str, int, int, Table]:
+def tables(draw: st.DrawFn, names: tuple[str, ...] = schedule_names()) -> tuple[str, int, int, ScheduleTable]:
     """Any schedule with up to 8 ranks and 32 micro-batches that it accepts."""
     name, stages = draw(st.sampled_from(names)), draw(st.integers(1, 8))
     schedule = PipelineSchedule(name)
@@ -80,7 +80,7 @@ def test_zb_h1_costs_what_torchs_zero_bubble_costs_with_one_stage_a_rank() -> No
 @ANY
 @given(tables())
 def test_every_stage_does_everything_once_and_nothing_before_what_it_needs(
-    case: tuple[str, int, int, Table],
+    case: tuple[str, int, int, ScheduleTable],
 ) -> None:
     name, stages, microbatches, table = case
     end, last = {}, table.num_stages - 1
@@ -127,7 +127,7 @@ def test_no_schedule_deadlocks_with_up_to_8_ranks_and_32_micro_batches() -> None
 @ANY
 @given(tables(), durations(), st.floats(0, 3))
 def test_the_times_are_the_least_that_any_order_of_looking_finds(
-    case: tuple[str, int, int, Table], costs: dict[str, float], send: float
+    case: tuple[str, int, int, ScheduleTable], costs: dict[str, float], send: float
 ) -> None:
     """A second, plain way to the same times: raise every start until nothing is violated any more."""
     table = case[3]
@@ -159,7 +159,7 @@ def test_the_times_are_the_least_that_any_order_of_looking_finds(
 @ANY
 @given(tables(), durations())
 def test_slower_stages_and_slower_links_never_make_a_step_faster(
-    case: tuple[str, int, int, Table], costs: dict[str, float]
+    case: tuple[str, int, int, ScheduleTable], costs: dict[str, float]
 ) -> None:
     table = case[3]
     plain = table.timeline(costs)
@@ -264,8 +264,8 @@ def test_sending_takes_time_between_ranks_but_not_within_one() -> None:
 def test_a_schedule_that_waits_for_itself_is_found_out() -> None:
     for ops in ([Op("B", 0, 0), Op("F", 0, 0)], [Op("F", 0, 0), Op("W", 0, 0), Op("I", 0, 0)]):
         with pytest.raises(ValueError, match="deadlocks"):
-            Table((tuple(ops),), (0,)).timed()
-    crossed = Table(
+            ScheduleTable((tuple(ops),), (0,)).timed()
+    crossed = ScheduleTable(
         (
             (Op("F", 0, 0), Op("F", 0, 1), Op("B", 0, 1), Op("B", 0, 0)),
             (Op("F", 1, 0), Op("B", 1, 0), Op("F", 1, 1), Op("B", 1, 1)),
@@ -273,7 +273,7 @@ def test_a_schedule_that_waits_for_itself_is_found_out() -> None:
         (0, 1),
     )
     assert crossed.timeline().end > 0
-    missing = Table(((Op("F", 0, 0), Op("B", 0, 0)), (Op("F", 1, 0),)), (0, 1))
+    missing = ScheduleTable(((Op("F", 0, 0), Op("B", 0, 0)), (Op("F", 1, 0),)), (0, 1))
     with pytest.raises(ValueError, match="deadlocks"):
         missing.timed()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardscope.analytic.schedules import Table, build, closed
+from shardscope.analytic.schedules import ScheduleTable, build, closed
 from shardscope.spec.layout import schedule_names
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 
@@ -31,6 +31,7 @@ def counted(name: str, p: int, m: int, v: int, costs: dict[str, float]) -> float
     return max(build(name, p, m, v).timeline(costs).idle)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", schedule_names())
 def test_for_equal_durations_the_bubble_is_the_counted_one(name: str) -> None:
     cases = numbers(name)
@@ -42,6 +43,7 @@ def test_for_equal_durations_the_bubble_is_the_counted_one(name: str) -> None:
     assert meeting == pytest.approx([line.end - max(line.busy) for line in lines])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", schedule_names())
 def test_what_is_in_flight_is_what_the_table_holds(name: str) -> None:
     for p, m, v in numbers(name):
@@ -132,7 +134,7 @@ def test_one_layout_and_many_are_the_same_call() -> None:
 
 def test_the_work_and_the_bubble_are_the_step() -> None:
     for name in schedule_names():
-        table: Table = build(name, 4, 16)
+        table: ScheduleTable = build(name, 4, 16)
         line = table.timeline(EQUAL)
         held = table.num_stages // 4
         bubble = float(closed.bubble_time(INDEX[name], 4, 16, held, held, held, held, ranks_meet=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import ceil, floor, log2
 from typing import NamedTuple
 
-from shardscope.prediction.planner.search import Setting
+from shardscope.prediction.planner.search import SearchSettings
 from shardscope.spec.layout import schedule_names
 
 V_SHAPED = {"zbv", "v-half", "v-min", "dualpipev"}
@@ -51,7 +51,7 @@ def rows_of(layouts):
 class Plain:
     """One setting's constants, and the two formulas."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: SearchSettings) -> None:
         model, cluster, cal = setting
         device = cluster.device
         self.cal, self.nodes, self.per_node = cal, cluster.nodes, cluster.per_node

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/batch_scaling.py [digits] [text]
 
-Real runs at 2 ranks, three seeds; the rate is looked for at every batch with the first. The target is what the worst of
+Real runs at 2 ranks; at every batch one seed looks for the rate and three others count. The target is what the worst of
 the optimizers comes to at the smallest batch and a quarter more. (The first target, a tenth above the best of them, was
 within what seeds alone differ by: no batch of AdamW's or LARS's reached it, while larger ones came as close as small.)
 """

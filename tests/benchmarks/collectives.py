@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks._report import compare
 from conformance.ranks import RankPool
 from shardscope.methods.strategies.hierarchical import Hierarchical as HierarchicalSpec
-from shardscope.training.collectives import Hierarchical, Ring, Tree
+from shardscope.training.collectives import HierarchicalAllReduce, RingAllReduce, TreeAllReduce
 from shardscope.training.context import RankContext
 
 SIZES_MB = (16, 32, 64)
@@ -33,10 +33,10 @@ def measure(context: RankContext, megabytes: int) -> str:
     """Time all algorithms on a tensor of this size; the table as text."""
     tensor = torch.ones(megabytes * 2**18 // context.world_size * context.world_size)
     part = torch.empty(tensor.numel() // context.world_size)
-    one, both = Ring(context.group), Ring(context.group, directions=2)
-    tree = Tree(context.group)
+    one, both = RingAllReduce(context.group), RingAllReduce(context.group, directions=2)
+    tree = TreeAllReduce(context.group)
     per_node = HierarchicalSpec().ranks_per_node(context.world_size)
-    levels = Hierarchical(context.group, per_node)
+    levels = HierarchicalAllReduce(context.group, per_node)
     reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
     def fresh(call: Callable[[], object]) -> Callable[[], object]:

@@ -17,7 +17,7 @@ from statistics import fmean, median
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import shardscope as ss
-from shardscope.runtime.summary import mean_loss, steps_of
+from shardscope.runlog.summary import mean_loss, steps_of
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 40
 LAST = 5

@@ -50,7 +50,7 @@ def serve(rank: int, megabytes: float, gigabit: float) -> None:
     import torch
     import torch.distributed as dist
 
-    from shardscope.training.collectives import Ring, Tree, process_group
+    from shardscope.training.collectives import RingAllReduce, TreeAllReduce, process_group
     from shardscope.training.meter import Meter
 
     torch.set_num_threads(1)
@@ -59,7 +59,7 @@ def serve(rank: int, megabytes: float, gigabit: float) -> None:
         Meter(), backend="gloo", rank=rank, world_size=NODES, timeout=timedelta(seconds=60), store=store
     )
     tensor = torch.ones(int(megabytes * 1e6) // 4)
-    ring, both, tree = Ring(group), Ring(group, directions=2), Tree(group)
+    ring, both, tree = RingAllReduce(group), RingAllReduce(group, directions=2), TreeAllReduce(group)
 
     def star() -> None:
         """Rank 0 is server and worker."""

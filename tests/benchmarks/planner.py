@@ -13,10 +13,10 @@ import numpy as np
 from _plain import Plain, rows_of
 from _report import compare
 
-from shardscope.prediction.planner import Space, plan
+from shardscope.prediction.planner import SearchAxes, plan
 from shardscope.prediction.planner.candidates import candidates
 from shardscope.prediction.planner.rank import ranking, scores
-from shardscope.prediction.planner.search import Setting, capacity, memory_parts, search, time_of
+from shardscope.prediction.planner.search import SearchSettings, capacity, memory_parts, search, time_of
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Model
@@ -25,11 +25,11 @@ BATCH, SCORED, LOOPED, CHUNK = 3072, 1 << 20, 4000, 1 << 16
 CLOCK = time.process_time if "--cpu" in sys.argv else time.perf_counter
 
 
-def trillion() -> Setting:
+def trillion() -> SearchSettings:
     """1 T parameters (Narayanan et al. 2021, table 1) on 2,048 nodes of eight A100s."""
     model = Model.transformer(name="megatron-1t", layers=128, hidden=25600, heads=160, vocab=51200, seq=2048)
     cluster = Cluster.of("a100-80gb", nodes=2048, per_node=8)
-    return Setting(model, cluster, Calibration.of(cluster.device))
+    return SearchSettings(model, cluster, Calibration.of(cluster.device))
 
 
 def rows(found, count, seed=0):
@@ -73,7 +73,7 @@ def check(setting, layouts, plain, table):
 
 def main() -> None:
     setting = trillion()
-    found = candidates(setting.model, setting.cluster, global_batch=BATCH, space=Space())
+    found = candidates(setting.model, setting.cluster, global_batch=BATCH, space=SearchAxes())
     body, way = rows(found, SCORED)
     layouts = found.layouts(body[:LOOPED], way[:LOOPED], np.zeros(LOOPED, np.int64))
     plain, table = Plain(setting), rows_of(layouts)
@@ -99,7 +99,7 @@ def main() -> None:
             f"{SCORED / LOOPED / timing.ratio:.1f} times the plain loop (of the same rounds)"
         )
 
-    packed = Space().fixed({"compression": ["none", "fp16", "int8", "int4", "topk", "powersgd"]})
+    packed = SearchAxes().fixed({"compression": ["none", "fp16", "int8", "int4", "topk", "powersgd"]})
 
     def whole(space):
         here = candidates(setting.model, setting.cluster, global_batch=BATCH, space=space)
@@ -107,11 +107,12 @@ def main() -> None:
 
     plans = plan(setting.model, setting.cluster, global_batch=BATCH)
     print(
-        f"\nthe whole space: {whole(Space())[0].num_valid:,} layouts, with compression {whole(packed)[0].num_valid:,}"
+        f"\nthe whole space: {whole(SearchAxes())[0].num_valid:,} layouts, "
+        f"with compression {whole(packed)[0].num_valid:,}"
     )
     compare(
         {
-            "1 T parameters on 16,384 devices, all ranked": lambda: whole(Space()),
+            "1 T parameters on 16,384 devices, all ranked": lambda: whole(SearchAxes()),
             "the same with every compression": lambda: whole(packed),
             "ranked anew by other weights": lambda: plans.by({"time": 1, "headroom": 0.3}).best,
             "two plans explained": lambda: plans.explain(1, 2).sentences,

@@ -14,7 +14,7 @@ from _report import compare
 from optimizer_step import gpt_parameters
 from torch import Tensor
 
-from shardscope.methods.compressors.powersgd._torch import PowerSgd
+from shardscope.methods.compressors.powersgd._torch import PowerSgdCompressor
 from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.meter import Meter
 
@@ -41,7 +41,7 @@ def buckets_of(shapes: list[torch.Size], cap_bytes: float) -> list[Bucket]:
 
 def step_of(buckets: list[Bucket], rank: int, *, feedback: bool) -> Callable[[], None]:
     """One step's compression of all buckets."""
-    compressor = PowerSgd(rank, feedback=feedback, seed=0)
+    compressor = PowerSgdCompressor(rank, feedback=feedback, seed=0)
     carrier = Carrier(lambda flat: flat, OneRank(), Meter(), 0)  # type: ignore[arg-type]
 
     def step() -> None:

@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks._report import compare
 from shardscope.analytic.communication.sparse import index_bytes, least_index_bits
-from shardscope.methods.compressors.randomblock._torch import RandomBlock
-from shardscope.methods.compressors.randomk._torch import RandomK
-from shardscope.methods.compressors.topk._torch import TopK
+from shardscope.methods.compressors.randomblock._torch import RandomBlockCodec
+from shardscope.methods.compressors.randomk._torch import RandomKCodec
+from shardscope.methods.compressors.topk._torch import TopKCodec
 from shardscope.training.compression.codec import Codec
 
 RATIO = 0.01
@@ -25,7 +25,7 @@ BAR = 5.0
 """Copies of the gradient that top-k by a sampled threshold may take."""
 
 
-def plain(codec: TopK) -> TopK:
+def plain(codec: TopKCodec) -> TopKCodec:
     """The same without compiled loops."""
     codec.loops = None
     return codec
@@ -49,11 +49,11 @@ def main() -> None:
     values = torch.randn(count, generator=torch.Generator().manual_seed(0))
     out = torch.empty_like(values)
     codecs: dict[str, Codec] = {
-        "topk": TopK(RATIO),
-        "topk in plain torch": plain(TopK(RATIO)),
-        "topk exact": TopK(RATIO, "exact"),
-        "randomk": RandomK(RATIO),
-        "randomblock": RandomBlock(RATIO, 256),
+        "topk": TopKCodec(RATIO),
+        "topk in plain torch": plain(TopKCodec(RATIO)),
+        "topk exact": TopKCodec(RATIO, "exact"),
+        "randomk": RandomKCodec(RATIO),
+        "randomblock": RandomBlockCodec(RATIO, 256),
     }
     calls: dict[str, Callable[[], object]] = {"copy": lambda: out.copy_(values)}
     for name, codec in codecs.items():

@@ -116,7 +116,7 @@ def counted(job: ss.Job, folder: Path) -> Counted:
     told = [event for kind in ("step", "traffic") for event in run.events(kind)]
     messages = sum(row["messages"] for event in told for row in event["traffic"].values())
     headers = TCP_HEADER_BYTES * (packets_after - packets_before) + GLOO_HEADER_BYTES * messages
-    return Counted(bytes_after - bytes_before - headers, int(run.metrics()["bytes_sent"].sum()))
+    return Counted(bytes_after - bytes_before - headers, int(run.metrics()["sent_bytes"].sum()))
 
 
 def case(number: int, _: random.Random) -> _campaign.Outcome:

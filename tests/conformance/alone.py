@@ -9,8 +9,8 @@ import torch
 
 import shardscope as ss
 from conformance.runs import small_job
+from shardscope.runlog.writer import EventWriter
 from shardscope.training.context import RankContext
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 from shardscope.training.trainer import Trainer
 

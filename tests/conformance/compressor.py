@@ -19,7 +19,7 @@ import torch
 import shardscope as ss
 from conformance.ranks import RankPool
 from shardscope.analytic.communication import ring_all_reduce_bytes
-from shardscope.training.collectives import Ring
+from shardscope.training.collectives import RingAllReduce
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression import Bucket, Carrier, Compressor, NotFinite, build_compressor
 from shardscope.training.compression.packed import Packed
@@ -43,7 +43,7 @@ def job_of(compression: ss.Compression, world_size: int) -> ss.Job:
 def carrier_of(context: RankContext, seed: int = 3) -> Carrier:
     """Our ring, and packets among all ranks."""
     assert context.group is not None
-    ring = Ring(context.group)
+    ring = RingAllReduce(context.group)
     return Carrier(ring.all_reduce_, Packets(context.group), context.meter, seed, ring.reduce_scatter_)
 
 

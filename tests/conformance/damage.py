@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from conformance.runs import small_job
+from shardscope.runlog.writer import encode
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.rundir import RunDir
-from shardscope.training.events import encode
 from widgets.fake_runs import memory_events, start_event, step_events
 
 TERABYTE = 2**40

@@ -24,9 +24,9 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from shardscope.runlog.writer import EventWriter
 from shardscope.training.collectives import process_group
 from shardscope.training.context import RankContext
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import OBSERVING, Meter
 
 TIMEOUT_S = 100.0

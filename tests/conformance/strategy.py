@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 import shardscope as ss
 from conformance.ranks import RankPool
+from shardscope.runlog.writer import EventWriter
 from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 from shardscope.training.models import build_model
 from shardscope.training.trainer import Trainer
@@ -71,7 +71,7 @@ def train(job: ss.Job, context: RankContext) -> Result:
     """Losses of this rank (None where it computes none) and full parameters after training."""
     trainer = Trainer(job, context, context.events.path.parent)
     losses = [trainer.take_step(step) for step in range(1, job.steps + 1)]
-    trainer.strategy.meet(job.steps)
+    trainer.strategy.synchronize(job.steps)
     parameters = {name: p.detach().double().clone() for name, p in trainer.strategy.full_parameters().items()}
     trainer.strategy.close()
     return losses, parameters

@@ -101,7 +101,7 @@ def _trained(job: ss.Job, context: RankContext) -> Any:
 
     trainer = Trainer(job, context, context.events.path.parent)
     losses = [trainer.take_step(step) for step in range(1, job.steps + 1)]
-    trainer.strategy.meet(job.steps)
+    trainer.strategy.synchronize(job.steps)
     found = evaluate(trainer.strategy, trainer.data.test, trainer.loss_function, trainer._place)
     parameters = {name: p.detach().clone() for name, p in trainer.strategy.full_parameters().items()}
     trainer.strategy.close()

@@ -217,6 +217,7 @@ def test_software_costs_something_a_message_and_a_byte(message_s: float) -> None
         assert (own.wire_s, own.software_s) == pytest.approx((own.sent_bytes * byte_s, rounds * message_s))
 
 
+@pytest.mark.slow
 def test_what_a_message_costs_is_measured_on_real_ranks() -> None:
     cost = message_seconds(JOB, ss.Link(bandwidth="1 Mbit/s", latency="2 ms"))
     (run,) = ss.runs()
@@ -244,6 +245,7 @@ def test_computing_is_what_is_left_of_a_step_without_waiting() -> None:
     assert probed(JOB, probe) == (10.0 - (4 - 2) - (8 - 5 - 1), 100, 6.0)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("message_s")
 @pytest.mark.parametrize(
     ("strategy", "world_size", "precision"),

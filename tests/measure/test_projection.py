@@ -76,6 +76,8 @@ def make_model() -> nn.Module:
     )
 
 
+@pytest.mark.sampled
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ring", "parameter-server", "zero-3"])
 def test_a_run_on_the_machines_own_link_tells_the_step_time_on_another(strategy: Any) -> None:
     job = small_job(strategy=strategy, model=make_model)

@@ -11,6 +11,7 @@ from shardscope.spec.registry import names, require_known
 
 @pytest.mark.parametrize("name", [name for name in names(Compression) if name != "none"])
 class TestCodecs:
+    @pytest.mark.sampled
     def test_packets_and_codecs(self, name: str) -> None:
         tests = CompressionConformance()
         tests.method = require_known(Compression, name)  # type: ignore[misc]  # of this instance only

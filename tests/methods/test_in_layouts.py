@@ -10,7 +10,7 @@ import shardscope as ss
 from shardscope.analytic import communication as comm
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import model_states, module_memory
-from shardscope.prediction.planner import Space
+from shardscope.prediction.planner import SearchAxes
 from shardscope.spec import registry
 from shardscope.spec.layout_compression import FORMER, compression_names
 from shardscope.spec.layout_optimizer import PUBLISHED, optimizer_names
@@ -143,7 +143,7 @@ class TestCompression:
     def test_without_passes_it_is_refused_with_those_that_have_them(self) -> None:
         for refuse in (
             lambda: ss.Layout(compression=Unsaid),
-            lambda: Space().fixed({"compression": Unsaid()}),
+            lambda: SearchAxes().fixed({"compression": Unsaid()}),
             lambda: comm.compression_cost(Unsaid(), 1e6, 8, 1e9),
         ):
             with pytest.raises(
@@ -169,7 +169,7 @@ class TestCompression:
         ):
             read = ss.Layout.from_json(f'{{"data": 2, "global_batch": 2, "compression": "{former}"}}')
             assert read == ss.Layout(data=2, global_batch=2, compression=method)
-            assert Space().fixed({"compression": [former]}).compression == (method,)
+            assert SearchAxes().fixed({"compression": [former]}).compression == (method,)
             assert comm.packed_bytes(former, 1e8) == comm.packed_bytes(method, 1e8)
 
     def test_a_table_has_each_method_once_and_none_first(self) -> None:

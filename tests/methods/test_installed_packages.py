@@ -111,6 +111,7 @@ def test_they_are_found_by_their_names_without_torch(site: Path) -> None:
     assert broken == "{}"
 
 
+@pytest.mark.slow
 def test_a_job_that_imports_its_methods_needs_no_code_in_the_run(site: Path) -> None:
     code = """
         import tidewater
@@ -120,6 +121,8 @@ def test_a_job_that_imports_its_methods_needs_no_code_in_the_run(site: Path) -> 
     assert printed_by(code, site) == ["completed  False 2.0"]
 
 
+@pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.parametrize("world_size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 4))])
 def test_jobs_that_were_read_back_train(site: Path, world_size: int) -> None:
     code = f"""
@@ -137,6 +140,7 @@ def test_jobs_that_were_read_back_train(site: Path, world_size: int) -> None:
     assert said == [f"{label} True True True" for label in ("gathered", "ring", "pipeline:patient")]
 
 
+@pytest.mark.slow
 def test_the_labs_list_them(site: Path) -> None:
     code = """
         from shardscope_widgets.job_form.choices import Choices, known_names
@@ -165,6 +169,7 @@ def test_the_labs_list_them(site: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_study_searches_over_them(site: Path, tmp_path: Path) -> None:
     code = f"""
         from shardscope.tuning.apply import apply, check
@@ -183,6 +188,7 @@ def test_a_study_searches_over_them(site: Path, tmp_path: Path) -> None:
     assert printed_by(code, site) == ["pipeline:patient", "['COMPLETE', 'COMPLETE']"]
 
 
+@pytest.mark.slow
 def test_runs_are_read_after_the_package_is_removed(site: Path, tmp_path: Path) -> None:
     trained = """
         for job in jobs(2):
@@ -221,6 +227,7 @@ def test_runs_are_read_after_the_package_is_removed(site: Path, tmp_path: Path) 
     assert lines[-1].startswith("strategy='gathered' is not known; ")
 
 
+@pytest.mark.slow
 def test_a_broken_one_is_named_and_the_others_work(site: Path, broken_site: Path) -> None:
     code = """
         from shardscope.runtime.doctor import _methods

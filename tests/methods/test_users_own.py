@@ -277,6 +277,7 @@ def printed_by(code: str, **environment: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_it_is_an_axis_of_a_study_with_its_settings(tmp_path: Path) -> None:
     ss.register(run_cell())
     space = {"lr_schedule": ["constant", "sawtooth"], "lr_schedule[sawtooth].period": (2, 5)}
@@ -307,6 +308,7 @@ class TestStudiesOfOtherCode:
 
         return tune
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize(
         ("changes", "space"),
         [

@@ -18,7 +18,6 @@ from oracle import plain
 from oracle.models import MODELS
 from shardscope import errors
 from shardscope.runtime.check import read_parameters
-from shardscope.runtime.summary import mean_loss, steps_of
 
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2}
 """Relative, of losses and of all parameters as one vector."""
@@ -201,8 +200,7 @@ def _refused(sentence: str, traceback: str, expected: Alone) -> Ending:
 def _compared(run: ss.Run, expected: Alone) -> Ending:
     if expected.trained is None:
         return Ending("trained what plain torch cannot", violation=True, details={"oracle": expected.why_not})
-    rows = steps_of(run.events())
-    losses = [loss for loss in map(mean_loss, rows.values()) if loss is not None]
+    losses = list(run.reduced().steps.column("loss"))
     of_losses = plain.losses_apart(losses, expected.trained.losses)
     of_parameters = plain.difference(read_parameters(run), expected.trained.parameters)
     details = {"losses": of_losses, "parameters": of_parameters, "bound": expected.bound}

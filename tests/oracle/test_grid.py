@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 CASES = {number: grid.draw(number, random.Random(f"0/{number}")) for number in range(0, grid.CASES, 10)}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "case", CASES.values(), ids=[f"{n} {c.model} {c.strategy.label}" for n, c in CASES.items()]
 )
@@ -23,6 +24,7 @@ def test_a_job_trains_what_one_process_trains_or_says_why_not(case: grid.Case, t
     assert not ending.violation, f"{case}: {ending}"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("schedule", ["zero-bubble", "zbv", "dualpipev"])
 def test_selective_recomputation_goes_with_a_split_backward_pass(schedule: str, tmp_path: Path) -> None:
     plan = plain.Plan(steps=3, batch=8, parts=4, settings={"lr": 0.05})

@@ -41,6 +41,7 @@ EXAMPLES: dict[str, list[grid.Case]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "example"),
     [(name, example) for name, examples in EXAMPLES.items() for example in examples],
@@ -54,6 +55,7 @@ def test_every_class_of_refusal_has_an_example() -> None:
     assert EXAMPLES.keys() == grid.REFUSALS.keys()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", NEEDS_A_GRADIENT)
 def test_a_parameter_that_only_the_last_micro_batch_leaves_out_is_refused_in_its_first_step(
     kind: str, tmp_path: Path

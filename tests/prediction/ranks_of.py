@@ -31,7 +31,7 @@ def run_on(pool: RankPool, job: ss.Job, folder: Path) -> list[Events]:
         for step in range(1, job.steps + 1):
             trainer.take_step(step)
         with context.meter.observing():
-            trainer.strategy.meet(job.steps, ending=True)
+            trainer.strategy.synchronize(job.steps, ending=True)
         trainer._tell_late()
         if trainer.loader is not None:
             trainer.loader.close()

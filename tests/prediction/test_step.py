@@ -15,7 +15,7 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
 from shardscope.prediction.step import StepParts, step_time, time_term
 from shardscope.prediction.step.machine import Machine
-from shardscope.prediction.step.tables import Distinct, Weights, weights
+from shardscope.prediction.step.tables import Distinct, WeightTimes, weights
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
@@ -210,7 +210,7 @@ def test_the_experts_of_a_shard_are_divided_by_the_ranks_in_it_that_hold_the_sam
     assert update(8, 8) / update(64, 8) == pytest.approx((dense / 8 + experts) / (dense / 64 + experts / 8))
 
 
-def weights_of(layout: Layout) -> Weights:
+def weights_of(layout: Layout) -> WeightTimes:
     one = [np.array([float(getattr(layout, name))]) for name in ("tensor", "pipeline", "context", "expert")]
     tensor, pipeline, context, expert = one
     return weights(

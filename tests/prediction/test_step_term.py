@@ -10,14 +10,14 @@ from benchmarks._plain import Plain, rows_of
 from prediction.test_step import CALIBRATION, CLUSTER, MODEL, SPARSE, layouts
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.terms import Term
-from shardscope.prediction.planner.search import Setting
+from shardscope.prediction.planner.search import SearchSettings
 from shardscope.prediction.step import StepParts, step_time, tables, term, time_term
 from shardscope.prediction.step.step import Computing
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
-PLAIN = Plain(Setting(MODEL, CLUSTER, CALIBRATION))
+PLAIN = Plain(SearchSettings(MODEL, CLUSTER, CALIBRATION))
 SLOW_HOST = CLUSTER.replace(device=CLUSTER.device.replace(host_bandwidth=1e8))
 EVERY_PART = Layout(
     data=4, tensor=2, pipeline=4, context=2, expert=2, global_batch=32, zero=2, recompute="full", offload="activations"
@@ -92,7 +92,7 @@ def test_a_wrong_time_of_a_micro_batch_breaks_a_sum(column: str, monkeypatch: py
 
     def broken() -> float:
         tree = time_term(MODEL, layout, SLOW_HOST, CALIBRATION)
-        plain = Plain(Setting(MODEL, SLOW_HOST, CALIBRATION))
+        plain = Plain(SearchSettings(MODEL, SLOW_HOST, CALIBRATION))
         (row,) = rows_of(Layouts.of([layout]))
         return max(off(tree), abs(leaves(tree) / plain.time(row, plain.memory(row)[1]) - 1))
 

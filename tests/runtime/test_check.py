@@ -153,6 +153,7 @@ class TestRealRuns:
         sharded = ss.Run.attach(report.runs[0])
         assert set(read_parameters(sharded)) == {row.tensor for row in report.tensors}
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("kind", [kind for kind in strategies() if kind != "single"])
     def test_every_strategy_agrees_or_says_why_not(self, kind):
         job = small_job(strategy=kind, batch=ss.Batch(global_batch=64, micro_batch=8))
@@ -187,6 +188,8 @@ class TestRealRuns:
         (run,) = ss.runs()
         assert not run.is_alive
 
+    @pytest.mark.slow
+    @pytest.mark.sampled
     @pytest.mark.parametrize("of_the_two", [1, 2])
     def test_a_run_that_somebody_stops_ends_the_check_in_a_sentence(self, of_the_two):
         seen = []
@@ -199,8 +202,9 @@ class TestRealRuns:
         with pytest.raises(
             ss.RunFailed, match="was stopped before its last step .*asked to stop.* check again"
         ):
-            check(small_job(), 2000, on_step=stop)
+            check(small_job(), 500, on_step=stop)
 
+    @pytest.mark.slow
     def test_a_killed_server_is_named(self):
         def kill(run, steps):
             if steps:

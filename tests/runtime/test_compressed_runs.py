@@ -46,6 +46,7 @@ def test_a_runs_events_and_summary_show_what_compression_saves_and_costs() -> No
     assert json.loads((run.path / "summary.json").read_text())["compression"] == "int4 feedback=True"
 
 
+@pytest.mark.slow
 @needs_numba
 def test_numba_is_loaded_once_for_all_ranks_and_only_where_something_is_compressed(tmp_path: Path) -> None:
     """By the launch server; a rank that finds it loaded before its model is built has it from there."""
@@ -73,6 +74,7 @@ def test_an_uncompressed_summary_says_nothing_of_it() -> None:
     assert all("codec_s" not in event for event in run.events("step"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("precision", ["fp16-mixed", "fp32"])
 @pytest.mark.parametrize("strategy", ["ring", "zero-2"])
 def test_an_overflow_in_fp16_is_skipped_and_one_in_fp32_is_named(strategy: str, precision: str) -> None:
@@ -129,6 +131,7 @@ def spoilt() -> Any:
     return nn.Sequential(nn.Flatten(), *body, Head(200, 10))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["ring", "all-reduce", "zero-1"])
 def test_what_one_rank_alone_refuses_ends_the_run_with_its_words(kind: str) -> None:
     """Its later buckets stay at home: peers, still in the first, would take them for that."""
@@ -143,6 +146,7 @@ def test_what_one_rank_alone_refuses_ends_the_run_with_its_words(kind: str) -> N
 KILLS = [("ring", "int8"), ("zero-2", "int4"), ("parameter-server:async", "int8"), ("gossip", "int4")]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("strategy", "compression"), KILLS)
 def test_a_killed_rank_of_a_compressed_run_is_named(strategy: str, compression: str) -> None:
     run = ss.launch(endless_job(strategy=strategy, compression=compression, world_size=3, batch=48))

@@ -17,10 +17,10 @@ import pytest
 import shardscope as ss
 from conformance.damage import NAMES, TERABYTE, damage, plant_code, recorded_run
 from shardscope import cli
+from shardscope.runlog.tail import LONGEST_LINE
+from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.rundir import RunDir
-from shardscope.runtime.tail import LONGEST_LINE
-from shardscope.training.events import EventWriter
 
 
 @pytest.fixture

@@ -59,6 +59,7 @@ def test_this_machine_can_run_jobs(report: Report) -> None:
     assert report["gloo"].ok
 
 
+@pytest.mark.slow
 def test_it_says_how_codecs_run(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["codecs"].value in {"numba", "torch"}
     assert report["codecs"].ok == (report["codecs"].value == "numba")
@@ -109,6 +110,7 @@ def test_a_torch_that_cannot_be_imported_is_reported_not_raised(monkeypatch: pyt
     assert not report["gloo"].ok
 
 
+@pytest.mark.slow
 def test_a_group_that_cannot_be_formed_is_told_and_any_other_mistake_is_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -169,6 +171,7 @@ def test_free_disk_of_a_folder_that_does_not_exist_yet_is_that_of_its_parent(tmp
     assert machine.free_disk_bytes(tmp_path / "a/b/c") > 0
 
 
+@pytest.mark.slow
 def test_asking_loads_no_torch_into_the_caller() -> None:
     code = "import sys, shardscope; shardscope.doctor(); print('torch' in sys.modules)"
     done = subprocess.run(

@@ -17,9 +17,9 @@ from torch import nn
 
 import shardscope as ss
 from conformance.runs import small_job
+from shardscope.runlog.writer import EventWriter
 from shardscope.runtime import worker
 from shardscope.runtime.rundir import RunDir
-from shardscope.training.events import EventWriter
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,7 @@ def test_a_model_without_anything_to_train_is_refused() -> None:
     assert "model of type Linear has no parameter to train" in str(error)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", ["single", "all-reduce", "ring"])
 def test_a_loss_that_is_no_number_ends_the_run(strategy: str) -> None:
     job = small_job(
@@ -176,6 +177,7 @@ FULL_DISK = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("unshare") is None, reason="needs unshare (util-linux) to mount a small disk"
 )

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from torch import nn
 
 import shardscope as ss
 from conformance.runs import small_job
-from shardscope.runtime.control import NoVerdictError, StopControl
+from shardscope.runlog.writer import EventWriter
+from shardscope.runtime.control import NoVerdictError, StopControl, StoreNotes
 from shardscope.runtime.rundir import RunDir
 from shardscope.training.context import open_rank
-from shardscope.training.events import EventWriter
 from shardscope.training.trainer import Trainer
 
 
@@ -47,6 +48,7 @@ def judge(run: ss.Run, decide: Callable[[int], bool]) -> None:
         time.sleep(0.002)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_a_stop_after_an_evaluation_costs_no_further_step(world_size: int) -> None:
     strategy = "single" if world_size == 1 else "ring"
@@ -61,6 +63,7 @@ def test_a_stop_after_an_evaluation_costs_no_further_step(world_size: int) -> No
     assert {event["step"] for event in run.events("step")} == {1, 2}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", ["ring", "parameter-server", "pipeline", "zero-3"])
 def test_what_may_go_on_is_trained_as_if_nobody_judged(strategy: str) -> None:
     job = small_job(strategy=strategy, steps=12, eval_every=3)
@@ -72,6 +75,7 @@ def test_what_may_go_on_is_trained_as_if_nobody_judged(strategy: str) -> None:
     assert curves[0] == curves[1] == curves[2]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", ["gossip", "parameter-server:async"])
 def test_ranks_that_are_not_in_step_do_not_wait(strategy: str) -> None:
     job = small_job(strategy=strategy, world_size=3, batch=12, steps=8, eval_every=2)
@@ -146,6 +150,25 @@ def test_all_stop_after_the_evaluation_if_the_request_comes_while_they_wait(
     assert not any(thread.is_alive() for thread in threads)
     assert all(control.should_stop(6) for control in controls)
     assert run.stop_at.read_text() == "5"
+
+
+def test_ranks_that_see_no_file_of_rank_0_stop_after_the_same_step(run: RunDir, tmp_path: Path) -> None:
+    """As on two machines whose shared directory shows a new file to one of them only, for as long as it caches."""
+    notes, elsewhere = StoreNotes(dist.HashStore()), RunDir(tmp_path / "elsewhere")
+    (elsewhere.path / "control").mkdir(parents=True)
+    elsewhere.judge(0)
+    first, second = StopControl(run, 0, 2, notes=notes), StopControl(elsewhere, 1, 2, notes=notes)
+    run.judge(2)
+    for control in (first, second):
+        control.evaluated(2, 1e9)
+        assert not control.should_stop(3)
+    run.request_stop(1.0)
+    assert [control.should_stop(step) for step in (4, 5) for control in (first, second)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_rank_that_rank_0_does_not_answer_says_so(run: RunDir) -> None:

@@ -28,15 +28,16 @@ from conformance.runs import (
     small_job,
     wait_for,
 )
+from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.driver_server import driver as launcher
 from shardscope.runtime.rundir import RunDir
-from shardscope.training.events import EventWriter
 
 pytestmark = pytest.mark.slow
 
 STRATEGIES = ["all-reduce", "ring"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_rank_is_named(strategy: str, victim: int) -> None:
@@ -228,6 +229,7 @@ def test_a_torn_last_line_is_skipped() -> None:
     assert len(ss.Run.attach(run.path).events()) == whole - 1
 
 
+@pytest.mark.weekly
 def test_start_and_stop_leak_neither_process_nor_file() -> None:
     ss.launch(small_job()).wait(60)
     before = None

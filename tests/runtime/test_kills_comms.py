@@ -13,6 +13,7 @@ from conformance.runs import all_gone, endless_job, family, rank_pids
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("victim", [0, 3])
 @pytest.mark.parametrize("strategy", ["tree", "hierarchical:2"])
 def test_a_killed_rank_is_named(strategy: str, victim: int) -> None:

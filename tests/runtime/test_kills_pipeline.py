@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 BATCH = ss.Batch(48, micro_batch=4)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("strategy", "victim", "role"),
     [("pipeline", 0, "stage 0"), ("pipeline:1f1b", 2, "stage 2"), ("pipeline:zbv", 1, "stages 1 and 4")],

@@ -42,6 +42,7 @@ KILLS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("strategy", "victim", "sentence"), KILLS)
 def test_the_dead_rank_is_named_with_its_role(strategy: Any, victim: int, sentence: str) -> None:
     run = ss.launch(endless_job(strategy=strategy, world_size=3, batch=48))
@@ -66,6 +67,7 @@ STOPPED = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", STOPPED, ids=lambda strategy: strategy.label)
 def test_stopping_ends_all_ranks_cleanly_wherever_each_is(strategy: Any) -> None:
     def make_model() -> nn.Module:
@@ -101,13 +103,13 @@ def test_stopping_ends_all_ranks_cleanly_wherever_each_is(strategy: Any) -> None
 
 def test_what_goes_wrong_in_a_servers_thread_ends_the_run_and_is_told() -> None:
     def make_model() -> nn.Module:
-        from shardscope.methods.strategies.parameter_server._torch_server import Server
+        from shardscope.methods.strategies.parameter_server._torch_server import ParameterShardServer
 
-        def broken(self: Server, workers: list[int]) -> float:
+        def broken(self: ParameterShardServer, workers: list[int]) -> float:
             raise KeyError("no such shard")
 
         if os.environ["RANK"] == "0":
-            Server._update = broken  # type: ignore[method-assign]
+            ParameterShardServer._update = broken  # type: ignore[method-assign]
         elif os.environ["RANK"] == "1":
             time.sleep(0.3)  # so that the last gradient comes from elsewhere, and a thread takes it
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
@@ -139,6 +141,7 @@ def test_a_worker_that_raises_is_the_cause_and_not_its_server() -> None:
         run.wait(60)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", [ss.ParameterServer(mode="ssp"), ss.ParameterServer(dedicated=True)])
 def test_a_worker_that_falls_silent_is_named_by_the_server_that_waits_for_it(strategy: Any) -> None:
     def make_model() -> nn.Module:

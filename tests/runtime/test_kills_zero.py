@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 ALL = ["zero-1", "zero-2", "zero-3"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", ALL)
 def test_a_killed_rank_is_named(strategy: str) -> None:
     run = ss.launch(endless_job(strategy=strategy, world_size=3, batch=48))
@@ -63,6 +64,7 @@ RESUMES = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("first", "first_size", "then", "then_size"), RESUMES)
 def test_a_run_goes_on_under_other_ranks_as_if_never_stopped(
     first: str, first_size: int, then: str, then_size: int
@@ -90,6 +92,7 @@ def test_a_run_goes_on_under_other_ranks_as_if_never_stopped(
     )  # what updates 4 and 5 have led to
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", ALL)
 @pytest.mark.parametrize("optimizer", ["adamw", ss.Optimizer("sgd", momentum=0.0), "nesterov", "lars"])
 def test_every_optimizer_resumes(strategy: str, optimizer: object) -> None:

@@ -28,6 +28,7 @@ FAMILIES: list[Any] = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", FAMILIES, ids=str)
 def test_a_job_on_a_link_trains_to_the_same_bits_no_faster_than_its_bytes_allow(strategy: Any) -> None:
     job = small_job(strategy=strategy, steps=4, record=ss.Record(parameters=True))
@@ -45,6 +46,7 @@ def test_a_job_on_a_link_trains_to_the_same_bits_no_faster_than_its_bytes_allow(
     assert plain.summary().link is None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", ["ring", "all-reduce", "parameter-server"])
 def test_a_rank_killed_while_its_message_crawls_ends_the_run_at_once(strategy: str) -> None:
     run = ss.launch(endless_job(strategy=strategy, link=CRAWL))  # a step would take 45 s

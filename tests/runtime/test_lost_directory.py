@@ -50,6 +50,7 @@ def running(**fields: object) -> tuple[ss.Run, list[int]]:
     return run, family(run)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("lose", WAYS)
 def test_waiting_ends_in_one_sentence(lose: Callable[[ss.Run], None]) -> None:
     run, processes = running()
@@ -63,6 +64,7 @@ def test_waiting_ends_in_one_sentence(lose: Callable[[ss.Run], None]) -> None:
     assert "failed" in repr(run)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("lose", WAYS)
 def test_stopping_ends_it(lose: Callable[[ss.Run], None]) -> None:
     run, processes = running(strategy="zero-3", world_size=3, batch=48)
@@ -94,6 +96,7 @@ def test_a_directory_that_was_moved_tells_at_its_new_place_what_happened() -> No
     assert list(run.path.iterdir()) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("judged", [False, True])
 def test_a_run_without_its_control_folder_is_stopped_like_any_other(*, judged: bool) -> None:
     run = ss.launch(endless_job(world_size=3, batch=48, eval_every=5), judged=judged)

@@ -14,7 +14,7 @@ import pytest
 
 import shardscope as ss
 from conformance.damage import recorded_run
-from shardscope.runtime import files
+from shardscope.runlog import files
 from shardscope.runtime.agent import Agent
 from shardscope.runtime.control import StopControl
 from shardscope.runtime.rundir import RunDir
@@ -141,7 +141,7 @@ def test_the_note_names_each_run_once(run: RunDir) -> None:
     ],
 )  # fmt: skip
 def test_an_event_with_traffic_that_is_none_is_left_out(event: dict[str, Any], run: RunDir) -> None:
-    from shardscope.training.events import EventWriter
+    from shardscope.runlog.writer import EventWriter
 
     before = ss.Run.attach(run.path).summary()
     kind = event["event"]
@@ -154,14 +154,14 @@ def test_an_event_with_traffic_that_is_none_is_left_out(event: dict[str, Any], r
 
 
 def test_late_traffic_without_details_is_added(run: RunDir) -> None:
-    from shardscope.training.events import EventWriter
+    from shardscope.runlog.writer import EventWriter
 
     attached = ss.Run.attach(run.path)
     (name, *_) = attached.events("step")[0]["traffic"]
-    before = attached.metrics()["bytes_sent"].iloc[0]
+    before = attached.metrics()["sent_bytes"].iloc[0]
     with EventWriter(run.rank_file(0), 0) as events:
         events.emit("traffic", step=1, traffic={name: {"sent_bytes": 7, "received_bytes": 0}})
-    assert ss.Run.attach(run.path).metrics()["bytes_sent"].iloc[0] == before + 7
+    assert ss.Run.attach(run.path).metrics()["sent_bytes"].iloc[0] == before + 7
 
 
 def test_waiting_for_a_control_file_that_stays_out_of_reach_ends(

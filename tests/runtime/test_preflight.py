@@ -127,6 +127,7 @@ def test_data_that_were_written_anew_are_traced_anew(tmp_path: Path) -> None:
     assert seen == [4 * 8 + 8, 4 * 12 + 8]
 
 
+@pytest.mark.slow
 def test_without_torch_the_launch_server_traces() -> None:
     """In a process that never imports torch: the trace is the same, and the job runs."""
     code = (

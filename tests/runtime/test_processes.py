@@ -28,6 +28,7 @@ def step_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return step
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere start times are kept, not computed")
 @pytest.mark.parametrize("seconds", [-HOUR_S, -1.0, 1.0, HOUR_S])
 def test_a_clock_step_ends_no_run(step_clock: Callable[[float], None], seconds: float) -> None:

@@ -20,6 +20,7 @@ from shardscope.analytic.communication import all_reduce_bytes
 ALL = ["single", "all-reduce", "ring", "ring:2"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", ALL)
 def test_trains_and_tells(strategy: str) -> None:
     world = 1 if strategy == "single" else 2
@@ -30,7 +31,7 @@ def test_trains_and_tells(strategy: str) -> None:
     assert list(metrics["step"]) == list(range(1, 31))
     assert summary.test_accuracy is not None
     assert summary.test_accuracy > 0.8
-    assert (metrics["bytes_sent"].iloc[-1] > 0) == (world > 1)
+    assert (metrics["sent_bytes"].iloc[-1] > 0) == (world > 1)
     assert json.loads((run.path / "summary.json").read_text())["steps"] == 30
 
 
@@ -158,6 +159,7 @@ def test_chunks_of_the_ring_can_be_watched() -> None:
     assert {(chunk["rank"], chunk["peer"]) for chunk in chunks} == {(0, 1), (1, 2), (2, 0)}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", ["all-reduce", "ring", "ring:2"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_bytes_of_a_step_are_those_of_the_formula(strategy: str, world: int) -> None:
@@ -172,7 +174,7 @@ def test_bytes_of_a_step_are_those_of_the_formula(strategy: str, world: int) -> 
     )
     run = ss.launch(job).wait(60)
     num_params = run.events("start")[0]["num_params"]
-    sent = run.metrics()["bytes_sent"].iloc[
+    sent = run.metrics()["sent_bytes"].iloc[
         2:
     ]  # DistributedDataParallel settles its buckets in the first two
     assert set(sent) == {all_reduce_bytes(4 * num_params, world)}
@@ -183,6 +185,7 @@ def test_bytes_of_a_step_are_those_of_the_formula(strategy: str, world: int) -> 
         assert sum(traffic["sent_to"].values()) == traffic["sent_bytes"]
 
 
+@pytest.mark.slow
 def test_recomputation_lowers_the_measured_peak() -> None:
     peaks = {}
     for mode in ("none", "full"):
@@ -226,6 +229,7 @@ def test_resumes_where_it_was_saved_as_if_it_had_never_stopped() -> None:
     assert list(rest.metrics()["loss"]) == pytest.approx(list(whole.metrics()["loss"][10:]), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_resumes_on_another_number_of_ranks() -> None:
     job = small_job(steps=20, checkpoint=ss.Checkpoint(every=10), precision="fp64")
     whole = ss.launch(job).wait(60)
@@ -251,6 +255,7 @@ def test_the_same_seed_repeats_itself_and_another_does_not() -> None:
     assert first != other
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed"])
 def test_mixed_precision_learns(precision: str) -> None:
     run = ss.launch(small_job(precision=precision, steps=40)).wait(60)
@@ -262,7 +267,11 @@ def test_mixed_precision_learns(precision: str) -> None:
 def test_evaluates_on_the_way_and_at_the_end() -> None:
     run = ss.launch(small_job(steps=10, eval_every=4)).wait(60)
     assert [event["step"] for event in run.events("eval", rank=0)] == [4, 8, 10]
-    assert {event["samples"] for event in run.events("eval")} == {355}
+    assert {(event["samples"], event["split"]) for event in run.events("eval")} == {(178, "validation")}
+    assert [(event["step"], event["samples"]) for event in run.events("test", rank=0)] == [(10, 177)]
+    summary = run.summary()
+    assert summary.validation_loss == run.events("eval")[-1]["loss"]
+    assert summary.test_loss == run.events("test")[0]["loss"] != summary.validation_loss
 
 
 @pytest.mark.parametrize("strategy", ["all-reduce", "ring"])

@@ -34,6 +34,7 @@ def loss_of(output: Any, target: Tensor) -> Tensor:
 KEPT = {"checkpoint": ss.Checkpoint(at_end=True), "record": ss.Record(parameters=True), "steps": 3}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", ["tuple", "dict"])
 @pytest.mark.parametrize("strategy", ["single", "ring"])
 def test_outputs_that_are_no_class_scores_have_a_loss_and_no_accuracy(strategy: str, form: str) -> None:
@@ -47,7 +48,7 @@ def test_outputs_that_are_no_class_scores_have_a_loss_and_no_accuracy(strategy: 
 
 
 class Rows:
-    """Random rows; those of the test split break in the way asked for."""
+    """Random rows; those that are held out break in the way asked for."""
 
     def __init__(self, breaks: str | None) -> None:
         self.breaks = breaks
@@ -64,14 +65,17 @@ class Rows:
         return images, classes + 99 if self.breaks == "classes" else classes
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("breaks", ["raises", "classes"])
 @pytest.mark.parametrize("strategy", ["ring", "zero-3"])
-def test_test_data_that_fail_leave_the_trained_model_and_say_where(strategy: str, breaks: str) -> None:
+def test_held_out_data_that_fail_leave_the_trained_model_and_say_where(strategy: str, breaks: str) -> None:
     job = small_job(
         model=lambda: nn.Linear(64, 10), data=lambda: (Rows(None), Rows(breaks)), strategy=strategy, **KEPT
     )
     run = ss.launch(job)
-    with pytest.raises(ss.RunFailed, match="the evaluation on the test data after step 3 failed") as error:
+    with pytest.raises(
+        ss.RunFailed, match="the evaluation on the validation split after step 3 failed"
+    ) as error:
         run.wait(60)
     first = str(error.value).splitlines()[0]
     assert f"what was trained is in {run.path / 'parameters.npz'}" in first
@@ -96,6 +100,7 @@ def test_an_evaluation_on_the_way_fails_after_the_checkpoint_of_its_step() -> No
         run.wait(60)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", ["ring", "zero-3"])
 @pytest.mark.parametrize("breaks", ["raises", "rank 1"])
 def test_what_is_to_be_kept_at_the_end_is_kept_where_an_evaluation_on_the_way_fails(

@@ -90,6 +90,7 @@ def test_ranks_that_outlive_their_agent_are_gone() -> None:
     assert (run.state, run.cause) == ("failed", "killed")
 
 
+@pytest.mark.slow
 def test_a_run_whose_agent_had_to_be_killed_was_stopped_and_did_not_fail() -> None:
     run = ss.launch(endless_job())
     processes = agent_and_ranks(run)

@@ -33,6 +33,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shared", [True, False])
 def test_two_agents_train_one_job(tmp_path: Path, *, shared: bool) -> None:
     """With one shared run directory, and with one on each machine."""
@@ -52,6 +53,7 @@ def test_two_agents_train_one_job(tmp_path: Path, *, shared: bool) -> None:
     )
 
 
+@pytest.mark.weekly
 def test_a_rank_that_fails_under_torchrun_leaves_its_reason(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(
         small_job(data="/no/such/file.npz", model="mlp", world_size=4).to_json()
@@ -67,6 +69,7 @@ def test_a_rank_that_fails_under_torchrun_leaves_its_reason(tmp_path: Path) -> N
         run.wait(10)
 
 
+@pytest.mark.weekly
 def test_a_run_directory_that_is_taken_is_refused(tmp_path: Path) -> None:
     done = ss.launch(small_job()).wait(60)
     (tmp_path / "job.json").write_text(small_job(world_size=4).to_json())

@@ -86,6 +86,7 @@ def test_trusted_code_that_cannot_be_loaded_is_one_sentence(own: Path) -> None:
         ss.load_job(own, trust_code=True)
 
 
+@pytest.mark.slow
 def test_code_of_an_earlier_session_runs_once_it_is_trusted(own: Path, tmp_path: Path) -> None:
     """In another process nothing in this directory is its own."""
     shell = [

@@ -84,6 +84,7 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", ["script", "command", "tuning"])
 def test_nothing_in_the_current_folder_is_run(way: str, folder: Path, tmp_path: Path) -> None:
     trap(folder, tmp_path / "marks")

@@ -99,6 +99,7 @@ def count_of_the_module(keys: dict[str, Any]) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_count_is_that_of_the_module_built_from_it(tmp_path: Path, name: str) -> None:
     keys = {"model_type": name, **CONFIGS[name]}

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import shardscope as ss
+from shardscope.runlog.writer import EventWriter
 from shardscope.training.context import RankContext
 from shardscope.training.data import GlobalSampler
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 from shardscope.training.trainer import Trainer, TrainingError
 

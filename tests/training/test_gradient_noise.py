@@ -14,8 +14,8 @@ from torch.func import functional_call, grad, vmap
 
 import shardscope as ss
 from shardscope.analytic.large_batch import estimate
+from shardscope.runlog.writer import EventWriter
 from shardscope.training.context import RankContext
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 from shardscope.training.sketch import SIZE
 from shardscope.training.trainer import Trainer
@@ -90,6 +90,7 @@ def check(ranks, small_batch: int) -> None:
     assert found.low < trace / square < found.high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pools", [2, 4], indirect=True, ids="{0} ranks".format)
 @pytest.mark.parametrize("compression", ["none", "int8", "topk"])
 @pytest.mark.parametrize("strategy", ["all-reduce", "ring"])

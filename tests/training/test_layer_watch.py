@@ -16,11 +16,11 @@ from conformance.ranks import RankPool
 from conformance.sharded import jagged
 from conformance.strategy import relative_difference
 from shardscope.methods.compressors.dgc._torch import MomentumCorrection
-from shardscope.runtime.layers import layers_of
-from shardscope.training.compression.bucket import Bucket, Kept
+from shardscope.runlog.layers import layers_of
+from shardscope.runlog.writer import EventWriter
+from shardscope.training.compression.bucket import Bucket, BucketState
 from shardscope.training.compression.memory import ErrorFeedback
 from shardscope.training.context import RankContext
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 from shardscope.training.trainer import Trainer
 from training.optim.reference import LambReference, LarsReference, norm_of
@@ -49,7 +49,7 @@ def told(ours: ss.Job, after=lambda trainer, step: None, before=lambda trainer, 
             before(trainer, step)
             trainer.take_step(step)
             after(trainer, step)
-        trainer.strategy.meet(ours.steps)
+        trainer.strategy.synchronize(ours.steps)
         parameters = {
             name: p.detach().double().clone() for name, p in trainer.strategy.full_parameters().items()
         }
@@ -235,7 +235,7 @@ def test_exchanges_of_one_step_and_pieces_of_one_tensor_add_up():
     assert memory.residual.squares == pytest.approx({"a": 12.0**2 + 25.0**2, "b": 12.0**2})
     memory.watch(False)
     assert memory.seen is None
-    assert Kept().squares == {}
+    assert BucketState().squares == {}
     # deep gradient compression owes its momentum, not the bare gradient
     dgc = MomentumCorrection(0.5)
     dgc.watch(True)

@@ -221,7 +221,7 @@ def test_another_optimizer_keeps_the_weights_and_what_it_also_carries(
 def owed_by(trainer: Trainer) -> dict[str, Tensor]:
     if trainer.strategy.compressor is None:
         return {}
-    return {name: tensor.clone() for name, tensor in trainer.strategy.remembered().items()}
+    return {name: tensor.clone() for name, tensor in trainer.strategy.compressor_state().items()}
 
 
 def test_the_same_method_keeps_what_it_owes_whatever_its_ratio(two: RankPool, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_the_same_method_keeps_what_it_owes_whatever_its_ratio(two: RankPool, tm
         assert owed.keys() == owes.keys()
         assert all(torch.equal(owed[name], owes[name]) for name in owed)
         assert any(tensor.any() for tensor in owes.values())
-        assert (told["remembered"], told["dropped"], told["notes"]) == ("its own", [], [])
+        assert (told["compressor_state"], told["dropped"], told["notes"]) == ("its own", [], [])
 
 
 def test_what_shares_owe_is_not_lost_when_packets_are_cut_otherwise(two: RankPool, tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_what_shares_owe_is_not_lost_when_packets_are_cut_otherwise(two: RankPoo
                     mean[start : start + tensor.numel()] += tensor
         for _, owes, told in ranks:
             assert torch.allclose(owes[name], mean, atol=1e-7)
-            assert (told["remembered"], told["dropped"]) == ("the mean", [])
+            assert (told["compressor_state"], told["dropped"]) == ("the mean", [])
 
 
 @pytest.mark.parametrize("then", ["int8", "none", "powersgd"])
@@ -258,10 +258,8 @@ def test_another_method_starts_with_nothing_and_says_so(two: RankPool, tmp_path:
     for owed, owes, told in resumed(two, tmp_path, before, after, owed_by):
         assert owed
         assert not any(tensor.any() for tensor in owes.values())
-        assert (told["remembered"], told["dropped"]) == ("nothing", ["residual"])
-        assert told["notes"] == [
-            "dropped what compression remembered (residual): topk is no longer the method"
-        ]
+        assert (told["compressor_state"], told["dropped"]) == ("nothing", ["residual"])
+        assert told["notes"] == ["dropped compressor state (residual): topk is no longer the method"]
 
 
 def test_feedback_that_is_turned_off_is_dropped_and_said(two: RankPool, tmp_path: Path) -> None:
@@ -273,6 +271,7 @@ def test_feedback_that_is_turned_off_is_dropped_and_said(two: RankPool, tmp_path
         assert told["dropped"] == ["residual", "share"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("method", "less"),
     [("adaptive-bits", {"budget": 2.5}), ("adaptive-rank", {"rank": 1}), ("powersgd", {"rank": 1})],
@@ -287,7 +286,7 @@ def test_a_smaller_allowance_holds_from_the_first_step(method: str, less: dict[s
     never = ss.launch(job.replace(until=3)).wait(60)
     if method != "adaptive-bits":  # its first steps have not looked at any gradient either
         never = ss.launch(job, resume=never).wait(60)
-    sent, least, most = (int(run.metrics()["bytes_sent"].iloc[0]) for run in (rest, never, half))
+    sent, least, most = (int(run.metrics()["sent_bytes"].iloc[0]) for run in (rest, never, half))
     assert list(rest.metrics()["step"]) == [4]
     assert sent == least
     assert sent < most
@@ -336,20 +335,20 @@ def test_another_batch_goes_on_after_as_many_samples() -> None:
     before = GlobalSampler(100, 8, seed=3)
     taken = torch.cat([before.indices(step) for step in range(5)])
     after = GlobalSampler(100, 20, seed=3)
-    after.go_on(5, before.state_dict())
+    after.resume(5, before.state_dict())
     assert after.samples_before(5) == 40
     epoch = torch.cat([taken, *(after.indices(step) for step in range(5, 8))])
     assert sorted(epoch.tolist()) == list(range(100))  # each row once, whichever batch it came in
     assert sorted(torch.cat([after.indices(step) for step in range(8, 13)]).tolist()) == list(range(100))
     back = GlobalSampler(100, 8, seed=3)
-    back.go_on(7, after.state_dict())
+    back.resume(7, after.state_dict())
     assert torch.equal(back.indices(7), after.indices(7)[:8])
     assert (back.samples_before(7), back.samples_before(8)) == (80, 88)
 
 
 def test_the_same_batch_goes_on_as_if_nothing_had_been() -> None:
     whole, rest = GlobalSampler(50, 8, seed=1), GlobalSampler(50, 8, seed=1)
-    rest.go_on(9, whole.state_dict())
+    rest.resume(9, whole.state_dict())
     assert all(torch.equal(whole.indices(step), rest.indices(step)) for step in range(9, 30))
 
 

@@ -86,6 +86,7 @@ def test_what_is_said_of_a_range_names_its_centre_or_why_there_is_none() -> None
     )
 
 
+@pytest.mark.slow
 def test_a_study_without_a_space_measures_the_noise_scale_once_and_keeps_it() -> None:
     ss.tune(JOB, trials=1, name="noise")
     session = Session.open(name="noise")
@@ -117,6 +118,7 @@ def test_a_study_whose_maker_died_after_measuring_does_not_measure_again(tmp_pat
     assert measured(JOB.replace(seed=1), tmp_path).critical != first.critical
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("job", "why"),
     [
@@ -177,6 +179,7 @@ def test_around_the_jobs_own_where_asked_and_a_space_of_ones_own_stays_as_it_is(
         ss.tune(JOB, batch_range="nose")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_job_with_code_of_ones_own_keeps_it_when_the_study_goes_on() -> None:
     job = Job(
         model=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)),
@@ -191,6 +194,7 @@ def test_a_job_with_code_of_ones_own_keeps_it_when_the_study_goes_on() -> None:
     assert first.definition.batch_range.critical is not None
 
 
+@pytest.mark.slow
 def test_of_drivers_that_begin_together_with_other_ranges_all_take_that_of_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -209,6 +213,7 @@ def test_of_drivers_that_begin_together_with_other_ranges_all_take_that_of_the_f
         Session.open(JOB, {**default_space(JOB).parameters}, name="raced", baselines=False)
 
 
+@pytest.mark.slow
 def test_one_that_finds_the_study_begun_once_it_has_measured_takes_its_range(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -228,6 +233,7 @@ def test_a_study_that_something_else_began_is_refused_before_anything_is_measure
     assert not runs(folder_of("foreign") / "probe")
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_with_its_range_where_its_first_run_is_gone() -> None:
     first = Session.open(JOB, name="gone")
     shutil.rmtree(first.folder / "probe")

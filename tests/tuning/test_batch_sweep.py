@@ -51,11 +51,12 @@ def test_the_chart_and_its_words() -> None:
     assert [line.largest for line in info.lines] == [32, 64, None]
     assert info.lines[1].medians == (0.45, 0.4, None)
     assert figures.batch_sweep_text(info) == (
-        "Within the same epochs a held-back loss of 0.5 is reached by sgd up to 32 and lamb up to 64; not by lars."
+        "Within the same epochs a validation loss of 0.5 is reached by sgd up to 32 and lamb up to 64; not by lars."
     )
     assert len(figures.batch_sweep(SWEEP).data) == 3
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_every_optimizer_alike_and_goes_on_where_it_was(runs_root: Path) -> None:
     cells: list[Cell] = []
     asked = {
@@ -74,6 +75,8 @@ def test_a_sweep_runs_every_optimizer_alike_and_goes_on_where_it_was(runs_root: 
         key=lambda c: c.value or 9,
     )
     assert best.rate == next(p.rate for p in first.points if (p.optimizer, p.batch) == ("lamb", 64))
+    counted = {(c.optimizer, c.batch): c.value for c in cells if c.seed == 1}
+    assert {(p.optimizer, p.batch): p.values for p in first.points} == {k: (v,) for k, v in counted.items()}
     journal = runs_root / "studies/sweep/cells.jsonl"
     lines = [line for line in journal.read_text().splitlines() if line]
     journal.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20])  # killed while it wrote the last
@@ -110,6 +113,14 @@ def test_a_run_of_a_sweep_that_is_stopped_or_interrupted_is_no_result(
     assert not (runs_root / "studies/stopped/cells.jsonl").exists()
 
 
+def test_a_single_rate_is_not_chosen_so_all_seeds_count(runs_root: Path) -> None:
+    job = JOB.replace(steps=2)
+    sweep = ss.batch_sweep(
+        job, batches=ss.PowersOfTwo(32, 32), optimizers=["adamw"], factors=[1.0], seeds=[0, 1], target=9.0
+    )
+    assert len(sweep.points[0].values) == 2
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -117,6 +128,7 @@ def test_a_run_of_a_sweep_that_is_stopped_or_interrupted_is_no_result(
         ({"batches": ss.PowersOfTwo(32, 512)}, "leaves 1 step of 16"),
         ({"batches": ss.PowersOfTwo(32, 64), "optimizers": ["adamx"]}, "did you mean 'adamw'"),
         ({"batches": ss.PowersOfTwo(32, 64), "seeds": []}, "leave nothing to run"),
+        ({"batches": ss.PowersOfTwo(32, 64), "seeds": [0]}, "leave none for the median"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused(given: dict[str, object], said: str) -> None:

@@ -34,6 +34,7 @@ def opened(path: Path) -> tuple[JournalStorage, optuna.Study]:
     return storage, optuna.load_study(study_name=summary.study_name, storage=storage)
 
 
+@pytest.mark.slow
 def test_names_directions_and_best_trials_are_there_and_attributes_are_small(runs_root: Path) -> None:
     ss.tune(JOB, SPACE, trials=5, name="shown", pruner="none")
     session = Session.open(name="shown")
@@ -57,6 +58,7 @@ def test_names_directions_and_best_trials_are_there_and_attributes_are_small(run
     assert Definition.from_json(held) == session.definition
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("promote", [None, 2])
 @pytest.mark.parametrize("ends_unseen", [False, True])
 def test_a_study_of_one_objective_has_its_curves_as_intermediate_values(

@@ -84,6 +84,7 @@ def _seen(folder: Path) -> dict[str, tuple[str, int]]:
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", range(7))
 def test_a_hostile_study_executes_nothing_and_writes_nothing_outside(
     kind: int, tmp_path: Path, outside: Path

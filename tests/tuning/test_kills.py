@@ -103,6 +103,7 @@ def _server(run: ss.Run) -> int:
     return server.pid
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("victim", [_rank, agent_pid, _server], ids=["rank", "agent", "launch server"])
 def test_a_trial_whose_run_is_killed_is_run_again_with_the_same_settings(
     victim: Callable[[ss.Run], int],
@@ -252,6 +253,7 @@ def test_what_a_storage_refuses_is_said_at_once() -> None:
 # Other machines, and other drivers.
 
 
+@pytest.mark.weekly
 def test_a_silent_driver_elsewhere_is_given_up_and_finds_its_trial_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -331,6 +333,7 @@ def test_trials_in_parallel_count_right() -> None:
 # A stop, while the storage is away.
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("how", ["refuses", "hangs"])
 def test_stop_answers_while_the_storage_does_not(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

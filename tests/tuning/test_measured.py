@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,11 +10,13 @@ from typing import Any
 import pytest
 
 import shardscope as ss
-from shardscope.runtime.layers import Looks
+from conformance.events import step_event
+from shardscope.runlog.layers import Looks
+from shardscope.runlog.steps import Steps
+from shardscope.runlog.writer import encode
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir
-from shardscope.training.events import encode
 from shardscope.tuning.driver import Live
 from shardscope.tuning.measured import Meter
 from shardscope.tuning.session import Session
@@ -34,12 +35,9 @@ def tell(run: RunDir, step: int, ratio: float) -> None:
         file.write(encode(event))
 
 
-def step_event(step: int, seconds: float, rank: int = 0) -> dict[str, Any]:
-    return {
-        "event": "step", "t": float(step), "step": step, "rank": rank, "step_time_s": seconds, "traffic": {},
-        "peak_memory_bytes": 1, "memory_bytes": 1, "loss": 1.0, "samples": 4, "tokens": None, "lr": 0.1,
-        "grad_norm": None, "codec_s": seconds / 2, "spans": [["compute", "forward", 0.0, seconds / 4, 0]],
-    }  # fmt: skip
+def timed(step: int, seconds: float, rank: int = 0) -> dict[str, Any]:
+    spans = [["compute", "forward", 0.0, seconds / 4, 0]]
+    return step_event(step, rank, step_time_s=seconds, codec_s=seconds / 2, spans=spans)
 
 
 def test_alarms_are_looked_for_ever_rarer_and_once_more_at_the_end(
@@ -76,7 +74,7 @@ def test_steps_before_and_after_a_warm_up_weigh_as_often_as_the_job_has_them(tmp
 
     def take(step: int, seconds: float) -> float | None:
         for rank in range(2):
-            event = step_event(step, seconds, rank)
+            event = timed(step, seconds, rank)
             with run.rank_file(rank).open("ab") as file:
                 file.write(encode(event))
         return meter.poll().step_s
@@ -85,23 +83,9 @@ def test_steps_before_and_after_a_warm_up_weigh_as_often_as_the_job_has_them(tmp
     assert first == [None] * 4, "nothing is known of compressed steps"
     assert take(5, 0.25) == take(6, 0.25) == pytest.approx((4 * 1.0 + 16 * 0.25) / 20)
     assert meter.poll().spent_s == pytest.approx(20.5)
-    assert Meter(Run(run), is_piece=True).poll().step_s == pytest.approx(0.625), "the median of what it has"
-
-
-class Counted(list[float]):
-    """A list that counts how many of its values are looked at."""
-
-    looked_at = 0
-
-    def __iter__(self) -> Iterator[float]:
-        for value in super().__iter__():
-            type(self).looked_at += 1
-            yield value
-
-    def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        type(self).looked_at += len(found) if isinstance(index, slice) else 1
-        return found
+    piece = Meter(Run(run), is_piece=True).poll()
+    assert piece.step_s == pytest.approx((4 * 1.0 + 2 * 0.25) / 6), "the steps that it has"
+    assert Run(run).summary().step_time_s == piece.step_s, "a summary, too, is about the steps so far"
 
 
 def test_watching_a_trial_costs_the_same_however_many_steps_it_has_taken(
@@ -111,14 +95,14 @@ def test_watching_a_trial_costs_the_same_however_many_steps_it_has_taken(
     run.write_status("running", pid=os.getpid(), process_started=process_started())
     steps, polls = 20_000, 50
     seconds = [0.1 + (step * 7919 % 1000) / 1e4 for step in range(1, steps + polls + 1)]
-    events = [encode(step_event(step, each)) for step, each in enumerate(seconds, 1)]
+    events = [encode(timed(step, each)) for step, each in enumerate(seconds, 1)]
     run.rank_file(0).write_bytes(b"".join(events[:steps]))
     driver = Session.open(JOB, {"optimizer.lr": [1e-3]}, trials=1, name="cheap", baselines=False).driver
     meter = Meter(Run(run))
     meter.poll()
-    for name in ("_times", "_computed", "_codec"):
-        setattr(meter, name, Counted(getattr(meter, name)))
-    monkeypatch.setattr(Counted, "looked_at", 0)
+    looked_at: list[str] = []
+    column = Steps.column
+    monkeypatch.setattr(Steps, "column", lambda self, name: looked_at.append(name) or column(self, name))
     trial = driver.study.ask()
     live = driver.live[trial.number] = Live(trial, {}, JOB, meter.run, meter)
     for event in events[steps:]:
@@ -126,13 +110,13 @@ def test_watching_a_trial_costs_the_same_however_many_steps_it_has_taken(
             file.write(event)
         driver._follow(live)
     assert (meter.num_steps, live.number in driver.live) == (steps + polls, True)
-    assert Counted.looked_at == 0, "nothing asks for a median before an evaluation or the end"
+    assert looked_at == [], "nothing asks for a median before an evaluation or the end"
     measured = live.measured
     assert measured.step_s == pytest.approx(median(seconds[2:]))
     assert measured.compute_s == pytest.approx(median(seconds[2:]) / 4)
     assert measured.codec_s == pytest.approx(sum(seconds[2:]) / len(seconds[2:]) / 2)
     assert (measured.plain_s, measured.spent_s) == pytest.approx((median(seconds), sum(seconds)))
     assert measured == Meter(Run(run)).poll()
-    Counted.looked_at = 0
+    looked_at.clear()
     assert live.measured is measured
-    assert Counted.looked_at == 0, "the figures of the same steps are computed once"
+    assert looked_at == [], "the figures of the same steps are computed once"

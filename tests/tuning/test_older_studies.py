@@ -48,6 +48,30 @@ def test_a_study_that_does_not_say_whether_it_has_baselines_keeps_its_space() ->
         Session.open(JOB, SPACE, name="unsaid")
 
 
+def test_a_study_that_compared_trials_on_the_test_split_is_read_and_not_gone_on_with() -> None:
+    study = stored("older", SPACE, "split")
+    study.add_trial(
+        optuna.trial.create_trial(
+            params={"optimizer": "sgd", "optimizer.lr": 0.01}, values=[0.5, 1.0, 1.0],
+            distributions={
+                "optimizer": optuna.distributions.CategoricalDistribution(["sgd", "lamb"]),
+                "optimizer.lr": optuna.distributions.FloatDistribution(1e-3, 1e-1, log=True),
+            },
+        )
+    )  # fmt: skip
+    session = Session.open(name="older", trials=1)
+    assert [record.values["loss"] for record in session.records() if record.values] == [0.5]
+    assert "Its trials were compared on the test split" in str(session.report())
+    assert not session.driver.tick()  # it has all its trials
+    for given in ({"job": JOB, "space": SPACE}, {}):
+        more = Session.open(name="older", trials=2, baselines=False, **given)  # type: ignore[arg-type]
+        with pytest.raises(
+            StudyError, match=r"compared its trials on the test split.* more trials need a new study"
+        ):
+            more.driver.tick()
+    assert len(study.trials) == 1
+
+
 def unseeded(name: str) -> tuple[BaseStorage, optuna.Study]:
     """A study that is to have seeds, and has none."""
     definition = Definition(job=JOB, space=SEEDED, objectives=DEFAULT_OBJECTIVES, baselines=True)

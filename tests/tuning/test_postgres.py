@@ -108,6 +108,7 @@ def server() -> Iterator[Server]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.weekly
 def test_a_driver_is_killed_and_then_the_database(server: Server) -> None:
     other = start_driver("long", server.url)
     _, run = running(other)

@@ -126,6 +126,7 @@ print(predicted_peak(job), "torch" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_driver_that_limits_memory_needs_no_torch() -> None:
     job = JOB.replace(steps=2)
     done = subprocess.run(
@@ -138,6 +139,7 @@ def test_a_driver_that_limits_memory_needs_no_torch() -> None:
     assert done.stdout.split() == [str(predicted_peak(job)), "False"], done.stderr
 
 
+@pytest.mark.slow
 def test_a_trace_that_fails_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
     with pytest.raises(StudyError, match="to trace a step of model='mlp' failed: .*nowhere.npz"):
@@ -157,6 +159,7 @@ def test_memory_that_will_not_fit_costs_no_run() -> None:
         assert (record.state == "impossible") == (record.params["batch"] == 1024)
 
 
+@pytest.mark.slow
 def test_every_optimizer_has_as_many_trials_as_any_other() -> None:
     ss.tune(
         JOB.replace(steps=3),

@@ -12,6 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import pytest
 from optuna.trial import TrialState
 
 import shardscope as ss
@@ -84,6 +85,7 @@ def main() -> None:
         print(json.dumps(together(Path(sys.argv[1]) / name, dies_after)), flush=True)
 
 
+@pytest.mark.weekly
 def test_drivers_that_begin_together_queue_every_seed_once(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     done = subprocess.run(

@@ -41,7 +41,8 @@ def test_every_trial_is_a_run_and_its_values_are_those_of_the_run() -> None:
         summary = session.trial_run(record.number).summary()
         assert record.values is not None
         assert record.measured is not None
-        assert record.values["loss"] == summary.test_loss
+        assert record.values["loss"] == summary.validation_loss != summary.test_loss
+        assert record.measured.test == (summary.test_loss, 1 - summary.test_accuracy)
         assert record.values["bytes"] == sum(
             row["sent_bytes"]
             for event in session.trial_run(record.number).events("step")
@@ -49,8 +50,15 @@ def test_every_trial_is_a_run_and_its_values_are_those_of_the_run() -> None:
         )
         assert record.values["seconds"] == pytest.approx(summary.step_time_s * 6)
         assert session.job(record.number).optimizer.lr == record.params["optimizer.lr"]
+    report = session.report()
+    loss, _ = session.record(report.rows[0].number).measured.test
+    assert (
+        f"On the test split, by which nothing was chosen, trial {report.rows[0].number} has loss {loss:.4g}"
+        in str(report)
+    )
 
 
+@pytest.mark.slow
 def test_what_does_not_go_together_costs_no_run_and_is_not_counted() -> None:
     space = {"optimizer": ["adamw", "nesterov"], "compression": ["onebit-adam", "none"], "seed": [*range(8)]}
     ss.tune(JOB, space, trials=4, name="impossible", baselines=False, sampler="random", seed=0)
@@ -90,6 +98,7 @@ def test_a_trial_that_is_given_up_takes_no_step_after_the_evaluation_that_it_was
     assert RunDir(Path(record.run)).judged.read_text() == "1"
 
 
+@pytest.mark.slow
 def test_a_study_that_was_stopped_goes_on_and_loses_nothing() -> None:
     far = ss.Link(bandwidth="1 Gbit/s", latency="10 ms")  # two seconds a trial
     session = Session.open(JOB.replace(steps=100, link=far), RATES, trials=3, name="stopped")
@@ -125,6 +134,7 @@ def test_an_objective_of_ones_own_that_is_not_a_number_fails_its_trial_alone() -
     assert "objective 'mine' came to nan" in str(records[0].reason)
 
 
+@pytest.mark.slow
 def test_a_trial_that_diverges_fails_with_its_sentence_and_the_study_goes_on() -> None:
     job = JOB.replace(optimizer=ss.Optimizer("sgd"))
     ss.tune(job, {"optimizer.lr": [1e30, 0.1]}, trials=5, objectives=["loss"], name="diverges", seed=0)
@@ -239,6 +249,7 @@ def test_what_is_refused_leaves_nothing_behind(given: dict[str, object], runs_ro
     assert not (runs_root / "studies").exists()
 
 
+@pytest.mark.slow
 def test_two_studies_share_one_storage(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'studies.db'}"
     first = ss.tune(JOB, RATES, trials=2, name="one", storage=url)
@@ -314,6 +325,7 @@ def test_a_storage_that_does_not_answer_is_said(storage: str) -> None:
         ss.tune(JOB, RATES, trials=1, name="away", storage=storage)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sampler", ["auto", "tpe", "gp", "qmc", "nsga", "cma-es", "random"])
 def test_every_sampler_goes_through_branches_and_impossible_trials(
     sampler: str, recorded: Path, monkeypatch: pytest.MonkeyPatch
@@ -329,6 +341,7 @@ def test_every_sampler_goes_through_branches_and_impossible_trials(
     assert sum(record.counted for record in Session.open(name=sampler).records()) == 4
 
 
+@pytest.mark.slow
 def test_a_driver_that_joins_draws_other_settings_than_the_one_before() -> None:
     given = {"sampler": "random", "baselines": False, "name": "joined"}
     ss.tune(JOB.replace(steps=2), RATES, trials=2, **given)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from shardscope import Pipeline
+from shardscope.runlog.traffic import Moved
 from shardscope.spec import Batch, Job
 from shardscope_widgets import figures
 from shardscope_widgets.figures import theme
@@ -18,7 +19,7 @@ from widgets.fake_runs import consensus_events, fake_run, memory_events, schedul
 
 
 def trace_of(events, strategy="pipeline", world_size=2, **about) -> Trace:
-    trace = Trace("id", strategy, strategy, world_size, **about)
+    trace = Trace("id", strategy, strategy, world_size=world_size, **about)
     trace.feed(events)
     return trace
 
@@ -44,12 +45,12 @@ class TestMemoryKinds:
         assert line.x0 == line.x1 == 3_600_000
 
     def test_runs_that_do_not_tell_are_left_out(self):
-        assert figures.memory_kinds_info([Trace("id", "old", "ring", 2)]).runs == ()
+        assert figures.memory_kinds_info([Trace("id", "old", "ring", world_size=2)]).runs == ()
         assert "No run" in figures.memory_kinds_text(figures.memory_kinds_info([]))
 
     def test_a_server_is_named(self):
-        trace = Trace("id", "parameter-server", "parameter-server", 1)
-        trace.feed([{"event": "start", "rank": 0, "role": "server"}, *memory_events(1)])
+        trace = Trace("id", "parameter-server", "parameter-server", world_size=1)
+        trace.feed([{"event": "start", "t": 0.0, "rank": 0, "role": "server"}, *memory_events(1)])
         assert figures.memory_kinds_info([trace]).runs[0].bars[0].name == "rank 0, server"
 
     def test_it_is_also_there_in_words(self):
@@ -67,8 +68,8 @@ class TestLinks:
         assert run.bars == (Bar("rank 0", (800_000, 800_000)), Bar("rank 1", (800_000, 800_000)))
 
     def test_the_busiest_link_is_named(self):
-        trace = Trace("id", "parameter-server", "parameter-server", 2)
-        trace.links = {0: (300, 300), 1: (100, 100)}
+        trace = Trace("id", "parameter-server", "parameter-server", world_size=2)
+        trace.links = {0: Moved(300, 300), 1: Moved(100, 100)}
         assert figures.links_text(figures.links_info([trace])) == (
             "parameter-server: the busiest link, that of rank 0, carries 600 B a step, 1.5 times the mean of 2 ranks."
         )
@@ -141,7 +142,9 @@ class TestGantt:
             "pipeline, step 1, 150 ms: 4 micro-batches through 2 stages on 2 ranks. Ranks stand idle for 20% of the "
             "time; with stages of equal cost and backward passes twice as long as forward ones it would be 20%."
         )
-        assert "No schedule" in figures.gantt_text(figures.gantt_info(Trace("id", "run", "pipeline", 2)))
+        assert "No schedule" in figures.gantt_text(
+            figures.gantt_info(Trace("id", "run", "pipeline", world_size=2))
+        )
 
 
 class TestStaleness:
@@ -176,7 +179,7 @@ class TestStaleness:
 class TestConsensus:
     def test_the_distance_is_one_value_a_step_and_zero_leaves_a_gap(self):
         trace = trace_of(consensus_events([0.1, 0.01, 0.0]), "gossip")
-        (curve,) = figures.consensus_info([trace, Trace("id", "ring", "ring", 2)]).curves
+        (curve,) = figures.consensus_info([trace, Trace("id", "ring", "ring", world_size=2)]).curves
         assert (curve.steps, curve.values) == ((1, 2, 3), (0.1, 0.01, None))
         assert "at most 1.0e-01 apart" in figures.consensus_text(figures.consensus_info([trace]))
 

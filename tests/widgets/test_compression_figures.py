@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import shardscope as ss
+from conformance.events import step_event, traffic
 from shardscope.analytic.communication.worth import Exchange
 from shardscope.measure.break_even import BreakEven, MethodWorth
 from shardscope_widgets import figures
@@ -30,9 +31,9 @@ def trace(
 ) -> Trace:
     """A run of two ranks: each step computes for 0.1 s, packs (a tenth of it behind computing), and waits. One step in
     `every` sends and waits."""
-    compression = SimpleNamespace(name=method, label=method, period=every)
+    compression = SimpleNamespace(name=method, label=method, period=every, uncompressed=lambda _: 0)
     job = SimpleNamespace(
-        model="mlp", data="digits", strategy=SimpleNamespace(name=strategy, label=strategy), world_size=2,
+        model="mlp", data="digits", strategy=SimpleNamespace(name=strategy, label=strategy), world_size=2, steps=steps,
         compression=compression, link=SimpleNamespace(label=link) if link else None,
     )  # fmt: skip
     made = Trace.of(SimpleNamespace(id=method, name=f"{strategy}-{method}-mlp", job=job))
@@ -47,14 +48,17 @@ def trace(
         told = [["compute", "forward", start, start + 0.1, 0], *packed] if spans else []
         size = sent if talks else 0
         for rank in (0, 1):
-            made.feed([{
-                "event": "step", "step": step, "rank": rank, "loss": 2.0 / step, "samples": 4, "tokens": None,
-                "step_time_s": 0.1 + 0.9 * codec_s + wait_s * talks, "peak_memory_bytes": 1,
-                "traffic": {"x": {"sent_bytes": size, "received_bytes": size}}, "spans": told,
-            }])  # fmt: skip
+            seconds = 0.1 + 0.9 * codec_s + wait_s * talks
+            made.feed(
+                [
+                    step_event(
+                        step, rank, loss=2.0 / step, step_time_s=seconds, traffic=traffic(size), spans=told
+                    )
+                ]
+            )
             if method != "none":
                 owed = {"residual_norm": step + rank, "notes": [1]}
-                made.feed([{"event": "compression", "step": step, "rank": rank, "figures": owed}])
+                made.feed([{"event": "compression", "t": start, "step": step, "rank": rank, "figures": owed}])
     return made
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardscope.analytic.large_batch import RateSuggestions
-from shardscope.runtime.noise import NoiseScale
+from shardscope.analytic.large_batch.noise_scale import NoiseScale
 from shardscope_widgets import figures
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardscope.runtime.layers import Layers, OwedSeries, RatioSeries, layers_of
+from shardscope.runlog.layers import Layers, OwedSeries, RatioSeries, layers_of
 from shardscope.spec import Optimizer
 from shardscope.tuning.measured import Measured
 from shardscope_widgets import figures
@@ -24,7 +24,7 @@ NOTHING = {key: [] for key in ("layer", "ratio", "weight_norm", "update_norm", "
 def event(step, rank=0, ratio=0.5, **fields):
     told = {"layer": ["a.weight", "a.bias"], "ratio": [ratio, None], "weight_norm": [2.0, None],
             "update_norm": [4.0, None], "bound": ["clamp", None], "owed": []}  # fmt: skip
-    return {"event": "layers", "step": step, "rank": rank, "lr": 1e-3, **told, **fields}
+    return {"event": "layers", "t": float(step), "step": step, "rank": rank, "lr": 1e-3, **told, **fields}
 
 
 def owed(values, layer="a.weight", kind="residual"):
@@ -120,7 +120,8 @@ def test_a_run_that_ended_in_what_is_no_number_says_so(num_looks: int):
         *(event(step, bound=[None, None]) for step in range(1, num_looks)),
         event(num_looks, ratio="nan"),
     ]
-    trace = replace(Trace.of(fake_run()), optimizer=LAMB, layers=events)
+    trace = replace(Trace.of(fake_run()), optimizer=LAMB)
+    trace.feed(events)
     info = figures.layers_info_of(trace)
     assert info.steps[-1] == num_looks
     assert any(f"the trust ratio of a.weight is nan at step {num_looks}" in text for text in info.alarms)

@@ -49,7 +49,7 @@ class TestFigure:
         assert info.waits[0] == ("stage 0, rank 0<br>needs only the batch itself", 0)
 
     def test_it_is_drawn_as_the_measured_chart_is(self):
-        trace = Trace("id", "p", "pipeline", 2, schedule="gpipe")
+        trace = Trace("id", "p", "pipeline", world_size=2, schedule="gpipe")
         trace.feed(schedule_events(2, 4))
         timeline = build("gpipe", 2, 4).timeline({"F": 10.0, "B": 20.0})
         ours = [bar for bar in figures.schedule(timeline, schedule="gpipe").data if bar.type == "bar"]

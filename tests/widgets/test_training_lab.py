@@ -211,6 +211,7 @@ class TestHistory:
         assert lab.run.id == "run-0"
         assert lab.screen.live.words.value.startswith('<div class="ss-words">run-0')
 
+    @pytest.mark.slow
     def test_runs_that_cannot_be_read_are_told_of_in_one_quiet_line(self, make_lab, runtime):
         runtime.known = [fake_run("ring", 2, steps=3)]
         lab = make_lab()
@@ -252,6 +253,7 @@ class TestLiveFigure:
         assert len(LiveFigure._esm) < 5_000
 
 
+@pytest.mark.slow
 def test_the_lab_has_loaded_what_plotly_looks_for_while_another_thread_may_be_importing_it():
     code = "import sys, shardscope_widgets.training_lab; print('numpy' in sys.modules and 'pandas' in sys.modules)"
     done = subprocess.run(

@@ -138,6 +138,7 @@ class TestChoosing:
         assert all(button.tooltip for button in lab.screen.chosen.buttons.values())
 
 
+@pytest.mark.slow
 def test_a_study_is_run_shown_applied_moved_and_found_again(make_tuning_lab, monkeypatch):
     lab = make_tuning_lab(JOB, SPACE, name="seen", trials=3)
     lab.start()
@@ -213,6 +214,7 @@ def test_links_of_the_slider_are_links():
     assert Link(bandwidth="100 Mbit/s", latency="1 ms") in LINKS
 
 
+@pytest.mark.slow
 def test_a_study_that_baselines_have_joined_goes_on(make_tuning_lab):
     space = ss.Space({"optimizer": ["lamb"], "optimizer[lamb].lr": (1e-3, 1e-1, "log")})
     lab = make_tuning_lab(JOB, space, name="joined", trials=2)
@@ -228,6 +230,7 @@ def test_a_study_that_baselines_have_joined_goes_on(make_tuning_lab):
     assert "begun otherwise" not in again.screen.plan.value
 
 
+@pytest.mark.slow
 def test_the_default_search_centres_its_batches_on_the_noise_scale_and_is_found_again(make_tuning_lab):
     job = JOB.replace(steps=40)
     lab = make_tuning_lab(job, trials=1, name="noise")

@@ -20,6 +20,7 @@ def last_loss(run):
     return float(run.metrics()["loss"].iloc[-1])
 
 
+@pytest.mark.slow
 def test_a_study_opened_by_name_shows_its_own_definition_and_asks_for_its_functions(make_tuning_lab):
     begun = {
         "objectives": {"error": None, "mine": last_loss},
@@ -62,6 +63,7 @@ def test_a_study_of_one_objective_shows_its_trials_in_order(make_tuning_lab):
     assert lab.x == "bytes"
 
 
+@pytest.mark.slow
 def test_a_trial_in_pieces_is_read_from_the_first_to_the_newest(make_tuning_lab):
     session = Session.open(JOB, SPACE, name="pieces", trials=2, promote=2, baselines=False)
     session.run()

@@ -11,8 +11,7 @@ torch nor plotly. A notebook kernel that only starts and watches runs never need
 """
 
 from shardscope._lazy import attach
-
-__version__ = "0.1.0"
+from shardscope._version import __version__
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)
 __all__ += ["__version__"]

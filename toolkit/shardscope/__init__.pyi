@@ -32,11 +32,14 @@ from shardscope.prediction.planner import plan as plan
 from shardscope.prediction.predict import predict as predict
 from shardscope.runtime import Run as Run
 from shardscope.runtime import launch as launch
-from shardscope.runtime import load_job as load_job
 from shardscope.runtime import runs as runs
 from shardscope.runtime.check import check as check
 from shardscope.runtime.check_report import CheckReport as CheckReport
 from shardscope.runtime.doctor import doctor as doctor
+from shardscope.runtime.load_job import load_job as load_job
+from shardscope.runtime.observe import observe as observe
+from shardscope.runtime.reproduce import first_difference as first_difference
+from shardscope.runtime.reproduce import reproduce as reproduce
 from shardscope.spec import Batch as Batch
 from shardscope.spec import Checkpoint as Checkpoint
 from shardscope.spec import Cluster as Cluster

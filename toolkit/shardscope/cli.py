@@ -1,4 +1,4 @@
-"""The command line: `shardscope lab | run | tune | check | demo | plan | predict | scoreboard | runs | stop | doctor`.
+"""The command line: `shardscope COMMAND`; `shardscope --help` lists the commands.
 
 Exit status:
     0    done
@@ -14,11 +14,27 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from shardscope import __version__
-from shardscope.commands import check, demo, doctor, lab, plan, predict, run, runs, scoreboard, stop, tune
+from shardscope._version import __version__
+from shardscope.commands import (
+    check,
+    demo,
+    doctor,
+    export,
+    lab,
+    plan,
+    predict,
+    reproduce,
+    run,
+    runs,
+    scoreboard,
+    stop,
+    tune,
+)
 from shardscope.errors import RunFailed, ShardscopeError
 
-COMMANDS = (lab, run, tune, check, demo, plan, predict, scoreboard, runs, stop, doctor)
+COMMANDS = (
+    lab, run, tune, check, demo, plan, predict, scoreboard, runs, reproduce, export, stop, doctor,
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -75,6 +75,7 @@ def test_the_binomial_tree(workers: int) -> None:
     assert sent_of("all_reduce", "tree", workers) == float(ran.busiest_sent)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("workers", WORLDS)
 @pytest.mark.parametrize("segments", [1, 2, 5, 24])
 def test_the_pipelined_tree_takes_its_formulas_steps_to_within_its_filling(

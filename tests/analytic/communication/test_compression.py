@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardscope.analytic import communication as comm
 from shardscope.errors import SpecError
-from shardscope.methods.compressors.topk._torch import TopK
+from shardscope.methods.compressors.topk._torch import TopKCodec
 from shardscope.spec.compression import Compression
 from shardscope.spec.layout_compression import FORMER, compression_names
 
@@ -21,7 +21,7 @@ LOSSY = compression_names()[1:]
 
 def largest_in_a_packet(gradient: np.ndarray, ratio: float) -> np.ndarray:
     """By the codec of jobs, which gives back what it was given."""
-    codec, values = TopK(ratio, "exact"), torch.from_numpy(gradient.ravel())
+    codec, values = TopKCodec(ratio, "exact"), torch.from_numpy(gradient.ravel())
     packet, back = torch.zeros(codec.num_bytes(len(values)), dtype=torch.uint8), torch.empty_like(values)
     codec.encode(values, packet, 0)
     codec.decode(packet, back, 0)
@@ -50,6 +50,7 @@ def really_packed(method: str, gradient: np.ndarray) -> list[np.ndarray]:
     return [p, gradient.T @ p]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", WRITTEN_OUT)
 def test_a_packed_gradient_weighs_what_it_weighs(method: str) -> None:
     gradient = np.random.default_rng(0).standard_normal((1600, 1600), dtype=np.float32)

@@ -7,7 +7,7 @@ from itertools import product
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
 from shardscope.errors import SpecError
-from shardscope.prediction.planner import Space
+from shardscope.prediction.planner import SearchAxes
 from shardscope.prediction.step import step_time
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, Device, Link
@@ -93,4 +93,4 @@ def scored(model, cluster, layouts):
 
 
 def space(**changes):
-    return Space().fixed(NARROW | changes)
+    return SearchAxes().fixed(NARROW | changes)

@@ -8,7 +8,7 @@ import pytest
 
 from prediction.planner.brute import CALIBRATION, NARROW, every_layout, machine, small_model, space
 from shardscope.errors import SpecError
-from shardscope.prediction.planner import REASONS, Space, plan
+from shardscope.prediction.planner import REASONS, SearchAxes, plan
 
 
 def found(model, cluster, batch, **changes):
@@ -71,5 +71,5 @@ def test_a_fixed_axis_is_held(model, cluster):
 )
 def test_what_cannot_be_fixed_is_refused_in_a_sentence(fix, told):
     with pytest.raises(SpecError, match=told) as caught:
-        Space().fixed(fix)
+        SearchAxes().fixed(fix)
     assert "\n" not in str(caught.value)

@@ -187,7 +187,7 @@ def test_own_parameters_are_saved_again_where_nothing_was_left_to_train(
         one = trained(job, context, tmp_path / "one")
         then = Trainer(job, context, tmp_path)
         then.resume(tmp_path / "one/checkpoints")
-        return [dict(run.strategy.remembered()) for run in (one, then)]
+        return [dict(run.strategy.compressor_state()) for run in (one, then)]
 
     for before, after in pool.run(body, tmp_path):
         assert before.keys() == after.keys()

@@ -12,7 +12,7 @@ from conformance.collectives import ODD_SIZES, check_sums, filled
 from conformance.ranks import RankPool
 from shardscope.analytic import communication as comm
 from shardscope.errors import SpecError
-from shardscope.training.collectives import Hierarchical
+from shardscope.training.collectives import HierarchicalAllReduce
 from shardscope.training.context import RankContext
 
 
@@ -26,7 +26,7 @@ def test_sums_like_the_backend(pool: RankPool, tmp_path: Path, slice_bytes: int,
     sizes = node_sizes(pool.world_size)
 
     def compare(context: RankContext) -> bool:
-        rings = [Hierarchical(context.group, size, slice_bytes) for size in sizes]
+        rings = [HierarchicalAllReduce(context.group, size, slice_bytes) for size in sizes]
         return all(check_sums(ring, context, dtype) for ring in rings)
 
     assert all(pool.run(compare, tmp_path))
@@ -38,7 +38,7 @@ def test_counts_the_bytes_of_the_formula(pool: RankPool, tmp_path: Path) -> None
     def measure(context: RankContext) -> list[dict[str, dict[str, Any]]]:
         rows = []
         for size in sizes:
-            rings = Hierarchical(context.group, size)
+            rings = HierarchicalAllReduce(context.group, size)
             for n in ODD_SIZES:
                 context.meter.drain()
                 rings.all_reduce_(filled(n, context.rank, torch.float32))
@@ -65,7 +65,7 @@ def test_only_equal_positions_talk_across_nodes(pool: RankPool, tmp_path: Path) 
         pytest.skip("two nodes of two")
 
     def measure(context: RankContext) -> dict[str, list[int]]:
-        Hierarchical(context.group, 2).all_reduce_(filled(1001, context.rank))
+        HierarchicalAllReduce(context.group, 2).all_reduce_(filled(1001, context.rank))
         return {name: sorted(row["sent_to"]) for name, row in context.meter.drain()[0].items()}
 
     partners = [(1, 2), (0, 3), (3, 0), (2, 1)]
@@ -80,7 +80,7 @@ def test_only_equal_positions_talk_across_nodes(pool: RankPool, tmp_path: Path) 
 def test_nodes_that_do_not_divide_the_ranks_are_refused(pool: RankPool, tmp_path: Path) -> None:
     def build(context: RankContext) -> str:
         with pytest.raises(SpecError) as refused:
-            Hierarchical(context.group, context.world_size + 1)
+            HierarchicalAllReduce(context.group, context.world_size + 1)
         return str(refused.value)
 
     assert "does not divide" in pool.run(build, tmp_path)[0]

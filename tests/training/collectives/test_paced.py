@@ -21,10 +21,10 @@ import torch.distributed as dist
 from conformance.ranks import RankPool
 from shardscope.analytic.communication import collective_time
 from shardscope.errors import LaunchError
-from shardscope.methods.strategies.parameter_server._torch_messages import Link as Messages
-from shardscope.methods.strategies.parameter_server._torch_messages import Message
+from shardscope.methods.strategies.parameter_server._torch_messages import MessageBuffer
+from shardscope.methods.strategies.parameter_server._torch_messages import MessageLink as Messages
 from shardscope.spec import Link
-from shardscope.training.collectives import Ring, Tree
+from shardscope.training.collectives import RingAllReduce, TreeAllReduce
 from shardscope.training.collectives.neighbours import Neighbours
 from shardscope.training.collectives.paced_group import PacedGroups, PacedProcessGroup
 from shardscope.training.collectives.packets import Packets
@@ -65,19 +65,21 @@ def push_and_pull(group: PacedProcessGroup, num_elements: int) -> None:
     """All ranks but the first push to it, and pull from it when all have pushed."""
     link, others = Messages(group), range(1, group.size())
     if group.rank():
-        answer = Message(num_elements)
+        answer = MessageBuffer(num_elements)
         got = link.post(answer, 0, 2)
-        link.send(Message(num_elements), 0, 1, "server_push", step=1).wait()
+        link.send(MessageBuffer(num_elements), 0, 1, "server_push", step=1).wait()
         got.wait()
         return
-    for work in [link.post(Message(num_elements), worker, 1) for worker in others]:
+    for work in [link.post(MessageBuffer(num_elements), worker, 1) for worker in others]:
         work.wait()
-    for work in [link.send(Message(num_elements), worker, 2, "server_pull", step=1) for worker in others]:
+    for work in [
+        link.send(MessageBuffer(num_elements), worker, 2, "server_pull", step=1) for worker in others
+    ]:
         work.wait()
 
 
 def all_ways(group: PacedProcessGroup, x: torch.Tensor) -> dict[str, Callable[[], Any]]:
-    ring, tree, neighbours = Ring(group), Tree(group), Neighbours(group, x.numel() * 4)
+    ring, tree, neighbours = RingAllReduce(group), TreeAllReduce(group), Neighbours(group, x.numel() * 4)
     packets, world_size = Packets(group), group.size()
     part = x[: x.numel() // world_size]
     return {
@@ -168,7 +170,9 @@ def test_results_and_counted_bytes_are_those_of_the_machines_own_link(pool: Rank
             for under in (context.group, group):
                 context.meter.drain()
                 x = torch.rand(10_007, generator=torch.Generator().manual_seed(context.rank))
-                kept = [collective(under).all_reduce_(x.clone()) for collective in (Ring, Tree)]
+                kept = [
+                    collective(under).all_reduce_(x.clone()) for collective in (RingAllReduce, TreeAllReduce)
+                ]
                 kept += [Neighbours(under, 4096).average_(x.clone()), under.sum_as("sum", x.clone())]
                 found.append((kept, context.meter.drain()[0]))
         group.pacer.close()
@@ -182,7 +186,7 @@ def test_switched_off_a_link_costs_no_time(pool: RankPool, tmp_path: Path) -> No
     def measure(context: RankContext) -> float:
         group = paced(context, Link(bandwidth="100 kbit/s", latency="30 s"), "off")
         start = time.monotonic()
-        Ring(group).all_reduce_(torch.ones(50_000))
+        RingAllReduce(group).all_reduce_(torch.ones(50_000))
         group.allreduce([torch.ones(50_000)]).wait()
         group.pacer.close()
         return time.monotonic() - start

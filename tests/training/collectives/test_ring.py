@@ -14,7 +14,7 @@ from conformance.collectives import ODD_SIZES, check_sums, filled
 from conformance.ranks import RankPool
 from conformance.wire_bytes import GLOO_HEADER_BYTES, WireBytes, wire_bytes
 from shardscope.analytic import communication as comm
-from shardscope.training.collectives import Ring
+from shardscope.training.collectives import RingAllReduce
 from shardscope.training.collectives.ring import split_sizes
 from shardscope.training.context import RankContext
 
@@ -33,7 +33,7 @@ def test_sums_like_the_backend(
     pool: RankPool, tmp_path: Path, directions: int, slice_bytes: int, dtype: torch.dtype
 ) -> None:
     def compare(context: RankContext) -> bool:
-        ring = Ring(context.group, directions=directions, slice_bytes=slice_bytes)
+        ring = RingAllReduce(context.group, directions=directions, slice_bytes=slice_bytes)
         return check_sums(ring, context, dtype)
 
     assert all(pool.run(compare, tmp_path))
@@ -41,7 +41,7 @@ def test_sums_like_the_backend(
 
 def test_scatters_and_gathers_uneven_chunks(pool: RankPool, tmp_path: Path) -> None:
     def compare(context: RankContext) -> bool:
-        ring = Ring(context.group)
+        ring = RingAllReduce(context.group)
         for n in ODD_SIZES:
             tensor = filled(n, context.rank)
             whole = tensor.clone()
@@ -60,7 +60,9 @@ def test_counts_the_bytes_of_the_formula(pool: RankPool, tmp_path: Path, directi
         rows = []
         for n in ODD_SIZES:
             context.meter.drain()
-            Ring(context.group, directions=directions).all_reduce_(filled(n, context.rank, torch.float32))
+            RingAllReduce(context.group, directions=directions).all_reduce_(
+                filled(n, context.rank, torch.float32)
+            )
             rows.append(context.meter.drain()[0]["ring_all_reduce"])
         return rows
 
@@ -78,7 +80,7 @@ def test_each_phase_counts_the_bytes_of_its_formula(pool: RankPool, tmp_path: Pa
         sent = []
         for n in ODD_SIZES:
             context.meter.drain()
-            getattr(Ring(context.group), f"{phase}_")(filled(n, context.rank, torch.float32))
+            getattr(RingAllReduce(context.group), f"{phase}_")(filled(n, context.rank, torch.float32))
             sent.append(context.meter.drain()[0][f"ring_{phase}"]["sent_bytes"])
         return sent
 
@@ -106,7 +108,7 @@ def test_the_kernel_saw_the_same_bytes(pool: RankPool, tmp_path: Path, n: int) -
         tensor = filled(n, context.rank, torch.float32)
         before = quiet_wire()
         context.meter.drain()
-        Ring(context.group).all_reduce_(tensor)
+        RingAllReduce(context.group).all_reduce_(tensor)
         traffic = context.meter.drain()[0]["ring_all_reduce"]
         all_done(context, tmp_path)
         time.sleep(0.25)
@@ -146,7 +148,9 @@ def test_the_backends_all_reduce_sends_what_its_formula_says(pool: RankPool, tmp
 def test_shows_every_chunk_to_those_who_watch(pool: RankPool, tmp_path: Path) -> None:
     def watch(context: RankContext) -> list[dict[str, Any]]:
         seen: list[dict[str, Any]] = []
-        Ring(context.group, on_chunk=seen.append).all_reduce_(filled(1001, context.rank, torch.float32))
+        RingAllReduce(context.group, on_chunk=seen.append).all_reduce_(
+            filled(1001, context.rank, torch.float32)
+        )
         return seen
 
     world = pool.world_size

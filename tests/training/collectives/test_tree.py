@@ -11,7 +11,7 @@ import torch
 from conformance.collectives import ODD_SIZES, check_sums, filled
 from conformance.ranks import RankPool
 from shardscope.analytic import communication as comm
-from shardscope.training.collectives import Tree
+from shardscope.training.collectives import TreeAllReduce
 from shardscope.training.context import RankContext
 
 
@@ -19,14 +19,14 @@ from shardscope.training.context import RankContext
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int32])
 def test_sums_like_the_backend(pool: RankPool, tmp_path: Path, slice_bytes: int, dtype: torch.dtype) -> None:
     def compare(context: RankContext) -> bool:
-        return check_sums(Tree(context.group, slice_bytes), context, dtype)
+        return check_sums(TreeAllReduce(context.group, slice_bytes), context, dtype)
 
     assert all(pool.run(compare, tmp_path))
 
 
 def test_counts_the_bytes_of_the_formula(pool: RankPool, tmp_path: Path) -> None:
     def measure(context: RankContext) -> list[dict[str, Any]]:
-        tree, rows = Tree(context.group, slice_bytes=1 << 16), []
+        tree, rows = TreeAllReduce(context.group, slice_bytes=1 << 16), []
         for n in ODD_SIZES:
             context.meter.drain()
             tree.all_reduce_(filled(n, context.rank, torch.float32))
@@ -44,7 +44,7 @@ def test_counts_the_bytes_of_the_formula(pool: RankPool, tmp_path: Path) -> None
 
 def test_every_message_is_counted_to_its_peer(pool: RankPool, tmp_path: Path) -> None:
     def measure(context: RankContext) -> dict[str, Any]:
-        Tree(context.group, slice_bytes=400).all_reduce_(filled(1001, context.rank, torch.float32))
+        TreeAllReduce(context.group, slice_bytes=400).all_reduce_(filled(1001, context.rank, torch.float32))
         return context.meter.drain()[0]["tree_all_reduce"]
 
     edges = {
@@ -62,7 +62,7 @@ def test_every_message_is_counted_to_its_peer(pool: RankPool, tmp_path: Path) ->
 
 def test_many_calls_after_another_do_not_mix_their_messages(pool: RankPool, tmp_path: Path) -> None:
     def reduce(context: RankContext) -> bool:
-        tree = Tree(context.group, slice_bytes=256)
+        tree = TreeAllReduce(context.group, slice_bytes=256)
         for n in (1, 700, 3, 1001, 64) * 20:
             total = tree.all_reduce_(filled(n, context.rank))
             expected = sum(filled(n, rank) for rank in range(context.world_size))

@@ -17,9 +17,9 @@ from hypothesis import strategies as some
 import shardscope as ss
 from conformance.compressor import CompressorConformance, bucket_of, carrier_of, sent_bytes
 from conformance.ranks import RankPool
-from shardscope.methods.compressors.adaptive_bits._torch import AdaptiveBits, layer_of, spread_of
-from shardscope.methods.compressors.adaptive_bits._torch_plan import Layer, allot
-from shardscope.methods.compressors.adaptive_rank._torch import AdaptiveRank, least_rank
+from shardscope.methods.compressors.adaptive_bits._torch import AdaptiveBitsCompressor, layer_of, spread_of
+from shardscope.methods.compressors.adaptive_bits._torch_plan import LayerStatistics, allot
+from shardscope.methods.compressors.adaptive_rank._torch import AdaptiveRankCompressor, least_rank
 from shardscope.training.compression import Bucket
 from shardscope.training.context import RankContext
 from shardscope.training.trainer import Trainer
@@ -51,20 +51,20 @@ layers_of_any_kind = some.lists(
     some.tuples(some.integers(1, 10_000), some.floats(0, 1e12, allow_subnormal=False)),
     min_size=1,
     max_size=12,
-).map(lambda rows: {f"layer{i}": Layer(*row) for i, row in enumerate(rows)})
+).map(lambda rows: {f"layer{i}": LayerStatistics(*row) for i, row in enumerate(rows)})
 
 
-def cost(layers: dict[str, Layer], bits: dict[str, int]) -> int:
+def cost(layers: dict[str, LayerStatistics], bits: dict[str, int]) -> int:
     return sum(layer.size * bits[name] for name, layer in layers.items())
 
 
-def error_of(layers: dict[str, Layer], bits: dict[str, int]) -> float:
+def error_of(layers: dict[str, LayerStatistics], bits: dict[str, int]) -> float:
     return sum(layer.spread / (2 ** (bits[name] - 1) - 1) ** 2 for name, layer in layers.items())
 
 
 @settings(max_examples=200, deadline=None)
 @given(layers_of_any_kind, some.floats(2, 8))
-def test_bits_stay_within_the_budget(layers: dict[str, Layer], budget: float) -> None:
+def test_bits_stay_within_the_budget(layers: dict[str, LayerStatistics], budget: float) -> None:
     bits = allot(layers, budget)
     assert all(2 <= bits[name] <= 8 for name in layers)
     alike = dict.fromkeys(layers, math.floor(budget))
@@ -82,7 +82,10 @@ def test_bits_leave_the_least_error_but_for_the_last_that_do_not_fit(
 ) -> None:
     """Against all plans there are. Layers of one size always fit, and then the greedy plan is the best of all."""
     for sizes in ([size for size, _ in rows], [7] * len(rows)):
-        layers = {f"l{i}": Layer(size, row[1]) for i, (size, row) in enumerate(zip(sizes, rows, strict=True))}
+        layers = {
+            f"l{i}": LayerStatistics(size, row[1])
+            for i, (size, row) in enumerate(zip(sizes, rows, strict=True))
+        }
         room = math.floor((budget - 2) * sum(sizes)) + 2 * sum(sizes)
         plans = (
             dict(zip(layers, choice, strict=True))
@@ -116,7 +119,7 @@ def test_bits_move_to_the_layer_whose_gradient_grows(feedback: bool, pool: RankP
     scales = [(1.0, 1.0, 1.0, 1.0, 1.0)] * 2 + [(1.0, 1.0, 30.0, 1.0, 1.0)] * 3
 
     def body(context: RankContext) -> dict[str, Any]:
-        compressor = AdaptiveBits(4.5, 2, block=64, feedback=feedback)
+        compressor = AdaptiveBitsCompressor(4.5, 2, block=64, feedback=feedback)
         plans, arrived, sent = [], torch.zeros_like(flats(0, 1)), []
         for step, scale in enumerate(scales, start=1):
             compressor.begin_step(step)
@@ -189,7 +192,7 @@ def test_ranks_follow_the_spectrum(shape: tuple[int, int], pool: RankPool, tmp_p
     compression = ss.Compression("adaptive-rank", rank=9, error=error, update_every=every)
 
     def body(context: RankContext) -> dict[str, Any]:
-        compressor = AdaptiveRank(9, error, every, feedback=False, seed=1)
+        compressor = AdaptiveRankCompressor(9, error, every, feedback=False, seed=1)
         ranks, errors, sent = [], [], []
         for step in range(1, 3 * every + 1):
             mean = slow if step <= every + 1 else steep
@@ -228,7 +231,7 @@ def test_what_all_directions_miss_counts(error: float, rank: int, pool: RankPool
     matrix = left @ torch.diag(energies.sqrt()) @ right.T
 
     def body(context: RankContext) -> dict[str, int]:
-        compressor = AdaptiveRank(4, error, 1, feedback=False, seed=1)
+        compressor = AdaptiveRankCompressor(4, error, 1, feedback=False, seed=1)
         for step in (1, 2, 3):
             compressor.mean_(bucket_of(matrix.flatten().clone(), step, [(60, 48)]), carrier_of(context))
         return compressor.plan
@@ -242,7 +245,7 @@ def test_no_gradient_takes_one_direction_and_none_goes_past_the_largest(
     noise = torch.randn(60, 48, generator=torch.Generator().manual_seed(5))
 
     def body(context: RankContext) -> list[dict[str, int]]:
-        compressor = AdaptiveRank(4, 0.1, 1, feedback=True, seed=1)
+        compressor = AdaptiveRankCompressor(4, 0.1, 1, feedback=True, seed=1)
         plans = []
         for step, matrix in enumerate((torch.zeros(60, 48), noise), start=1):
             bucket = bucket_of(torch.cat([matrix.flatten(), torch.ones(3)]), step, [(60, 48), (3,)])
@@ -270,7 +273,7 @@ def test_a_real_model_trains_in_many_buckets_and_tells_its_plan(
         whole = compressor.mean_
 
         def mean_(bucket: Bucket, carrier: Any) -> None:
-            if isinstance(compressor, AdaptiveBits):
+            if isinstance(compressor, AdaptiveBitsCompressor):
                 plan: list[int] | None = [compressor.bits_of(n) for n in bucket.names]
             else:
                 looks = bucket.step % 2 == 1

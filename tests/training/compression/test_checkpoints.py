@@ -70,6 +70,7 @@ def job_for(strategy: Any, world_size: int, method: ss.Compression) -> tuple[ss.
 FEWER = {3: ["zero-1", "zero-3"], 4: ["parameter-server"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     ["ring", "all-reduce", ss.Zero1(bucket_mb=0.002), "zero-2", "zero-3", "parameter-server", "gossip"],
@@ -110,7 +111,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
 
 def owed_by(trainer: Trainer, shards: int) -> dict[str, Tensor]:
     """Residuals by parameter."""
-    state = trainer.strategy.remembered()
+    state = trainer.strategy.compressor_state()
     if not trainer.job.strategy.name.startswith(("zero-2", "zero-3")):
         return {name: tensor.clone() for name, tensor in state.items() if "padding" not in name}
     return by_parameter(state, units_with_parameters(trainer.model), shards)
@@ -119,7 +120,7 @@ def owed_by(trainer: Trainer, shards: int) -> dict[str, Tensor]:
 def recalled(context: RankContext) -> list[str]:
     """What this rank's events say of it."""
     events = map(json.loads, filter(None, context.events.path.read_text().splitlines()))
-    return [event["remembered"] for event in events if event["event"] == "resume"]
+    return [event["compressor_state"] for event in events if event["event"] == "resume"]
 
 
 def test_units_hold_the_parameters_that_torch_puts_there_in_its_order(pool: RankPool, tmp_path: Path) -> None:

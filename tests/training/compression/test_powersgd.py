@@ -20,7 +20,7 @@ from conformance.compressor import CompressorConformance, bucket_of, carrier_of,
 from conformance.ranks import RankPool
 from shardscope.analytic.communication import ring_all_reduce_bytes, stepwise_bytes
 from shardscope.measure.break_even import gradient_buckets
-from shardscope.methods.compressors.powersgd._torch import PowerSgd
+from shardscope.methods.compressors.powersgd._torch import PowerSgdCompressor
 from shardscope.methods.compressors.powersgd._torch_orthogonal import orthonormalize_, unit_rows_
 from shardscope.training.compression import Bucket
 from shardscope.training.context import RankContext
@@ -43,7 +43,7 @@ def noise(rank: int, step: int, shapes: list[tuple[int, ...]]) -> torch.Tensor:
     return torch.randn(sum(torch.Size(shape).numel() for shape in shapes), generator=generator)
 
 
-def mean_of(compressor: PowerSgd, context: RankContext, flat: torch.Tensor, step: int,
+def mean_of(compressor: PowerSgdCompressor, context: RankContext, flat: torch.Tensor, step: int,
             shapes: list[tuple[int, ...]]) -> torch.Tensor:  # fmt: skip
     bucket = bucket_of(flat.clone(), step, shapes)
     compressor.mean_(bucket, carrier_of(context))
@@ -72,7 +72,7 @@ def test_it_follows_the_algorithm_written_out_for_one_matrix(pool: RankPool, tmp
     first, second = (np.random.default_rng(k).normal(size=(columns, 2)) for k, columns in enumerate((24, 30)))
 
     def body(context: RankContext) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-        compressor = PowerSgd(2, feedback=True, seed=1)
+        compressor = PowerSgdCompressor(2, feedback=True, seed=1)
         compressor.load_state_dict(
             {"factor.p0": torch.from_numpy(first.T), "factor.p2": torch.from_numpy(second.T)}
         )
@@ -101,7 +101,7 @@ def test_it_follows_the_algorithm_written_out_for_one_matrix(pool: RankPool, tmp
 
 def test_what_is_left_out_is_not_lost(pool: RankPool, tmp_path: Path) -> None:
     def body(context: RankContext) -> tuple[torch.Tensor, torch.Tensor]:
-        compressor = PowerSgd(1, feedback=True, seed=1)
+        compressor = PowerSgdCompressor(1, feedback=True, seed=1)
         arrived = sum(
             mean_of(compressor, context, noise(context.rank, step, MATRICES), step, MATRICES)
             for step in range(1, STEPS + 1)
@@ -131,7 +131,7 @@ def best_error(matrix: torch.Tensor, rank: int) -> float:
 
 def test_a_constant_gradient_comes_to_its_best_approximation(pool: RankPool, tmp_path: Path) -> None:
     def body(context: RankContext) -> list[torch.Tensor]:
-        compressor = PowerSgd(3, feedback=False, seed=1)
+        compressor = PowerSgdCompressor(3, feedback=False, seed=1)
         own = slowly_falling(context.rank)
         return [mean_of(compressor, context, own, step, [(40, 24)]) for step in range(1, 31)]
 
@@ -153,7 +153,7 @@ def test_torchs_own_hook_comes_to_the_same(pool: RankPool, tmp_path: Path) -> No
             None, matrix_approximation_rank=3, start_powerSGD_iter=2, use_error_feedback=False
         )
         theirs.register_comm_hook(state, torch_hook.powerSGD_hook)
-        ours = PowerSgd(3, feedback=False, seed=1)
+        ours = PowerSgdCompressor(3, feedback=False, seed=1)
         for step in range(1, 41):
             theirs.zero_grad()
             (theirs(torch.eye(24)) * own.T).sum().backward()
@@ -174,7 +174,7 @@ def test_a_gradient_of_low_rank_goes_through_whole(scale: float, pool: RankPool,
         return scale * (torch.randn(40, 2, generator=generator) @ shared).flatten()
 
     def body(context: RankContext) -> list[torch.Tensor]:
-        compressor = PowerSgd(4, feedback=True, seed=1)
+        compressor = PowerSgdCompressor(4, feedback=True, seed=1)
         own = gradient(context.rank)
         return [mean_of(compressor, context, own, step, [(40, 24)]) for step in (1, 2, 3)]
 
@@ -191,7 +191,7 @@ def test_directions_that_were_lost_come_back(pool: RankPool, tmp_path: Path) -> 
     )
 
     def body(context: RankContext) -> torch.Tensor:
-        compressor = PowerSgd(3, feedback=False, seed=1)
+        compressor = PowerSgdCompressor(3, feedback=False, seed=1)
         for step, matrix in enumerate((torch.zeros(40, 24), column @ row), start=1):
             mean_of(compressor, context, matrix.flatten(), step, [(40, 24)])
         return mean_of(compressor, context, full.flatten(), 3, [(40, 24)])
@@ -203,7 +203,7 @@ def test_buckets_without_matrices_go_as_they_are_in_one_message(pool: RankPool, 
     shapes: list[tuple[int, ...]] = [(7,), (), (3, 2)]  # rank 2 would not pay
 
     def body(context: RankContext) -> tuple[torch.Tensor, int, list[int]]:
-        compressor = PowerSgd(2, feedback=True, seed=1)
+        compressor = PowerSgdCompressor(2, feedback=True, seed=1)
         context.meter.drain()
         bucket = bucket_of(noise(context.rank, 1, shapes).double(), 1, shapes)
         compressor.mean_(bucket, carrier_of(context))
@@ -233,8 +233,8 @@ def test_a_warmup_sends_gradients_as_they_are_and_leaves_nothing_behind(
 
     def body(context: RankContext) -> tuple[list[torch.Tensor], list[int], torch.Tensor]:
         compressor, alone = make(warm, context), make(ss.Compression(method, rank=2), context)
-        assert isinstance(compressor, PowerSgd)
-        assert isinstance(alone, PowerSgd)
+        assert isinstance(compressor, PowerSgdCompressor)
+        assert isinstance(alone, PowerSgdCompressor)
         means, sent = [], []
         for step in (1, 2, 3):
             context.meter.drain()
@@ -285,7 +285,7 @@ def test_cutting_buckets_anew_changes_nothing(pool: RankPool, tmp_path: Path) ->
     cuts = {1: [[0, 1, 2]], 2: [[2], [1, 0]], 3: [[1, 2], [0]]}
 
     def body(context: RankContext, *, is_cut: bool) -> list[torch.Tensor]:
-        compressor = PowerSgd(2, feedback=True, seed=1)
+        compressor = PowerSgdCompressor(2, feedback=True, seed=1)
         steps = []
         for step in cuts:
             pieces = list(noise(context.rank, step, MATRICES).split(sizes))
@@ -316,7 +316,7 @@ def test_many_buckets_cut_anew_in_a_real_model(strategy: str, pool: RankPool, tm
     def body(context: RankContext) -> dict[str, Any]:
         trainer = Trainer(job, context, context.events.path.parent)
         compressor = trainer.strategy.compressor
-        assert isinstance(compressor, PowerSgd)
+        assert isinstance(compressor, PowerSgdCompressor)
         seen: list[tuple[int, list[str], list[tuple[int, ...]]]] = []
         whole = compressor.mean_
 

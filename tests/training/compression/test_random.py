@@ -14,8 +14,8 @@ from hypothesis import given, settings
 import shardscope as ss
 from conformance.compressor import exchange, gradients, make
 from conformance.ranks import RankPool
-from shardscope.methods.compressors.randomblock._torch import RandomBlock, ScaledRandomBlock
-from shardscope.methods.compressors.randomk._torch import RandomK, ScaledRandomK
+from shardscope.methods.compressors.randomblock._torch import RandomBlockCodec, ScaledRandomBlockCodec
+from shardscope.methods.compressors.randomk._torch import RandomKCodec, ScaledRandomKCodec
 from shardscope.training.compression import NotFinite
 from shardscope.training.compression.codec import Codec
 from shardscope.training.compression.randomk_draw import draw
@@ -40,6 +40,7 @@ def test_a_draw_repeats_nothing_and_stays_in_range(count: int, data: st.DataObje
     assert torch.equal(places, draw.__wrapped__(count, kept, seed))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("count", "kept"), [(10, 3), (7, 5), (101, 10), (16, 16), (5, 1)])
 def test_every_place_is_drawn_equally_often(count: int, kept: int) -> None:
     draws = 8_000
@@ -61,8 +62,8 @@ def test_consecutive_seeds_draw_unlike() -> None:
 
 
 CODECS = [
-    (RandomK(0.1), ss.Compression("randomk", ratio=0.1)),
-    (RandomBlock(0.1, 16), ss.Compression("randomblock", ratio=0.1, block=16)),
+    (RandomKCodec(0.1), ss.Compression("randomk", ratio=0.1)),
+    (RandomBlockCodec(0.1, 16), ss.Compression("randomblock", ratio=0.1, block=16)),
 ]
 
 
@@ -80,7 +81,9 @@ def test_what_is_drawn_comes_back_as_it_was(
     assert torch.equal(got, through(codec, values, seed))
 
 
-@pytest.mark.parametrize("codec", [RandomK(1.0), RandomBlock(1.0, 16)], ids=["randomk", "randomblock"])
+@pytest.mark.parametrize(
+    "codec", [RandomKCodec(1.0), RandomBlockCodec(1.0, 16)], ids=["randomk", "randomblock"]
+)
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 333])
 def test_at_a_ratio_of_one_all_comes_back(codec: Codec, count: int) -> None:
     values = torch.randn(count)
@@ -88,7 +91,9 @@ def test_at_a_ratio_of_one_all_comes_back(codec: Codec, count: int) -> None:
     assert codec.num_bytes(count) == 4 * count
 
 
-@pytest.mark.parametrize("codec", [RandomK(0.13), RandomBlock(0.13, 8)], ids=["randomk", "randomblock"])
+@pytest.mark.parametrize(
+    "codec", [RandomKCodec(0.13), RandomBlockCodec(0.13, 8)], ids=["randomk", "randomblock"]
+)
 def test_what_is_left_out_has_the_share_of_the_squares_that_is_claimed(codec: Codec) -> None:
     values = torch.randn(201) * torch.linspace(0.1, 3.0, 201)
     left = torch.tensor(
@@ -101,7 +106,7 @@ def test_what_is_left_out_has_the_share_of_the_squares_that_is_claimed(codec: Co
 
 
 @pytest.mark.parametrize(
-    "codec", [ScaledRandomK(0.13), ScaledRandomBlock(0.13, 8)], ids=["randomk", "randomblock"]
+    "codec", [ScaledRandomKCodec(0.13), ScaledRandomBlockCodec(0.13, 8)], ids=["randomk", "randomblock"]
 )
 def test_without_feedback_the_mean_over_draws_is_the_gradient(codec: Codec) -> None:
     assert codec.unbiased

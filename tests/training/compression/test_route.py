@@ -15,7 +15,7 @@ import shardscope as ss
 from conformance.codec import back, needs_numba, packed, random_values
 from conformance.ranks import RankPool
 from shardscope.errors import SpecError
-from shardscope.methods.compressors.qsgd._torch import Qsgd, round_at_random
+from shardscope.methods.compressors.qsgd._torch import QsgdCodec, round_at_random
 from shardscope.training.compression import ready, route
 from shardscope.training.compression.noise import Keys
 from shardscope.training.compression.packed import Packed
@@ -129,7 +129,7 @@ class Thirds(BlockCodec):
         return codes.float().sub_(1.0)
 
 
-class HalfCompiled(Qsgd):
+class HalfCompiled(QsgdCodec):
     """Unpacks in plain torch."""
 
     unpack_compiled = BlockCodec.unpack_compiled
@@ -142,11 +142,11 @@ def test_a_codec_without_loops_runs_in_plain_torch_and_says_so(
 ) -> None:
     values = random_values(count)
     monkeypatch.setenv(route.VARIABLE, "torch")
-    plain = Qsgd(2, 16)
+    plain = QsgdCodec(2, 16)
     packet = packed(plain, values)
     came = back(plain, packet, count)
     monkeypatch.setenv(route.VARIABLE, "numba")
-    for codec, is_compiled in ((Thirds(), False), (HalfCompiled(2, 16), True), (Qsgd(2, 16), True)):
+    for codec, is_compiled in ((Thirds(), False), (HalfCompiled(2, 16), True), (QsgdCodec(2, 16), True)):
         assert codec.is_compiled == is_compiled
         assert Packed("thirds", codec).is_compiled == is_compiled
         assert torch.equal(packed(codec, values), packet)
@@ -155,6 +155,7 @@ def test_a_codec_without_loops_runs_in_plain_torch_and_says_so(
         assert torch.equal(left, values - came)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", ["int8", "topk", "fp16", "none"])
 def test_a_run_says_how_its_codecs_ran(method: str) -> None:
     job = ss.Job(

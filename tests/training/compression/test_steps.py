@@ -403,6 +403,7 @@ def test_the_formula_holds_where_all_steps_are_alike() -> None:
         assert (stepwise_bytes(int8, [SHAPES], 2, step=step, steps=10) == int8.bucket_bytes(SHAPES, 2)).all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("before", "until", "then", "ends"), [(30, 8, 60, 6), (60, 8, 30, 8)])
 def test_what_a_resumed_run_sends_is_foretold_by_when_its_moment_was_frozen(
     before: int, until: int, then: int, ends: int

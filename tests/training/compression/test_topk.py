@@ -14,9 +14,9 @@ from hypothesis import given, settings
 
 import shardscope as ss
 from shardscope.analytic.communication.sparse import index_bytes, kept_elements, least_index_bits
-from shardscope.methods.compressors.randomk._torch import RandomK
+from shardscope.methods.compressors.randomk._torch import RandomKCodec
 from shardscope.methods.compressors.topk import _torch_select as topk_select
-from shardscope.methods.compressors.topk._torch import TopK
+from shardscope.methods.compressors.topk._torch import TopKCodec
 from shardscope.methods.compressors.topk._torch_loops import compiled_loops
 from shardscope.training.compression.codec import Codec
 
@@ -74,7 +74,7 @@ def test_the_largest_come_back_as_they_were_and_nothing_else(
     torch.manual_seed(seed)
     values = KINDS[kind](count)
     for selection in ("sampled", "exact"):
-        codec = TopK(ratio, selection)
+        codec = TopKCodec(ratio, selection)
         packet = packed(codec, values, seed)
         assert packet.numel() == ss.Compression("topk", ratio=ratio).packet_bytes(count)
         got = back(codec, packet, count, seed)
@@ -85,7 +85,7 @@ def test_the_largest_come_back_as_they_were_and_nothing_else(
         assert left <= (1 - contraction) * all_ * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("codec", [TopK(0.1, "exact"), TopK(0.1, "sampled"), RandomK(0.1)])
+@pytest.mark.parametrize("codec", [TopKCodec(0.1, "exact"), TopKCodec(0.1, "sampled"), RandomKCodec(0.1)])
 def test_of_nothing_nothing_is_sent(codec: Codec) -> None:
     empty = torch.zeros(0)
     packet = packed(codec, empty, 1)
@@ -95,7 +95,7 @@ def test_of_nothing_nothing_is_sent(codec: Codec) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_packets_of_the_compiled_loops_are_those_of_plain_torch(kind: str) -> None:
-    compiled, plain = TopK(0.1), TopK(0.1)
+    compiled, plain = TopKCodec(0.1), TopKCodec(0.1)
     compiled.loops, plain.loops = compiled_loops(), None
     for count, ratio in itertools.product(LENGTHS, RATIOS):
         compiled.ratio = plain.ratio = ratio

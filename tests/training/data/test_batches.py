@@ -33,7 +33,7 @@ STRUCTURES = {
 @pytest.mark.parametrize("targets", [ROWS, {"y": ROWS, "z": ROWS}], ids=["tensor", "mapping"])
 def test_tensors_in_any_structure_are_one_data_set(inputs: Any, targets: Any) -> None:
     data = load_data(lambda: (inputs, targets))
-    assert (len(data.train), len(data.test)) == (18, 2)
+    assert (len(data.train), len(data.validation), len(data.test)) == (18, 1, 1)
     batch = read_batch(data.train, torch.tensor([3, 1]))
     assert all(tensor.flatten()[0] - tensor.flatten()[1] == 2 for tensor in tensors_of(batch))
     first, second = split(batch, 2)
@@ -63,8 +63,8 @@ def test_a_mapping_with_labels_is_inputs_and_targets_at_once() -> None:
 
 def test_two_such_mappings_are_train_and_test() -> None:
     rows = {"input_ids": ROWS.long(), "labels": ROWS.long()}
-    assert len(load_data(lambda: (rows, rows)).test) == 20
-    assert len(load_data(lambda: ((ROWS, ROWS), (ROWS, ROWS))).test) == 20
+    assert len(load_data(lambda: (rows, rows)).test) == 10
+    assert len(load_data(lambda: ((ROWS, ROWS), (ROWS, ROWS))).test) == 10
 
 
 def test_the_structure_of_the_inputs_says_how_a_model_is_called() -> None:

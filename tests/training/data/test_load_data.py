@@ -14,17 +14,23 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, TensorDataset
 
 from shardscope.errors import DataError, SpecError
-from shardscope.training.data import Source, load_data
+from shardscope.training.data import Dataset, DataSource, load_data
 
 
-def everything(source: Source):
+def everything(source: DataSource):
     return source.batch(torch.arange(len(source)))
+
+
+def held_out(dataset: Dataset):
+    """The rows for validation, then those for the test."""
+    (x, y), (x_test, y_test) = everything(dataset.validation), everything(dataset.test)
+    return torch.cat([x, x_test]), torch.cat([y, y_test])
 
 
 def test_the_digits_are_all_there_and_split_by_class():
     dataset = load_data("digits")
-    (x, y), (x_test, y_test) = everything(dataset.train), everything(dataset.test)
-    assert len(x) + len(x_test) == 1797
+    (x, y), (_, y_test) = everything(dataset.train), held_out(dataset)
+    assert (len(x), len(dataset.validation), len(dataset.test)) == (1442, 178, 177)
     assert x.shape[1:] == (1, 8, 8)
     assert x.dtype == torch.float32
     assert y.dtype == torch.int64
@@ -38,10 +44,11 @@ def test_the_digits_are_those_of_scikit_learn():
     from sklearn.datasets import load_digits
 
     dataset, reference = load_data("digits"), load_digits()
-    x = torch.cat([everything(dataset.train)[0], everything(dataset.test)[0]]).flatten(1) * 16
+    x = torch.cat([everything(dataset.train)[0], held_out(dataset)[0]]).flatten(1) * 16
     assert sorted(x.long().tolist()) == sorted(reference.data.astype(int).tolist())
 
 
+@pytest.mark.slow
 def test_scikit_learn_is_not_imported():
     code = (
         "import sys; from shardscope.training.data import load_data; load_data('digits');"
@@ -59,8 +66,9 @@ def test_missing_scikit_learn_is_told(monkeypatch, tmp_path):
 
 def test_python_source_is_over_ten_megabytes_of_python():
     dataset = load_data("python-source", seq=128)
-    assert (len(dataset.train) + len(dataset.test)) * 128 > 10e6
-    assert len(dataset.test) / len(dataset.train) == pytest.approx(0.05 / 0.95, rel=0.01)
+    num_held_out = len(dataset.validation) + len(dataset.test)
+    assert (len(dataset.train) + num_held_out) * 128 > 10e6
+    assert num_held_out / len(dataset.train) == pytest.approx(0.05 / 0.95, rel=0.01)
     x, _ = dataset.train.batch(torch.arange(400))
     text = bytes(x.flatten().tolist()).decode()
     assert text.startswith('"""Record of phased-in incompatible language changes.')
@@ -73,6 +81,7 @@ def test_the_target_of_a_token_is_the_next_one():
     assert y[0, -1] == x[1, 0]
 
 
+@pytest.mark.slow
 def test_python_source_is_the_same_in_every_process(monkeypatch, tmp_path):
     code = (
         "import hashlib; from shardscope.training.data import load_data; "
@@ -97,13 +106,14 @@ def test_a_file_of_tokens_is_read_in_windows(tmp_path, suffix):
     x, y = dataset.train.batch(torch.tensor([0, 30]))
     assert x.tolist() == [tokens[:10].tolist(), tokens[300:310].tolist()]
     assert y.tolist() == [tokens[1:11].tolist(), tokens[301:311].tolist()]
-    assert dataset.test.batch(torch.tensor([0]))[0].tolist() == [tokens[950:960].tolist()]
+    held_out = [x.flatten().tolist() for x, _ in map(everything, (dataset.validation, dataset.test))]
+    assert held_out == [tokens[950:970].tolist(), tokens[970:990].tolist()]  # two neighbouring windows each
 
 
 def test_arrays_keep_every_tenth_row_for_testing(tmp_path):
     np.savez(tmp_path / "rows.npz", x=np.arange(40.0).reshape(20, 2), y=np.arange(20))
     dataset = load_data(tmp_path / "rows.npz")
-    x, y = everything(dataset.test)
+    x, y = held_out(dataset)
     assert y.tolist() == [9, 19]
     assert x.tolist() == [[18, 19], [38, 39]]
     assert x.dtype == torch.float32
@@ -116,7 +126,11 @@ def test_arrays_may_bring_their_own_test_rows(tmp_path):
         tmp_path / "rows.npz", x=np.zeros((4, 2)), y=np.zeros(4), x_test=np.ones((2, 2)), y_test=np.ones(2)
     )
     dataset = load_data(tmp_path / "rows.npz")
-    assert (len(dataset.train), len(dataset.test)) == (4, 2)
+    assert (len(dataset.train), len(dataset.validation), len(dataset.test)) == (4, 1, 1)
+    validation = {"x_validation": np.ones((3, 2)), "y_validation": np.ones(3)}
+    npz(tmp_path / "rows.npz", x=np.zeros((40, 2)), y=np.zeros(40), **validation)
+    dataset = load_data(tmp_path / "rows.npz")
+    assert (len(dataset.train), len(dataset.validation), len(dataset.test)) == (36, 3, 4)
 
 
 def test_images_of_bytes_come_out_between_zero_and_one(tmp_path):
@@ -224,12 +238,29 @@ PAIR = (torch.arange(20.0)[:, None].expand(-1, 2), torch.arange(20))
 )
 def test_a_function_may_return_one_data_set_or_two(made):
     one, two = load_data(lambda: made), load_data(lambda: (made, made))
-    assert (len(one.train), len(one.test), len(two.train), len(two.test)) == (18, 2, 20, 20)
-    for dataset in (one, two):
+    three = load_data(lambda: (made, made, made))
+    assert [(len(d.train), len(d.validation), len(d.test)) for d in (one, two, three)] == [
+        (18, 1, 1), (20, 10, 10), (20, 20, 20),
+    ]  # fmt: skip
+    for dataset in (one, two, three):
         x, y = dataset.train.batch(torch.tensor([3, 1]))
         assert x.tolist() == [[3, 3], [1, 1]]
         assert y.tolist() == [3, 1]
-    assert one.test.batch(torch.tensor([1]))[1].tolist() == [19]
+    assert one.validation.batch(torch.tensor([0]))[1].tolist() == [9]
+    assert one.test.batch(torch.tensor([0]))[1].tolist() == [19]
+
+
+def test_half_of_the_test_rows_are_for_validation_whatever_their_order():
+    sorted_by_class = torch.arange(12) // 4
+    dataset = load_data(lambda: (PAIR, (torch.arange(12.0), sorted_by_class)))
+    (x, y), (x_test, y_test) = everything(dataset.validation), everything(dataset.test)
+    assert (x.tolist(), x_test.tolist()) == ([0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11])
+    assert y.tolist() == y_test.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_single_test_row_is_left_to_the_test():
+    dataset = load_data(lambda: (PAIR, (torch.zeros(1), torch.zeros(1))))
+    assert (dataset.validation, len(dataset.test)) == (None, 1)
 
 
 def test_a_function_is_given_the_seed_if_it_asks():

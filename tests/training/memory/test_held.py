@@ -48,6 +48,7 @@ def two() -> Iterator[RankPool]:
     ranks.close()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("model", "data"), MODELS)
 @pytest.mark.parametrize("strategy", ["all-reduce", "ring", "tree", "hierarchical"])
@@ -98,6 +99,7 @@ def test_gossip_holds_a_flat_copy_and_room_for_its_neighbours_beside_its_model(
         assert peaks["buffers"] == 2 * 4 * num_params
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dedicated", [False, True])
 def test_a_server_holds_the_optimizer_and_room_for_its_workers(*, dedicated: bool) -> None:
     """The worker's copies, the server's own tensors, and a message of each worker, with its header."""

@@ -68,6 +68,7 @@ class Measured:
         self.tracker_peaks, self.tracker_after_forward = tracker.peaks, after_forward[0]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adamw", "lamb", "lars"])
 @pytest.mark.parametrize("name", MODELS)
 def test_model_states_agree_to_the_byte(name: str, optimizer: str) -> None:

@@ -76,6 +76,7 @@ def predicted_peak(name: str, batch: int, **fields: Any) -> float:
     return module_memory(table, batch=batch, data_bytes=inputs.nbytes + targets.nbytes, **fields).peak
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 @pytest.mark.parametrize(("name", "batch"), CASES)
 def test_the_peak_by_the_rules_for_layers_is_within_two_percent(
@@ -93,6 +94,7 @@ def test_the_peak_by_the_rules_for_layers_is_within_two_percent(
     assert predicted.peak == pytest.approx(measured, rel=BY_RULE)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("recompute", "optimizer"), [("none", "adamw"), ("selective", "lamb"), ("full", "adamw")]
 )
@@ -115,6 +117,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 @pytest.mark.parametrize("loss", LOSSES)
@@ -155,6 +158,7 @@ class Mixed(nn.Module):
         return self.again(x)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("batch", [64, 512])
 def test_buffers_and_tied_weights_are_counted(batch: int) -> None:
     """64 samples are as many as a weight has rows: its gradient is known by where it goes, not by its shape."""

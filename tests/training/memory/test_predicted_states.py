@@ -31,6 +31,7 @@ def rows_for(name: str) -> tuple[torch.Tensor, torch.Tensor]:
 ONEBIT = {"onebit-adam": "adamw", "onebit-lamb": "lamb"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 @pytest.mark.parametrize("name", MODELS)

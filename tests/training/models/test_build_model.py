@@ -110,6 +110,7 @@ def train(name, data, *, steps, lr, batch):
     return model, dataset, losses
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "lr"), [("mlp", 3e-3), ("cnn", 1e-2), ("resnet", 3e-3)])
 def test_an_image_model_learns_the_digits(name, lr):
     model, dataset, _ = train(name, "digits", steps=80, lr=lr, batch=64)
@@ -117,6 +118,7 @@ def test_an_image_model_learns_the_digits(name, lr):
     assert accuracy(model(x), y) > 0.9
 
 
+@pytest.mark.slow
 def test_a_gpt_learns_python():
     _, _, losses = train("gpt-nano", "python-source", steps=60, lr=3e-3, batch=16)
     assert losses[0] == pytest.approx(math.log(256), rel=0.05)

@@ -47,6 +47,7 @@ def expected(options, dtype=torch.float64):
     return reference
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("form", ["auto", "plain"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

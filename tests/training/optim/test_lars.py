@@ -40,6 +40,7 @@ def expected(options, dtype=torch.float64, rates=()):
     return reference.weights
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_follows_the_papers_formula(options, dtype):

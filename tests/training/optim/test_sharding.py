@@ -101,7 +101,7 @@ def test_lamb_leaves_uncounted_gradients_out_of_its_global_norm():
     counted, copied = (torch.nn.Parameter(torch.ones(4, 2)) for _ in range(2))
     counted.grad, copied.grad = torch.full((4, 2), 2.0), torch.full((4, 2), 5.0)
     TorchLamb(
-        [counted, copied], max_grad_norm=1.0, reduce_grad_square=reduce_square, uncounted=[copied]
+        [counted, copied], max_grad_norm=1.0, reduce_grad_square=reduce_square, duplicate_grad_params=[copied]
     ).step()
     assert seen == [8 * 4.0]
 

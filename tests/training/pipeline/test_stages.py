@@ -179,7 +179,7 @@ def test_several_passes_add_up(pool: RankPool, tmp_path: Path, microbatches: int
 def oracle_losses(ours: ss.Job) -> list[float]:
     import tempfile
 
-    from shardscope.training.events import EventWriter
+    from shardscope.runlog.writer import EventWriter
     from shardscope.training.meter import Meter
 
     with tempfile.TemporaryDirectory() as folder, EventWriter(Path(folder) / "rank-0.jsonl", 0) as events:

@@ -135,6 +135,7 @@ def formula(trainer: Trainer, micro_batches: int) -> int:
     return int(comm.sent_bytes(sent)[trainer.context.rank])
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     "strategy",
     [ss.Zero1(bucket_mb=0.002), ss.Zero2(), ss.Zero3(), ss.Zero3(replicas=2)],
@@ -203,6 +204,7 @@ def last_losses(pool: RankPool, folder: Path, jobs: Callable[[int], list[ss.Job]
     return [sum(row) / len(rows) for row in zip(*rows, strict=True)]
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_training_reaches_the_loss_of_the_uncompressed_run(
     pool: RankPool, tmp_path: Path, optimizer: str

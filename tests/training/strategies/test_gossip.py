@@ -115,6 +115,7 @@ def test_the_measured_consensus_is_that_of_the_parameters(pool: RankPool, tmp_pa
     assert seen[0][-1][1] == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.weekly
 def test_reaches_the_accuracy_of_the_ring() -> None:
     def accuracy(strategy: str) -> float:
         job = digits(4, strategy=strategy, steps=150, optimizer=ss.Optimizer("adamw", lr=2e-3))
@@ -127,6 +128,7 @@ def test_reaches_the_accuracy_of_the_ring() -> None:
     assert accuracy("gossip") > ring - 0.01
 
 
+@pytest.mark.slow
 def test_goes_on_from_a_checkpoint_as_if_never_interrupted() -> None:
     job = digits(
         3, strategy="gossip:4", optimizer="lamb", precision="fp64", checkpoint=ss.Checkpoint(at_end=True)

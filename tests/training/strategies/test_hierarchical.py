@@ -28,7 +28,7 @@ def test_a_step_sends_what_the_formula_says() -> None:
     """However the gradients fall into buckets, once DistributedDataParallel has settled them: 2(W-1) of them in all."""
     run = ss.launch(small_job(strategy=ss.Hierarchical(bucket_mb=0.05), world_size=4, steps=4)).wait(60)
     size = 4 * run.events("start")[0]["num_params"]
-    assert set(run.metrics()["bytes_sent"].iloc[2:]) == {all_reduce_bytes(size, 4)}
+    assert set(run.metrics()["sent_bytes"].iloc[2:]) == {all_reduce_bytes(size, 4)}
     across = [event["traffic"]["ring_all_reduce"]["sent_bytes"] for event in run.events("step")[-4:]]
     assert sum(across) == all_reduce_bytes(size, 2)
 
@@ -72,6 +72,7 @@ def test_machines_of_unequal_size_are_refused(pool: RankPool, tmp_path: Path, si
     assert all(expected in answer for answer in pool.run(prepare, tmp_path))
 
 
+@pytest.mark.weekly
 def test_two_machines_of_torchrun_are_two_nodes(tmp_path: Path) -> None:
     """Both play on this machine, each started by a torchrun of its own, as on a real cluster."""
     job = small_job(strategy="hierarchical", world_size=4, steps=3)

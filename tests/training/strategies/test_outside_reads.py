@@ -16,8 +16,8 @@ from torch.nn.functional import linear
 import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import relative_difference, train
+from shardscope.runlog.writer import EventWriter
 from shardscope.training.context import RankContext
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 from shardscope.training.observe import random_state_kept
 from shardscope.training.strategies._outside_reads import read_outside
@@ -230,7 +230,9 @@ def test_what_compression_owes_such_blocks_goes_on_under_another_strategy(
         (tmp_path / "1").mkdir(exist_ok=True)
         after = Trainer(job, context, tmp_path / "1")
         after.resume(tmp_path / "0" / "checkpoints")
-        sums = [sum(float(t.sum()) for t in run.strategy.remembered().values()) for run in (before, after)]
+        sums = [
+            sum(float(t.sum()) for t in run.strategy.compressor_state().values()) for run in (before, after)
+        ]
         after.strategy.close()
         return sums[0], sums[1]
 

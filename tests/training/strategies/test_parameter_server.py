@@ -283,6 +283,7 @@ def test_only_servers_hold_optimizer_state_and_each_that_of_its_shard(pool: Rank
     assert pool.run(held, tmp_path) == moments + [0] * (pool.world_size - 2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strategy", [ss.ParameterServer(mode="async"), ss.ParameterServer(dedicated=True)])
 def test_a_server_whose_worker_dies_ends_at_once_without_anybodys_help(
     tmp_path: Path, strategy: ParameterServer
@@ -320,6 +321,7 @@ class Dying(nn.Module):
         return self.layer(x.flatten(1))
 
 
+@pytest.mark.weekly
 @pytest.mark.timeout(600)
 def test_asynchronous_training_reaches_the_synchronous_accuracy() -> None:
     """Within a point, as a mean of three seeds: who pushes first differs from run to run, and one run tells little.
@@ -345,6 +347,8 @@ def test_asynchronous_training_reaches_the_synchronous_accuracy() -> None:
         assert falls_short(mode, range(3)) < 0.01 or falls_short(mode, range(9)) < 0.01
 
 
+@pytest.mark.sampled
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [ss.ParameterServer(servers=2), ss.ParameterServer(dedicated=True)])
 def test_goes_on_from_a_checkpoint_as_if_never_interrupted(strategy: ParameterServer) -> None:
     job = digits(3, strategy, optimizer="lamb", checkpoint=ss.Checkpoint(at_end=True))

@@ -56,6 +56,7 @@ def test_every_schedule_follows_one_process(pool: RankPool, tmp_path: Path, sche
     follow(pool, tmp_path, ss.Pipeline(schedule=schedule, split="even"), optimizer=optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "recompute"), [("zero-bubble", "selective"), ("zbv", "full"), ("dualpipev", "selective")]
 )
@@ -131,6 +132,7 @@ def deep_mlp() -> nn.Module:
     return build_model(MLPConfig(layers=7, hidden=16))
 
 
+@pytest.mark.weekly
 def test_a_hundred_starts_of_changing_schedule_do_not_hang(pool: RankPool, tmp_path: Path) -> None:
     if pool.world_size != 3:
         pytest.skip("three ranks are enough")

@@ -190,6 +190,7 @@ def expected(name: str) -> Any:
     return plain(CASES[name], loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero-2", "zero-3"])
 def test_whatever_a_block_returns_trains_as_in_a_plain_loop(
     pool: RankPool, tmp_path: Path, strategy: str

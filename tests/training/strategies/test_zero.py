@@ -54,6 +54,7 @@ def test_two_replicas_of_two_shards_follow_one_process(
     follow(pool, tmp_path, strategy, optimizer=optimizer, accumulation=4, clip_norm=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [ss.Zero2, ss.Zero3])
 def test_offloading_follows_one_process(pool: RankPool, tmp_path: Path, stage: type) -> None:
     follow(pool, tmp_path, stage(offload=True), optimizer="adamw", accumulation=4)

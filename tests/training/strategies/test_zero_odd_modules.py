@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import OPTIMIZERS, job, relative_difference, train
+from shardscope.runlog.writer import EventWriter
 from shardscope.training.context import RankContext
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 from shardscope.training.trainer import Trainer
 

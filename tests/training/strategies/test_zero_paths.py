@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import job, relative_difference, train
+from shardscope.runlog.writer import EventWriter
 from shardscope.training.collectives import agreement
 from shardscope.training.context import RankContext
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 from shardscope.training.trainer import Trainer
 
@@ -143,6 +143,8 @@ def refusal(ours: ss.Job, context: RankContext, folder: Path) -> str:
     return str(refused.value)
 
 
+@pytest.mark.sampled
+@pytest.mark.slow
 @pytest.mark.parametrize("own_pool", [2, 3, 4], indirect=True)
 def test_ranks_that_take_different_branches_refuse_in_one_sentence(
     own_pool: RankPool, tmp_path: Path
@@ -168,6 +170,7 @@ def replica(rank: int, _: int) -> tuple[int, ...]:
     return (rank // 2,)
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("own_pool", [4], indirect=True)
 def test_other_carriers_refuse_as_well(own_pool: RankPool, tmp_path: Path) -> None:
     """The backend's own collectives, compressed gradients, offloading, and replicas that differ as a whole."""

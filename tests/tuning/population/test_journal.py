@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import shardscope as ss
+from shardscope.tuning.population import driver
 from shardscope.tuning.population.journal import Journal, is_held, read_lines
+from shardscope.tuning.population.members import Stopped
 from shardscope.tuning.population.record import (
     Course,
     Move,
@@ -70,6 +72,26 @@ def test_a_population_begun_when_more_accuracy_was_better_is_refused_and_one_of_
     assert Course.of([{name: value for name, value in loss.items() if name != "own"}]).plan == Plan(
         {}, {}, 2, 1, 4, ("loss",), 0.25, 0.25, 0, own=()
     )
+
+
+def test_a_population_that_compared_members_on_the_test_split_is_read_and_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise Stopped
+
+    monkeypatch.setattr(driver, "train_all", stopped)
+    job, space = ss.Job(model="mlp", data="digits", steps=6), {"optimizer.lr": (1e-3, 1e-1, "log")}
+    begun = ss.train_population(job, space, members=2, intervals=2, folder=tmp_path)
+    assert begun.plan.split == "validation"
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
+    plan = {name: value for name, value in json.loads(lines[0]).items() if name != "split"}
+    (tmp_path / "journal.jsonl").write_text("\n".join([json.dumps(plan), *lines[1:], ""]))
+    assert ss.Population(tmp_path).plan.split == "test"
+    with pytest.raises(
+        ss.PopulationError, match="compared its members on the test split.* needs another folder"
+    ):
+        ss.train_population(job, space, members=2, intervals=2, folder=tmp_path)
 
 
 def test_there_is_one_writer_and_it_is_private(tmp_path: Path) -> None:

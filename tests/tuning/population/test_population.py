@@ -17,7 +17,7 @@ import pytest
 
 import shardscope as ss
 from conformance.runs import small_job, wait_for
-from shardscope.training.events import encode
+from shardscope.runlog.writer import encode
 from shardscope.tuning.population import driver as driver_module
 from shardscope.tuning.population.journal import Journal
 from shardscope.tuning.population.record import Outcome
@@ -57,6 +57,7 @@ def told(population: ss.Population) -> list[Any]:
     return [course.plan, course.moves, outcomes]
 
 
+@pytest.mark.slow
 def test_killed_in_its_midst_it_ends_as_if_it_never_had_been(tmp_path: Path) -> None:
     """A driver is killed by SIGKILL while a run is under way; nothing is lost, and nothing counted twice."""
     whole, folder = short(tmp_path / "whole"), tmp_path / "killed"
@@ -228,7 +229,7 @@ def test_a_clone_goes_on_from_its_parents_weights_moments_and_data(tmp_path: Pat
     assert lineage["parent"].isna().sum() == 2
     losses = {entry.member: entry.outcome.scores["loss"] for entry in second}
     assert population.best.member == min(losses, key=losses.get)
-    assert population.best.outcome.scores["loss"] == population.run(population.best).summary().test_loss
+    assert population.best.outcome.scores["loss"] == population.run(population.best).summary().validation_loss
     assert saved(population.folder) == {population.best.outcome.run}
 
 
@@ -249,7 +250,7 @@ def test_spaces_and_objectives_are_those_of_studies(tmp_path: Path) -> None:
         summary = population.run(entry).summary()
         scores = entry.outcome.scores
         assert list(scores) == list(objectives)
-        assert scores["error"] == pytest.approx(1 - summary.test_accuracy)
+        assert scores["error"] == pytest.approx(1 - summary.validation_accuracy)
         assert scores["seconds"] == pytest.approx(summary.step_time_s, rel=1e-6)
         assert scores["bytes"] == summary.bytes_per_step
         assert scores["memory"] > 0
@@ -257,6 +258,7 @@ def test_spaces_and_objectives_are_those_of_studies(tmp_path: Path) -> None:
         assert ("optimizer[lamb].lr" in entry.move.settings) == (entry.move.settings["optimizer"] == "lamb")
 
 
+@pytest.mark.slow
 def test_members_that_fail_are_said_and_replaced(tmp_path: Path) -> None:
     """A learning rate without measure ends in NaN."""
     population = short(
@@ -311,6 +313,7 @@ def test_stops_when_asked_and_goes_on_later(tmp_path: Path) -> None:
     assert short(folder, members=2, intervals=2).state == "completed"
 
 
+@pytest.mark.slow
 def test_several_objectives_make_a_front_and_what_a_clone_drops_is_said(tmp_path: Path) -> None:
     space = {"compression": ["none", ss.Compression("topk", ratio=0.1)], "optimizer.lr": (1e-3, 1e-2, "log")}
     population = ss.train_population(
@@ -322,9 +325,7 @@ def test_several_objectives_make_a_front_and_what_a_clone_drops_is_said(tmp_path
     parent = first[clone.move.parent]
     assert parent.move.settings["compression"] == {"name": "topk", "ratio": 0.1}
     assert clone.move.settings["compression"] == "none"
-    assert clone.outcome.notes == (
-        "dropped what compression remembered (residual): topk is no longer the method",
-    )
+    assert clone.outcome.notes == ("dropped compressor state (residual): topk is no longer the method",)
     assert list(population.lineage()["notes"])[3 + clone.member] == f"{clone.outcome.notes[0]}."
     scores = {entry.member: entry.outcome.scores for entry in second}
     assert all(set(score) == {"loss", "bytes"} for score in scores.values())

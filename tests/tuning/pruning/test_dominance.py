@@ -154,6 +154,8 @@ def test_an_objective_of_ones_own_is_refused() -> None:
         )
 
 
+@pytest.mark.sampled
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -207,6 +209,7 @@ def test_a_pruner_that_cannot_judge_is_refused_before_the_study_begins(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("pruner", ["percentile", "hyperband", "successive-halving", "patient", "none"])
 def test_every_pruner_goes_through_real_trials(pruner: str) -> None:
     session = Session.open(

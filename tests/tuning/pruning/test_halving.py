@@ -167,6 +167,7 @@ def sent_by(runs: list[ss.Run], kind: str | None = None) -> int:
     return sum(row["sent_bytes"] for name, row in rows if kind in (None, name))
 
 
+@pytest.mark.slow
 def test_a_promoted_trial_ends_where_an_uninterrupted_run_does_and_no_step_is_taken_twice() -> None:
     given = {"objectives": ["loss", "bytes"], "pruner": "none", "baselines": False, "sampler": "random"}
     session = Session.open(JOB, RATES, trials=4, promote=RUNGS, name="rungs", seed=1, **given)  # type: ignore[arg-type]
@@ -184,7 +185,7 @@ def test_a_promoted_trial_ends_where_an_uninterrupted_run_does_and_no_step_is_ta
     whole = ss.launch(evaluated(session.job(ended.number))).wait(100)
     assert ended.values is not None
     assert ended.measured is not None
-    assert ended.values["loss"] == whole.summary().test_loss
+    assert ended.values["loss"] == whole.summary().validation_loss
     assert sent_by(pieces_of(session, ended), "packet_all_gather") == sent_by([whole], "packet_all_gather")
     assert ended.measured.bytes == sent_by(pieces_of(session, ended))
     assert [row[0] for row in ended.measured.curve] == list(range(1, 9))
@@ -214,6 +215,7 @@ session.run(on_tick=look)
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_driver_had_paused_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(JOB.to_json())
     killed = subprocess.run([sys.executable, "-c", _KILLED, tmp_path / "job.json"], timeout=120, check=False)
@@ -245,6 +247,7 @@ def test_what_a_killed_driver_had_paused_goes_on_from_its_checkpoints(tmp_path: 
             assert held.runs[: len(earlier.runs)] == earlier.runs
 
 
+@pytest.mark.slow
 def test_paused_trials_wait_while_a_study_is_stopped_and_can_be_pruned_by_hand() -> None:
     session = Session.open(
         JOB, RATES, trials=3, objectives=["loss"], promote=3, baselines=False, name="stopped"

@@ -34,6 +34,7 @@ def measured_by(run: ss.Run, until: int) -> Measured:
     return Measured(until, None, None, 0.0, sum(sent), 0, 0, ())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("job", UNSTEADY, ids=lambda job: job.compression.name)
 def test_bytes_that_the_first_steps_do_not_show_are_told_by_formula(job: ss.Job) -> None:
     run = ss.launch(job).wait(100)

@@ -176,10 +176,10 @@ def _read_job(path: Path, *, trust_code: bool) -> Job:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise SpecError(f"job={str(path)!r} cannot be read ({reason}); name a job.json") from None
-    return _with_code(job, path.resolve(), trust_code=trust_code)
+    return with_code(job, path.resolve(), trust_code=trust_code)
 
 
-def _with_code(job: Job, path: Path, *, trust_code: bool) -> Job:
+def with_code(job: Job, path: Path, *, trust_code: bool) -> Job:
     """Add the functions saved next to the job's file; at a terminal, prompt whether to trust them."""
     from shardscope.runtime.load_job import add_code
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from shardscope.commands._table import aligned, human_bytes
+from shardscope.runlog.reducer import RunLog
 from shardscope.runtime.bar import bar, is_terminal
-from shardscope.runtime.summary import mean_loss
 
 if TYPE_CHECKING:
     from shardscope.runtime import Summary
@@ -25,52 +23,39 @@ class Progress:
     def __init__(
         self, steps: int, world_size: int, *, quiet: bool = False, stream: TextIO | None = None
     ) -> None:
-        self.step = 0
-        self.loss = math.nan
-        self.step_time_s = math.nan
-        self.samples_per_s = math.nan
-        self._steps, self._world_size, self._quiet = steps, world_size, quiet
+        self._log = RunLog(world_size=world_size)
+        self._steps, self._quiet = steps, quiet
         self._stream = stream or sys.stderr
         self._rewrite = is_terminal(self._stream)
-        self._open: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
         self._printed_tenth = -1
 
     def feed(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Process new events, and draw if they complete a step."""
-        before = self.step
-        for event in events:
-            if event["event"] == "step":
-                self._take(event)
-        if self.step > before and not self._quiet:
+        before = self.last_step
+        self._log.feed(events)
+        if self.last_step > before and not self._quiet:
             self._draw()
+
+    @property
+    def last_step(self) -> int:
+        """Number of the last step that every rank has finished; 0 before the first."""
+        return self._log.last_step
 
     def line(self) -> str:
         """The current progress line."""
+        step = self._log.steps[-1]
         figures = (
-            f"loss {self.loss:.4f}  {self.step_time_s * 1e3:.1f} ms/step  {self.samples_per_s:,.0f} samples/s"
+            f"loss {step.loss:.4f}  {step.step_time_s * 1e3:.1f} ms/step  {step.samples_per_s:,.0f} samples/s"
         )
-        return f"{bar(self.step / self._steps)} {self.step}/{self._steps}  {figures}"
+        return f"{bar(step.number / self._steps)} {step.number}/{self._steps}  {figures}"
 
     def close(self) -> None:
         """Keep the last line on the terminal."""
-        if self._rewrite and not self._quiet and self.step:
+        if self._rewrite and not self._quiet and self._log.steps:
             self._stream.write("\n")
 
-    def _take(self, event: Mapping[str, Any]) -> None:
-        step = int(event["step"])
-        ranks = self._open[step]
-        ranks.append(event)
-        if len(ranks) < self._world_size:
-            return
-        del self._open[step]
-        self.step = max(self.step, step)
-        loss = mean_loss(ranks)
-        self.loss = math.nan if loss is None else loss
-        self.step_time_s = max(float(rank["step_time_s"]) for rank in ranks)
-        self.samples_per_s = sum(float(rank["samples"]) for rank in ranks) / self.step_time_s
-
     def _draw(self) -> None:
-        tenth = 10 * self.step // self._steps
+        tenth = 10 * self.last_step // self._steps
         if self._rewrite:
             self._stream.write(f"\r\x1b[K{self.line()}")
         elif tenth > self._printed_tenth:
@@ -89,7 +74,7 @@ def table(summary: Summary) -> str:
         "steps": str(summary.steps),
         "loss": _shown(summary.loss, ".4f"),
         "test loss": _shown(summary.test_loss, ".4f"),
-        "accuracy": _shown(summary.test_accuracy, ".1%"),
+        "test accuracy": _shown(summary.test_accuracy, ".1%"),
         "step time": _shown(summary.step_time_s, ".4f", " s"),
         "tokens/s" if tokens else "samples/s": _shown(rate, ",.0f"),
         "sent a step": human_bytes(summary.bytes_per_step),

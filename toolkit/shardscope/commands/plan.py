@@ -13,7 +13,7 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:
-    from shardscope.prediction.planner import Plan, Plans
+    from shardscope.prediction.planner import PlanRow, Plans
 
 GIB = 2**30
 _OF_A_LAYOUT = ("precision", "optimizer")
@@ -112,7 +112,7 @@ def _value(text: str) -> Any:
 def _table(plans: Plans) -> str:
     from shardscope.prediction.planner import short
 
-    def cells(plan: Plan) -> list[str]:
+    def cells(plan: PlanRow) -> list[str]:
         dollars = "" if plan.dollars is None else f"{plan.dollars:.3g}"
         return [
             str(plan.rank), f"{plan.time_s:.4g} s", f"{plan.tokens_per_s:,.0f}", dollars,

@@ -86,20 +86,32 @@ def carry_out(arguments: argparse.Namespace) -> int:
         allow_pickle=arguments.allow_pickle,
         preflight=False,
     )
-    try:
-        with sigterm_interrupts():
-            watch(run, Progress(job.last_step, job.world_size, quiet=arguments.json))
-            run.wait()
-    except KeyboardInterrupt as interrupt:
-        stop(run)
-        print(f"stopped; what it recorded is in {run.path}", file=sys.stderr)
-        return 143 if isinstance(interrupt, Terminated) else 130
+    status = follow(run, quiet=arguments.json)
+    if status is not None:
+        return status
     summary = run.summary()
     if arguments.json:
         print(json.dumps({"id": run.id, "path": str(run.path), **asdict(summary)}, indent=2))
     else:
         print(f"{table(summary)}\n{run.path}")
     return 0
+
+
+def follow(run: Run, *, quiet: bool) -> int | None:
+    """Show a run's progress to its end; None, or the exit status if an interrupt stopped it.
+
+    Raises:
+        RunFailed: A rank failed.
+    """
+    try:
+        with sigterm_interrupts():
+            watch(run, Progress(run.job.last_step, run.job.world_size, quiet=quiet))
+            run.wait()
+    except KeyboardInterrupt as interrupt:
+        stop(run)
+        print(f"stopped; what it recorded is in {run.path}", file=sys.stderr)
+        return 143 if isinstance(interrupt, Terminated) else 130
+    return None
 
 
 def _predict(job: Job, arguments: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._table import aligned
-from shardscope.runtime.schema import printable
+from shardscope.runtime.status import printable
 from shardscope.spec.user_code import label_of
 
 if TYPE_CHECKING:

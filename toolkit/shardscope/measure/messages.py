@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from statistics import median
 
 from shardscope.measure.probe import steps_with_spans
+from shardscope.runlog.spans import lane_of
+from shardscope.runlog.traffic import Event
 from shardscope.runtime import launch
-from shardscope.runtime.tail import Event
 from shardscope.spec import Job, Link, Strategy
 
 _LATENCY_S = 5e-3
@@ -49,9 +50,5 @@ def message_seconds(job: Job, link: Link | None) -> float:
 
 def _took(row: list[Event]) -> Iterator[float]:
     """Seconds of each bucket of one step, from the start of the last rank to the end of the last rank."""
-    for together in zip(*map(_buckets, row), strict=True):
+    for together in zip(*(lane_of(event, "communication") for event in row), strict=True):
         yield max(end for _, end in together) - max(start for start, _ in together)
-
-
-def _buckets(event: Event) -> list[tuple[float, float]]:
-    return sorted((start, end) for lane, _, start, end, _ in event["spans"] if lane == "communication")

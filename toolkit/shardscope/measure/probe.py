@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from statistics import median
 from typing import NamedTuple
 
 from shardscope.errors import SpecError
+from shardscope.runlog.averages import WARM_UP_STEPS
+from shardscope.runlog.spans import covered, finished_with_spans, lane_of
+from shardscope.runlog.traffic import Event, Moved
 from shardscope.runtime import Run, launch
-from shardscope.runtime.tail import Event
 from shardscope.spec import Compression, Job, LRSchedule
 from shardscope.spec.job import Record
 
 PROBE_STEPS = 8
-WARM_UP = 2
-"""Steps at the start that are ignored."""
 _OPEN = frozenset({"compression", "link", "steps", "name", "lr_schedule", "record"})
 """Fields in which a probe's job may differ: they affect only the traffic, or do not affect the step time."""
 
@@ -56,8 +55,11 @@ def probed(job: Job, run: Run) -> Probed:
     steps = steps_with_spans(run)
     return Probed(
         median(max(_alone(event) for event in row) for row in steps),
-        median(max(_sent(event) for event in row) for row in steps),
-        median(min(_seconds(_lane(event, "communication")) for event in row) for row in steps),
+        median(max(Moved.of(event).sent_bytes for event in row) for row in steps),
+        median(
+            min(sum(end - start for start, end in lane_of(event, "communication")) for event in row)
+            for row in steps
+        ),
     )
 
 
@@ -79,40 +81,20 @@ def _refuse_another(job: Job, run: Run) -> None:
 
 def steps_with_spans(run: Run) -> list[list[Event]]:
     """The step events of each step after the warm-up for which every rank has recorded its spans."""
-    steps: dict[int, list[Event]] = {}
-    for event in run.events("step"):
-        if event["step"] > WARM_UP and event.get("spans"):
-            steps.setdefault(event["step"], []).append(event)
-    whole = [row for row in steps.values() if len(row) == run.job.world_size]
+    rows = finished_with_spans(run.events(), run.job.world_size)
+    whole = [row for row in rows if row[0]["step"] > WARM_UP_STEPS]
     if not whole:
         raise SpecError(
-            f"probe={run.id!r} has no step after its first {WARM_UP} with spans; give a longer run, or none"
+            f"probe={run.id!r} has no step after its first {WARM_UP_STEPS} with spans; give a longer run, or none"
         )
     return whole
 
 
-def _lane(event: Event, lane: str) -> list[tuple[float, float]]:
-    return sorted((start, end) for kind, _, start, end, _ in event["spans"] if kind == lane)
-
-
-def _seconds(spans: list[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in spans)
+def _talking(event: Event) -> float:
+    return sum(end - start for start, end in lane_of(event, "communication"))
 
 
 def _alone(event: Event) -> float:
     """Seconds of a step without exposed communication: time in which this rank communicates and does not compute."""
-    both = _covered(_lane(event, "compute") + _lane(event, "communication"))
-    return float(event["step_time_s"]) - both + _covered(_lane(event, "compute"))
-
-
-def _covered(spans: list[tuple[float, float]]) -> float:
-    """Seconds that are covered by at least one of the spans."""
-    seconds, until = 0.0, -math.inf
-    for start, end in sorted(spans):
-        seconds += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return seconds
-
-
-def _sent(event: Event) -> float:
-    return float(sum(row["sent_bytes"] for row in event["traffic"].values()))
+    both = covered(lane_of(event, "compute") + lane_of(event, "communication"))
+    return float(event["step_time_s"]) - both + covered(lane_of(event, "compute"))

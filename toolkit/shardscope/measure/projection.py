@@ -5,7 +5,7 @@ project(run, ss.Link(bandwidth="100 Mbit/s", latency="1 ms")).step_s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -16,9 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from shardscope.errors import SpecError
 from shardscope.measure.replay import FIRST_SPAN, Rank, replay, step_of
 from shardscope.measure.wire import Links, Wire, busiest
+from shardscope.runlog.averages import WARM_UP_STEPS
+from shardscope.runlog.spans import finished_with_spans
+from shardscope.runlog.traffic import Event
 from shardscope.runtime import Run
-from shardscope.runtime.summary import WARM_UP_STEPS, steps_of
-from shardscope.runtime.tail import Event
 from shardscope.spec import Link
 from shardscope.training.meter import Span
 
@@ -73,7 +74,7 @@ class Projector:
         events = run.events()
         backend = next((event["backend"] for event in events if event["event"] == "start"), "")
         self._wire = Wire(run.job, backend)  # without a start event there are no steps either
-        self._steps = list(_measured(events))
+        self._steps = list(_measured(events, run.job.world_size))
         if not self._steps:
             raise SpecError(
                 f"run {run.id} has no step with its spans; record them with Record(spans_first=100)"
@@ -133,9 +134,9 @@ def _refuse_link(run: Run, link: Link | None) -> None:
         )
 
 
-def _measured(events: list[Event]) -> Iterator[tuple[list[Rank], list[Event]]]:
+def _measured(events: Iterable[Event], world_size: int) -> Iterator[tuple[list[Rank], list[Event]]]:
     """Steps with the recorded spans of all ranks; warm-up steps are left out if there are others."""
-    rows = [row for row in steps_of(events).values() if all("spans" in event for event in row)]
+    rows = finished_with_spans(events, world_size)
     own = {rank: _by_step([e for row in rows for e in row if e["rank"] == rank]) for rank in _ranks(rows)}
     for row in rows[WARM_UP_STEPS:] or rows:
         spans = [own[event["rank"]][event["step"]] for event in row]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shardscope.analytic.communication import collective_time
 from shardscope.methods.strategies.tree import Tree
-from shardscope.runtime.tail import Event
+from shardscope.runlog.traffic import Event
 from shardscope.spec import Job, Link
 
 _RING = {

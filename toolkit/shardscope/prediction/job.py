@@ -22,7 +22,7 @@ from shardscope.machine import usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.job_memory import rank_memory
 from shardscope.prediction.job_time import job_time_term
-from shardscope.prediction.rates import Rates
+from shardscope.prediction.rates import RankRates
 from shardscope.prediction.step.term import time_term
 from shardscope.prediction.traced import Traced, traced
 from shardscope.spec import Job
@@ -90,7 +90,9 @@ class JobPrediction(Budgeted):
         time. In all other cases it is the sum over the model's operations, without overlap.
         """
         if self.cluster is None or self.calibration is None:
-            return job_time_term(self.step, self.found.table, self.traffic, Rates.of_this_machine(self.job))
+            return job_time_term(
+                self.step, self.found.table, self.traffic, RankRates.of_this_machine(self.job)
+            )
         config = _config(self.job)
         if isinstance(config, GPTConfig):
             model = config.transformer(label_of(self.job.model))
@@ -101,7 +103,7 @@ class JobPrediction(Budgeted):
                 pass  # no layout corresponds to this strategy or this split
             else:
                 return time_term(model, layout, self.cluster, self.calibration)
-        rates = Rates.of_cluster(self.job, self.cluster, self.calibration)
+        rates = RankRates.of_cluster(self.job, self.cluster, self.calibration)
         return job_time_term(self.step, self.found.table, self.traffic, rates)
 
     @property

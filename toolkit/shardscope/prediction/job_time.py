@@ -8,14 +8,14 @@ from shardscope.analytic.communication import Traffic
 from shardscope.analytic.communication.traffic import sent_bytes
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.terms import Term
-from shardscope.prediction.rates import Rates
+from shardscope.prediction.rates import RankRates
 from shardscope.spec.model.table import LayerTable
 
 _PASSES = {"none": 3, "selective": 3, "full": 4}
 """Matrix products of a step, in forward passes: one forward, two backward, and one for full recomputation."""
 
 
-def job_time_term(step: JobStep, table: LayerTable, traffic: Traffic | None, rates: Rates) -> Term:
+def job_time_term(step: JobStep, table: LayerTable, traffic: Traffic | None, rates: RankRates) -> Term:
     """Seconds of one step as a sum of terms; no overlap is assumed.
 
     Each operation takes the time of its matrix products or of the memory that it moves, plus a launch. The optimizer
@@ -65,5 +65,5 @@ def _sent(traffic: Traffic | None) -> tuple[float, float]:
     return float(sent_bytes(traffic).max()), float(messages.max())
 
 
-def _term(name: str, value: float, formula: str, rates: Rates, source: str, **inputs: float) -> Term:
+def _term(name: str, value: float, formula: str, rates: RankRates, source: str, **inputs: float) -> Term:
     return Term(name, float(value), "s", formula, inputs, f"{source}; {rates.source}")

@@ -7,13 +7,17 @@ from typing import overload
 from shardscope.errors import SpecError, require
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.layout import Prediction, predict_layout
+from shardscope.prediction.observed import ObservedPrediction
 from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
+from shardscope.spec.observed import ObservedJob
 
 
+@overload
+def predict(job: ObservedJob) -> ObservedPrediction: ...  # type: ignore[overload-overlap]
 @overload
 def predict(
     job: Job, cluster: Cluster | None = None, *, calibration: Calibration | None = None
@@ -27,11 +31,12 @@ def predict(
     cluster: Cluster | None = None,
     layout: Layout | None = None,
     calibration: Calibration | None = None,
-) -> JobPrediction | Prediction:
+) -> JobPrediction | Prediction | ObservedPrediction:
     """Predict bytes sent, memory and step time of a job, or memory and step time of a layout of a large model.
 
     Args:
-        job: A job, or the model of a layout.
+        job: A job, or the model of a layout; or the ``run.job`` of a training loop that `ss.observe` recorded, of which
+            bytes and model states are predicted.
         cluster: The cluster to train on; a layout, or a job's ranks, take all of its devices. For a job, None means
             this machine.
         layout: The layout of a model; a job has its own.
@@ -50,6 +55,13 @@ def predict(
     """
     if not isinstance(job, Job | Transformer):
         require(job, Job, by="predict", write="ss.predict(ss.Job(...))")
+    if isinstance(job, ObservedJob):
+        if (cluster, layout, calibration) != (None, None, None):
+            raise SpecError(
+                "an observed training loop is predicted on its own ranks only; leave out cluster, layout and "
+                "calibration"
+            )
+        return ObservedPrediction(job)
     if cluster is not None or not isinstance(job, Job):
         require(cluster, Cluster, by="predict", write="ss.Cluster.of('a100-80gb', nodes=...)")
     if isinstance(job, Job):

@@ -25,7 +25,7 @@ waits of ranks that share cores."""
 # 1.31 of the measured ones; tests/benchmarks/job_time.py compares 16 other jobs (MAPE 24 %).
 
 
-class Rates(NamedTuple):
+class RankRates(NamedTuple):
     """Rates of one rank."""
 
     flops: float
@@ -42,7 +42,7 @@ class Rates(NamedTuple):
     source: str
 
     @classmethod
-    def of_this_machine(cls, job: Job) -> Rates:
+    def of_this_machine(cls, job: Job) -> RankRates:
         """Rates of one of the job's ranks, which share the cores; sending is at most as fast as the job's link.
 
         Accurate within a factor of two, as the constants of another machine differ.
@@ -63,7 +63,7 @@ class Rates(NamedTuple):
         )
 
     @classmethod
-    def of_cluster(cls, job: Job, cluster: Cluster, calibration: Calibration) -> Rates:
+    def of_cluster(cls, job: Job, cluster: Cluster, calibration: Calibration) -> RankRates:
         """Rates of one device of a cluster; messages take the slowest link between the ranks.
 
         Raises:

@@ -27,16 +27,16 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from shardscope._compat import ended_forkserver, fork_forkserver, started_processes
 from shardscope.errors import RunUnreadable, ShardscopeError
-from shardscope.runtime import rendezvous, server, worker
+from shardscope.runlog.files import OutOfReach
+from shardscope.runtime import provenance, rendezvous, server, worker
 from shardscope.runtime.failure import Ending, describe_failure, describe_lost_forkserver
-from shardscope.runtime.files import OutOfReach
 from shardscope.runtime.processes import end_processes_of, kill_descendants, process_started
 from shardscope.runtime.rundir import RunDir
-from shardscope.runtime.schema import Cause
-from shardscope.runtime.summary import write_summary
+from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 
 _POLL_S = 0.05
+_PROVENANCE_S = 2.0  # that the end of a run waits for its provenance
 _PATIENCE_S = 3.0  # seconds that elastic may take to return after the ranks have been killed
 
 
@@ -85,6 +85,7 @@ class Agent:
         self._cut: Ending | None = None  # set if this agent ended the run before the ranks had finished
         self._over = threading.Event()
         self._ranks: set[BaseProcess] = set()
+        self._recorder = threading.Thread(target=self._record_provenance, name="provenance", daemon=True)
 
     def run_job(self) -> int:
         """Start the ranks, wait for them, and write how the run ended. Returns the exit code."""
@@ -93,6 +94,7 @@ class Agent:
             self._leave(Ending("stopped", "asked to stop before it had started", cause=Cause.REQUESTED))
             return 0
         self.run.write_status("running", **self._me)
+        self._recorder.start()
         threading.Thread(target=self._watch, name="watcher", daemon=True).start()
         ending = self._run_ranks()
         self._over.set()
@@ -103,6 +105,8 @@ class Agent:
 
     def _leave(self, ending: Ending) -> None:
         """End all processes of the run and write the final status into the run directory, even if it was moved."""
+        if self._recorder.ident is not None:
+            self._recorder.join(_PROVENANCE_S)
         end_processes_of(os.getpid())  # first: readers of a final status rely on the ranks being gone
         os.fchdir(self._folder)
         run = RunDir(Path())
@@ -110,9 +114,13 @@ class Agent:
         with contextlib.suppress(
             OSError, ShardscopeError
         ):  # the summary can be recomputed, the final status cannot
-            write_summary(run, ending.state)
+            run.write_summary(ending.state)
         with contextlib.suppress(FileNotFoundError):  # the directory has been deleted
             run.write_status(**asdict(ending), **self._me)
+
+    def _record_provenance(self) -> None:
+        with contextlib.suppress(OSError, ShardscopeError):  # a run on a full disk is still a run
+            provenance.record(self.run, command=self.request["command"], seed=self.run.read_job().seed)
 
     def _run_ranks(self) -> Ending:
         job = self.run.read_job()

@@ -6,6 +6,7 @@ and data: both runs are real, see the same global batches in the same order, and
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,6 @@ from shardscope.errors import RunFailed, SpecError, require
 from shardscope.runtime.check_report import CheckReport, compare
 from shardscope.runtime.driver import launch
 from shardscope.runtime.run import Run
-from shardscope.runtime.summary import mean_loss, steps_of
 from shardscope.spec import Batch, Checkpoint, Compression, Job, Record, Strategy
 from shardscope.spec.user_code import label_of
 
@@ -50,7 +50,7 @@ def check(
     return compare(
         sharded, (first.id, second.id), (_losses(first), _losses(second)),
         (read_parameters(first), read_parameters(second)),
-        skipped=sum(any(row["skipped"] for row in rows) for rows in steps_of(first.events()).values()),
+        skipped=sum(first.reduced().steps.column("skipped")),
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def _carry_out(job: Job, root: str | Path | None, on_step: OnStep | None) -> Run
     try:
         while run.is_alive:
             if on_step is not None:
-                on_step(run, len(steps_of(run.events())))
+                on_step(run, len(run.reduced().steps))
             time.sleep(_POLL_S)
         run.wait()
     finally:
@@ -102,8 +102,7 @@ def _carry_out(job: Job, root: str | Path | None, on_step: OnStep | None) -> Run
 
 def _losses(run: Run) -> dict[int, float]:
     """Return the mean loss over ranks by step."""
-    losses = {step: mean_loss(rows) for step, rows in steps_of(run.events()).items()}
-    return {step: loss for step, loss in losses.items() if loss is not None}
+    return {step.number: step.loss for step in run.reduced().steps if not math.isnan(step.loss)}
 
 
 def read_parameters(run: Run) -> dict[str, np.ndarray]:

@@ -16,8 +16,8 @@ from typing import Any
 import cloudpickle
 
 from shardscope.errors import LaunchError
-from shardscope.runtime.files import read_bytes
-from shardscope.runtime.schema import printable
+from shardscope.runlog.files import read_bytes
+from shardscope.runtime.status import printable
 from shardscope.spec import Job, UserCode
 
 CODE_FILE = "user_code.pkl"

@@ -6,6 +6,9 @@ every other rank finds the note before the next step. If other ranks can be up t
 steps later. If they can be any number of steps ahead, each stops as soon as it sees the request; such a strategy
 synchronises its ranks afterwards.
 
+On one machine the note is a file. Ranks on several machines share the directory over a network, whose clients may cache
+that a file does not exist, so there the note goes through the process group's store.
+
 A judged run (one that may be stopped after each evaluation) would waste a step or more before a verdict reached it that
 way. So after an evaluation, synchronous ranks wait for the verdict: rank 0 for the judge, the others for rank 0. They
 wait no longer than a step takes, and not at all after two consecutive late verdicts. In the worst case a judge that is
@@ -18,9 +21,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 from shardscope.errors import RunUnreadable, ShardscopeError
-from shardscope.runtime.files import OutOfReach, read_text
+from shardscope.runlog.files import OutOfReach, read_text
 from shardscope.runtime.rundir import RunDir
 
 _MOST_LATE = 2
@@ -36,6 +40,42 @@ class NoVerdictError(ShardscopeError):
     """Rank 0 has not answered whether to continue after an evaluation."""
 
 
+class Notes(Protocol):
+    """Step numbers that rank 0 leaves for the other ranks, each under the path of a file in the run directory."""
+
+    def read(self, path: Path) -> int | None:
+        """Return the step; None if rank 0 has left none yet."""
+
+    def write(self, path: Path, step: int) -> None:
+        """Leave a step, which every later `read` on any rank returns."""
+
+
+@dataclass(frozen=True)
+class FileNotes:
+    """Notes as files, for ranks on one machine."""
+
+    run: RunDir
+
+    def read(self, path: Path) -> int | None:
+        return _step_in(path)
+
+    def write(self, path: Path, step: int) -> None:
+        self.run.write_control(path, str(step))
+
+
+@dataclass(frozen=True)
+class StoreNotes:
+    """Notes in a `torch.distributed.Store`, for ranks on several machines. A read is a message to its server."""
+
+    store: Any
+
+    def read(self, path: Path) -> int | None:
+        return int(self.store.get(path.name)) if self.store.check([path.name]) else None
+
+    def write(self, path: Path, step: int) -> None:
+        self.store.set(path.name, str(step))
+
+
 @dataclass
 class StopControl:
     """One rank's view of external requests: to stop the run, or to continue after an evaluation.
@@ -43,6 +83,7 @@ class StopControl:
     Attributes:
         drift: Steps that another rank can be ahead of rank 0; None if unbounded.
         timeout_s: Seconds that the other ranks wait for rank 0, beyond its own waiting time.
+        notes: How rank 0 tells the other ranks; None for files in the run directory.
     """
 
     run: RunDir
@@ -50,23 +91,25 @@ class StopControl:
     world_size: int
     drift: int | None = 0
     timeout_s: float = 60.0
+    notes: Notes | None = None
     _is_judged: bool = field(init=False)
     _late: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        self._notes: Notes = self.notes or FileNotes(self.run)
         self._is_judged = self.drift == 0 and self.run.judged.exists()
 
     def should_stop(self, step: int) -> bool:
         """Whether to stop before `step`. Called by every rank before every step."""
         if self.drift is None:
             return self.run.stop_request.exists()
-        last = _step_in(self.run.stop_at)
+        last = self._notes.read(self.run.stop_at)
         if last is not None:
             return step > last
         if self.rank == 0 and self.run.stop_request.exists():
             if self.world_size == 1:
                 return True
-            self.run.write_control(self.run.stop_at, str(step + self.drift))
+            self._notes.write(self.run.stop_at, step + self.drift)
         return False
 
     def evaluated(self, step: int, patience_s: float) -> None:
@@ -94,13 +137,15 @@ class StopControl:
         is_told = _wait(lambda: self._is_told(step), patience_s)
         self._late = 0 if is_told else self._late + 1
         answer = self.run.stop_at if self.run.stop_request.exists() else self.run.heard
-        self.run.write_control(answer, str(step))
+        self._notes.write(answer, step)
 
     def _is_told(self, step: int) -> bool:
         return self.run.stop_request.exists() or (_step_in(self.run.judged) or 0) >= step
 
     def _is_answered(self, step: int) -> bool:
-        return (_step_in(self.run.heard) or 0) >= step or _step_in(self.run.stop_at) is not None
+        return (self._notes.read(self.run.heard) or 0) >= step or self._notes.read(
+            self.run.stop_at
+        ) is not None
 
 
 def _wait(condition: Callable[[], bool], patience_s: float) -> bool:

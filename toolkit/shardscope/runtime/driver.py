@@ -12,7 +12,7 @@ from shardscope.runtime.driver_server import TOOLKIT, driver
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir, find_resumable, runs_root
-from shardscope.runtime.schema import Cause
+from shardscope.runtime.status import Cause
 from shardscope.runtime.user_modules import beyond_current_folder, of_current_folder
 from shardscope.spec import Job, registry
 
@@ -130,6 +130,7 @@ def _request(
         "detach": detach,
         "imports": [registry.torch_part(type(job.strategy)), *([_CODECS] if job.compression.is_on else [])],
         "cwd": str(Path.cwd()),
+        "command": sys.orig_argv,
         "env": dict(os.environ),
         "sys_path": [*beyond_current_folder(sys.path), TOOLKIT],
         "modules": of_current_folder() if run.code is not None else None,

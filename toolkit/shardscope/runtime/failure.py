@@ -8,10 +8,10 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from shardscope.runlog.tail import read_events
 from shardscope.runtime.consequence import is_consequence
 from shardscope.runtime.rundir import RunDir
-from shardscope.runtime.schema import Cause
-from shardscope.runtime.tail import read_events
+from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 
 
@@ -34,9 +34,9 @@ def describe_failure(run: RunDir, job: Job, failed: ChildFailedError, exit_codes
         failed: The error from elastic, with the ranks that had failed when it first checked.
         exit_codes: Exit code of each process by pid, as far as known.
     """
-    errors = sorted(read_events(run, kind="error"), key=lambda event: event["t"])
+    errors = sorted(read_events(run.path, kind="error"), key=lambda event: event["t"])
     causes = [event for event in errors if not is_consequence(event)]
-    ranks = {event["pid"]: event["rank"] for event in read_events(run, kind="process")}
+    ranks = {event["pid"]: event["rank"] for event in read_events(run.path, kind="process")}
     codes = {ranks[pid]: code for pid, code in exit_codes.items() if code and pid in ranks}
     codes |= {rank: failure.exitcode for rank, failure in failed.failures.items()}
     said_why = {event["rank"] for event in errors}
@@ -99,4 +99,4 @@ def _cause(exitcode: int) -> Cause | None:
 
 
 def _last_step(run: RunDir, rank: int | None = None) -> int:
-    return max((event["step"] for event in read_events(run, kind="step", rank=rank)), default=0)
+    return max((event["step"] for event in read_events(run.path, kind="step", rank=rank)), default=0)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from shardscope.errors import RunUnreadable
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir, holds_run, runs_root
-from shardscope.runtime.schema import printable
+from shardscope.runtime.status import printable
 from shardscope.spec import Job
 
 _NAMED = 3

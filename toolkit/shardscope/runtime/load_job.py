@@ -9,8 +9,9 @@ from shardscope.errors import UntrustedCode
 from shardscope.runtime.code_file import CODE_FILE, is_of_this_process, read_code, with_code
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import find, read_job_file
-from shardscope.runtime.schema import printable
+from shardscope.runtime.status import printable
 from shardscope.spec import Job
+from shardscope.spec.observed import ObservedJob
 
 
 def load_job(where: Run | str | Path, *, trust_code: bool = False, root: str | Path | None = None) -> Job:
@@ -31,12 +32,16 @@ def load_job(where: Run | str | Path, *, trust_code: bool = False, root: str | P
         RunUnreadable: It cannot be read.
         UntrustedCode: The job carries code, and `trust_code` is not set.
         LaunchError: Its code cannot be loaded in this process.
+        SpecError: The run is an observed training loop, whose script is not part of it.
 
     Example:
         >>> ss.launch(ss.load_job("20260102-030405-mine", trust_code=True))  # doctest: +SKIP
     """
     file = _file_of(where, root)
-    return add_code(read_job_file(file, printable(str(file))), file, trust_code=trust_code)
+    job = read_job_file(file, printable(str(file)))
+    if isinstance(job, ObservedJob):
+        job.require_code()
+    return add_code(job, file, trust_code=trust_code)
 
 
 def add_code(job: Job, file: Path, *, trust_code: bool) -> Job:

@@ -15,20 +15,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from shardscope.errors import RunFailed, RunUnreadable, SpecError
+from shardscope.runlog.files import read_tail
+from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.summary import Summary, summarise
+from shardscope.runlog.tail import Event, Tail, first_events, select
 from shardscope.runtime.consequence import is_consequence
-from shardscope.runtime.files import read_tail
 from shardscope.runtime.processes import end_run, is_alive
 from shardscope.runtime.rundir import RunDir, find, holds_run, this_host
-from shardscope.runtime.schema import FINAL_STATES, Cause, Status, printable
-from shardscope.runtime.summary import Summary, summarise
-from shardscope.runtime.tail import Event, Tail, first_events, select
+from shardscope.runtime.status import FINAL_STATES, Cause, Status, printable
 from shardscope.spec import Job
+from shardscope.spec.observed import ObservedJob
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shardscope.runtime.layers import Layers
-    from shardscope.runtime.noise import NoiseScale
+    from shardscope.analytic.large_batch.noise_scale import NoiseScale
+    from shardscope.runlog.layers import Layers
+    from shardscope.runtime.provenance import Provenance
 
 _POLL_S = 0.02
 _START_S = 120.0  # how long `stop` waits for a run that is still starting
@@ -40,8 +43,10 @@ class Run:
 
     def __init__(self, directory: RunDir, job: Job | None = None) -> None:
         self._dir = directory
-        self._tail = Tail(directory)
+        self._tail = Tail(directory.path)
         self._events: list[Event] = []
+        self._log: RunLog | None = None
+        self._num_reduced = 0
         self._job = job
         self._last_status: Status | None = None
 
@@ -79,6 +84,16 @@ class Run:
         if self._job is None:
             self._job = self._dir.read_job()
         return self._job
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """Versions, machine, git state and command line at its launch; None for runs of earlier versions.
+
+        It is written within a fraction of a second after the launch.
+        """
+        from shardscope.runtime.provenance import read
+
+        return read(self._dir)
 
     @property
     def state(self) -> str:
@@ -173,6 +188,11 @@ class Run:
             f"the agent of run {self.id} (process {status.pid}) was killed before the run ended; "
             "its ranks ended with it, and what they had written is all there"
         )
+        if isinstance(self.job, ObservedJob):
+            message = (
+                f"process {status.pid}, which run {self.id} observed, ended before its training loop did; what its "
+                "ranks had written is all there"
+            )
         cause = Cause.KILLED
         if status.state == "starting":
             cause = Cause.NOT_STARTED
@@ -226,7 +246,15 @@ class Run:
         ranks that outlived it are killed. Two kinds of run may still be going when this returns, and stop once they see
         the request: one on another machine that has not stopped ten seconds after `grace_s`, and one whose agent has
         not started within two minutes.
+
+        Raises:
+            SpecError: The run is an observed training loop, which only its own script can end.
         """
+        if self.is_alive and isinstance(self.job, ObservedJob):
+            raise SpecError(
+                f"run {self.id} is a training script's own (ss.observe), so it cannot be stopped from here; end the "
+                "script"
+            )
         if self.is_alive:
             self._ask_to_stop(grace_s)
         self._see_out(0.0 if self.is_alive else _KILL_AFTER_S)
@@ -261,41 +289,58 @@ class Run:
             return  # the run's processes are on another machine
         if status.state == "starting" or status.cause is Cause.NOT_STARTED:
             return  # the process on record is the launch server
-        ranks = [(event["pid"], event["started"]) for event in first_events(self._dir) if "started" in event]
+        ranks = [(event["pid"], event["started"]) for event in first_events(self.path) if "started" in event]
         end_run((status.pid, status.process_started), ranks, patience_s)
 
     # Data of the run.
 
     def events(self, kind: str | None = None, rank: int | None = None) -> list[Event]:
         """Return all events so far by time; only one kind (``"step"``, ``"eval"``, ...) or one rank if given."""
+        return select(self._read(), kind, rank)
+
+    def reduced(self) -> RunLog:
+        """Return the run's events so far, reduced to columns and totals; a later call takes in only newer events."""
+        events = self._read()
+        if self._log is None:
+            self._log = RunLog.of(self.job)
+        self._log.feed(events[self._num_reduced :])
+        self._num_reduced = len(events)
+        return self._log
+
+    def _read(self) -> list[Event]:
         self._events.extend(self._tail.poll())
-        return select(self._events, kind, rank)
+        return self._events
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Parts of the run's logs that could not be read, as messages. A killed rank may leave one truncated line."""
-        self._events.extend(self._tail.poll())
+        self._read()
         lines = self._tail.num_unreadable
         told = f"{lines} line{'s' * (lines > 1)} of its logs hold no event that can be read"
-        return (*self._tail.problems.values(), *([told] if lines else []))
+        newer = f"job.json has fields of a newer version, which are left out: {', '.join(self.job.left_out)}"
+        return (
+            *self._tail.problems.values(),
+            *([told] if lines else []),
+            *([newer] if self.job.left_out else []),
+        )
 
     def tail(self) -> Tail:
         """Return a new incremental reader: its first `poll` returns all events so far, later ones only new events."""
-        return Tail(self._dir)
+        return Tail(self.path)
 
     def metrics(self) -> pd.DataFrame:
         """Return one row for each step that all ranks have finished.
 
         Columns: step, t (unix seconds), loss (mean over ranks), step_time_s (slowest rank), samples_per_s,
-        tokens_per_s, lr, grad_norm, bytes_sent (all ranks), memory_bytes and max_memory_bytes (the rank with most).
+        tokens_per_s, lr, grad_norm, sent_bytes (all ranks), memory_bytes and peak_memory_bytes (the rank with most).
         """
-        from shardscope.runtime.frames import metrics_frame
+        from shardscope.runlog.frames import metrics_frame
 
-        return metrics_frame(self.events())
+        return metrics_frame(self.reduced())
 
     def timeline(self) -> pd.DataFrame:
         """Return one row for each span: rank, step, lane, name, start_s and end_s (from the first span), bytes."""
-        from shardscope.runtime.frames import timeline_frame
+        from shardscope.runlog.frames import timeline_frame
 
         return timeline_frame(self.events("step"))
 
@@ -306,7 +351,7 @@ class Run:
         model's buffers), gradients, optimizer (state), activations (saved for the backward pass), gathered
         (parameters of other ranks) and buffers (for communication, padding and scratch). Peaks need not coincide.
         """
-        from shardscope.runtime.frames import memory_frame
+        from shardscope.runlog.frames import memory_frame
 
         return memory_frame(self.events("memory"))
 
@@ -319,9 +364,13 @@ class Run:
         Raises:
             SpecError: The run does not measure the noise scale, or `smoothing` is out of range.
         """
-        from shardscope.runtime.noise import noise_scale_of
+        from shardscope.analytic.large_batch.noise_scale import batches_compared, noise_scale_from
 
-        return noise_scale_of(self, smoothing)
+        if not self.job.record.noise_scale:
+            raise SpecError(
+                f"run {self.id} does not measure its noise scale; launch it with record=Record(noise_scale=True)"
+            )
+        return noise_scale_from(self.reduced().noise, *batches_compared(self.job), smoothing=smoothing)
 
     def layers(self) -> Layers:
         """Return trust ratios and norms by layer, error-feedback residuals, and alarms (see `Record.layers_every`).
@@ -329,13 +378,42 @@ class Run:
         Raises:
             SpecError: The run has neither trust ratios nor residuals, or does not record its layers.
         """
-        from shardscope.runtime.layers import layers_of_run
+        from shardscope.runlog.layers import layers_of, tells_of_layers
 
-        return layers_of_run(self)
+        job = self.job
+        if not tells_of_layers(job):
+            raise SpecError(
+                f"run {self.id} has no trust ratios with optimizer={job.optimizer.name!r} and owes nothing with "
+                f"compression={job.compression.name!r}; use lamb or lars, or compression with error feedback"
+            )
+        if not job.record.layers_every:
+            raise SpecError(
+                f"run {self.id} does not look at its layers; launch it with record=Record(layers_every=10)"
+            )
+        return layers_of(self.events("layers"), job.optimizer)
 
     def summary(self) -> Summary:
         """Return the summary of the run so far."""
-        return summarise(self.events(), self.state, self.job)
+        return summarise(self.reduced(), self.state, self.job)
+
+    def export(self, path: str | Path, *, format: str) -> str:  # noqa: A002 - as in pandas and PIL
+        """Write the run for another tool; returns where it is.
+
+        Args:
+            path: File or folder to write; for ``mlflow`` also the URI of a tracking server.
+            format: ``"parquet"`` (a folder of tables: steps, spans, traffic), ``"chrome-trace"`` (a JSON file of all
+                spans, for ui.perfetto.dev), ``"tensorboard"``, ``"wandb"`` (offline unless WANDB_MODE says otherwise)
+                or ``"mlflow"``. All but the Chrome trace need their own library.
+
+        Raises:
+            SpecError: There is no such format, its library is not installed, or the run has nothing to write in it.
+
+        Example:
+            >>> run.export("run.json", format="chrome-trace")  # doctest: +SKIP
+        """
+        from shardscope.runtime.export import export_run
+
+        return export_run(self, path, format=format)
 
     def logs(self, rank: int | None = None) -> str:
         """Return the stdout and stderr of a rank; without a rank, those of the agent."""
@@ -349,7 +427,7 @@ class Run:
         return f"<Run {self.id} {self.state}>"
 
     def _repr_html_(self) -> str:
-        from shardscope.runtime.frames import run_html
+        from shardscope.runtime.card import run_html
 
         return run_html(self)
 

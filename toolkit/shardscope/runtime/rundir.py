@@ -1,7 +1,8 @@
 """The run directory: all files of a run, from launch on; it outlives every process of the run.
 
-    job.json        the job; `Job.from_json` reads it
+    job.json        the job, with the version of its format; `Job.from_json` reads it
     user_code.pkl   the user's own functions, if the job has any (see `code_file` for who may load it)
+    provenance.json versions, machine, git state and command line at the launch; see `provenance`
     status.json     state, the agent's process, the error; replaced atomically
     rank-N.jsonl    events, appended by rank N
     control/        requests to the ranks: `stop`, and the answer `stop_at`; verdicts: `judged`, and the answer `heard`
@@ -26,15 +27,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from shardscope.errors import LaunchError, RunNotFound, RunUnreadable, SpecError
+from shardscope.runlog.files import parse_json, read_json, read_text, replace_whole
+from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.summary import summarise
+from shardscope.runlog.tail import first_events, is_log, read_events
 from shardscope.runtime.code_file import CODE_FILE, digest_of, load_for_ranks, pack
-from shardscope.runtime.files import parse_json, read_json, read_text, replace_whole
 from shardscope.runtime.processes import ProcessStart, process_started
-from shardscope.runtime.schema import Status, printable
+from shardscope.runtime.status import Status, printable
 from shardscope.spec import Job
 
 ROOT_VARIABLE = "SHARDSCOPE_RUNS"
 _RESERVE_BYTES = 64 * 1024
-_LOG = re.compile(r"rank-(0|[1-9][0-9]{0,3})\.jsonl")
 
 
 def runs_root(root: str | Path | None = None) -> Path:
@@ -101,9 +104,14 @@ class RunDir:
 
         Raises:
             LaunchError: The code has changed since the launch, or cannot be loaded.
-            RunUnreadable: `job.json` is missing or damaged.
+            RunUnreadable: `job.json` is missing or damaged, or the events are of a newer version.
         """
-        job = read_job_file(self.path / "job.json", f"run {printable(self.path.name)}")
+        called = f"run {printable(self.path.name)}"
+        try:
+            first_events(self.path)
+        except RunUnreadable as error:
+            raise RunUnreadable(f"{called} cannot be read: {error}") from None
+        job = read_job_file(self.path / "job.json", called)
         if with_code and job.user_code and self.code is not None:
             return load_for_ranks(job, self.path / CODE_FILE, self.code)
         return job
@@ -127,6 +135,13 @@ class RunDir:
         except OSError:
             self.release_reserve()
             self.write_whole(self.path / name, content)
+
+    def write_summary(self, state: str) -> None:
+        """Write `summary.json` of a run that has ended in `state`."""
+        job = self.read_job()
+        log = RunLog.of(job)
+        log.feed(read_events(self.path))
+        self.write_json("summary.json", asdict(summarise(log, state, job)))
 
     def release_reserve(self) -> None:
         """Delete the reserve file, so that the final status and events fit on a full disk."""
@@ -204,16 +219,6 @@ class RunDir:
         """Return the path of a rank's event log."""
         return self.path / f"rank-{rank}.jsonl"
 
-    def rank_files(self) -> list[Path]:
-        """Return the existing event logs, ordered by rank; empty if the directory cannot be listed."""
-        try:
-            found = [
-                (int(match[1]), name) for name in os.listdir(self.path) if (match := _LOG.fullmatch(name))
-            ]
-        except OSError:
-            return []
-        return [self.path / name for _, name in sorted(found)]
-
 
 def find(id_or_path: str | Path, root: str | Path | None = None) -> RunDir:
     """Return the directory of a run, given its path or its name below the runs' root.
@@ -242,7 +247,7 @@ def holds_run(path: Path) -> bool:
         raise RunUnreadable(f"{printable(str(path))} is private to {_owner(path)}") from None
     except (OSError, ValueError):  # absent, not a folder, or an invalid file name
         return False
-    return any(name in ("job.json", "status.json") or _LOG.fullmatch(name) for name in names)
+    return any(name in ("job.json", "status.json") or is_log(name) for name in names)
 
 
 def _owner(path: Path) -> str:
@@ -255,14 +260,16 @@ def _owner(path: Path) -> str:
 def read_job_file(file: Path, called: str) -> Job:
     """Return the job in a file; user functions appear by name only. Error messages refer to the file as `called`.
 
+    Fields that a newer version has added are left out (`Job.left_out`).
+
     Raises:
-        RunUnreadable: The file is missing or damaged.
+        RunUnreadable: The file is missing, damaged, or of a newer format.
     """
     try:
         text = read_text(file)
         is_object = isinstance(parse_json(text), dict)
         if is_object:
-            return Job.from_json(text)
+            return Job.from_history(text)
         reason = "does not describe a job"
     except FileNotFoundError:
         reason = "is missing"

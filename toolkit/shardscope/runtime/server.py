@@ -87,6 +87,10 @@ class Server:
     def _import_next(self) -> None:
         if self.later:
             _import(self.later.pop())
+        else:
+            from shardscope.runtime.provenance import look_up
+
+            look_up()
 
     def _fork_agent(self, request: dict[str, Any]) -> None:
         asked = request.get("imports", ())
@@ -171,7 +175,7 @@ def _record_failure(path: str, error: BaseException) -> None:
     """Write the failure of an agent that could not start to its run's status, where the driver finds it."""
     from shardscope.runtime.processes import process_started
     from shardscope.runtime.rundir import RunDir
-    from shardscope.runtime.schema import Cause
+    from shardscope.runtime.status import Cause
 
     details = {"message": f"the agent could not start: {error}", "traceback": traceback.format_exc()}
     started = process_started()

@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from shardscope.errors import ShardscopeError
+from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.consequence import is_consequence
-from shardscope.runtime.control import StopControl
+from shardscope.runtime.control import StopControl, StoreNotes
 from shardscope.runtime.processes import die_with_parent, exit_with_agent, ignore_interrupts, process_started
+from shardscope.runtime.provenance import record
 from shardscope.runtime.rundir import RunDir, checkpoints_of
-from shardscope.runtime.summary import write_summary
 from shardscope.runtime.user_modules import UserModules, make_importable
 from shardscope.spec import Job
 from shardscope.training.context import open_rank
 from shardscope.training.disk import advice_on, takes_no_more
-from shardscope.training.events import EventWriter
 from shardscope.training.trainer import EvaluationError, Trainer
 
 _COURTESY_S = 0.5
@@ -37,7 +38,7 @@ _COURTESY_S = 0.5
 the rank with the root cause may still have to write it."""
 
 _WRITERS = frozenset(
-    {"shardscope.runtime.files", "shardscope.training.events", "shardscope.training.parameters"}
+    {"shardscope.runlog.files", "shardscope.runlog.writer", "shardscope.training.parameters"}
 )
 """Modules that write into the run directory; they never call user code."""
 
@@ -98,7 +99,9 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
             if resume is not None:
                 trainer.resume(checkpoints_of(resume.source), allow_pickle=resume.allow_pickle)
             drift = job.strategy.drift(context.world_size)
-            control = StopControl(run, context.rank, context.world_size, drift, job.timeout_s)
+            control = StopControl(
+                run, context.rank, context.world_size, drift, job.timeout_s, _notes_between_machines()
+            )
             return trainer.train(control, evaluated=control.evaluated)
     except BaseException as error:
         if takes_no_more(error):
@@ -108,6 +111,17 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
         if is_consequence(described):
             time.sleep(_COURTESY_S)
         raise
+
+
+def _notes_between_machines() -> StoreNotes | None:
+    """Notes in the store that the ranks were started with, by attempt; None if all ranks are on one machine."""
+    world_size = os.environ["WORLD_SIZE"]
+    if os.environ.get("LOCAL_WORLD_SIZE", world_size) == world_size:
+        return None
+    server = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    return StoreNotes(
+        dist.PrefixStore(f"shardscope-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", server)
+    )
 
 
 def _describe(error: BaseException, trainer: Trainer | None, run: RunDir) -> dict[str, object]:
@@ -164,11 +178,12 @@ def _under_torchrun() -> None:
         run.write_job(job)
         if rank == 0:
             run.write_status("running", pid=os.getpid(), process_started=process_started())
+            record(run, command=sys.orig_argv, seed=job.seed)
     resume = Resume(options.resume.absolute(), options.allow_pickle) if options.resume else None
     state = _wait_then_work(run, resume, job)
     if rank == 0:
         run.write_status(state, pid=os.getpid(), process_started=process_started())
-        write_summary(run, state)
+        run.write_summary(state)
 
 
 def _read_job(file: Path, *, trust_code: bool) -> Job:

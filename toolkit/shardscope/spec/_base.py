@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -12,6 +14,33 @@ from shardscope.errors import SpecError, quoted, unknown_name
 
 _PLAIN = (str, int, float, type(None))
 """Types whose values need no check in addition to pydantic's."""
+
+
+_left_out: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
+"""Names of fields left out so far; None where unknown fields are refused."""
+
+
+@contextmanager
+def leaving_out_unknown_fields() -> Iterator[list[str]]:
+    """Context in which fields that this version does not have are left out, not refused; yields their names.
+
+    Readers of history use it: a field that a newer version has added must not hide a run of that version.
+    """
+    names: list[str] = []
+    token = _left_out.set(names)
+    try:
+        yield names
+    finally:
+        _left_out.reset(token)
+
+
+def without_unknown(cls: type[BaseModel], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields; inside `leaving_out_unknown_fields` only those that the class has."""
+    names = _left_out.get()
+    if names is None or cls.model_config.get("extra") != "forbid":
+        return {**fields}
+    names += [f"{cls.__name__}.{name}" for name in fields if name not in cls.model_fields]
+    return {name: value for name, value in fields.items() if name in cls.model_fields}
 
 
 class Spec(BaseModel):
@@ -90,8 +119,10 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _well_formed(cls, fields: Any) -> Any:
-        known = cls.__pydantic_fields__
-        for name, value in fields.items() if isinstance(fields, dict) else ():
+        if not isinstance(fields, dict):
+            return fields
+        known, fields = cls.__pydantic_fields__, without_unknown(cls, fields)
+        for name, value in fields.items():
             if name in known and type(value) not in _PLAIN:
                 cls._check_form(name, value)
         return fields

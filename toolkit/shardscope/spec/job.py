@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import registry
-from shardscope.spec._base import Spec
+from shardscope.spec._base import Spec, leaving_out_unknown_fields
 from shardscope.spec.compression import AnyCompression, Compression
 from shardscope.spec.data import check_compatible
 from shardscope.spec.divisors import divisors_text
+from shardscope.spec.job_format import FORMAT, require_readable
 from shardscope.spec.link import LinkOrName
 from shardscope.spec.lr_schedule import AnyLRSchedule, LRSchedule
 from shardscope.spec.method import Method, methods_in
@@ -168,10 +170,11 @@ class Job(Spec):
     model: Named
     """A name from the catalogue (`shardscope.spec.models.MODELS`), or a callable that returns an `nn.Module`."""
     data: Named
-    """``digits``, ``python-source``, a path (text, ``.npz``, ``.npy``), or a callable returning ``(train, test)``.
-    Inputs and targets are tensors, or tuples or mappings of them. A model is called with the items of a tuple as
-    arguments and those of a mapping as keywords. A mapping with ``labels`` is input and target at once, as Hugging Face
-    models take it."""
+    """``digits``, ``python-source``, a path (text, ``.npz``, ``.npy``), or a callable returning ``(train, test)`` or
+    ``(train, validation, test)``. Without a part for validation, half of the test rows are used for it. Inputs and
+    targets are tensors, or tuples or mappings of them. A model is called with the items of a tuple as arguments and
+    those of a mapping as keywords. A mapping with ``labels`` is input and target at once, as Hugging Face models take
+    it."""
     strategy: AnyStrategy = Field(default_factory=lambda: Strategy("ring"))
     """How the ranks share the work: a strategy, or its short string such as ``"ring"``."""
     world_size: int = Field(default=2, ge=1, le=1024)
@@ -203,7 +206,8 @@ class Job(Spec):
     seed: Seed = 0
     """Seed of weights and data order; the same job with the same seed is reproducible. 0 to 2**63 - 1."""
     eval_every: Count | None = None
-    """Steps between two evaluations on the test split; None evaluates once, after the last step."""
+    """Steps between two evaluations on the validation split, which is also evaluated after the last step; None
+    evaluates only then. The test split is evaluated once, after the last of all `steps`."""
     checkpoint: Checkpoint = Checkpoint()
     """When to save the state of the training."""
     record: Record = Record()
@@ -220,6 +224,56 @@ class Job(Spec):
     link. One rank alone sends nothing."""
     name: str | None = Field(default=None, max_length=80)
     """A name for the run directory; None makes one from strategy and model."""
+    _left_out: tuple[str, ...] = PrivateAttr(default=())
+
+    def to_json(self) -> str:
+        """This job as indented JSON, with the version of its format; `from_json` reads it back."""
+        return json.dumps({"format": FORMAT, **self._fields()}, indent=2, ensure_ascii=False)
+
+    def _fields(self) -> dict[str, Any]:
+        """The fields that are written to JSON."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> Self:
+        """Build the job from a mapping of field names, as in JSON; that of earlier versions is accepted too.
+
+        The fields of an observed training loop become an `ObservedJob`.
+
+        Raises:
+            SpecError: It has a newer format than this version reads, or describes something that cannot exist.
+        """
+        if isinstance(fields, dict) and "format" in fields:
+            require_readable(fields["format"])
+            fields = {name: value for name, value in fields.items() if name != "format"}
+        if cls is Job and isinstance(fields, dict) and "observed" in fields:
+            from shardscope.spec.observed import ObservedJob  # derives from this class
+
+            return cast("Self", ObservedJob.from_fields(fields))
+        return super().from_fields(fields)
+
+    @classmethod
+    def from_history(cls, text: str) -> Self:
+        """Read a job to look at it: fields that a newer version has added are left out (see `left_out`).
+
+        Raises:
+            SpecError: It has a newer format than this version reads, or describes something that cannot exist.
+        """
+        with leaving_out_unknown_fields() as names:
+            job = cls.from_json(text)
+        job._left_out = tuple(dict.fromkeys(names))  # noqa: SLF001 - its own
+        return job
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Fields of a newer version that this one left out when it read the job; it then refuses to run the job."""
+        return self._left_out
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed; the copy is validated again."""
+        job = super().replace(**changes)
+        job._left_out = self._left_out  # noqa: SLF001 - its own
+        return job
 
     @model_validator(mode="before")
     @classmethod
@@ -306,6 +360,10 @@ class Job(Spec):
         """The last step of a run: `until` if it is set, else `steps`."""
         return self.until or self.steps
 
+    def progress(self, step: int) -> str:
+        """How far `step` is, such as ``7 of 100``; only the step if it is not known how many there will be."""
+        return f"{step} of {self.steps}" if self.steps else f"{step}"
+
     @property
     def num_data_ranks(self) -> int:
         """Ranks that the global batch is divided over."""
@@ -382,11 +440,16 @@ class Job(Spec):
         }
 
     def require_code(self) -> None:
-        """Refuse a job with functions or methods whose code is not loaded.
+        """Refuse a job that is not complete in this process: code is not loaded, or fields were left out.
 
         Raises:
-            SpecError: The code of one is missing; the message states where to get it.
+            SpecError: The message states where to get what is missing.
         """
+        if self._left_out:
+            raise SpecError(
+                f"this job was described by a newer version of shardscope, and {', '.join(self._left_out)} would be "
+                "ignored here; update shardscope to run it"
+            )
         for _, method in self.methods():
             method.require_here()
         for code in self.user_code.values():

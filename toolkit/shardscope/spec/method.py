@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, SerializerFunctionWrapH
 
 from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec import registry
-from shardscope.spec._base import Spec, takes
+from shardscope.spec._base import Spec, takes, without_unknown
 from shardscope.spec.code_digest import digest_of
 from shardscope.spec.look import DASHES, Look
 from shardscope.spec.user_code import UserCode
@@ -30,8 +30,9 @@ else:
     required = abstractmethod
 
 
-_ORIGINS = ("code", "package")
-"""JSON keys that state the origin of a method that is not built in."""
+_ORIGINS = ("code", "package", "observed")
+"""JSON keys that state the origin of a method that is not built in: the digest of a user-defined class, an installed
+package, or the torch class that `ss.observe` saw in a user's own training loop."""
 
 
 class _ByName(ModelMetaclass):
@@ -82,6 +83,7 @@ class Method(Spec, metaclass=_ByName):
         method = registry.require_known(cls, fields.pop("name"))
         if not fields:
             return _at_defaults(method) if registry.origin(method) == "built-in" else method()
+        fields = without_unknown(method, fields)
         for setting in fields.keys() - method.model_fields.keys():
             if fields[setting] is not None:
                 raise _no_setting(method, setting, fields[setting])
@@ -110,7 +112,11 @@ class Method(Spec, metaclass=_ByName):
                     f"{cls.kind}={quoted(fields)} has a name, a package or a digest of code that is not text"
                 )
             found = registry.find(cls, str(name))
-            if found is None or ("code" in origin and found.code_digest() != origin["code"]):
+            if (
+                found is None
+                or "observed" in origin
+                or ("code" in origin and found.code_digest() != origin["code"])
+            ):
                 return _stand_in(cls, str(name), origin, settings)
         return super().from_fields(settings | ({"name": name} if "name" in fields else {}))
 
@@ -254,13 +260,18 @@ class _Unloaded(Method):
         return False
 
     def require_here(self) -> None:
+        if "observed" in self._from:
+            raise SpecError(
+                f"{self.kind}={self.name!r} is what ss.observe saw in a training script, and cannot be launched; give "
+                f"one such as {registry.names(self.base_class())[0]!r}"
+            )
         if "package" in self._from:
             raise registry.why_not_here(self.base_class(), self.name, self._from["package"])
         _ = UserCode(name=self.name).function  # raises
 
     @property
     def user_code(self) -> UserCode | None:
-        return None if "package" in self._from else UserCode(name=self.name)
+        return UserCode(name=self.name) if "code" in self._from else None
 
     def _origin(self) -> dict[str, str]:
         return self._from

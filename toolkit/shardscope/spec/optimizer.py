@@ -51,7 +51,7 @@ class Parameters(Protocol):
         """A function that sums the squared gradient norm over ranks with distinct gradients; None if one has all."""
 
     @property
-    def uncounted(self) -> Any:
+    def duplicate_grad_params(self) -> Any:
         """Parameters whose gradients another rank already counts in the squared global norm."""
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ def top_saved_tensors_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], 
     return pack, unpack
 
 
-class Kept:
+class SavedTensor:
     """The result of an operation, detached, with a check whether it has been changed in place since."""
 
     def __init__(self, result: Tensor) -> None:
@@ -89,6 +89,54 @@ def _fsdp_groups(state: Any) -> list[Any]:
     if several is None:  # torch 2.11 has one group per module
         return [group for group in [getattr(state, "_fsdp_param_group", None)] if group is not None]
     return list(several)
+
+
+class FsdpUnit(NamedTuple):
+    """What is known of one parameter group of FSDP2.
+
+    Attributes:
+        parameters: Its parameters, as the model lists them between two steps.
+        shapes: Shapes of the whole parameters.
+        gathered_element_bytes: Bytes of one gathered weight.
+        reduced_element_bytes: Bytes of one reduced gradient element.
+        frees: Whether gathered parameters are freed after the forward pass.
+        num_shards: Number of ranks that hold one copy of the model.
+        exchanges: Whether the next backward pass reduces gradients.
+    """
+
+    parameters: list[Any]
+    shapes: list[tuple[int, ...]]
+    gathered_element_bytes: int
+    reduced_element_bytes: int
+    frees: bool
+    num_shards: int
+    exchanges: bool
+
+
+def fsdp_units(model: nn.Module) -> list[FsdpUnit]:
+    """The parameter groups of FSDP2 in `model`, in the module's order; empty if it shards nothing."""
+    ask = [getattr(module, "_get_fsdp_state", None) for module in model.modules()]
+    return [
+        _unit_of(group)
+        for state in ask
+        if state is not None
+        for group in _fsdp_groups(state())
+        if group.fsdp_params
+    ]
+
+
+def _unit_of(group: Any) -> FsdpUnit:
+    params = group.fsdp_params
+    gathered = group.mp_policy.param_dtype or params[0].sharded_param.dtype
+    return FsdpUnit(
+        [param.sharded_param for param in params],
+        [tuple(param._orig_size) for param in params],  # noqa: SLF001
+        gathered.itemsize,
+        (group.mp_policy.reduce_dtype or gathered).itemsize,
+        group.post_forward_mesh_info is not None,
+        group.mesh_info.shard_mesh_size,
+        group.reduce_grads,
+    )
 
 
 def gather_for_views(unit: Any) -> None:

@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 
 from shardscope.errors import LaunchError
+from shardscope.runlog.writer import EventWriter
 from shardscope.spec import Job
+from shardscope.training import clock
 from shardscope.training.collectives import process_group
 from shardscope.training.collectives.paced_group import PacedProcessGroup
 from shardscope.training.collectives.process_group import MeteredProcessGroup
-from shardscope.training.events import EventWriter
 from shardscope.training.meter import Meter
 
 
@@ -91,6 +92,7 @@ def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) 
     group = process_group.init(
         meter, backend=backend, rank=rank, world_size=world_size, timeout=timeout, link=job.link
     )
+    clock.align(group.get_group_store(), rank)
     shared = device.type == "cuda" and backend == "gloo"
     transport = "gloo (shared GPU, staged)" if shared else backend
     yield RankContext(rank, world_size, device, meter, events, group, transport, local_size)

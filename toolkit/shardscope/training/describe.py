@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from shardscope.errors import SpecError
 from shardscope.spec.model.step import RECOMPUTE_MODES
-from shardscope.spec.model.table import Layer, LayerTable
+from shardscope.spec.model.table import LayerRow, LayerTable
 from shardscope.training.data.batches import call
 from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.storages import Storages
@@ -161,7 +161,7 @@ def _loose_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 @dataclass
-class _Row:
+class _LayerTotals:
     """Totals of one layer, for the whole example."""
 
     name: str
@@ -174,8 +174,8 @@ class _Row:
     def is_empty(self) -> bool:
         return self.name == OUTSIDE and not (self.parameters or self.flops or self.saved_bytes)
 
-    def layer(self, samples: int) -> Layer:
-        return Layer(
+    def layer(self, samples: int) -> LayerRow:
+        return LayerRow(
             name=self.name,
             num_params=sum(parameter.numel() for parameter in self.parameters),
             num_tensors=len(self.parameters),
@@ -193,10 +193,10 @@ class _Trace:
         known = Storages()
         known.add("held", held)
         self.saved = Activations(known)
-        self.outside = _Row(OUTSIDE, [])
-        self.order: list[_Row] = []
+        self.outside = _LayerTotals(OUTSIDE, [])
+        self.order: list[_LayerTotals] = []
 
-    def run(self) -> list[_Row]:
+    def run(self) -> list[_LayerTotals]:
         """Run the forward pass; return the rows in the order in which layers first ran, those that never ran last."""
         rows = [self._watched(name, layer) for name, layer in _layers_of(self.module)]
         self._own_parameters(rows)
@@ -207,8 +207,8 @@ class _Trace:
         del output
         return [*self.order, *(row for row in rows if row not in self.order), self.outside]
 
-    def _watched(self, name: str, layer: nn.Module) -> _Row:
-        row = _Row(name, [])
+    def _watched(self, name: str, layer: nn.Module) -> _LayerTotals:
+        row = _LayerTotals(name, [])
         before: list[tuple[float, float]] = []
 
         def enter(*_: Any) -> None:
@@ -227,7 +227,7 @@ class _Trace:
         row.parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
         return row
 
-    def _own_parameters(self, rows: list[_Row]) -> None:
+    def _own_parameters(self, rows: list[_LayerTotals]) -> None:
         """Keep every parameter only in the first row that has it; the rest go to the outside row."""
         seen: set[int] = set()
         for row in rows:

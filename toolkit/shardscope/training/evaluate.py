@@ -1,4 +1,4 @@
-"""Evaluation on the test split, divided among the data ranks; their means are combined."""
+"""Evaluation on held-out data, divided among the data ranks; their means are combined."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardscope.training.data import Source, read_batch
+from shardscope.training.data import DataSource, read_batch
 from shardscope.training.data.batches import named_tensors
 from shardscope.training.loss import Pairing, accuracy, pairing_of
 from shardscope.training.strategies.base import LossFunction, RankStrategy
 
 MAX_ROWS, MAX_TARGETS = 512, 32_768
-"""Maximum size of an evaluation on the test split, in rows and in targets (tokens): enough for a figure, yet fast."""
+"""Maximum size of an evaluation, in rows and in targets (tokens): enough for a figure, yet fast."""
 
 
 class FailedTogether(Exception):
@@ -26,11 +26,11 @@ class FailedTogether(Exception):
 
 def evaluate(
     strategy: RankStrategy,
-    source: Source,
+    source: DataSource,
     loss_function: LossFunction,
     place: Callable[[Any], Any],
 ) -> dict[str, Any]:
-    """Mean loss and accuracy (None for regressions) over the test split's first rows; called by all ranks.
+    """Mean loss and accuracy (None for regressions) over the first rows of a split; called by all ranks.
 
     Raises:
         FailedTogether: The evaluation failed on a rank, and all ranks raise this.
@@ -104,7 +104,7 @@ def _parts(strategy: RankStrategy, num_rows: int) -> Iterator[tuple[Tensor, bool
             yield rows[:1], False
 
 
-def _num_rows(source: Source) -> int:
+def _num_rows(source: DataSource) -> int:
     if not len(source):
         return 0
     _, targets = read_batch(source, torch.zeros(1, dtype=torch.int64))

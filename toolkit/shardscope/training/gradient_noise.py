@@ -31,7 +31,7 @@ from shardscope.training.sharding import sum_of_squares
 from shardscope.training.sketch import Sketch
 
 TRAFFIC = "noise_scale"
-"""Name under which its traffic is counted; `shardscope.runtime.summary` leaves it out of a step's bytes."""
+"""Name under which its traffic is counted; `shardscope.runlog.summary` leaves it out of a step's bytes."""
 
 
 @dataclass(frozen=True)

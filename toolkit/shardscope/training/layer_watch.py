@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from shardscope.training.events import EventWriter
+from shardscope.runlog.writer import EventWriter
 from shardscope.training.optim import LayerSignal, LayerwiseOptimizer
 from shardscope.training.strategies.base import RankStrategy
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from shardscope.training import clock
 
 OBSERVING = 0
 """Step number for traffic that belongs to no step; steps count from 1."""
@@ -130,11 +131,11 @@ class Meter:
     @contextmanager
     def backward_span(self) -> Iterator[None]:
         """Record the span of a backward pass, which computes until it passes on its last gradients, and then waits."""
-        start = time.time()
+        start = clock.now()
         try:
             yield
         finally:
-            end = time.time()
+            end = clock.now()
             self.add_span(
                 Span("compute", "backward", start, self.handed_over if start < self.handed_over else end)
             )
@@ -142,11 +143,11 @@ class Meter:
     @contextmanager
     def span(self, lane: str, name: str, num_bytes: int = 0) -> Iterator[None]:
         """Record the time spent inside as one span."""
-        start = time.time()
+        start = clock.now()
         try:
             yield
         finally:
-            self.add_span(Span(lane, name, start, time.time(), num_bytes))
+            self.add_span(Span(lane, name, start, clock.now(), num_bytes))
 
     def add_span(self, span: Span) -> None:
         """Record a span that is already over."""

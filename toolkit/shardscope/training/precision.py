@@ -74,11 +74,11 @@ class Precision:
         clip_norm: float | None,
         *,
         reduce_square: ReduceSquares | None = None,
-        uncounted: Sequence[nn.Parameter] = (),
+        duplicate_grad_params: Sequence[nn.Parameter] = (),
     ) -> tuple[float | None, bool]:
         """Unscale, clip and step. Returns the gradient norm before clipping (None without) and whether it skipped.
 
-        `reduce_square` and `uncounted` are those of `clip_grad_norm_`, for gradients distributed over ranks.
+        `reduce_square` and `duplicate_grad_params` are those of `clip_grad_norm_`, for distributed gradients.
         """
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
@@ -87,7 +87,12 @@ class Precision:
                     self.share_overflow(flag)
         norm = None
         if clip_norm is not None:
-            norm = clip_grad_norm_(parameters, clip_norm, reduce_square=reduce_square, uncounted=uncounted)
+            norm = clip_grad_norm_(
+                parameters,
+                clip_norm,
+                reduce_square=reduce_square,
+                duplicate_grad_params=duplicate_grad_params,
+            )
         if self.scaler is None:
             optimizer.step()
             return None if norm is None else float(norm), False

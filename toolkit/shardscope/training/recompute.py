@@ -20,13 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from shardscope.errors import unknown_name
-from shardscope.training._compat import Kept
+from shardscope.training._compat import SavedTensor
 from shardscope.training.memory import counting
 from shardscope.training.models import CheapToRecompute, blocks
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
-Results = dict[Any, list[Kept | None]]
+Results = dict[Any, list[SavedTensor | None]]
 """Kept results by operation, in the order of the forward pass; None after one has been used."""
 
 RecomputeMode = Literal["none", "selective", "full"]
@@ -121,7 +121,7 @@ class _Keep(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in self.kept:
-            self.kept[func].append(Kept(result))
+            self.kept[func].append(SavedTensor(result))
         return result
 
 

@@ -84,7 +84,7 @@ def clip_grad_norm_(
     max_norm: float,
     *,
     reduce_square: ReduceSquares | None = None,
-    uncounted: Sequence[nn.Parameter] = (),
+    duplicate_grad_params: Sequence[nn.Parameter] = (),
 ) -> Tensor:
     """Scale the gradients of all ranks so that their norm, taken as one vector, is at most `max_norm`.
 
@@ -93,13 +93,13 @@ def clip_grad_norm_(
         max_norm: Maximum norm, above 0.
         reduce_square: Sums the squared norm over all ranks that hold distinct gradients; None where this rank
             holds all of them.
-        uncounted: Those of `parameters` whose gradients another rank counts already.
+        duplicate_grad_params: Those of `parameters` whose gradients another rank counts already.
 
     Returns:
         The norm before scaling, a 0-d tensor, the same on every rank.
     """
     held = [parameter for parameter in parameters if parameter.grad is not None]
-    left_out = {id(parameter) for parameter in uncounted}
+    left_out = {id(parameter) for parameter in duplicate_grad_params}
     grads = [_elements(p) for p in held]
     counted = [g for p, g in zip(held, grads, strict=True) if id(p) not in left_out]
     square = sum_of_squares(counted)

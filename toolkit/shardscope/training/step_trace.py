@@ -31,7 +31,7 @@ from shardscope.spec.model.step import (
 )
 from shardscope.training.data.batches import call
 from shardscope.training.memory.activations import Activations
-from shardscope.training.memory.ledger import Freed, Ledger, Made, Placed
+from shardscope.training.memory.ledger import AllocationLedger, Freed, Made, Placed
 from shardscope.training.memory.storages import Storages
 from shardscope.training.models import units_of
 from shardscope.training.models.in_order import layers_in_order
@@ -42,7 +42,7 @@ Arguments = tuple[Any, ...] | Mapping[str, Any]
 AROUND = "(around the units)"
 
 
-class Mark(NamedTuple):
+class StepMark(NamedTuple):
     """A point in the step; the fields are as in `Moment`."""
 
     phase: Phase
@@ -112,8 +112,8 @@ class _Step:
         self.owner |= {id(p): number for number, unit in enumerate(self.units, 1) for p in unit.parameters()}
         held = Storages()
         held.add("held", [*module.parameters(), *module.buffers(), *_tensors(inputs)])
-        self.ledger, self.saved = Ledger(held, self._note), Activations(held)
-        self.mark = Mark("forward", 0, 0)
+        self.ledger, self.saved = AllocationLedger(held, self._note), Activations(held)
+        self.mark = StepMark("forward", 0, 0)
         self.output_bytes = self.num_outputs = self.loss_bytes = 0
         self._places = {id(parameter): place for place, parameter in enumerate(module.parameters())}
         self._arrived: dict[int, None] = {}
@@ -141,7 +141,7 @@ class _Step:
 
     def note(self, phase: Phase, unit: int, done: int) -> None:
         """Mark a moment between two operations."""
-        self.ledger.events.append(Mark(phase, unit, done))
+        self.ledger.events.append(StepMark(phase, unit, done))
 
     def _note(self) -> None:
         self.ledger.events.append(self.mark)
@@ -167,7 +167,7 @@ class _Step:
         """Compute the given loss, whose backward pass ends when the gradients of the scores are complete."""
         for tensor in scores:
             tensor.register_hook(lambda _: self._enter_backward())
-        self.mark = Mark("loss", 0, 0)
+        self.mark = StepMark("loss", 0, 0)
         before = self.saved.bytes
         with self.autocast():
             value = loss(output)
@@ -178,12 +178,12 @@ class _Step:
         """Mark that the backward pass reaches the module from its loss."""
         if self.mark.phase == "loss":
             self.note("turn", 0, 0)
-            self.mark = Mark("backward", 0, 0)
+            self.mark = StepMark("backward", 0, 0)
 
     def _watch(self, unit: nn.Module, number: int) -> None:
         def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
             self.note("enter", number, number - 1)
-            self.mark = Mark("forward", number, number - 1)
+            self.mark = StepMark("forward", number, number - 1)
             leaves, shape = tree_flatten((args, kwargs))
             places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
             if places:
@@ -194,7 +194,7 @@ class _Step:
             return tree_unflatten(leaves, shape)
 
         def leave(_: nn.Module, __: Any, output: Any) -> None:
-            self.mark = Mark("forward", 0, number)
+            self.mark = StepMark("forward", 0, number)
             for tensor in _tensors(output):
                 if tensor.requires_grad:
                     tensor.register_hook(lambda _: self._turn(number))
@@ -204,7 +204,7 @@ class _Step:
 
     def _turn(self, number: int) -> None:
         """Mark that the backward pass of a unit starts."""
-        begun = Mark("backward", number, len(self.units) - number)
+        begun = StepMark("backward", number, len(self.units) - number)
         if self.mark != begun:
             self.note("turn", begun.unit, begun.done)
             self.mark = begun
@@ -213,7 +213,7 @@ class _Step:
         """Mark that the backward pass of a unit is over."""
         done = len(self.units) - number
         self.note("leave", number, done)
-        self.mark = Mark("backward", 0, done + 1)
+        self.mark = StepMark("backward", 0, done + 1)
 
 
 class _Passage(Function):
@@ -241,7 +241,7 @@ class _Loss(Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> Any:
         step: _Step = ctx.step
-        step.mark = Mark("backward", 0, 0)
+        step.mark = StepMark("backward", 0, 0)
         gradients = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like]
         step.note("turn", 0, 0)
         return None, *gradients
@@ -291,7 +291,7 @@ def _key(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - fake tensors have no address
 
 
-def _replay(ledger: Ledger, num_units: int, samples: int) -> Iterator[Moment]:
+def _replay(ledger: AllocationLedger, num_units: int, samples: int) -> Iterator[Moment]:
     """Yield a moment for each mark, from the storages allocated, freed and placed before it."""
     gradients = ledger.gradients()
     sizes: dict[int, int] = {}
@@ -312,7 +312,7 @@ def _replay(ledger: Ledger, num_units: int, samples: int) -> Iterator[Moment]:
                 size = sizes.pop(storage)
                 arriving -= size * (storage in gradients)
                 activations -= size * (storage not in gradients)
-            case Mark(phase, unit, done):
+            case StepMark(phase, unit, done):
                 here = sum(placed[1 : num_units + 1 - done]) if phase in ("turn", "backward", "leave") else 0
                 yield Moment(
                     phase=phase, unit=unit, done=done, activations=activations / samples, arriving=arriving,
@@ -322,10 +322,10 @@ def _replay(ledger: Ledger, num_units: int, samples: int) -> Iterator[Moment]:
 
 def _most(moments: Iterator[Moment]) -> Iterator[Moment]:
     """Yield the Pareto-maximal moments: no other with the same mark has at least as much of every amount."""
-    places: dict[Mark, dict[tuple[float, ...], Moment]] = defaultdict(dict)
+    places: dict[StepMark, dict[tuple[float, ...], Moment]] = defaultdict(dict)
     for moment in moments:
         amounts: tuple[float, ...] = (moment.activations, moment.arriving, moment.own, moment.around)
-        places[Mark(moment.phase, moment.unit, moment.done)][amounts] = moment
+        places[StepMark(moment.phase, moment.unit, moment.done)][amounts] = moment
     for found in places.values():
         for least, moment in found.items():
             if not any(other != least and _covers(other, least) for other in found):

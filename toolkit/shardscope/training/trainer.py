@@ -32,6 +32,7 @@ from shardscope.spec.user_code import Named, label_of
 from shardscope.training.context import RankContext
 from shardscope.training.data import (
     Dataset,
+    DataSource,
     GlobalSampler,
     Loader,
     load_data,
@@ -41,7 +42,7 @@ from shardscope.training.data import (
     split,
     tensors_of,
 )
-from shardscope.training.data.batches import LABELS, named_tensors, named_tensors_of
+from shardscope.training.data.batches import named_tensors_of, reads_tokens
 from shardscope.training.evaluate import FailedTogether, evaluate
 from shardscope.training.layer_watch import LayerWatch
 from shardscope.training.lazy import is_unfinished, materialise
@@ -64,7 +65,7 @@ class TrainingError(ShardscopeError):
 
 
 class EvaluationError(ShardscopeError):
-    """An evaluation on the test split failed.
+    """An evaluation on held-out data failed.
 
     The message states where the trained model is saved; the original error is the cause.
     """
@@ -121,7 +122,7 @@ class Trainer:
         self.loader = self._loader()
         self.strategy.example = self._example
         self.strategy.setup(self.model)
-        self.strategy.rehearse(self.loss_function)
+        self.strategy.warm_up_buckets(self.loss_function)
         self.optimizer = self.strategy.build_optimizer()
         self.layers = LayerWatch(self.strategy, self.context.events)
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -174,7 +175,8 @@ class Trainer:
             role=job.strategy.role(context.rank, context.world_size),
             model=label_of(job.model), optimizer=job.optimizer.name, num_params=self.num_params,
             gradient_bytes=self.gradient_bytes, compression=job.compression.label,
-            codecs=None if compressor is None else "numba" if compiled else "torch", **self._link(), **_process(),
+            codecs=None if compressor is None else "numba" if compiled else "torch", **self._link(),
+            pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip
 
     def _link(self) -> dict[str, Any]:
@@ -206,10 +208,10 @@ class Trainer:
                 f"the checkpoint is of the job's last step {saved.step}: nothing was left to train"
             )
         self.first_step = saved.step + 1
-        self.sampler.go_on(saved.step, saved.data)
+        self.sampler.resume(saved.step, saved.data)
         self.context.events.emit(
             "resume", step=saved.step, path=saved.path.name, samples=self.sampler.samples_before(saved.step),
-            remembered=saved.recalled.remembered, dropped=saved.recalled.dropped, notes=saved.notes,
+            compressor_state=saved.restored.compressor_state, dropped=saved.restored.dropped, notes=saved.notes,
             **self._warmup(saved.step),
         )  # fmt: skip
 
@@ -338,7 +340,7 @@ class Trainer:
         shown = self.job.record.shows(step)
         counted = micro_batches if result.loss is not None else []
         samples = sum(num_rows(inputs) for inputs, _ in counted)
-        tokens = sum(targets.numel() for _, targets in counted) if _reads_tokens(counted) else None
+        tokens = sum(targets.numel() for _, targets in counted) if reads_tokens(counted) else None
         memory = self.strategy.memory.sample()
         self.context.events.emit(
             "step", step=step, loss=result.loss, samples=samples, tokens=tokens, step_time_s=round(seconds, 6),
@@ -387,7 +389,7 @@ class Trainer:
     def _finish(self, last: int) -> str:
         if self.loader is not None:
             self.loader.close()
-        step = self.strategy.meet(last, ending=True)
+        step = self.strategy.synchronize(last, ending=True)
         self._tell_late()
         assert step is not None  # all ranks are ending
         state = "completed" if step >= self.job.last_step else "stopped"
@@ -397,30 +399,44 @@ class Trainer:
             if self.job.record.parameters and state == "completed":
                 self.saved = save_parameters(self.folder, self.strategy)
             if state == "completed":  # a user who stops a run does not want to wait for an evaluation
-                self._evaluate(step)  # last: the trained model is saved even if this fails
+                self._evaluate(
+                    step, is_last=step >= self.job.steps
+                )  # last: the trained model is saved if this fails
         self.strategy.close()
         self.context.events.emit("end", state=state, steps=step, traffic=self.context.meter.drain()[0])
         return state
 
     def _meets(self, step: int) -> bool:
         """Whether all ranks are at `step` now and can run a joint operation."""
-        met = self.strategy.meet(step) is not None
+        met = self.strategy.synchronize(step) is not None
         self._tell_late()
         return met
 
-    def _evaluate(self, step: int) -> None:
+    def _evaluate(self, step: int, *, is_last: bool = False) -> None:
+        """Evaluate on the validation split and, once no step of the job is left, for the only time on the test split.
+
+        Events of earlier versions, whose curve is of the test split, lack the field `split`.
+        """
         if not self._meets(step):
             return
+        if self.data.validation is not None:
+            result = self._evaluated("validation", self.data.validation, step)
+            self.context.events.emit("eval", step=step, split="validation", **result)
+        if is_last:
+            self.context.events.emit("test", step=step, **self._evaluated("test", self.data.test, step))
+
+    def _evaluated(self, split: str, source: DataSource, step: int) -> dict[str, Any]:
+        """Loss, accuracy and number of samples on a split, and the traffic that computing them took."""
         try:
             with self.context.paced(False):
-                result = evaluate(self.strategy, self.data.test, self.loss_function, self._place)
+                result = evaluate(self.strategy, source, self.loss_function, self._place)
         except FailedTogether as error:
             self._save_after_all(step)
             cause = error.__cause__ or error
-            raise EvaluationError(self._not_evaluated(step, cause)) from cause
+            raise EvaluationError(self._not_evaluated(split, step, cause)) from cause
         except Exception as error:
-            raise EvaluationError(self._not_evaluated(step, error)) from error
-        self.context.events.emit("eval", step=step, traffic=self.context.meter.drain()[0], **result)
+            raise EvaluationError(self._not_evaluated(split, step, error)) from error
+        return {"traffic": self.context.meter.drain()[0], **result}
 
     def _save_after_all(self, step: int) -> None:
         """Save the model that a failed evaluation would otherwise lose, where the job asks for checkpoints at all."""
@@ -438,7 +454,7 @@ class Trainer:
     def _is_saved(self, step: int) -> bool:
         return self.saved is not None and self.saved.name in (f"step-{step}", PARAMETERS)
 
-    def _not_evaluated(self, step: int, error: BaseException) -> str:
+    def _not_evaluated(self, split: str, step: int, error: BaseException) -> str:
         reason = next(iter(str(error).strip().splitlines()), "")
         what = reason if isinstance(error, FailedTogether) else f"{type(error).__name__}: {reason}"
         where = (
@@ -446,7 +462,9 @@ class Trainer:
         )
         if self.saved is None and not self._keeps:
             where += "; set checkpoint=Checkpoint(at_end=True) to keep what is trained"
-        return f"the evaluation on the test data after step {step} failed ({what}); {where}{self._not_saved}"
+        return (
+            f"the evaluation on the {split} split after step {step} failed ({what}); {where}{self._not_saved}"
+        )
 
     def _save(self, step: int) -> None:
         if not self._meets(step):
@@ -474,25 +492,5 @@ def _seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _reads_tokens(micro_batches: list[MicroBatch]) -> bool:
-    """Whether the targets have one element per input token."""
-    if not micro_batches:
-        return False
-    inputs, targets = micro_batches[0]
-    read = (
-        inputs
-        if not isinstance(inputs, dict)
-        else {key: part for key, part in inputs.items() if key != LABELS}
-    )
-    return isinstance(targets, Tensor) and any(
-        not tensor.is_floating_point() and tensor.shape == targets.shape
-        for _, tensor in named_tensors(read, "inputs")
-    )
-
-
 def _noise(result: StepResult) -> dict[str, Any]:
     return {} if result.noise is None else {"noise": result.noise.as_event()}
-
-
-def _process() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname()}

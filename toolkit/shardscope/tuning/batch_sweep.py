@@ -5,8 +5,9 @@
 
 Every batch size gets the same number of samples, so larger batches take fewer steps. Each optimizer gets the same
 number of runs at each batch. A few rates around that of its scaling rule (linear for SGD and LARS, Goyal et al. 2017;
-the square root for AdamW and LAMB, You et al. 2020) are run with the first seed. Then the best rate is run with the
-other seeds. A sweep that was stopped resumes: completed runs are not repeated.
+the square root for AdamW and LAMB, You et al. 2020) are run with the first seed, and compared on the validation split.
+Then the best rate is run with the other seeds, whose median counts: the first seed's value is the least of several, so
+it would be too low. A sweep that was stopped resumes: completed runs are not repeated.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Point:
-    """One optimizer at one batch size: its best rate, and that rate's value for each seed that did not fail."""
+    """One optimizer at one batch size: its best rate, and that rate's value for each seed that did not fail.
+
+    The seed that chose the rate is not among them, unless there was only one rate to choose from.
+    """
 
     optimizer: str
     batch: int
@@ -111,7 +115,7 @@ def batch_sweep(
     optimizers: Sequence[str] = OPTIMIZERS,
     rates: Mapping[str, float] | None = None,
     factors: Sequence[float] = FACTORS,
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Sequence[int] = (0, 1, 2, 3),
     name: str | None = None,
     root: str | Path | None = None,
     on_cell: Callable[[Cell], None] | None = None,
@@ -121,22 +125,26 @@ def batch_sweep(
     Args:
         job: What to train. Every run gets as many samples as the job; `rates` apply at the job's batch size.
         batches: Batch sizes to try.
-        target: Value to reach on held-back data. None takes the worst median of the optimizers at the smallest batch
-            (those that train at all), times 1.25: seeds alone differ by a tenth or more.
+        target: Value to reach on the validation split. None takes the worst median of the optimizers at the smallest
+            batch (those that train at all), times 1.25: seeds alone differ by a tenth or more.
         quality: ``loss``, or ``error``, the share of wrong answers.
         optimizers: Names of the optimizers to compare.
         rates: Learning rates by optimizer, at the job's batch size; None takes the default rates.
         factors: Rates to try at each batch size, as multiples of the rate of the scaling rule.
-        seeds: Seeds of the runs; the first one chooses the rate, and all count for the median.
+        seeds: Seeds of the runs: the first one chooses the rate, and the median is of the others. With a single rate
+            in `factors` nothing is chosen, and all count.
         name: Name of the sweep, under which completed runs are found; derived from the arguments by default.
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
         on_cell: Called after each run with its `Cell`.
 
     Raises:
-        SpecError: A batch size is impossible, or leaves fewer than 2 steps.
-        StudyError: The sweep of this name has other arguments, or one of its runs was stopped by hand.
+        SpecError: A batch size is impossible or leaves fewer than 2 steps, or no seed is left for the median.
+        StudyError: The sweep of this name has other arguments or is of an earlier version, or one of its runs was
+            stopped by hand.
     """
-    _check(job, batches, optimizers, seeds, quality)
+    if quality not in QUALITIES:
+        raise SpecError(f"quality={quality!r} is not measured; use 'loss' or 'error'")
+    _check(job, batches, optimizers, seeds, factors)
     usual = {**{n: Optimizer(name=n).lr for n in optimizers}, **(rates or {})}
     asked = _digest(job, usual, quality)
     folder = folder_of(name or f"batches-{asked}", root)
@@ -174,9 +182,9 @@ class _Plan:
     def point(self, rates: Sequence[float], seeds: Sequence[int]) -> Point:
         tried = [self._cell(rate, seeds[0]) for rate in rates]
         best = min(tried, key=lambda cell: math.inf if cell.value is None else cell.value)
-        cells = [best, *(self._cell(best.rate, seed) for seed in seeds[1:])]
+        cells = [self._cell(best.rate, seed) for seed in (seeds[1:] if len(rates) > 1 else seeds)]
         values = tuple(cell.value for cell in cells if cell.value is not None)
-        return Point(self.optimizer, self.batch, best.steps, best.rate, values, len(seeds))
+        return Point(self.optimizer, self.batch, best.steps, best.rate, values, len(cells))
 
     def _cell(self, rate: float, seed: int) -> Cell:
         key = (self.optimizer, self.batch, rate, seed)
@@ -237,13 +245,17 @@ def _job(job: Job, optimizer: str, batch: int, rate: float, seed: int) -> Job:
 
 
 def _check(
-    job: Job, batches: PowersOfTwo, optimizers: Sequence[str], seeds: Sequence[int], quality: str
-) -> None:
-    if quality not in QUALITIES:
-        raise SpecError(f"quality={quality!r} is not measured; use 'loss' or 'error'")
-    if not seeds or not optimizers:
+    job: Job, batches: PowersOfTwo, optimizers: Sequence[str], seeds: Sequence[int], factors: Sequence[float]
+) -> None:  # fmt: skip
+    if not seeds or not optimizers or not factors:
         raise SpecError(
-            f"seeds={list(seeds)} and optimizers={list(optimizers)} leave nothing to run; give one of each"
+            f"seeds={list(seeds)}, optimizers={list(optimizers)} and factors={list(factors)} leave nothing to run; "
+            "give at least one of each"
+        )
+    if len(seeds) == 1 and len(factors) > 1:
+        raise SpecError(
+            f"seeds={list(seeds)} leave none for the median, as the first one chooses among {len(factors)} rates; "
+            "give at least 2 seeds, or one factor"
         )
     for batch in batches.ends():
         for optimizer in optimizers:
@@ -256,7 +268,7 @@ def _check(
 
 
 def _digest(job: Job, rates: Mapping[str, float], quality: str) -> str:
-    asked = json.dumps([job.to_json(), sorted(rates.items()), quality])
+    asked = json.dumps([job.model_dump_json(), sorted(rates.items()), quality, "validation"])
     return sha256(asked.encode()).hexdigest()[:12]
 
 
@@ -264,7 +276,8 @@ def _claim(path: Path, asked: str, name: str | None) -> None:
     """Refuse the folder of a sweep with other arguments."""
     if path.exists() and path.read_text() != asked:
         raise StudyError(
-            f"name={name!r} is a sweep of another job, quality or other rates; give this one another name, or none"
+            f"name={name!r} is a sweep of another job, quality or other rates, or of a version that compared rates on "
+            "the test split; give this one another name, or none"
         )
     path.write_text(asked)
 

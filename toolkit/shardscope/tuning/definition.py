@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -37,8 +37,15 @@ class Definition(Spec):
 
     None if the study does not record it; it is then not compared.
     """
+    split: Literal["validation", "test"] = "validation"
+    """The split on which its trials are compared. Studies of earlier versions used the test split."""
     code: dict[str, str] | None = None
     """Digests from `code_of` of the user-defined methods in job and space; None if not recorded."""
+
+    @classmethod
+    def from_fields(cls, fields: Any) -> Self:
+        """Build a definition from JSON; one that does not name its split is of an earlier version."""
+        return super().from_fields({"split": "test", **fields} if isinstance(fields, dict) else fields)
 
     @model_validator(mode="after")
     def _possible(self) -> Definition:
@@ -85,6 +92,19 @@ class Definition(Spec):
                 "study of another name"
             )
         self.job.require_code()
+
+    def require_validation(self, *, study: str) -> None:
+        """Refuse to run trials of a study whose earlier trials were compared on the test split.
+
+        Raises:
+            StudyError: The values of new trials, on the validation split, could not be compared with its own.
+        """
+        if self.split == "test" and self.quality is not None:
+            raise StudyError(
+                f"study {study!r} compared its trials on the test split, as earlier versions did, and trials are now "
+                "compared on the validation split; its results can still be read, and more trials need a new study, "
+                "of another name"
+            )
 
     def with_batches_of(self, begun: Definition) -> Definition:
         """Return the definition with the batch range of `begun`, if neither definition has a user-given range."""

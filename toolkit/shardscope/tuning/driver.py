@@ -26,7 +26,7 @@ from shardscope.errors import LaunchError, RunNotFound, ShardscopeError, SpecErr
 from shardscope.runtime import launch
 from shardscope.runtime.run import Run
 from shardscope.runtime.rundir import RunDir
-from shardscope.runtime.schema import Cause
+from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 from shardscope.spec.space import Value
 from shardscope.tuning import recovery

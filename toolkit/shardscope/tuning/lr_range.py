@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import takewhile
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from shardscope.analytic.large_batch import RateSuggestions, smoothed_loss, suggest_rates
 from shardscope.errors import SpecError
 from shardscope.runtime import Run, launch
-from shardscope.runtime.summary import mean_loss, steps_of
 from shardscope.spec import Checkpoint, Job, LRSchedule
 
 if TYPE_CHECKING:
@@ -138,14 +137,8 @@ def _watch(run: Run) -> bool:
 
 def _losses(run: Run) -> tuple[list[float], list[float]]:
     """Return rates and losses of the steps so far, up to the first whose loss is not finite."""
-    rates, losses = [], []
-    for rows in steps_of(run.events()).values():
-        loss = mean_loss(rows)
-        if loss is None or not np.isfinite(loss):
-            break
-        rates.append(next(row["lr"] for row in rows if row["loss"] is not None))
-        losses.append(loss)
-    return rates, losses
+    taken = [*takewhile(lambda step: isfinite(step.loss), run.reduced().steps)]
+    return [step.lr for step in taken], [step.loss for step in taken]
 
 
 def _has_exploded(loss: list[float]) -> bool:

@@ -6,14 +6,14 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import nan
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardscope.runtime.layers import Looks, tells_of_layers
+from shardscope.runlog.averages import ALIKE
+from shardscope.runlog.layers import tells_of_layers
+from shardscope.runlog.reducer import Evaluation, RunLog
+from shardscope.runlog.tail import Tail
 from shardscope.runtime.run import Run
-from shardscope.runtime.summary import WARM_UP_STEPS, number, per_step, sent_bytes, with_late
-from shardscope.runtime.tail import Event, Tail
 from shardscope.spec import Job
 from shardscope.tuning.objectives import QUALITIES
 
@@ -32,16 +32,17 @@ class Measured:
         steps: Number of steps that all ranks have taken.
         step_s: Median seconds per step of the slowest rank, without the first steps. If steps differ (local SGD, or
             before and after an uncompressed warm-up), each kind is weighted by its share of the job's steps
-            (`per_step_of`); None before there are steps of both kinds.
+            (`runlog.averages`); None before there are steps of each kind.
         compute_s: Median seconds of computation in a step, of the rank that computes most; None without spans.
-        codec_s: Mean seconds of packing and unpacking in a step, of the rank with most, warm-up left out.
-        bytes: Bytes sent by all ranks so far.
-        messages: Messages sent by all ranks so far.
+        codec_s: Mean seconds of packing and unpacking in a step, of the rank with most, weighted as `step_s`.
+        bytes: Training bytes sent by all ranks so far.
+        messages: Training messages sent by all ranks so far.
         memory: Peak bytes of any rank so far.
-        curve: Quality on held-back data by step: (step, loss, share of wrong answers).
-        alarms: Alarms about its layers when last computed, as sentences (`runtime.alarms`).
+        curve: Quality on the validation split by step: (step, loss, share of wrong answers).
+        alarms: Alarms about its layers when last computed, as sentences (`runlog.alarms`).
         plain_s: Median seconds over all steps so far, of whatever kind; None before the first.
         spent_s: Total seconds of the steps so far; None if recorded by an older version.
+        test: Loss and share of wrong answers on the test split, which no choice depends on; None before the last step.
     """
 
     steps: int
@@ -55,6 +56,7 @@ class Measured:
     alarms: tuple[str, ...] = ()
     plain_s: float | None = None
     spent_s: float | None = None
+    test: tuple[float, float] | None = None
 
     def objective(self, name: str, steps: int) -> float | None:
         """Return the value of a named objective over `steps` steps; None if it is not known yet.
@@ -82,22 +84,15 @@ class Meter:
     read while others get the figures.
 
     Attributes:
-        is_piece: Whether the run trains only a part of its job, so that its steps do not represent the whole job.
+        is_piece: Whether the run trains only a part of its job, so that kinds of steps are weighted by how often they
+            occurred, not by their share of the whole job.
+        log: The events so far, reduced.
     """
 
     run: Run
     is_piece: bool = False
+    log: RunLog = field(init=False)
     _tail: Tail = field(init=False)
-    _ranks: int = field(init=False)
-    _open: dict[int, dict[int, Event]] = field(default_factory=dict)
-    _times: list[float] = field(default_factory=list)
-    _computed: list[float] = field(default_factory=list)
-    _codec: list[float] = field(default_factory=list)
-    _bytes: int = 0
-    _messages: int = 0
-    _memory: int = 0
-    _curve: list[tuple[int, float, float]] = field(default_factory=list)
-    _looks: Looks = field(default_factory=Looks)
     _judged: int = 0
     _judge_at: int = 1
     _alarms: tuple[str, ...] = ()
@@ -106,32 +101,31 @@ class Meter:
     """Cached figures of all events read; None after new events."""
 
     def __post_init__(self) -> None:
-        self._tail = self.run.tail()
-        self._ranks = self.run.job.world_size
+        self._tail, self.log = self.run.tail(), RunLog.of(self.run.job)
 
     def go_on(self, run: Run) -> None:
         """Follow the run that resumes from this one's checkpoint; the figures keep accumulating."""
         with self._lock:
             self.run, self._tail, self._measured = run, run.tail(), None
-            self._open.clear()
 
     @property
     def num_steps(self) -> int:
         """Number of steps that all ranks had taken at the last read."""
-        return len(self._times)
+        return len(self.log.steps)
 
     @property
     def num_evaluations(self) -> int:
         """Number of points of the curve at the last read."""
-        return len(self._curve)
+        return len(self.log.evaluations)
 
     def read(self) -> None:
         """Take in new events."""
         with self._lock:
-            for event in self._tail.poll():
-                self._take(event)
+            events = self._tail.poll()
+            if events:
+                self.log.feed(events)
                 self._measured = None
-            if self._looks.num_events > self._judged and self._is_due():
+            if self.log.looks.num_events > self._judged and self._is_due():
                 self._judge()
                 self._measured = None
 
@@ -148,82 +142,37 @@ class Meter:
         return self.measured()
 
     def _compute(self) -> Measured:
-        computed = self._computed[WARM_UP_STEPS:] or self._computed
-        codec = self._codec[WARM_UP_STEPS:] or self._codec  # the first step compiles
+        log, until = self.log, None if self.is_piece else self.run.job.steps
+        times = log.steps.column("step_time_s")
         return Measured(
-            steps=len(self._times), step_s=self._step_s(),
-            compute_s=median(computed) if computed else None,
-            codec_s=sum(codec) / len(codec) if codec else 0.0,
-            bytes=self._bytes, messages=self._messages, memory=self._memory, curve=tuple(self._curve),
+            steps=len(log.steps),
+            step_s=log.per_step("step_time_s", average="median", until=until),
+            compute_s=log.per_step("compute_s", average="median", kinds=ALIKE),
+            codec_s=log.per_step("codec_s", until=until) or 0.0,
+            bytes=sum(log.steps.column("sent_bytes")),
+            messages=sum(log.steps.column("messages")),
+            memory=log.peak_memory_bytes or 0,
+            curve=tuple((each.step, *_quality(each)) for each in log.evaluations),
             alarms=self._alarms,
-            plain_s=median(self._times) if self._times else None, spent_s=sum(self._times),
-        )  # fmt: skip
-
-    def _step_s(self) -> float | None:
-        """Return seconds per step, with steps before and after an uncompressed warm-up weighted as in the whole job."""
-        job, times = self.run.job, dict(enumerate(self._times, 1))
-        warm = 0 if self.is_piece else job.compression.uncompressed(job.steps)
-        if not warm:
-            return per_step(times, job.compression.period, average="median")
-        first = {step: time for step, time in times.items() if step <= warm}
-        rest = [time for step, time in times.items() if step > warm]
-        before = per_step(first, average="median")
-        if before is None or not rest:
-            return None
-        after = median(rest[WARM_UP_STEPS:] or rest)
-        return (warm * before + (job.steps - warm) * after) / job.steps
+            plain_s=median(times) if times else None,
+            spent_s=sum(times),
+            test=None if log.final is None else _quality(log.final),
+        )
 
     def _is_due(self) -> bool:
-        return self._looks.num_looks >= self._judge_at or not self.run.is_alive
+        return self.log.looks.num_looks >= self._judge_at or not self.run.is_alive
 
     def _judge(self) -> None:
         """Compute alarms from all looks; less often the more looks there are, as the cost grows with them."""
-        self._judged, num_looks = self._looks.num_events, self._looks.num_looks
+        looks = self.log.looks
+        self._judged, num_looks = looks.num_events, looks.num_looks
         self._judge_at = num_looks + max(1, num_looks // _RARER)
-        self._alarms = tuple(map(str, self._looks.layers(self.run.job.optimizer).alarms))
-
-    def _take(self, event: Event) -> None:
-        if event["event"] == "eval" and event["rank"] == 0:
-            self._curve.append((event["step"], _number(event["loss"]), 1.0 - _number(event["accuracy"])))
-        if event["event"] == "layers":
-            self._looks.take(event)
-        if event["event"] == "traffic":
-            self._take_late(event)
-        if event["event"] != "step":
-            return
-        row = self._open.setdefault(event["step"], {})
-        row[event["rank"]] = event
-        if len(row) == self._ranks:
-            self._count(list(self._open.pop(event["step"]).values()))
-
-    def _take_late(self, event: Event) -> None:
-        """Add traffic that a server sent for a step after its own rank had finished it."""
-        row, rank = self._open.get(event["step"]), event["rank"]
-        if row is None:
-            self._count_traffic(event)
-        elif rank in row:
-            row[rank] = with_late(row[rank], event)
-
-    def _count_traffic(self, event: Event) -> None:
-        self._bytes += sent_bytes(event)
-        self._messages += sum(each.get("messages", 0) for each in event["traffic"].values())
-
-    def _count(self, row: list[Event]) -> None:
-        self._times.append(max(event["step_time_s"] for event in row))
-        if all("spans" in event for event in row):
-            self._computed.append(max(map(_compute_seconds, row)))
-        self._codec.append(max(event.get("codec_s", 0.0) for event in row))
-        for event in row:
-            self._count_traffic(event)
-        self._memory = max(self._memory, *(event["peak_memory_bytes"] or 0 for event in row))
+        self._alarms = tuple(map(str, looks.layers(self.run.job.optimizer).alarms))
 
 
-def _number(value: Any) -> float:
-    return nan if value is None else number(value)
-
-
-def _compute_seconds(event: Event) -> float:
-    return sum(float(end - start) for lane, _, start, end, *_ in event["spans"] if lane == "compute")
+def _quality(evaluation: Evaluation) -> tuple[float, float]:
+    """Loss and share of wrong answers."""
+    return evaluation.loss, 1.0 - evaluation.accuracy
 
 
 def evaluated(job: Job, times: int = 8) -> Job:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 OBJECTIVES: Mapping[str, str] = {
-    "loss": "loss on held-back data at the end of the run, in the loss's own unit (cross-entropy: nats)",
-    "error": "share of wrong answers on held-back data at the end, from 0 to 1; accuracy is 1 minus it",
+    "loss": "loss on the validation split at the end of the run, in the loss's own unit (cross-entropy: nats)",
+    "error": "share of wrong answers on the validation split at the end, from 0 to 1; accuracy is 1 minus it",
     "seconds": "seconds of training: the median step of the slowest rank, its first ones left out, times the steps",
     "bytes": "bytes that all ranks together sent over the whole run",
     "memory": "most bytes that a rank held at a time, of the rank that held most",

@@ -180,7 +180,9 @@ def measured_from(value: Mapping[str, Any] | None) -> Measured | None:
     if value is None:
         return None
     curve = tuple((int(s), float(a), float(b)) for s, a, b in value["curve"])
-    return Measured(**{**value, "curve": curve, "alarms": tuple(value.get("alarms", ()))})
+    loss_and_error = value.get("test")
+    test = None if loss_and_error is None else (float(loss_and_error[0]), float(loss_and_error[1]))
+    return Measured(**{**value, "curve": curve, "alarms": tuple(value.get("alarms", ())), "test": test})
 
 
 def front(records: Sequence[TrialRecord]) -> Front:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ class Report:
     """Sentence on which batch sizes are searched and why, if the study chose them."""
     alarms: tuple[tuple[int, str], ...] = ()
     """Alarms about layers, as (trial number, sentence)."""
+    test: str | None = None
+    """Sentence on the best trial's figures on the test split, by which nothing was chosen; None if not known."""
     by_noise: tuple[int, ...] = ()
     """Numbers of trials that are on the front only for a few per cent of measured time (`tuning.front`)."""
 
@@ -61,7 +64,7 @@ class Report:
         if self.samplers:
             lines.append(f"Drawn by {', '.join(f'{name}: {count}' for name, count in self.samplers)}.")
         note = note_of(self.by_noise)
-        left_out = [] if note is None else [note]
+        left_out = [text for text in (self.test, note) if text is not None]
         return "\n".join([
             *lines, self.verdict, f"On the front: trials {numbers}.", *left_out, *self._alarm_lines()
         ])  # fmt: skip
@@ -87,8 +90,20 @@ def report_of(name: str, records: Sequence[TrialRecord], definition: Definition)
     return Report(
         name, objective, rows, tuple(record for record in records if record.number in clear),
         tuple(sorted(states.items())), _verdict(rows, objective), tuple(drew.items()), definition.batches, alarms,
-        by_noise,
+        _test(rows, records, definition), by_noise,
     )  # fmt: skip
+
+
+def _test(rows: Sequence[OptimizerRow], records: Sequence[TrialRecord], definition: Definition) -> str | None:
+    """Return a sentence on the test split, which is evaluated once in each trial, after its last step."""
+    if definition.split == "test":
+        return "Its trials were compared on the test split, as earlier versions did."
+    best = next((record for record in records if rows and record.number == rows[0].number), None)
+    if best is None or best.measured is None or best.measured.test is None:
+        return None
+    loss, error = best.measured.test
+    wrong = "" if math.isnan(error) else f", error {error:.4g}"
+    return f"On the test split, by which nothing was chosen, trial {best.number} has loss {loss:.4g}{wrong}."
 
 
 def _rows(records: Sequence[TrialRecord], objective: str, own: str) -> tuple[OptimizerRow, ...]:

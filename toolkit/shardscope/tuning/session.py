@@ -42,6 +42,7 @@ from shardscope.tuning.pruning.halving import Rungs, agreed, rungs_of
 from shardscope.tuning.pruning.pruners import ByOptuna, pruner_of
 from shardscope.tuning.pruning.rungs import HalvingDriver
 from shardscope.tuning.records import PINNED, Ledger, TrialRecord
+from shardscope.tuning.recovery import ended
 from shardscope.tuning.report import Report, report_of
 from shardscope.tuning.samplers import check_storage, sampler_of
 from shardscope.tuning.seeding import queue_seeds
@@ -121,7 +122,7 @@ class Session:
                 held.job, held.space if space is None else space, held.objectives if objectives is None else objectives,
                 held.own if objectives is None else own, held.equal if equal == "samples" else equal,
                 baselines=held.baselines, code=held.code,
-            )  # fmt: skip
+            ).replace(split=held.split)  # fmt: skip
         else:
             if isinstance(job, Job):
                 job.require_code()
@@ -145,7 +146,9 @@ class Session:
             if not is_new:
                 begun = definition_of(opened, name)
                 check_trials(study.get_trials(deepcopy=False), begun.space, study=name)
-                definition = definition.with_batches_of(begun).replace(batch_range=begun.batch_range)
+                definition = definition.with_batches_of(begun).replace(
+                    batch_range=begun.batch_range, split=begun.split
+                )
             if not is_new and isinstance(sampler, str):
                 study.sampler.reseed_rng()  # else it would repeat the previous driver's draws
             seed_it = partial(_seed, study, Ledger(opened, name), definition, is_maker=is_new)
@@ -169,7 +172,7 @@ class Session:
             study, ledger, definition, trials, folder / "trials", own, parallel, pruner=judge,
             feasibility=limit,
             choose=EqualBudgets(definition.space) if has_baselines else None,
-            seed=None if is_new else partial(_go_on, definition, seed_it, study=name),
+            seed=None if is_new else partial(_go_on, definition, seed_it, study=study, trials=trials),
         )  # fmt: skip
         return cls(study, definition, driver, folder, storage)
 
@@ -277,9 +280,11 @@ class Session:
         self.study.set_user_attr(f"{PINNED}:{number}", is_pinned)  # one each, so that none is overwritten
 
 
-def _go_on(definition: Definition, seed_it: Callable[[], None], *, study: str) -> None:
-    """Check code and queue seeds, for a driver that resumes a study and starts to run trials."""
-    definition.require_code(study=study)
+def _go_on(definition: Definition, seed_it: Callable[[], None], *, study: optuna.Study, trials: int) -> None:
+    """Check code and split, and queue seeds, for a driver that resumes a study and starts to run trials."""
+    definition.require_code(study=study.study_name)
+    if ended(study.get_trials(deepcopy=False)) < trials:
+        definition.require_validation(study=study.study_name)
     seed_it()
 
 

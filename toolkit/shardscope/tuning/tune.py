@@ -59,7 +59,7 @@ def tune(
         trials: Total number of trials of the study; None keeps the study's number, or takes 40 for a new study.
         objectives: What to minimise: ``loss``, ``error``, ``seconds``, ``bytes``, ``memory`` (`tuning.objectives` has
             meanings and units), or your own functions, as ``{"loss": None, "mine": f}`` where ``f(run)`` returns a
-            number. Loss, seconds and bytes by default.
+            number, but not one of the test split. Loss, seconds and bytes by default.
         name: Name of the study; model and strategy by default.
         storage: An Optuna storage or its URL, for several machines; None keeps a journal file next to the runs.
         sampler: ``auto`` uses TPE, and a Gaussian process after trials take half a minute or more; each trial's

@@ -1,3 +1,4 @@
+from shardscope.runlog.steps import Step as Step
 from shardscope_widgets.figures._batch_sweep import SweepInfo as SweepInfo
 from shardscope_widgets.figures._batch_sweep import batch_sweep as batch_sweep
 from shardscope_widgets.figures._batch_sweep import batch_sweep_info as batch_sweep_info
@@ -140,5 +141,4 @@ from shardscope_widgets.figures._trial_curves import trial_curves_info as trial_
 from shardscope_widgets.figures._trial_curves import trial_curves_text as trial_curves_text
 from shardscope_widgets.figures._trials import TrialInfo as TrialInfo
 from shardscope_widgets.figures._trials import trials_info as trials_info
-from shardscope_widgets.steps import Step as Step
 from shardscope_widgets.trace import Trace as Trace

@@ -1,4 +1,4 @@
-"""Large-batch sweep: held-back quality of each optimizer at each batch size, for the same number of epochs."""
+"""Large-batch sweep: validation loss or error of each optimizer at each batch size, for the same number of epochs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardscope_widgets.words import listed
 
 _APART = 1.025
 """Factor on the batch by which the points of successive optimizers are offset."""
-_WORDS = {"loss": "held-back loss", "error": "held-back error"}
+_WORDS = {"loss": "validation loss", "error": "validation error"}
 
 
 class SweepLine(NamedTuple):

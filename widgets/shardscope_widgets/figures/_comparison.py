@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.runlog.summary import summarise
 from shardscope_widgets.figures import theme
-from shardscope_widgets.steps import Step
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import bytes_text, plural, rate_text, seconds_text, three_digits
 
-LAST = 5
-"""Number of last steps over which the final loss is averaged."""
 HEADERS = (
     "run",
     "ranks",
@@ -29,7 +26,7 @@ HEADERS = (
 
 
 class Row(NamedTuple):
-    """Figures of one run; None where they are not known yet.
+    """Figures of one run, as in its summary; None where they are not known yet.
 
     `speed` is throughput relative to the single-process run of the same workload.
     """
@@ -39,6 +36,7 @@ class Row(NamedTuple):
     workload: str
     world_size: int
     steps: int
+    last_step: int
     loss: float | None
     step_time_s: float | None
     per_second: float | None
@@ -71,27 +69,12 @@ def comparison_info(traces: Sequence[Trace]) -> tuple[Row, ...]:
 
 
 def _row(trace: Trace) -> Row:
-    tokens = trace.measures_tokens
-    step_time = trace.per_step("step_time_s", average="median")
+    told = summarise(trace, state="")
     return Row(
-        label=trace.label,
-        strategy=trace.strategy,
-        workload=trace.workload,
-        world_size=trace.world_size,
-        steps=trace.steps[-1].number if trace.steps else 0,
-        loss=fmean(step.loss for step in trace.steps[-LAST:]) if trace.steps else None,
-        step_time_s=step_time,
-        per_second=_counted(trace.steps[-1], tokens) / step_time if step_time else None,
-        counted="tokens" if tokens else "samples",
-        bytes_per_step=trace.per_step("bytes_sent"),
-        peak_memory_bytes=max(trace.peak_memory.values(), default=None),
-        speed=None,
-    )
-
-
-def _counted(step: Step, tokens: bool) -> float:
-    """Number of tokens or samples in a step."""
-    return ((step.tokens_per_s or 0.0) if tokens else step.samples_per_s) * step.step_time_s
+        trace.label, trace.strategy, trace.workload, trace.world_size, told.steps, told.last_step, told.loss,
+        told.step_time_s, told.tokens_per_s or told.samples_per_s, "tokens" if told.tokens_per_s else "samples",
+        told.bytes_per_step, told.peak_memory_bytes, speed=None,
+    )  # fmt: skip
 
 
 def _with_speed(row: Row, base: float | None) -> Row:
@@ -115,9 +98,9 @@ def _verdict(workload: str, rows: Sequence[Row]) -> str:
     text = f"{workload}: {fastest.label} is the fastest with {rate}"
     if fastest.speed and fastest.world_size > 1:
         text += f", {three_digits(fastest.speed)} times one process on {plural(fastest.world_size, 'rank')}"
-    spread = max(losses) - min(losses)
-    if len({row.steps for row in rows}) > 1:
+    if len(losses) < len(rows) or len({row.last_step for row in rows}) > 1:
         return f"{text}."
+    spread = max(losses) - min(losses)
     return f"{text}; the final losses lie within {three_digits(spread)} of each other."
 
 

@@ -8,20 +8,23 @@ the wire or for other ranks. All figures are per step, over whole periods of loc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.runtime.summary import per_step
+from shardscope.runlog.averages import StepKinds, per_step
+from shardscope.runlog.spans import covered
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._comparison import LAST
 from shardscope_widgets.figures._compression_look import method_look
-from shardscope_widgets.figures._timeline import COMPUTE, union
+from shardscope_widgets.figures._timeline import COMPUTE
 from shardscope_widgets.trace import Span, Trace
 from shardscope_widgets.words import bytes_text, listed, plural, seconds_text
 
+LAST = 5
+"""Number of last steps over which a run's loss is averaged."""
 CODEC = "codec"
 PARTS = (
     ("compute", theme.Look("#2a6fb5")),
@@ -36,8 +39,8 @@ class CompressedRun(NamedTuple):
     """One run.
 
     `bytes_per_step` and `step_s` are None before the end of its first period. `parts` are seconds per step in the order
-    of `PARTS`, None without spans. `owed` is the residual's norm by step. `plain` is the uncompressed baseline, None if
-    there is none.
+    of `PARTS`, None without spans. `loss_mean` is the mean over the last `LAST` steps. `owed` is the residual's norm by
+    step. `plain` is the uncompressed baseline, None if there is none.
     """
 
     label: str
@@ -49,7 +52,7 @@ class CompressedRun(NamedTuple):
     bytes_per_step: float | None
     step_s: float | None
     parts: tuple[float, float, float] | None
-    loss: float
+    loss_mean: float
     accuracy: float | None
     owed: tuple[tuple[int, float], ...]
     plain: CompressedRun | None = None
@@ -94,12 +97,12 @@ def _kind_of(trace: Trace) -> tuple[str, int, str]:
 
 
 def _run(trace: Trace) -> CompressedRun:
-    accuracies = [event["accuracy"] for event in trace.evals if event.get("accuracy") is not None]
+    accuracies = [each.accuracy for each in trace.evaluations if not math.isnan(each.accuracy)]
     owed = next((figures for name, figures in sorted(trace.kept.items()) if name.endswith("norm")), {})
     return CompressedRun(
         trace.label, trace.strategy, trace.world_size, trace.link, trace.method, trace.method_label,
-        trace.per_step("bytes_sent"), trace.per_step("step_time_s"), step_parts(trace),
-        fmean(step.loss for step in trace.steps[-LAST:]), float(accuracies[-1]) if accuracies else None,
+        trace.bytes_per_step, trace.step_time_s, step_parts(trace),
+        fmean(trace.steps.column("loss")[-LAST:]), accuracies[-1] if accuracies else None,
         tuple(sorted(owed.items())),
     )  # fmt: skip
 
@@ -116,7 +119,7 @@ def step_parts(trace: Trace) -> tuple[float, float, float] | None:
         if number in times
     }
     compute, codec, rest = (
-        per_step({number: row[i] for number, row in rows.items()}, trace.period) for i in range(3)
+        per_step([*rows], [row[i] for row in rows.values()], StepKinds(trace.kinds.period)) for i in range(3)
     )
     return None if compute is None or codec is None or rest is None else (compute, codec, rest)
 
@@ -128,14 +131,10 @@ def _parts_of(spans: Sequence[Span], seconds: float, world_size: int) -> tuple[f
         own = [span for span in spans if span.rank == rank]
         computing = [(span.start, span.end) for span in own if span.lane == COMPUTE]
         packing = [(span.start, span.end) for span in own if span.lane == CODEC]
-        alone = _length(computing)
+        alone = covered(computing)
         compute += alone / world_size
-        codec += (_length(computing + packing) - alone) / world_size
+        codec += (covered(computing + packing) - alone) / world_size
     return (compute, codec, max(0.0, seconds - compute - codec))
-
-
-def _length(intervals: list[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in union(intervals))
 
 
 def compression_text(info: CompressionInfo) -> str:
@@ -150,7 +149,7 @@ def _sentence(run: CompressedRun) -> str:
     if plain is not None:
         if plain.link == run.link and plain.step_s is not None and run.step_s is not None:
             parts.append(f"takes {seconds_text(run.step_s)} instead of {seconds_text(plain.step_s)} a step")
-        parts.append(f"has come to loss {run.loss:.4f} against {plain.loss:.4f}")
+        parts.append(f"has come to loss {run.loss_mean:.4f} against {plain.loss_mean:.4f}")
     return f"{run.label} {listed(parts)}."
 
 

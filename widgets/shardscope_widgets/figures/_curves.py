@@ -91,7 +91,7 @@ def throughput_info(traces: Sequence[Trace]) -> CurvesInfo:
 
 def traffic_info(traces: Sequence[Trace]) -> CurvesInfo:
     """Return curves of the bytes sent in each step, summed over ranks."""
-    curves = tuple(_curve(trace, "bytes_sent") for trace in traces)
+    curves = tuple(_curve(trace, "sent_bytes") for trace in traces)
     return CurvesInfo("Sent per step", "B", tuple(curve._replace(smooth=curve.values) for curve in curves))
 
 

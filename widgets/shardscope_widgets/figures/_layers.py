@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.runtime.alarms import LATE
-from shardscope.runtime.layers import Layers, Looks, OwedSeries, RatioSeries
+from shardscope.runlog.alarms import LATE
+from shardscope.runlog.layers import Layers, OwedSeries, RatioSeries
 from shardscope_widgets.figures import theme
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import listed, plural, three_digits
@@ -82,7 +82,7 @@ def layers_info_of(trace: Trace) -> LayersInfo:
 
     For a long run only evenly spread sampled steps are kept; alarms use more of them than are drawn.
     """
-    return layers_info(Looks.of(trace.layers).layers(trace.optimizer), label=trace.label)
+    return layers_info(trace.looks.layers(trace.optimizer), label=trace.label)
 
 
 def _thinned(steps: Sequence[int]) -> list[int]:

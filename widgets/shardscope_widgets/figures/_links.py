@@ -31,7 +31,11 @@ def links_info(traces: Sequence[Trace]) -> LinksInfo:
 
 def _run(trace: Trace) -> Group:
     return Group(
-        trace.label, tuple(Bar(trace.name_of(rank), link) for rank, link in sorted(trace.links.items()))
+        trace.label,
+        tuple(
+            Bar(trace.name_of(rank), (moved.sent_bytes, moved.received_bytes))
+            for rank, moved in sorted(trace.links.items())
+        ),
     )
 
 

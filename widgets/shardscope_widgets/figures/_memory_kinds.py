@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._stacks import Bar, Group, draw_stacks
-from shardscope_widgets.trace import MEMORY_KINDS, Trace
+from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import bytes_text, listed
 
 KIND_NAMES = {"optimizer": "optimizer state", "gathered": "gathered from other ranks"}

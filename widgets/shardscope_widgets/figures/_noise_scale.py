@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import plotly.graph_objects as go
 
-from shardscope.runtime.noise import noise_scale_from
+from shardscope.analytic.large_batch.noise_scale import noise_scale_from
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._curves import MOST_POINTS, finite_or_none, moving_average
 from shardscope_widgets.trace import Trace
@@ -26,7 +26,7 @@ _BAND_DECADES = 1.5
 
 
 class Measured(Protocol):
-    """The part of a `shardscope.runtime.noise.NoiseScale` that is drawn."""
+    """The part of a `shardscope.analytic.large_batch.noise_scale.NoiseScale` that is drawn."""
 
     @property
     def batch(self) -> int: ...
@@ -101,11 +101,9 @@ def noise_scale_info_of(trace: Trace) -> NoiseScaleInfo | None:
     """Return the data of a run so far; None if it does not measure its noise scale or has no estimate yet."""
     if not trace.noise:
         return None
-    noise = noise_scale_from(dict(sorted(trace.noise.items())), *trace.batches)
-    steps = sorted(trace.steps)
-    info = noise_scale_info(
-        noise, [step.number for step in steps], [step.loss for step in steps], label=trace.label
-    )
+    noise = noise_scale_from(trace.noise, *trace.batches)
+    numbers, loss = trace.steps.column("number"), trace.steps.column("loss")
+    info = noise_scale_info(noise, numbers, loss, label=trace.label)
     return info if any(value is not None for value in info.critical) else None
 
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.runlog.traffic import Event
 from shardscope_widgets.figures import theme
-from shardscope_widgets.trace import Event, Trace
+from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import bytes_text, seconds_text
 
 PHASES = ("reduce_scatter", "all_gather")

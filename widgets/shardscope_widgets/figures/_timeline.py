@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.runlog.spans import Interval, covered, union
 from shardscope_widgets.figures import theme
 from shardscope_widgets.trace import Span, Trace
 from shardscope_widgets.words import bytes_text, listed, seconds_text
@@ -21,7 +22,6 @@ BLANK = {"showticklabels": False, "range": [0, 1]}
 MOST_KINDS = 14
 """Maximum number of span kinds in a live timeline; further kinds are not drawn there."""
 _SHORTEST_IDLE_MS = 0.05
-Interval = tuple[float, float]
 
 
 class Bar(NamedTuple):
@@ -121,21 +121,6 @@ def _intervals(bars: Iterable[Bar]) -> list[Interval]:
     return [(bar.start_ms, bar.start_ms + bar.duration_ms) for bar in bars]
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The union of intervals as disjoint intervals, in order."""
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _length(intervals: Iterable[Interval]) -> float:
-    return sum(end - start for start, end in union(intervals))
-
-
 def _shares(bars: Sequence[Bar], world_size: int, end: float) -> Shares:
     total = end * world_size or 1.0
     compute = communication = both = 0.0
@@ -143,9 +128,9 @@ def _shares(bars: Sequence[Bar], world_size: int, end: float) -> Shares:
         own = [bar for bar in bars if bar.rank == rank]
         computing = _intervals(bar for bar in own if bar.lane == COMPUTE)
         other = _intervals(bar for bar in own if bar.lane != COMPUTE)
-        compute += _length(computing)
-        communication += _length(other)
-        both += _length(computing + other)
+        compute += covered(computing)
+        communication += covered(other)
+        both += covered(computing + other)
     hidden = compute + communication - both
     return Shares(compute / total, communication / total, hidden / total, max(0.0, 1 - both / total))
 

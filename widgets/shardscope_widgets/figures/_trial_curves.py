@@ -1,4 +1,4 @@
-"""Learning curves of a study's trials: held-back quality over the fraction of training, in one plot."""
+"""Learning curves of a study's trials: validation loss or error over the fraction of training, in one plot."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Curve = tuple[tuple[int, float, float], ...]
 TITLES = {
-    "loss": "loss on held-back data",
-    "error": "share of wrong answers",
+    "loss": "validation loss",
+    "error": "validation error, share of wrong answers",
     "seconds": "seconds of training",
     "bytes": "bytes sent by all ranks",
     "memory": "bytes on the fullest rank",
@@ -41,7 +41,7 @@ class TrialInfo:
         values: Known objective values. For a running trial, time and bytes are extrapolated from its first steps, and
             quality is that of its last evaluation.
         best: Optimistic final quality of a running trial, if it improves from here as much as the best trial did.
-        curve: (step, loss, share of wrong answers) at each evaluation.
+        curve: (step, loss, share of wrong answers) at each evaluation on the validation split.
         steps: Planned steps; `done` are the steps taken so far.
         is_front: Whether it is Pareto-optimal among the complete trials, and not by noise alone.
         is_by_noise: Whether it is Pareto-optimal only by a difference in time within the noise of measured times.

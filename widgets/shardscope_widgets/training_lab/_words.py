@@ -40,7 +40,7 @@ def progress_text(entry: Entry) -> str:
     steps = entry.trace.steps
     if not steps:
         return "no step finished yet" if entry.is_alive else "no step finished"
-    return f"step {steps[-1].number} of {entry.run.job.steps}, loss {steps[-1].loss:.3f}"
+    return f"step {entry.run.job.progress(steps[-1].number)}, loss {steps[-1].loss:.3f}"
 
 
 def state_text(entry: Entry) -> str:
@@ -50,7 +50,7 @@ def state_text(entry: Entry) -> str:
         return entry.state
     if entry.state == "completed":
         return f"completed, loss {steps[-1].loss:.3f}"
-    return f"{entry.state}, step {steps[-1].number} of {entry.run.job.steps}"
+    return f"{entry.state}, step {entry.run.job.progress(steps[-1].number)}"
 
 
 def status_text(entry: Entry | None) -> str:

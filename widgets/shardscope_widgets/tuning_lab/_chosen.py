@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
+from shardscope.runlog.summary import summarise
 from shardscope.runtime.run import Run
 from shardscope.spec import Job
 from shardscope_widgets.figures import _collectives, theme
@@ -17,9 +19,8 @@ from shardscope_widgets.tuning_lab import _code
 from shardscope_widgets.words import safe
 
 if TYPE_CHECKING:
-    from shardscope.runtime.tail import Tail
+    from shardscope.runlog.tail import Tail
 
-_BYTES_A_PARAMETER = 4
 BUTTONS = {
     "open": ("Open run", "folder-open", "Show its run as the Training Lab does: timeline, memory, schedule"),
     "prune": ("Prune", "scissors", "Stop this trial now and count it as pruned"),
@@ -40,7 +41,6 @@ class Watched:
     pieces: tuple[str, ...]
     run: Run = field(init=False)
     trace: Trace = field(init=False)
-    sent: dict[str, int] = field(default_factory=dict)
     _tails: list[Tail] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -62,21 +62,11 @@ class Watched:
     def poll(self) -> bool:
         """Read new events; return True if any of them is visible."""
         events = [event for tail in self._tails for event in tail.poll()]
-        for event in events:
-            is_of_step = event["event"] in ("step", "traffic")
-            for name, row in (event.get("traffic") or {}).items() if is_of_step else ():
-                self.sent[name] = self.sent.get(name, 0) + int(row["sent_bytes"])
         return self.trace.feed(events)
 
-    def formula(self) -> float | None:
-        """Return bytes per step of all ranks, uncompressed, by formula; None if the strategy has no formula."""
-        if not self.trace.num_params:
-            return None
-        job = self.run.job
-        return job.strategy.exchanged_bytes(
-            _BYTES_A_PARAMETER * self.trace.num_params, job.world_size,
-            micro_batches=job.num_micro_batches,
-        )  # fmt: skip
+    def uncompressed_bytes(self) -> float | None:
+        """Return the bytes that all ranks would send per step without compression; None without compression."""
+        return summarise(self.trace, self.run.state, self.run.job).uncompressed_bytes_per_step
 
 
 class ChosenPanel:
@@ -122,9 +112,10 @@ class ChosenPanel:
             self.words.value = f'<div class="ss-words">{told}</div>' if told else ""
             return
         self.loss.figure = _loss_spec(watched.trace)
-        compressed = watched.run.job.compression.is_on
-        formula = watched.formula() if compressed else None
-        info = _collectives.collectives_info(watched.sent, len(watched.trace.steps), formula=formula)
+        formula = watched.uncompressed_bytes()
+        info = _collectives.collectives_info(
+            watched.trace.collectives, len(watched.trace.steps), formula=formula
+        )
         self.bytes.figure = _collectives.collectives_spec(info)
         self.words.value = f'<div class="ss-words">{safe(_collectives.collectives_text(info))}</div>'
 
@@ -152,11 +143,12 @@ def _loss_spec(trace: Trace) -> dict[str, Any]:
         }
         for values, width, opacity, name in looks
     ]  # fmt: skip
+    split = trace.evaluations[-1].split if trace.evaluations else "validation"
     held = {
-        "type": "scatter", "mode": "markers", "name": "held-back data", "x": [event["step"] for event in trace.evals],
-        "y": [event["loss"] for event in trace.evals],
+        "type": "scatter", "mode": "markers", "name": f"{split} split", "x": [each.step for each in trace.evaluations],
+        "y": [each.loss if isfinite(each.loss) else None for each in trace.evaluations],
         "marker": {"symbol": "circle-open", "size": 7, "color": theme.GREY},
-        "hovertemplate": "held back, step %{x}: %{y:.4g}<extra></extra>",
+        "hovertemplate": f"{split} split, step %{{x}}: %{{y:.4g}}<extra></extra>",
     }  # fmt: skip
     layout = theme.look(height=210, margin={"l": 8, "r": 8, "t": 26, "b": 8})
     legend = theme.LEGEND_ABOVE | {"font": {"size": 11}, "itemclick": False}

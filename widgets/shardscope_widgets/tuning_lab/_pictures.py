@@ -144,7 +144,7 @@ class Pictures:
         projected = ""
         if self._link is not None and told is not None and "seconds" in told.values:
             projected = objective_text("seconds", told.values["seconds"] / told.steps)
-        formula = self._watched.formula() if self._watched is not None else None
+        formula = self._watched.uncompressed_bytes() if self._watched is not None else None
         figures = _words.figures_html(job, record.measured, formula, projected)
         self._screen.chosen.figures.value = figures + alarms_html(record.measured)
 

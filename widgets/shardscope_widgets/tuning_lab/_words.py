@@ -9,7 +9,7 @@ from shardscope.spec.user_code import label_of
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.measured import Measured
 from shardscope_widgets.figures._trials import TrialInfo, objective_text, short_name, title_of, value_text
-from shardscope_widgets.words import bytes_text, listed, plural, safe, seconds_text
+from shardscope_widgets.words import bytes_text, listed, plural, safe, seconds_text, three_digits
 
 _SHOWN = 6
 
@@ -109,6 +109,8 @@ def figures_html(job: Job, measured: Measured | None, formula: float | None, pro
     if formula is not None:
         parts.append(("uncompressed, by formula", bytes_text(formula)))
     parts.append(("most memory of a rank", bytes_text(measured.memory)))
+    if measured.test is not None:
+        parts.append(("loss on the test split", three_digits(measured.test[0])))
     rows = "".join(f'<tr><th scope="row">{safe(name)}</th><td>{safe(text)}</td></tr>' for name, text in parts)
     return f'<table class="ss-figures">{rows}</table>'
 

@@ -9,7 +9,7 @@ One module for each way of moving bytes counts them exactly, so that runs can be
 from shardscope.analytic.communication.algorithms import ALGORITHMS, OPS
 from shardscope.analytic.communication.all_reduce import all_reduce_bytes
 from shardscope.analytic.communication.collective import (
-    Outcome,
+    CollectiveCost,
     collective_outcome,
     collective_term,
     collective_time,
@@ -53,7 +53,7 @@ __all__ = [
     "agreement_traffic",
     "ALGORITHMS",
     "OPS",
-    "Outcome",
+    "CollectiveCost",
     "Crossing",
     "break_even_bandwidth",
     "collective_outcome",

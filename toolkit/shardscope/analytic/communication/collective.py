@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.communication._checks import check_options, find_algorithm, numbers
-from shardscope.analytic.communication.cost import Cost, Message, Price, Rates
+from shardscope.analytic.communication.cost import CollectiveInput, Cost, LinkRates, Price
 from shardscope.analytic.communication.ring import Floats
 from shardscope.analytic.terms import Term
 
@@ -54,7 +54,7 @@ def collective_time(
     return _price(cost, rates).total[()]
 
 
-class Outcome(NamedTuple):
+class CollectiveCost(NamedTuple):
     """A collective's time by kind, in seconds, and its volumes, in bytes; arrays that broadcast."""
 
     latency_s: Floats
@@ -82,11 +82,11 @@ def collective_outcome(
     latency: npt.ArrayLike = 0.0,
     reduce_bandwidth: npt.ArrayLike = np.inf,
     **options: Any,
-) -> Outcome:
+) -> CollectiveCost:
     """Compute `collective_time`, by kind, and `collective_volume` in one call, from the same arguments."""
     asked = _asked(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
     cost, rates = _work_out(op, algorithm, asked, options)
-    return Outcome(*_price(cost, rates), cost.sent, cost.carried)
+    return CollectiveCost(*_price(cost, rates), cost.sent, cost.carried)
 
 
 def collective_volume(
@@ -136,7 +136,7 @@ def _given(options: dict[str, Any]) -> dict[str, float | str]:
     return {name: value if isinstance(value, float | int) else str(value) for name, value in options.items()}
 
 
-def _phase_term(phase: Any, rates: Rates) -> Term:
+def _phase_term(phase: Any, rates: LinkRates) -> Term:
     price: Price = rates.price(phase)
     where = {True: "Bᵢ", False: "B"}[phase.inside]
     parts = [
@@ -155,10 +155,10 @@ def _asked(*values: npt.ArrayLike) -> dict[str, npt.ArrayLike]:
 
 def _work_out(
     op: str, algorithm: str, link: dict[str, npt.ArrayLike], options: dict[str, Any]
-) -> tuple[Cost, Rates]:
+) -> tuple[Cost, LinkRates]:
     """Check all arguments, and turn the message into a cost and the links into rates."""
     found = find_algorithm(algorithm, op)
-    message = Message(
+    message = CollectiveInput(
         numbers("num_bytes", link["num_bytes"], least=0, unit="bytes"),
         numbers("workers", link["workers"], least=1, unit="", is_whole=True),
         numbers("bandwidth", link["bandwidth"], least=0, unit="bytes/s", is_open=True),
@@ -169,9 +169,9 @@ def _work_out(
     inner = [settings.pop(name, None) for name in _INNER]
     inside = [given if given is not None else own for given, own in zip(inner, message[2:], strict=True)]
     cost = found.cost(op, message, **settings)
-    return cost, Rates(message.bandwidth, message.latency, gamma, inside[0], inside[1])
+    return cost, LinkRates(message.bandwidth, message.latency, gamma, inside[0], inside[1])
 
 
-def _price(cost: Cost, rates: Rates) -> Price:
+def _price(cost: Cost, rates: LinkRates) -> Price:
     prices = [rates.price(phase) for phase in cost.phases]
     return Price(*(sum(parts, start=np.zeros(())) for parts in zip(*prices, strict=True)))

@@ -1,8 +1,9 @@
 """Cost of a collective before it is converted to seconds: steps, bytes and additions on its critical path.
 
-A `Message` states the data to move and the link. An algorithm turns it into a `Cost` of `Phase`s. `Rates.price` is the
-alpha-beta-gamma model: each step waits a latency α, bytes are sent at the bandwidth B and added at the rate γ (Hockney
-1994; Thakur, Rabenseifner and Gropp 2005, section 3). All numbers are arrays that broadcast.
+A `CollectiveInput` states the data to move and the link. An algorithm turns it into a `Cost` of `Phase`s.
+`LinkRates.price` is the alpha-beta-gamma model: each step waits a latency α, bytes are sent at the bandwidth B and
+added at the rate γ (Hockney 1994; Thakur, Rabenseifner and Gropp 2005, section 3). All numbers are arrays that
+broadcast.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from shardscope.analytic.communication.ring import Floats
 
 
-class Message(NamedTuple):
+class CollectiveInput(NamedTuple):
     """Input of an algorithm: the tensor, the workers and the link."""
 
     num_bytes: Floats
@@ -73,7 +74,7 @@ class Price(NamedTuple):
         return seconds
 
 
-class Rates(NamedTuple):
+class LinkRates(NamedTuple):
     """Rates of links and addition: α in seconds, B and γ in bytes per second."""
 
     bandwidth: Floats

@@ -28,7 +28,7 @@ from shardscope.spec.compression import Collective
 _DIGEST_BYTES = 8
 
 
-class Shares(Protocol):
+class ShareableCompression(Protocol):
     """A compression method that works element by element, so that a share of a bucket can be a packet."""
 
     def share_collective(self, share: int, world_size: int) -> Collective:
@@ -46,7 +46,7 @@ class ShardCollectives:
     """
 
     element_bytes: int
-    compression: Shares | None = None
+    compression: ShareableCompression | None = None
     backend: str | None = None
 
     def carried(self, op: str, num_elements: int, world_size: int, element_bytes: int = 0) -> Traffic:
@@ -143,17 +143,44 @@ def fully_sharded_traffic(
             elements, summed = (
                 sum(padded_elements(shape, num_shards) for shape in part) for part in (shapes, with_gradients)
             )
-            groups = [_times(collectives.gathered(elements, num_shards), count)]
-            if summed:
-                groups.append(_times(collectives.reduced(summed, num_shards), micro_batches))
-            yield repeated(together(groups), replicas)
-            if replicas > 1 and summed:
-                yield _across(summed // num_shards * collectives.element_bytes, num_shards, replicas)
+            yield unit_traffic(
+                collectives.gathered(elements, num_shards), collectives.reduced(summed, num_shards) if summed else {},
+                gathers=count, reductions=micro_batches, num_shards=num_shards, replicas=replicas,
+                shard_bytes=summed // num_shards * collectives.element_bytes,
+            )  # fmt: skip
 
     return together(parts())
 
 
-def _times(traffic: Traffic, count: int) -> Traffic:
+def unit_traffic(
+    gathered: Traffic,
+    reduced: Traffic,
+    *,
+    gathers: int,
+    reductions: int,
+    num_shards: int,
+    replicas: int = 1,
+    shard_bytes: int = 0,
+) -> Traffic:
+    """Traffic of one FSDP unit in a step.
+
+    Args:
+        gathered: Traffic of one all-gather of its parameters, in one group of ranks.
+        reduced: Traffic of one reduce-scatter of its gradients; empty if it has none.
+        gathers: All-gathers in a step.
+        reductions: Reduce-scatters in a step.
+        num_shards: N, the ranks of a group, which together hold one copy of the model.
+        replicas: Number of groups (HSDP).
+        shard_bytes: Bytes of one rank's shard of the gradients, which replicas all-reduce once.
+    """
+    whole = repeated(together([times(gathered, gathers), times(reduced, reductions)]), replicas)
+    if replicas == 1 or not shard_bytes:
+        return whole
+    return together([whole, _across(shard_bytes, num_shards, replicas)])
+
+
+def times(traffic: Traffic, count: int) -> Traffic:
+    """Return the traffic of `count` such parts of a step."""
     return {name: sent.times(count) for name, sent in traffic.items()}
 
 

@@ -157,7 +157,7 @@ def experts(model: Transformer, split: Split) -> tuple[Matmul, ...]:
     return routed + shared
 
 
-class Linear(NamedTuple):
+class LinearWork(NamedTuple):
     """Matrix products of a layer's linear layers, by part of the layer."""
 
     attention: tuple[Matmul, ...]
@@ -169,10 +169,10 @@ class Linear(NamedTuple):
     """Products of the routed experts on this rank."""
 
 
-def weights(model: Transformer, split: Split) -> Linear:
+def weights(model: Transformer, split: Split) -> LinearWork:
     """The linear layers as products, whose (k x n) matrices are the layer's weights."""
     mixed = experts(model, split) if model.mixture is not None else ()
-    return Linear(
+    return LinearWork(
         attention=projections(model, split),
         dense=feed_forward(model, split, model.ffn),
         shared=(*mixed[:1], *mixed[3:]),

@@ -11,11 +11,11 @@ from shardscope.analytic.memory.explain import KINDS, memory_term
 from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
 from shardscope.analytic.memory.held import RankStates, placed_states, spread_states
 from shardscope.analytic.memory.module import ModuleMemory, module_memory
-from shardscope.analytic.memory.offload import Traffic, offload_traffic
+from shardscope.analytic.memory.offload import HostTraffic, offload_traffic
 from shardscope.analytic.memory.states import (
     RECIPES,
+    ElementBytes,
     ModelStates,
-    Recipe,
     model_state_bytes,
     model_states,
 )
@@ -29,8 +29,8 @@ __all__ = [
     "ModelStates",
     "ModuleMemory",
     "RankStates",
-    "Recipe",
-    "Traffic",
+    "ElementBytes",
+    "HostTraffic",
     "activation_bytes_per_layer",
     "device_memory",
     "memory_term",

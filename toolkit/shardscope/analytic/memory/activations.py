@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.memory.frameworks import Framework
-from shardscope.analytic.memory.states import Recipe
+from shardscope.analytic.memory.states import ElementBytes
 from shardscope.spec.layout import RECOMPUTE_NAMES
 from shardscope.spec.model import Mixture, Transformer
 
@@ -54,7 +54,7 @@ class PerToken(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def attention_per_token(model: Transformer, recipe: Recipe, framework: Framework) -> PerToken:
+def attention_per_token(model: Transformer, recipe: ElementBytes, framework: Framework) -> PerToken:
     """Bytes that norm, attention and residual save, without core attention."""
     act, product, hidden = recipe.activation, recipe.product, model.hidden
     whole = hidden * (
@@ -72,7 +72,7 @@ def attention_per_token(model: Transformer, recipe: Recipe, framework: Framework
 
 @lru_cache(maxsize=256)
 def feed_forward_per_token(
-    model: Transformer, recipe: Recipe, framework: Framework, *, mixed: bool
+    model: Transformer, recipe: ElementBytes, framework: Framework, *, mixed: bool
 ) -> PerToken:
     """Bytes that norm, feed-forward layer or mixture, and residual save."""
     act, product, hidden = recipe.activation, recipe.product, model.hidden
@@ -89,18 +89,18 @@ def feed_forward_per_token(
     return PerToken(whole + routing, split, sent)
 
 
-def outside_core(model: Transformer, recipe: Recipe, framework: Framework, *, mixed: bool) -> PerToken:
+def outside_core(model: Transformer, recipe: ElementBytes, framework: Framework, *, mixed: bool) -> PerToken:
     """Bytes that one layer saves, without core attention."""
     attention = attention_per_token(model, recipe, framework)
     return attention.plus(feed_forward_per_token(model, recipe, framework, mixed=mixed))
 
 
-def entry(model: Transformer, recipe: Recipe, *, tokens: Floats, divided: Floats) -> Floats:
+def entry(model: Transformer, recipe: ElementBytes, *, tokens: Floats, divided: Floats) -> Floats:
     """Bytes of one layer's input, which full recomputation keeps."""
     return np.asarray(recipe.activation * model.hidden * tokens / divided)
 
 
-def inner_per_width(model: Transformer, recipe: Recipe, framework: Framework) -> int:
+def inner_per_width(model: Transformer, recipe: ElementBytes, framework: Framework) -> int:
     """Bytes per token and unit of inner width: the activation function's inputs and output."""
     inputs = framework.gated_tensors - 1 if model.gated else 1
     return recipe.activation * inputs + recipe.product
@@ -108,7 +108,7 @@ def inner_per_width(model: Transformer, recipe: Recipe, framework: Framework) ->
 
 @lru_cache(maxsize=256)
 def core_per_token(
-    model: Transformer, recipe: Recipe, framework: Framework, *, flash: bool
+    model: Transformer, recipe: ElementBytes, framework: Framework, *, flash: bool
 ) -> tuple[float, float]:
     """Bytes that core attention saves per token, and per pair of tokens; tensor parallelism divides both."""
     act, heads = recipe.activation, model.heads
@@ -144,7 +144,7 @@ def per_layer(
 
 def core(
     model: Transformer,
-    recipe: Recipe,
+    recipe: ElementBytes,
     framework: Framework,
     *,
     flash: bool,
@@ -175,7 +175,7 @@ def activation_bytes_per_layer(
     recompute: str = "none",
     flash_attention: bool = False,
     mixed: bool = False,
-    recipe: Recipe,
+    recipe: ElementBytes,
     framework: Framework,
 ) -> Floats:
     """Bytes that one layer saves of one micro-batch, on one rank; arrays broadcast.
@@ -211,7 +211,7 @@ def activation_bytes_per_layer(
 
 def at_the_loss(
     model: Transformer,
-    recipe: Recipe,
+    recipe: ElementBytes,
     framework: Framework,
     *,
     tokens: Floats,
@@ -229,7 +229,7 @@ def at_the_loss(
 
 
 def in_a_layer(
-    model: Transformer, recipe: Recipe, *, tokens: Floats, tensor: Floats, divided: Floats
+    model: Transformer, recipe: ElementBytes, *, tokens: Floats, tensor: Floats, divided: Floats
 ) -> Floats:
     """Bytes during a dense feed-forward layer's backward pass: gradients of its inner inputs, and of the residual.
 
@@ -242,7 +242,7 @@ def in_a_layer(
 def in_a_mixture(
     model: Transformer,
     mixture: Mixture,
-    recipe: Recipe,
+    recipe: ElementBytes,
     framework: Framework,
     *,
     expert: npt.ArrayLike,
@@ -259,7 +259,7 @@ def in_a_mixture(
 
 
 def in_the_attention(
-    model: Transformer, recipe: Recipe, *, tokens: Floats, span: Floats, tensor: Floats
+    model: Transformer, recipe: ElementBytes, *, tokens: Floats, span: Floats, tensor: Floats
 ) -> Floats:
     """Bytes during the backward pass of attention with stored scores: gradients before and after the softmax."""
     return np.asarray(2 * recipe.activation * model.heads * span * tokens / tensor)

@@ -15,7 +15,7 @@ from shardscope.analytic.memory.offload import (
     OFFLOADS_STATES,
     tiers,
 )
-from shardscope.analytic.memory.rows import Floats, Rows, rows_of
+from shardscope.analytic.memory.rows import Floats, LayoutRows, rows_of
 from shardscope.analytic.memory.stage import NONE, Blocks, blocks_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -120,7 +120,7 @@ def _fullest(
     return most
 
 
-def parts_of(blocks: Blocks, rows: Rows, host_capacity: float = np.inf) -> MemoryParts:
+def parts_of(blocks: Blocks, rows: LayoutRows, host_capacity: float = np.inf) -> MemoryParts:
     """Bytes by kind, with offloaded blocks moved off the device."""
     parameters = blocks.dense.parameters + blocks.experts.parameters
     gradients = blocks.dense.gradients + blocks.experts.gradients

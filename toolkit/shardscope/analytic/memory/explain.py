@@ -10,7 +10,7 @@ import numpy as np
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory.frameworks import Framework
 from shardscope.analytic.memory.offload import OFFLOADS_ACTIVATIONS, OFFLOADS_OPTIMIZER, OFFLOADS_STATES
-from shardscope.analytic.memory.rows import Floats, Holding, Rows, held_by, rows_of
+from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by, rows_of
 from shardscope.analytic.memory.stage import Blocks, Elements, blocks_of, elements_of, gradient_bytes
 from shardscope.analytic.terms import Term
 from shardscope.spec.cluster import Cluster
@@ -37,7 +37,7 @@ Inputs = dict[str, float | str]
 class _Stages(NamedTuple):
     """Inputs and blocks of all stages of a layout; arrays by stage."""
 
-    rows: Rows
+    rows: LayoutRows
     layout: Layout
     held: Holding
     own: Elements
@@ -136,7 +136,7 @@ def _state(  # noqa: PLR0917
     return Term(name, value, "bytes", formula, inputs, f"{ZERO}, stage {layout.zero}")
 
 
-def _copies(rows: Rows, value: float) -> Term:
+def _copies(rows: LayoutRows, value: float) -> Term:
     formula = f"{rows.recipe.copies}Ψ of matrices"
     source = "autocast's cache, or TransformerEngine 2.x's fp8 weights and their transposes"
     return Term("short copies", value, "bytes", formula, {"bytes of each": rows.recipe.copies}, source)

@@ -64,7 +64,7 @@ class Sharding(NamedTuple):
         return self.stage == 1 or (self.stage == 0 and self.ranks > 1)
 
 
-class Held(NamedTuple):
+class HeldBytes(NamedTuple):
     """Bytes on one rank."""
 
     parameters: float
@@ -77,7 +77,7 @@ class Held(NamedTuple):
     """Bytes of the module's own buffers."""
 
 
-def held_of(table: LayerTable, optimizer: AnyStates, sharding: Sharding) -> Held:
+def held_of(table: LayerTable, optimizer: AnyStates, sharding: Sharding) -> HeldBytes:
     """Bytes of the module described by `table` that a rank holds throughout a step.
 
     Raises:
@@ -96,7 +96,7 @@ def held_of(table: LayerTable, optimizer: AnyStates, sharding: Sharding) -> Held
     work = width * update * kept.buffers_updates + _ring_bytes(step, trained, sharding)
     parameters, gradients = weight_bytes(step.parameters, sharding)
     states = optimizer_bytes(kept, num_elements, max(len(trained), table.num_tensors), width)
-    return Held(parameters, gradients, float(states), work, step.buffer_bytes)
+    return HeldBytes(parameters, gradients, float(states), work, step.buffer_bytes)
 
 
 def optimizer_bytes(

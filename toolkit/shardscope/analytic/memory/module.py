@@ -41,7 +41,7 @@ from shardscope.analytic.memory.held import ELEMENT_BYTES, Sharding, check_shard
 from shardscope.errors import SpecError
 from shardscope.spec.layout_optimizer import AnyStates
 from shardscope.spec.model.step import RECOMPUTE_MODES, Moment, Phase
-from shardscope.spec.model.table import Layer, LayerTable
+from shardscope.spec.model.table import LayerRow, LayerTable
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -104,7 +104,7 @@ def _columns(rows: Sequence[Moment], gradients: Floats) -> Moments:
     )
 
 
-def _by_rule(layers: Sequence[Layer]) -> Moments:
+def _by_rule(layers: Sequence[LayerRow]) -> Moments:
     inside = [layer for layer in layers if layer.output_bytes]
     outside = sum(layer.saved_bytes for layer in layers if not layer.output_bytes)
     saved = np.array([layer.saved_bytes for layer in inside])

@@ -19,28 +19,28 @@ OFFLOADS_STATES = np.array([name in ("states", "all") for name in OFFLOAD_NAMES]
 OFFLOADS_ACTIVATIONS = np.array([name in ("activations", "all") for name in OFFLOAD_NAMES])
 
 
-class Traffic(NamedTuple):
+class HostTraffic(NamedTuple):
     """Traffic between one device and its host, in each direction: bytes, or their seconds."""
 
     to_host: Floats
     to_device: Floats
 
-    def plus(self, other: Traffic) -> Traffic:
+    def plus(self, other: HostTraffic) -> HostTraffic:
         """Return the sum of both."""
-        return Traffic(self.to_host + other.to_host, self.to_device + other.to_device)
+        return HostTraffic(self.to_host + other.to_host, self.to_device + other.to_device)
 
-    def times(self, factor: npt.ArrayLike) -> Traffic:
+    def times(self, factor: npt.ArrayLike) -> HostTraffic:
         """Return this traffic times a number."""
         count = np.asarray(factor)
-        return Traffic(np.asarray(self.to_host * count), np.asarray(self.to_device * count))
+        return HostTraffic(np.asarray(self.to_host * count), np.asarray(self.to_device * count))
 
 
 class StepTraffic(NamedTuple):
     """Traffic of each micro-batch's forward pass, of its backward pass, and of the update, once per step."""
 
-    forward: Traffic
-    backward: Traffic
-    update: Traffic
+    forward: HostTraffic
+    backward: HostTraffic
+    update: HostTraffic
 
 
 class Away(NamedTuple):
@@ -93,9 +93,9 @@ def step_traffic(offload: npt.ArrayLike, recompute: npt.ArrayLike, away: Away) -
     saved, weights = away.saved * activations, away.weights * states
     passes_back = 1 + (np.asarray(recompute) == 2)
     return StepTraffic(
-        forward=Traffic(to_host=saved, to_device=weights),
-        backward=Traffic(to_host=away.gradients * states, to_device=weights * passes_back + saved),
-        update=Traffic(
+        forward=HostTraffic(to_host=saved, to_device=weights),
+        backward=HostTraffic(to_host=away.gradients * states, to_device=weights * passes_back + saved),
+        update=HostTraffic(
             to_host=away.owned_gradients * only_optimizer, to_device=away.owned_weights * only_optimizer
         ),
     )
@@ -108,7 +108,7 @@ def offload_traffic(
     owned: Floats,
     saved: Floats,
     gradients: Floats | None = None,
-) -> Traffic:
+) -> HostTraffic:
     """Bytes that one device sends to its host and fetches from it in one step: `step_traffic` of all micro-batches.
 
     Args:

@@ -12,7 +12,7 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import activations as saved
 from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
 from shardscope.analytic.memory.offload import OFFLOADS_STATES
-from shardscope.analytic.memory.states import Recipe, known_recipe
+from shardscope.analytic.memory.states import ElementBytes, known_recipe
 from shardscope.analytic.schedules.closed import columns
 from shardscope.errors import unknown_name
 from shardscope.spec.model import Transformer
@@ -38,15 +38,15 @@ class LayerSaved(NamedTuple):
     """Bytes that recomputation restores during the layer's backward pass."""
 
 
-class Rows(NamedTuple):
+class LayoutRows(NamedTuple):
     """A table of layouts for one model under one framework."""
 
     model: Transformer
     layouts: Layouts
     framework: Framework
-    recipe: Recipe
-    weights: Weights
-    pipeline: Pipeline
+    recipe: ElementBytes
+    weights: WeightShapes
+    pipeline: PipelineColumns
     shape: Shape
     zero_ranks: Floats
     """Number of ranks that ZeRO partitions over."""
@@ -63,7 +63,7 @@ class Rows(NamedTuple):
     at_loss: Floats
 
 
-def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) -> Rows:
+def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) -> LayoutRows:
     """Compute the values that all stages share, for a framework or the name of one."""
     framework = _known_framework(framework)
     recipe, shape = known_recipe(layouts.precision), _shape(model, layouts)
@@ -78,7 +78,7 @@ def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) ->
             tensor=shape.tensor, divided=shape.divided,
         )  # fmt: skip
         expert_ranks = np.maximum(1.0, zero_ranks / layouts.expert)
-    return Rows(
+    return LayoutRows(
         model=model,
         layouts=layouts,
         framework=framework,
@@ -126,7 +126,7 @@ def _shape(model: Transformer, layouts: Layouts) -> Shape:
     return Shape(tokens=layouts.micro_batch * span, span=span, tensor=tensor, divided=divided)
 
 
-def _working(model: Transformer, layouts: Layouts, shape: Shape, recipe: Recipe) -> Floats:
+def _working(model: Transformer, layouts: Layouts, shape: Shape, recipe: ElementBytes) -> Floats:
     layer = saved.in_a_layer(model, recipe, tokens=shape.tokens, tensor=shape.tensor, divided=shape.divided)
     if layouts.flash_attention:
         return layer
@@ -135,7 +135,13 @@ def _working(model: Transformer, layouts: Layouts, shape: Shape, recipe: Recipe)
 
 
 def _layer(
-    model: Transformer, layouts: Layouts, shape: Shape, recipe: Recipe, framework: Framework, *, mixed: bool
+    model: Transformer,
+    layouts: Layouts,
+    shape: Shape,
+    recipe: ElementBytes,
+    framework: Framework,
+    *,
+    mixed: bool,
 ) -> LayerSaved:
     part = saved.outside_core(model, recipe, framework, mixed=mixed)
     outside = saved.per_layer(part, (0.0, 0.0), **shape._asdict(), key_heads=model.kv_heads)
@@ -153,7 +159,7 @@ def _layer(
 Floats = npt.NDArray[np.float64]
 
 
-class Pipeline(NamedTuple):
+class PipelineColumns(NamedTuple):
     """Values of each layout that do not depend on the rank's place in its pipeline."""
 
     ranks: Floats
@@ -190,13 +196,13 @@ class Holding(NamedTuple):
     """Micro-batches whose activations the rank keeps, in activations of one micro-batch on the whole rank."""
 
 
-def pipeline_of(layouts: Layouts, layers: int) -> Pipeline:
+def pipeline_of(layouts: Layouts, layers: int) -> PipelineColumns:
     """Return the pipelines of the layouts, for a model's number of layers."""
     ranks, schedule = layouts.pipeline.astype(float), layouts.schedule
     known = columns()
     folded, interleaved = known.v_shaped[schedule], known.leaves_stages[schedule]
     own = np.floor(layers / ranks)
-    return Pipeline(
+    return PipelineColumns(
         ranks=ranks,
         microbatches=layouts.num_micro_batches.astype(float),
         chunks=np.where(interleaved, layouts.virtual_stages, 1.0 + folded),
@@ -212,7 +218,7 @@ def pipeline_of(layouts: Layouts, layers: int) -> Pipeline:
     )
 
 
-def held_by(place: Floats, pipeline: Pipeline, *, dense: int | None) -> Holding:
+def held_by(place: Floats, pipeline: PipelineColumns, *, dense: int | None) -> Holding:
     """Layers and micro-batches that the rank at `place` holds.
 
     Args:
@@ -234,7 +240,7 @@ def held_by(place: Floats, pipeline: Pipeline, *, dense: int | None) -> Holding:
     )
 
 
-def _in_flight(place: Floats, pipeline: Pipeline) -> Floats:
+def _in_flight(place: Floats, pipeline: PipelineColumns) -> Floats:
     """Micro-batches in flight on the rank at `place`, in activations of one micro-batch on the whole rank.
 
     Interleaved: Korthikanti et al. 2022, section 4.2.3, p (1 + (p-1)/(pv)) on the first rank.
@@ -260,7 +266,7 @@ Matrix = tuple[int, int]
 """Number of inputs and of outputs of a linear layer."""
 
 
-class Weights(NamedTuple):
+class WeightShapes(NamedTuple):
     """Matrix shapes and element counts of a model's weights, per layer unless stated otherwise."""
 
     attention: tuple[Matrix, ...]
@@ -322,7 +328,7 @@ def _size(matrices: tuple[Matrix, ...]) -> int:
 
 
 @lru_cache(maxsize=256)
-def weights(model: Transformer) -> Weights:
+def weights(model: Transformer) -> WeightShapes:
     """Return the weights of a model."""
     mixture, attention = model.mixture, _attention(model)
     dense = _feed_forward(model, model.ffn)
@@ -330,7 +336,7 @@ def weights(model: Transformer) -> Weights:
     mixed = _size(attention) + _size(shared) + model.expert_params
     table = model.vocab * model.hidden
     own_head = 0 if model.tied or not model.lm_head else table
-    return Weights(
+    return WeightShapes(
         attention=attention,
         dense=dense,
         shared=shared,

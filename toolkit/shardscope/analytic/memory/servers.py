@@ -15,7 +15,7 @@ from shardscope.analytic.communication.compressed import FLOAT_BYTES
 from shardscope.analytic.communication.parameter_server import HEADER_BYTES
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory.held import Ints, RankStates, placed_states
-from shardscope.analytic.memory.work_space import remembered, updates_of
+from shardscope.analytic.memory.work_space import compression_state_bytes, updates_of
 from shardscope.spec.model.step import ParameterRow
 
 Shards = Sequence[Sequence[ParameterRow]]
@@ -60,7 +60,7 @@ def _room(
     pulled = [HEADER_BYTES + step.element_bytes * count for count in counts]
     pushed = pulled if pack is None else [HEADER_BYTES + pack(count) for count in counts]
     laid_out = [0 if pack is None else FLOAT_BYTES * count for count in counts]
-    kept = remembered(step, [[(count,)] for count in counts], scatters=True)
+    kept = compression_state_bytes(step, [[(count,)] for count in counts], scatters=True)
     if kept is None:
         return None
     first = len(shards) if dedicated else 0

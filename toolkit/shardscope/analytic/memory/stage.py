@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from shardscope.analytic.memory.frameworks import Framework
-from shardscope.analytic.memory.rows import Floats, Holding, Rows, Weights, held_by
-from shardscope.analytic.memory.states import ModelStates, Recipe, optimizer_bytes, partitioned
+from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, WeightShapes, held_by
+from shardscope.analytic.memory.states import ElementBytes, ModelStates, optimizer_bytes, partitioned
 
 NONE = np.zeros(1)
 NO_STATES = ModelStates(NONE, NONE, NONE)
@@ -62,7 +62,7 @@ class Elements(NamedTuple):
         return self._replace(dense=dense, layer=layer, vocabulary=np.zeros_like(dense))
 
 
-def blocks_of(rows: Rows, place: Floats) -> Blocks:
+def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
     """Return every block on the rank at `place` of each layout's pipeline."""
     model, framework, recipe = rows.model, rows.framework, rows.recipe
     held = held_by(place, rows.pipeline, dense=model.mixture.dense_layers if model.mixture else None)
@@ -87,7 +87,7 @@ def blocks_of(rows: Rows, place: Floats) -> Blocks:
     )
 
 
-def elements_of(rows: Rows, held: Holding) -> Elements:
+def elements_of(rows: LayoutRows, held: Holding) -> Elements:
     """Number of the model's parameters that a rank holds, by kind."""
     table, tensor = rows.weights, rows.shape.tensor
     layer: Floats | int = table.attention_params + table.dense_params
@@ -116,24 +116,24 @@ def elements_of(rows: Rows, held: Holding) -> Elements:
     )
 
 
-def gradient_bytes(recipe: Recipe, framework: Framework) -> int:
+def gradient_bytes(recipe: ElementBytes, framework: Framework) -> int:
     """Bytes of one gradient element while micro-batches accumulate."""
     return 4 if framework.main_gradients and recipe.master else recipe.gradient
 
 
-def _whole(rows: Rows, count: Floats, aside: Floats, factors: Floats) -> ModelStates:
+def _whole(rows: LayoutRows, count: Floats, aside: Floats, factors: Floats) -> ModelStates:
     recipe = rows.recipe
     kept = optimizer_bytes(rows.layouts.optimizer.states, recipe, count, aside=aside, factors=factors)
     return ModelStates(recipe.parameter * count, gradient_bytes(recipe, rows.framework) * count, kept)
 
 
-def _dense_states(rows: Rows, own: Elements, held: Holding) -> ModelStates:
+def _dense_states(rows: LayoutRows, own: Elements, held: Holding) -> ModelStates:
     factors = held.layers * _factors(rows, mixed=False) / rows.shape.tensor
     whole = _whole(rows, own.dense, own.aside, factors)
     return partitioned(whole, stage=rows.layouts.zero, ranks=rows.zero_ranks)
 
 
-def _expert_states(rows: Rows, own: Elements, held: Holding) -> ModelStates:
+def _expert_states(rows: LayoutRows, own: Elements, held: Holding) -> ModelStates:
     if own.experts is None or held.mixed is None:
         return NO_STATES
     factors = held.mixed * _factors(rows, mixed=True) / (rows.shape.tensor * rows.layouts.expert)
@@ -141,11 +141,11 @@ def _expert_states(rows: Rows, own: Elements, held: Holding) -> ModelStates:
     return partitioned(whole, stage=rows.layouts.zero, ranks=rows.expert_ranks)
 
 
-def _factors(rows: Rows, *, mixed: bool) -> int:
+def _factors(rows: LayoutRows, *, mixed: bool) -> int:
     return rows.weights.factors(mixed=mixed, experts=rows.model.mixture.experts if rows.model.mixture else 0)
 
 
-def _gathered(rows: Rows, own: Elements, width: int, prefetched: int, stage: int) -> Floats:
+def _gathered(rows: LayoutRows, own: Elements, width: int, prefetched: int, stage: int) -> Floats:
     """Bytes of layers that ZeRO gathers, or whose gradients it has not reduced yet, without the rank's own part.
 
     At most what the rank would hold without ZeRO.
@@ -160,7 +160,7 @@ def _gathered(rows: Rows, own: Elements, width: int, prefetched: int, stage: int
     return width * sizes
 
 
-def _saved(rows: Rows, held: Holding) -> tuple[Floats, Floats]:
+def _saved(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
     """Bytes that the rank's layers save of one micro-batch, and the working bytes of one layer."""
     if held.mixed is None:
         return held.layers * rows.dense.kept, rows.in_dense + rows.dense.again
@@ -169,14 +169,14 @@ def _saved(rows: Rows, held: Holding) -> tuple[Floats, Floats]:
     return once, np.maximum(in_dense, (rows.in_mixed + rows.mixed.again) * (held.mixed > 0))
 
 
-def _embedding_mask(rows: Rows, held: Holding) -> Floats:
+def _embedding_mask(rows: LayoutRows, held: Holding) -> Floats:
     """Bytes of the mask of the dropout after the embedding; Korthikanti et al. 2022, section 4.3."""
     if not rows.framework.dropout:
         return NONE
     return held.embedding * held.in_flight * rows.model.hidden * rows.shape.tokens / rows.shape.divided
 
 
-def _placeholders(rows: Rows, held: Holding) -> Floats:
+def _placeholders(rows: LayoutRows, held: Holding) -> Floats:
     table, recipe = rows.weights, rows.recipe
     if not rows.framework.reused_gradient:
         return NONE
@@ -188,7 +188,7 @@ def _placeholders(rows: Rows, held: Holding) -> Floats:
     return (layers + held.head * (recipe.activation * table.head)) / rows.shape.tensor
 
 
-def _reused_gradients(table: Weights, recipe: Recipe, *, dense: bool, mixed: bool) -> float:
+def _reused_gradients(table: WeightShapes, recipe: ElementBytes, *, dense: bool, mixed: bool) -> float:
     """Bytes of one placeholder for each shape of weight in a rank's layers, before division by the tensor degree.
 
     TransformerEngine 2.x `get_dummy_wgrad`: if the gradient is added to ``main_grad`` inside the matrix product,

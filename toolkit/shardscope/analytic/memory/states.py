@@ -31,7 +31,7 @@ from shardscope.spec.precision import full_name
 Floats = npt.NDArray[np.float64]
 
 
-class Recipe(NamedTuple):
+class ElementBytes(NamedTuple):
     """Bytes of one element, by use."""
 
     parameter: int
@@ -47,15 +47,15 @@ class Recipe(NamedTuple):
     """Bytes of short copies of a weight: autocast's, or TransformerEngine's fp8 weight and its transpose (2.x)."""
 
 
-RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
+RECIPES: MappingProxyType[str, ElementBytes] = MappingProxyType(
     {
-        "fp32": Recipe(4, 4, 4, 0),
-        "fp64": Recipe(8, 8, 8, 0, 8, 8),
-        "bf16-autocast": Recipe(4, 4, 4, 0, 2, 2, copies=2),
-        "fp16-autocast": Recipe(4, 4, 4, 0, 2, 2, copies=2),
-        "fp16-mixed": Recipe(2, 2, 4, 4, 2, 2),
-        "bf16-mixed": Recipe(2, 2, 4, 4, 2, 2),
-        "fp8-mixed": Recipe(2, 2, 4, 4, 2, 1, copies=2),
+        "fp32": ElementBytes(4, 4, 4, 0),
+        "fp64": ElementBytes(8, 8, 8, 0, 8, 8),
+        "bf16-autocast": ElementBytes(4, 4, 4, 0, 2, 2, copies=2),
+        "fp16-autocast": ElementBytes(4, 4, 4, 0, 2, 2, copies=2),
+        "fp16-mixed": ElementBytes(2, 2, 4, 4, 2, 2),
+        "bf16-mixed": ElementBytes(2, 2, 4, 4, 2, 2),
+        "fp8-mixed": ElementBytes(2, 2, 4, 4, 2, 1, copies=2),
     }
 )
 """Recipes of all precisions that have a formula."""
@@ -133,7 +133,7 @@ def partitioned(whole: ModelStates, *, stage: npt.NDArray[np.int64], ranks: Floa
     )
 
 
-def known_recipe(precision: str) -> Recipe:
+def known_recipe(precision: str) -> ElementBytes:
     """Return the recipe of this name or alias; raise a `SpecError` if it is unknown."""
     if precision not in RECIPES:
         precision = full_name(precision)
@@ -143,7 +143,12 @@ def known_recipe(precision: str) -> Recipe:
 
 
 def optimizer_bytes(
-    kept: OptimizerStates, recipe: Recipe, elements: Floats, *, aside: npt.ArrayLike, factors: npt.ArrayLike
+    kept: OptimizerStates,
+    recipe: ElementBytes,
+    elements: Floats,
+    *,
+    aside: npt.ArrayLike,
+    factors: npt.ArrayLike,
 ) -> Floats:
     """Bytes that an optimizer keeps for `elements` parameters, with the master copy and without step counters.
 

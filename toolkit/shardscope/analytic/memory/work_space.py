@@ -58,7 +58,7 @@ def tree_room(sums: Sums, world_size: int, *, slice_mb: float) -> Ints:
     return np.asarray(children * RECEIVED_AHEAD * max(slices, default=0))
 
 
-def remembered(
+def compression_state_bytes(
     step: JobStep, buckets: Iterable[Shapes], *, among: int = 0, scatters: bool = False
 ) -> int | None:
     """Bytes of compression state on each rank, such as residuals; None if the method has no formula.

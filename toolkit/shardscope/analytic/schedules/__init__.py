@@ -13,6 +13,6 @@ memory as formulas over arrays, for searches.
 
 from shardscope.analytic.schedules import closed
 from shardscope.analytic.schedules.build import build
-from shardscope.analytic.schedules.table import DURATIONS, Op, Table, Timed, Timeline
+from shardscope.analytic.schedules.table import DURATIONS, Op, ScheduleTable, Timed, Timeline
 
-__all__ = ["DURATIONS", "Op", "Table", "Timed", "Timeline", "build", "closed"]
+__all__ = ["DURATIONS", "Op", "ScheduleTable", "Timed", "Timeline", "build", "closed"]

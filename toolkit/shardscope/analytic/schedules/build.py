@@ -6,14 +6,14 @@ from functools import lru_cache
 from itertools import product
 from operator import index
 
-from shardscope.analytic.schedules.table import Op, Table
+from shardscope.analytic.schedules.table import Op, ScheduleTable
 from shardscope.errors import SpecError
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 
 def build(
     schedule: PipelineSchedule | str, stages: int, microbatches: int, virtual_stages: int | None = None
-) -> Table:
+) -> ScheduleTable:
     """Build the table of a schedule.
 
     Args:
@@ -36,9 +36,9 @@ def build(
 
 
 @lru_cache(maxsize=128)
-def _built(schedule: PipelineSchedule, stages: int, microbatches: int, held: int) -> Table:
+def _built(schedule: PipelineSchedule, stages: int, microbatches: int, held: int) -> ScheduleTable:
     rows = tuple(_row(schedule, rank, stages, microbatches, held) for rank in range(stages))
-    table = Table(rows, schedule.stage_ranks(stages, held))
+    table = ScheduleTable(rows, schedule.stage_ranks(stages, held))
     _check_table(schedule, table, microbatches)
     return table
 
@@ -66,7 +66,7 @@ def _check(schedule: PipelineSchedule, stages: int, microbatches: int, held: int
         )
 
 
-def _check_table(schedule: PipelineSchedule, table: Table, microbatches: int) -> None:
+def _check_table(schedule: PipelineSchedule, table: ScheduleTable, microbatches: int) -> None:
     """Raise an error if the table omits or repeats a pass, or has it on the wrong rank.
 
     Raises:

@@ -49,14 +49,14 @@ def _min_block(rank: int, ranks: int) -> tuple[int, int, int, int]:
 @lru_cache(maxsize=64)
 def _squeezed(block: Block, ranks: int, microbatches: int) -> tuple[list[Op], ...]:
     """Fill slot by slot: each rank runs its next operation if it is ready and fits, else a weight gradient."""
-    rows = [_Row(block, rank, ranks, microbatches) for rank in range(ranks)]
+    rows = [_RankState(block, rank, ranks, microbatches) for rank in range(ranks)]
     done: set[tuple[str, int, int]] = set()
     while any(row.unfinished for row in rows):
         done.update([op for row in rows if (op := row.step(done))])
     return tuple(row.ops for row in rows)
 
 
-class _Row:
+class _RankState:
     """State of one rank: its planned order, the operations done, and the free memory."""
 
     def __init__(self, block: Block, rank: int, ranks: int, microbatches: int) -> None:

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from shardscope.analytic.schedules.timeline import DURATIONS, Op, Timed, Timeline
 from shardscope.errors import SpecError
 
-__all__ = ["DURATIONS", "Op", "Table", "Timed", "Timeline"]
+__all__ = ["DURATIONS", "Op", "ScheduleTable", "Timed", "Timeline"]
 
 
 class Order(NamedTuple):
-    """All operations in topological order; numbers are indices into `Table.ops`."""
+    """All operations in topological order; numbers are indices into `ScheduleTable.ops`."""
 
     sequence: tuple[int, ...]
     before: tuple[int, ...]
@@ -26,7 +26,7 @@ class Order(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class ScheduleTable:
     """The operations of every rank in order, and the rank of every stage."""
 
     ranks: tuple[tuple[Op, ...], ...]

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from shardscope.analytic.schedules.table import Table
+    from shardscope.analytic.schedules.table import ScheduleTable
 
 
 class Op(NamedTuple):
@@ -35,15 +35,15 @@ DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 @dataclass(frozen=True)
 class Timeline:
-    """Start and end of every operation of a table, in the order of `Table.ops` and the unit of the durations."""
+    """Start and end of every operation of a table, in the order of `table.ops` and the unit of the durations."""
 
-    table: Table
+    table: ScheduleTable
     starts: Sequence[float]
     ends: Sequence[float]
     send: float = 0.0
 
     @classmethod
-    def of(cls, table: Table, costs: Sequence[float], send: float) -> Timeline:
+    def of(cls, table: ScheduleTable, costs: Sequence[float], send: float) -> Timeline:
         """Start every operation as early as possible, in one pass over the operations."""
         order, ranks = table.order, [table.stage_ranks[op.stage] for op in table.ops]
         starts, ends = (
@@ -63,7 +63,7 @@ class Timeline:
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """First index and end index of each rank's operations in `Table.ops`."""
+        """First index and end index of each rank's operations in `ScheduleTable.ops`."""
         ends = list(accumulate(len(row) for row in self.table.ranks))
         return tuple(zip([0, *ends], ends, strict=False))
 

@@ -89,9 +89,9 @@ class BucketedStrategy(Strategy):
 
     def _room(self, step: JobStep) -> int | Ints | None:
         """Bytes of the optimizer's update buffers, of residuals, and of the receive buffers used so far."""
-        from shardscope.analytic.memory.work_space import remembered, updates_of
+        from shardscope.analytic.memory.work_space import compression_state_bytes, updates_of
 
-        kept = remembered(step, step.buckets(self.bucket_mb))
+        kept = compression_state_bytes(step, step.buckets(self.bucket_mb))
         room = self.sum_room([*self._sums(replace(step, number=1)), *self._sums(step)], step)
         return None if kept is None or room is None else updates_of(step.rows, step) + kept + room
 

@@ -62,13 +62,13 @@ class ZeroStrategy(Strategy):
             ranks: Ranks in the group.
         """
         from shardscope.analytic.memory.held import ring_room
-        from shardscope.analytic.memory.work_space import remembered
+        from shardscope.analytic.memory.work_space import compression_state_bytes
 
         now, sums = step.compression, [(size, step.element_bytes) for size in [*gathered, *reduced]]
         if isinstance(now, PackedCompression):
             found = (now.share_collective(size // ranks, ranks) for size in reduced)
             sums += [(each.num_elements, each.element_bytes) for each in found if each.op == "sum"]
-        kept = remembered(step, [[(size,)] for size in reduced], among=ranks, scatters=True)
+        kept = compression_state_bytes(step, [[(size,)] for size in reduced], among=ranks, scatters=True)
         ring = 0 if self.collectives == "backend" else ring_room(sums, ranks)
         return None if kept is None else kept + ring
 

@@ -1,25 +1,25 @@
 """Search every layout of a model on a cluster, rank those that fit, and explain why the others lost.
 
-`plan` searches a `Space` of axes. `candidates` enumerates the valid layouts. `search` scores them a chunk at a time
-with `analytic.memory` and `prediction.step`, and keeps those that can be the best by any measure. `Plans` is the
-resulting table: `frame`, `front`, `best`, `by`, `explain`, `why`.
+`plan` searches `SearchAxes`. `candidates` enumerates the valid layouts. `search` scores them a chunk at a time with
+`analytic.memory` and `prediction.step`, and keeps those that can be the best by any measure. `Plans` is the resulting
+table: `frame`, `front`, `best`, `by`, `explain`, `why`.
 """
 
 from shardscope.prediction.planner.explain import Difference, Explanation
 from shardscope.prediction.planner.plan import plan
-from shardscope.prediction.planner.plans import Plan, Plans, short
+from shardscope.prediction.planner.plans import PlanRow, Plans, short
 from shardscope.prediction.planner.rank import OBJECTIVES
 from shardscope.prediction.planner.rules import REASONS
-from shardscope.prediction.planner.space import Space
+from shardscope.prediction.planner.space import SearchAxes
 
 __all__ = [
     "OBJECTIVES",
     "REASONS",
     "Difference",
     "Explanation",
-    "Plan",
+    "PlanRow",
     "Plans",
-    "Space",
+    "SearchAxes",
     "plan",
     "short",
 ]

@@ -22,7 +22,7 @@ from shardscope.prediction.planner.rules import (
     schedule_faults,
     shard_size,
 )
-from shardscope.prediction.planner.space import LARGEST_MICRO_BATCH, Space
+from shardscope.prediction.planner.space import LARGEST_MICRO_BATCH, SearchAxes
 from shardscope.spec import layout_rules
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.compression import Compression
@@ -33,7 +33,7 @@ from shardscope.spec.model import Transformer
 from shardscope.spec.optimizer import Optimizer
 
 
-class Recipe(NamedTuple):
+class SharedSettings(NamedTuple):
     """Settings shared by a whole table."""
 
     precision: str
@@ -66,7 +66,7 @@ class Candidates(NamedTuple):
     compression: Ints
     methods: tuple[Compression, ...]
     """Methods that `compression` indexes; the first is ``none``."""
-    recipe: Recipe
+    recipe: SharedSettings
     total: int
     """Number of combinations of all axes, including invalid ones."""
     rejected: dict[str, int]
@@ -119,11 +119,11 @@ def candidates(
     cluster: Cluster,
     *,
     global_batch: int,
-    space: Space,
-    recipe: Recipe | None = None,
+    space: SearchAxes,
+    recipe: SharedSettings | None = None,
 ) -> Candidates:
     """Enumerate the valid grids and bodies, and count the invalid combinations."""
-    recipe = recipe or Recipe("bf16-mixed", Optimizer("adamw"), flash_attention=True)
+    recipe = recipe or SharedSettings("bf16-mixed", Optimizer("adamw"), flash_attention=True)
     grid, lost_grids = _grids(model, cluster.num_devices, global_batch, space)
     bodies, lost_bodies, choices = _bodies(model, grid, global_batch, space, recipe)
     zero, shard, num_states = _states(cluster, grid, space)
@@ -144,7 +144,7 @@ def candidates(
     )
 
 
-def _grids(model: Transformer, devices: int, batch: int, space: Space) -> tuple[Grid, dict[str, int]]:
+def _grids(model: Transformer, devices: int, batch: int, space: SearchAxes) -> tuple[Grid, dict[str, int]]:
     every = divisors(devices)
     experts = divisors(model.mixture.experts) if model.mixture else (1,)
     tensor, pipeline, context, expert = _product(
@@ -157,7 +157,7 @@ def _grids(model: Transformer, devices: int, batch: int, space: Space) -> tuple[
 
 
 def _bodies(
-    model: Transformer, grid: Grid, batch: int, space: Space, recipe: Recipe
+    model: Transformer, grid: Grid, batch: int, space: SearchAxes, recipe: SharedSettings
 ) -> tuple[Bodies, dict[str, int], int]:
     """The valid bodies, the number of invalid ones by reason, and the number that each grid has in total."""
     sizes = np.array(space.micro_batch or divisors(batch, largest=LARGEST_MICRO_BATCH), np.int64)
@@ -201,7 +201,7 @@ def _schedule_rules(
     return broken
 
 
-def _states(cluster: Cluster, grid: Grid, space: Space) -> tuple[Ints, Ints, int]:
+def _states(cluster: Cluster, grid: Grid, space: SearchAxes) -> tuple[Ints, Ints, int]:
     """ZeRO stage by way of holding states, and shard size by grid and way: 0 where it duplicates another."""
     ways = [(zero, kind) for zero in space.zero for kind in (space.shard if zero else space.shard[:1])]
     ranks = grid.data * grid.context

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.terms import Term
 from shardscope.prediction.planner.filter import GIB
-from shardscope.prediction.planner.search import Setting, memory_parts, time_of
+from shardscope.prediction.planner.search import SearchSettings, memory_parts, time_of
 from shardscope.spec.layout import Layout
 
 WORDS: dict[str, str] = {
@@ -128,7 +128,7 @@ class Explanation(NamedTuple):
 
 
 def explain(
-    setting: Setting, first: Layout, second: Layout, names: tuple[str, str] | None = None
+    setting: SearchSettings, first: Layout, second: Layout, names: tuple[str, str] | None = None
 ) -> Explanation:
     """Compare the terms of two layouts, which share precision, optimizer and flash attention."""
     layouts = Layouts.of([first, second])

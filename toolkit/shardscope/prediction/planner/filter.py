@@ -8,7 +8,7 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import MemoryParts
 from shardscope.analytic.memory.offload import drive_room
 from shardscope.errors import SpecError
-from shardscope.prediction.planner.search import Setting, capacity, memory_parts
+from shardscope.prediction.planner.search import SearchSettings, capacity, memory_parts
 from shardscope.spec.layout import Layout
 from shardscope.spec.layout_rules import uneven_chunks
 
@@ -24,7 +24,7 @@ _CURES = {
 """Settings that reduce each kind of memory."""
 
 
-class Fit(NamedTuple):
+class MemoryFit(NamedTuple):
     """Comparison of a layout's memory with what the cluster has."""
 
     memory_bytes: float
@@ -40,21 +40,21 @@ class Fit(NamedTuple):
         return _CURES[self.largest]
 
 
-def fit_of(setting: Setting, layout: Layout) -> Fit:
+def fit_of(setting: SearchSettings, layout: Layout) -> MemoryFit:
     """Compare a layout's memory with the device's."""
     parts = memory_parts(setting, Layouts.of([layout]))
     kinds = {name: float(getattr(parts, name)[0]) for name in ON_DEVICE}
     total = float(parts.total[0])
-    return Fit(
+    return MemoryFit(
         total, total - capacity(setting), max(kinds, key=kinds.__getitem__), _lacking_drives(setting, parts)
     )
 
 
-def _lacking_drives(setting: Setting, parts: MemoryParts) -> float:
+def _lacking_drives(setting: SearchSettings, parts: MemoryParts) -> float:
     return float(parts.nvme[0]) - drive_room(setting.cluster)
 
 
-def problem_with(setting: Setting, layout: Layout) -> str:
+def problem_with(setting: SearchSettings, layout: Layout) -> str:
     """The reason that keeps a layout out of the table, or an empty string."""
     try:
         layout.check(setting.model, setting.cluster)

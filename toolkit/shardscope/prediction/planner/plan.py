@@ -7,13 +7,13 @@ from itertools import product
 from typing import Any, get_args
 
 from shardscope.errors import SpecError, unknown_name
-from shardscope.prediction.planner.candidates import Recipe, candidates
+from shardscope.prediction.planner.candidates import SharedSettings, candidates
 from shardscope.prediction.planner.filter import GIB, fit_of
 from shardscope.prediction.planner.plans import Plans, Pool, layout_at, short
 from shardscope.prediction.planner.rank import Objective, known_objective
 from shardscope.prediction.planner.rules import REASONS
-from shardscope.prediction.planner.search import Found, Setting, capacity, search
-from shardscope.prediction.planner.space import Space
+from shardscope.prediction.planner.search import Found, SearchSettings, capacity, search
+from shardscope.prediction.planner.space import SearchAxes
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Precision
@@ -34,7 +34,7 @@ def plan(
     global_batch: int | None = None,
     top: int | None = 20,
     fix: Mapping[str, Any] | None = None,
-    space: Space | None = None,
+    space: SearchAxes | None = None,
     precision: str | Sequence[str] = "bf16-mixed",
     optimizer: LayoutOptimizer | str | Sequence[LayoutOptimizer | str] = "adamw",
     flash_attention: bool | Sequence[bool] = True,
@@ -69,12 +69,12 @@ def plan(
         >>> plans.best.layout  # doctest: +SKIP
     """
     cluster = Cluster.of(cluster) if isinstance(cluster, str) else cluster
-    setting = Setting(_known_model(model), cluster, calibration or Calibration.of(cluster.device))
+    setting = SearchSettings(_known_model(model), cluster, calibration or Calibration.of(cluster.device))
     known_objective(objective, has_price=setting.cluster.price_per_device_hour is not None)
     if top is not None and top < 1:
         raise SpecError(f"top={top} leaves no row; give 1 or more, or None for all")
     batch = _known_batch(setting.model, global_batch)
-    tried = (space or Space()).fixed(fix or {})
+    tried = (space or SearchAxes()).fixed(fix or {})
     recipes = _recipes(precision, optimizer, flash_attention)
     spared = tried if space is not None or "offload" in (fix or {}) else tried.fixed({"offload": "none"})
     pools, found = _searched(setting, batch, spared, recipes, top)
@@ -87,7 +87,7 @@ def plan(
 
 
 def _searched(
-    setting: Setting, batch: int, space: Space, recipes: list[Recipe], top: int | None
+    setting: SearchSettings, batch: int, space: SearchAxes, recipes: list[SharedSettings], top: int | None
 ) -> tuple[list[Pool], list[Found]]:
     """The layouts tried, and those that fit, by recipe."""
     pools, found = [], []
@@ -118,14 +118,14 @@ def _known_batch(model: Transformer, batch: int | None) -> int:
     return batch
 
 
-def _recipes(precision: Any, optimizer: Any, flash: Any) -> list[Recipe]:
+def _recipes(precision: Any, optimizer: Any, flash: Any) -> list[SharedSettings]:
     precisions = [full_name(name) for name in _several("precision", precision, get_args(Precision))]
     for name in precisions:
         if name not in get_args(Precision):
             raise unknown_name("precision", name, get_args(Precision))
     optimizers = map(layout_optimizer, _several("optimizer", optimizer, optimizer_names()))
     kinds = (flash,) if isinstance(flash, bool) else tuple(flash)
-    return [Recipe(*each) for each in product(precisions, dict.fromkeys(optimizers), kinds)]
+    return [SharedSettings(*each) for each in product(precisions, dict.fromkeys(optimizers), kinds)]
 
 
 def _several(field: str, given: Any, known: Sequence[str]) -> tuple[Any, ...]:
@@ -145,7 +145,9 @@ def _rejected(pools: list[Pool], found: list[Found]) -> dict[str, int]:
     return {reason: count for reason, count in counts.items() if count}
 
 
-def _nothing(setting: Setting, batch: int, space: Space, pools: list[Pool], found: list[Found]) -> str:
+def _nothing(
+    setting: SearchSettings, batch: int, space: SearchAxes, pools: list[Pool], found: list[Found]
+) -> str:
     """Message that names the layout closest to fitting, and what would make it fit."""
     near = [
         (each.closest.lacking_bytes, place) for place, each in enumerate(found) if len(each.closest.row.body)
@@ -170,7 +172,7 @@ def _nothing(setting: Setting, batch: int, space: Space, pools: list[Pool], foun
     )
 
 
-def _nothing_valid(setting: Setting, pools: list[Pool]) -> str:
+def _nothing_valid(setting: SearchSettings, pools: list[Pool]) -> str:
     counts = pools[0].found.rejected
     reason = max(counts, key=counts.__getitem__) if counts else "devices"
     last = list(counts)[-1] if counts else reason
@@ -183,7 +185,7 @@ def _nothing_valid(setting: Setting, pools: list[Pool]) -> str:
     )
 
 
-def _more_nodes(setting: Setting, batch: int, space: Space, recipe: Recipe) -> str:
+def _more_nodes(setting: SearchSettings, batch: int, space: SearchAxes, recipe: SharedSettings) -> str:
     """Message with the smallest doubling of the nodes on which a layout fits, found by searching there."""
     factor = 2
     while factor <= MOST_GROWTH and not setting.cluster.groups:

@@ -16,7 +16,7 @@ from shardscope.prediction.planner import explain as explaining
 from shardscope.prediction.planner.candidates import Candidates
 from shardscope.prediction.planner.filter import GIB, problem_with
 from shardscope.prediction.planner.rank import Floats, Objective, known_objective, ranking, scores
-from shardscope.prediction.planner.search import Rows, Setting, capacity, memory_parts, time_of
+from shardscope.prediction.planner.search import RankedRows, SearchSettings, capacity, memory_parts, time_of
 from shardscope.prediction.step.step import cut, stage_layers
 from shardscope.spec.layout import (
     OFFLOAD_NAMES,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.layouts import Layouts
 
 
-class Plan(NamedTuple):
+class PlanRow(NamedTuple):
     """One row of the table."""
 
     rank: int
@@ -53,7 +53,7 @@ class Pool(NamedTuple):
     """Candidates of one precision, optimizer and kind of attention, and the rows kept."""
 
     found: Candidates
-    rows: Rows
+    rows: RankedRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Plans:
         >>> plans.best.layout, plans.frame, plans.explain(1, 2)  # doctest: +SKIP
     """
 
-    setting: Setting
+    setting: SearchSettings
     global_batch: int
     objective: Objective
     top: int | None
@@ -118,19 +118,19 @@ class Plans:
         """Number of rows of the table."""
         return len(self.order) if self.top is None else min(self.top, len(self.order))
 
-    def __getitem__(self, place: int) -> Plan:
+    def __getitem__(self, place: int) -> PlanRow:
         """Return the row at an index from 0; negative indices count from the end."""
         return self.row(int(self.order[: len(self)][place]), rank=place % max(1, len(self)) + 1)
 
-    def __iter__(self) -> Iterator[Plan]:
+    def __iter__(self) -> Iterator[PlanRow]:
         return (self[place] for place in range(len(self)))
 
-    def row(self, kept: int, *, rank: int = 0) -> Plan:
+    def row(self, kept: int, *, rank: int = 0) -> PlanRow:
         """Return the plan at an index into the kept rows; `rank` 0 looks up its rank."""
         time, memory = float(self.time_s[kept]), float(self.memory_bytes[kept])
         tokens = self.global_batch * self.setting.model.seq
         rank = rank or int(np.flatnonzero(self.order == kept)[0]) + 1
-        return Plan(
+        return PlanRow(
             rank, self.layout(kept), time, tokens / time, memory, capacity(self.setting) - memory,
             self._dollars(time),
         )  # fmt: skip
@@ -141,7 +141,7 @@ class Plans:
         return time_s / 3600 * self.setting.cluster.num_devices * self._price
 
     @property
-    def best(self) -> Plan:
+    def best(self) -> PlanRow:
         """The best plan: the first row.
 
         Raises:
@@ -292,7 +292,7 @@ _AXES = (
     "data", "tensor", "pipeline", "context", "expert", "zero", "shard", "micro_batch", "schedule",
     "virtual_stages", "recompute", "sequence_parallel", "offload", "compression", "precision", "optimizer",
 )  # fmt: skip
-_COLUMNS = [*Plan._fields, "on_front", *_AXES]
+_COLUMNS = [*PlanRow._fields, "on_front", *_AXES]
 
 
 def _columns(layout: Layout) -> dict[str, Any]:

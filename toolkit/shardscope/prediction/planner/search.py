@@ -29,7 +29,7 @@ CHUNK = 1 << 16
 """Rows processed at a time: some 10 MB for all columns, whatever the size of the space."""
 
 
-class Setting(NamedTuple):
+class SearchSettings(NamedTuple):
     """Settings shared by all layouts."""
 
     model: Transformer
@@ -37,7 +37,7 @@ class Setting(NamedTuple):
     calibration: Calibration
 
 
-class Rows(NamedTuple):
+class RankedRows(NamedTuple):
     """Layouts by their indices into the nested tables, with their time and memory."""
 
     body: Ints
@@ -46,13 +46,13 @@ class Rows(NamedTuple):
     time_s: Floats
     memory_bytes: Floats
 
-    def at(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> Rows:
+    def at(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> RankedRows:
         """Select some of the rows."""
-        return Rows(*(column[rows] for column in self))  # type: ignore[arg-type]
+        return RankedRows(*(column[rows] for column in self))  # type: ignore[arg-type]
 
-    def plus(self, other: Rows) -> Rows:
+    def plus(self, other: RankedRows) -> RankedRows:
         """Append the rows of `other`."""
-        return Rows(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+        return RankedRows(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
 class Promising(NamedTuple):
@@ -67,14 +67,14 @@ class Promising(NamedTuple):
 class Closest(NamedTuple):
     """The layout that lacks the least memory, on its device and on its host and drives."""
 
-    row: Rows
+    row: RankedRows
     lacking_bytes: float
 
 
 class Found(NamedTuple):
     """Result of a search."""
 
-    rows: Rows
+    rows: RankedRows
     too_large: int
     """Number of layouts that do not fit."""
     beaten: int
@@ -82,10 +82,10 @@ class Found(NamedTuple):
     """The layout closest to fitting, if nothing fits."""
 
 
-EMPTY = Rows(*(np.zeros(0, np.int64),) * 3, *(np.zeros(0),) * 2)
+EMPTY = RankedRows(*(np.zeros(0, np.int64),) * 3, *(np.zeros(0),) * 2)
 
 
-def search(setting: Setting, found: Candidates, *, keep: int | None) -> Found:
+def search(setting: SearchSettings, found: Candidates, *, keep: int | None) -> Found:
     """Score every candidate and keep the first `keep` Pareto fronts, or every layout that fits if `keep` is None.
 
     On a mixed cluster the cut of the layers depends on the memory left, so no row is skipped early there.
@@ -97,7 +97,7 @@ def search(setting: Setting, found: Candidates, *, keep: int | None) -> Found:
     least = least_times(setting, found)
     order = np.argsort(least, kind="stable")
     rows, bar, closest = EMPTY, Staircase(np.zeros((0, 2))), Closest(EMPTY, np.inf)
-    kept: list[Rows] = []
+    kept: list[RankedRows] = []
     fits_count = too_large = 0
     for body, way in _chunks(found, order):
         held = memory_parts(setting, found.layouts(body, way, np.zeros(len(body), np.int64)))
@@ -120,11 +120,11 @@ def search(setting: Setting, found: Candidates, *, keep: int | None) -> Found:
             continue
         rows, bar = _best(rows.plus(new), capacity(setting), keep)
     if keep is None:
-        rows = Rows(*(np.concatenate(part) for part in zip(*kept, strict=True))) if kept else EMPTY
+        rows = RankedRows(*(np.concatenate(part) for part in zip(*kept, strict=True))) if kept else EMPTY
     return Found(rows, too_large, fits_count - len(rows.time_s), closest)
 
 
-def least_times(setting: Setting, found: Candidates) -> Floats:
+def least_times(setting: SearchSettings, found: Candidates) -> Floats:
     """Lower bound of each body's step time in seconds, without the parts that depend on how model states are held."""
     least = np.empty(len(found.bodies.grid))
     for start in range(0, len(least), CHUNK):
@@ -139,24 +139,24 @@ def least_times(setting: Setting, found: Candidates) -> Floats:
     return least * (1 - 1e-12)  # sums of the same parts in another order differ in the last digits
 
 
-def time_of(setting: Setting, layouts: Layouts, drive_share: Floats | None = None) -> StepParts:
+def time_of(setting: SearchSettings, layouts: Layouts, drive_share: Floats | None = None) -> StepParts:
     """Seconds of a step, part by part; `drive_share` is `MemoryParts.drive_share` where it is known."""
     model, cluster, calibration = setting
     return step_time(model, layouts, cluster, calibration, drive_share=drive_share)
 
 
-def lacking_bytes(setting: Setting, held: MemoryParts) -> Floats:
+def lacking_bytes(setting: SearchSettings, held: MemoryParts) -> Floats:
     """Bytes that exceed the fullest device and the host and drives behind it; 0 if everything fits."""
     beyond = np.maximum(held.nvme - drive_room(setting.cluster), 0.0)
     return np.asarray(np.maximum(held.total - capacity(setting), 0.0) + beyond)
 
 
-def memory_parts(setting: Setting, layouts: Layouts) -> MemoryParts:
+def memory_parts(setting: SearchSettings, layouts: Layouts) -> MemoryParts:
     """Bytes by kind; offloaded bytes beyond a device's share of the host count as on its drives."""
     return device_memory(setting.model, layouts, host_capacity=host_room(setting.cluster))
 
 
-def capacity(setting: Setting) -> float:
+def capacity(setting: SearchSettings) -> float:
     """Memory of one device, in bytes."""
     return float(setting.cluster.device.memory_bytes)
 
@@ -171,17 +171,17 @@ def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[In
         yield body[at], way
 
 
-def _timed(setting: Setting, found: Candidates, rows: Promising) -> Rows:
+def _timed(setting: SearchSettings, found: Candidates, rows: Promising) -> RankedRows:
     """Expand the rows by compression and time them."""
     choices = found.compressions[found.bodies.grid[rows.body]]
     body, way = np.repeat(rows.body, choices), np.repeat(rows.way, choices)
     memory, share = np.repeat(rows.memory_bytes, choices), np.repeat(rows.drive_share, choices)
     compression = np.arange(len(body)) - np.repeat(np.cumsum(choices) - choices, choices)
     time = time_of(setting, found.layouts(body, way, compression), share).total
-    return Rows(body, way, compression, time, memory)
+    return RankedRows(body, way, compression, time, memory)
 
 
-def _best(rows: Rows, room: float, keep: int) -> tuple[Rows, Staircase]:
+def _best(rows: RankedRows, room: float, keep: int) -> tuple[RankedRows, Staircase]:
     """The first `keep` Pareto fronts, which hold the best `keep` rows by any measure, and the last front as a bar."""
     places = np.lexsort((rows.compression, rows.way, rows.body))
     rows = rows.at(places)
@@ -208,5 +208,5 @@ def _closer(before: Closest, body: Ints, way: Ints, memory: Floats, lacking: Flo
     if before.lacking_bytes <= lacking[at]:
         return before
     one = slice(at, at + 1)
-    row = Rows(body[one], way[one], np.zeros(1, np.int64), np.full(1, np.nan), memory[one])
+    row = RankedRows(body[one], way[one], np.zeros(1, np.int64), np.full(1, np.nan), memory[one])
     return Closest(row, float(lacking[at]))

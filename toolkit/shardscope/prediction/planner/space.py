@@ -18,7 +18,7 @@ from shardscope.spec.pipeline_schedule import PipelineSchedule
 LARGEST_MICRO_BATCH = 16
 
 
-class Space(Spec):
+class SearchAxes(Spec):
     """The values that a search tries on each axis; an axis of degrees that is None takes every divisor.
 
     Lossy compression of gradients, which would change the result of training, is left out by default.
@@ -63,7 +63,7 @@ class Space(Spec):
             )
         )
 
-    def fixed(self, values: Mapping[str, Any]) -> Space:
+    def fixed(self, values: Mapping[str, Any]) -> SearchAxes:
         """Return this space with some axes restricted to one value or a few.
 
         Raises:

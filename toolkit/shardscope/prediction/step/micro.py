@@ -51,7 +51,7 @@ class Pass(NamedTuple):
         return Pass(*(np.asarray(a + b) for a, b in zip(self, other, strict=True)))
 
 
-class Stage(NamedTuple):
+class SlowestStage(NamedTuple):
     """Times of one micro-batch through the slowest stage."""
 
     forward: Pass
@@ -72,7 +72,7 @@ def stage(
     recompute: npt.ArrayLike,
     sequence_parallel: npt.ArrayLike,
     flash: bool,
-) -> Stage:
+) -> SlowestStage:
     """Times of a micro-batch on the stage with most layers, ceil(L / p), and of the output projection on the last.
 
     Args:
@@ -98,7 +98,7 @@ def stage(
     assert passes is not None
     forward, backward, again = passes
     spare = np.broadcast_to(_missing_layers(model, layers, pipeline) / layers, np.shape(split.tensor))
-    return Stage(forward, backward, again, _edge(model, machine, split), spare)
+    return SlowestStage(forward, backward, again, _edge(model, machine, split), spare)
 
 
 def _missing_layers(model: Transformer, layers: Floats, pipeline: npt.ArrayLike) -> Floats:

@@ -30,14 +30,14 @@ from shardscope.analytic.memory import device_memory
 from shardscope.analytic.memory.offload import (
     OFFLOADS_OPTIMIZER,
     Away,
+    HostTraffic,
     StepTraffic,
-    Traffic,
     host_room,
     step_traffic,
 )
 from shardscope.analytic.schedules.closed import bubble_time, columns
 from shardscope.prediction.step.machine import Machine
-from shardscope.prediction.step.tables import Table, micro_table, state_table
+from shardscope.prediction.step.tables import LookupTable, micro_table, state_table
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
@@ -157,8 +157,8 @@ def _drive_share(model: Transformer, layouts: Layouts, cluster: Cluster) -> Floa
 
 class _Work(NamedTuple):
     layouts: Layouts
-    micro: Table
-    states: Table
+    micro: LookupTable
+    states: LookupTable
     calibration: Calibration
     per_node: int
     """Devices that a layout can take without crossing nodes; unlimited on a single node."""
@@ -171,7 +171,7 @@ class _Work(NamedTuple):
 class _Passes(NamedTuple):
     """Seconds of one micro-batch through the slowest stage, waits included."""
 
-    found: Rows
+    found: StepRows
     late: Windows
     forward: Floats
     backward: Floats
@@ -179,7 +179,7 @@ class _Passes(NamedTuple):
 
 def _passes(work: _Work, rows: slice) -> _Passes:
     layouts, micro, states = work.layouts, work.micro.take(rows), work.states.take(rows)
-    found = Rows(
+    found = StepRows(
         layouts.zero[rows], layouts.offload[rows], layouts.recompute[rows], micro, states, work.drag[rows]
     )
     late = windows(found, work.calibration.shard_overlap)
@@ -231,7 +231,7 @@ def _edge_left(one: Columns, pace: Floats) -> Floats:
     return np.clip(1.0 - pace * one["spare"] / whole, 0.0, 1.0)
 
 
-def _once(rows: Rows, free: Floats, cal: Calibration) -> Floats:
+def _once(rows: StepRows, free: Floats, cal: Calibration) -> Floats:
     """Seconds of the exposed collectives that run once per step, and of packing their gradients.
 
     ZeRO 0 and 1 reduce gradients once, at the end, and pack them then. ZeRO 1 and 2 gather parameters once. Part of it
@@ -243,7 +243,7 @@ def _once(rows: Rows, free: Floats, cal: Calibration) -> Floats:
     return np.asarray(once - np.minimum(once * cal.gradient_overlap, free) + packed)
 
 
-def _offload(parts: StepParts, rows: slice, found: Rows, late: Floats) -> None:
+def _offload(parts: StepParts, rows: slice, found: StepRows, late: Floats) -> None:
     """Fill in the update, on device or host, and the traffic to the host that a pass waits for."""
     if not found.offload.any():
         parts.optimizer[rows], parts.offload[rows] = found.states["update_s"], 0.0
@@ -256,7 +256,7 @@ def _offload(parts: StepParts, rows: slice, found: Rows, late: Floats) -> None:
 Columns = Mapping[str, Floats]
 
 
-class Rows(NamedTuple):
+class StepRows(NamedTuple):
     """Some rows of a table, with their values from the lookup tables."""
 
     zero: Ints
@@ -293,7 +293,7 @@ class Windows(NamedTuple):
     """Seconds of the lengthened backward pass without any of its collectives."""
 
 
-def windows(rows: Rows, overlap: float) -> Windows:
+def windows(rows: StepRows, overlap: float) -> Windows:
     """Compute the waits of some rows, if computing can hide the share `overlap` of their collectives.
 
     ZeRO 3 gathers parameters for both passes. ZeRO 2 and 3 reduce gradients in the backward pass of every micro-batch,
@@ -319,7 +319,7 @@ def _late(
     return Late(shown, np.maximum(host - busy - shown, 0.0))
 
 
-def _host_seconds(rows: Rows) -> tuple[Floats | float, Floats | float]:
+def _host_seconds(rows: StepRows) -> tuple[Floats | float, Floats | float]:
     """Seconds of host traffic in a forward and in a backward pass.
 
     The link carries both directions at once, the drives one after the other.
@@ -330,12 +330,12 @@ def _host_seconds(rows: Rows) -> tuple[Floats | float, Floats | float]:
     return _side_by_side(traffic.forward, rows.drag), _side_by_side(traffic.backward, rows.drag)
 
 
-def _side_by_side(traffic: Traffic, drag: Floats) -> Floats:
+def _side_by_side(traffic: HostTraffic, drag: Floats) -> Floats:
     both = traffic.to_host + traffic.to_device
     return np.maximum(np.maximum(traffic.to_host, traffic.to_device), drag * both)
 
 
-def _traffic(rows: Rows) -> StepTraffic:
+def _traffic(rows: StepRows) -> StepTraffic:
     states = rows.states
     away = Away(
         states["weights_s"], states["gradients_s"], states["owned_weights_s"], states["owned_gradients_s"],
@@ -344,7 +344,7 @@ def _traffic(rows: Rows) -> StepTraffic:
     return step_traffic(rows.offload, rows.recompute, away)
 
 
-def host_update(rows: Rows) -> Floats:
+def host_update(rows: StepRows) -> Floats:
     """Seconds of an update on the host: gradients out, states read and written, weights back, in sequence."""
     update = _traffic(rows).update
     states = rows.states["host_update_s"] * np.maximum(1.0, rows.drag)
@@ -369,7 +369,7 @@ SCALED = (
 _HALVINGS = 60
 
 
-class Cut(NamedTuple):
+class LayerSplit(NamedTuple):
     """Distribution of the layers over the cluster's groups, for each layout."""
 
     stages: Floats
@@ -412,7 +412,7 @@ class StepDetail(NamedTuple):
     parts: StepParts
     computing: Computing
     pace: Floats
-    """Scale factor of `Cut.pace`; 1 on a cluster of equal devices."""
+    """Scale factor of `LayerSplit.pace`; 1 on a cluster of equal devices."""
 
 
 def step_detail(
@@ -425,7 +425,7 @@ def step_detail(
     return StepDetail(parts, computing, pace)
 
 
-def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration) -> Cut:
+def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration) -> LayerSplit:
     """The best cut of each layout on a cluster of `groups`.
 
     Each layer is taken to be as large as on the fullest device of the even cut.
@@ -445,7 +445,7 @@ def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Cal
     stage = np.where(can[:, None], stage, 0.0)
     pace = np.where(can, least_pace(model.layers, time, stage, cap), even * slow)
     layers = np.where(can[:, None], np.minimum(cap, _layers_within(pace, time)), 0.0)
-    return Cut(stage, layers, np.minimum(1.0, pace / (even * slow)))
+    return LayerSplit(stage, layers, np.minimum(1.0, pace / (even * slow)))
 
 
 def least_pace(layers: int, time: Floats, stages: Floats, most: Floats) -> Floats:
@@ -469,7 +469,7 @@ def _layers_within(pace: Floats, time: Floats) -> Floats:
     return np.asarray(np.floor(pace[:, None] / time * (1 + 1e-12)))
 
 
-def stage_layers(found: Cut, row: int, layers: int) -> tuple[int, ...]:
+def stage_layers(found: LayerSplit, row: int, layers: int) -> tuple[int, ...]:
     """Layers of every stage of one layout, first group first; excess layers are taken from the last stages."""
     counts = [
         int(n)

@@ -21,7 +21,7 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import RECIPES, activation_bytes_per_layer
 from shardscope.analytic.memory.frameworks import MEGATRON_CORE
 from shardscope.prediction.step.machine import Machine
-from shardscope.prediction.step.micro import Stage, stage
+from shardscope.prediction.step.micro import SlowestStage, stage
 from shardscope.spec.compression import Compression
 from shardscope.spec.layout import RECOMPUTE_NAMES
 from shardscope.spec.model import Transformer
@@ -30,7 +30,7 @@ from shardscope.spec.optimizer import OptimizerStates
 Floats = npt.NDArray[np.float64]
 
 
-class Taken(dict[str, Floats]):
+class TakenColumns(dict[str, Floats]):
     """Columns of some rows, each looked up lazily."""
 
     def __init__(self, columns: dict[str, Floats], index: npt.NDArray[np.intp]) -> None:
@@ -43,25 +43,25 @@ class Taken(dict[str, Floats]):
         return self[name]
 
 
-class Table(NamedTuple):
+class LookupTable(NamedTuple):
     """Columns of seconds, one value per combination, and the combination of each row."""
 
     row: npt.NDArray[np.intp]
     columns: dict[str, Floats]
 
     @classmethod
-    def of(cls, row: npt.NDArray[np.intp], columns: dict[str, Floats]) -> Table:
+    def of(cls, row: npt.NDArray[np.intp], columns: dict[str, Floats]) -> LookupTable:
         """Build a table; a column of one repeated value is stored as a single value, without lookup."""
         kept = {
             name: column if column.min() != column.max() else column[:1] for name, column in columns.items()
         }
         return cls(row, kept)
 
-    def take(self, rows: slice) -> Taken:
-        return Taken(self.columns, self.row[rows])
+    def take(self, rows: slice) -> TakenColumns:
+        return TakenColumns(self.columns, self.row[rows])
 
 
-def micro_table(model: Transformer, machine: Machine, layouts: Layouts) -> Table:
+def micro_table(model: Transformer, machine: Machine, layouts: Layouts) -> LookupTable:
     """Seconds of one micro-batch, for each (tensor, micro-batch, context, expert, recomputation, ...)."""
     found = Distinct.of(
         layouts.tensor, layouts.micro_batch, layouts.context, layouts.expert, layouts.pipeline,
@@ -82,7 +82,7 @@ def micro_table(model: Transformer, machine: Machine, layouts: Layouts) -> Table
     saved = _saved_bytes(
         model, layouts, split, pipeline=pipeline, recompute=recompute, sequence_parallel=sequence
     )
-    return Table.of(found.row, _micro_columns(times, hops, saved / cluster.device.host_bandwidth))
+    return LookupTable.of(found.row, _micro_columns(times, hops, saved / cluster.device.host_bandwidth))
 
 
 def _saved_bytes(
@@ -111,7 +111,7 @@ def _saved_bytes(
     return saved
 
 
-def _micro_columns(times: Stage, hops: list[Floats], saved: Floats) -> dict[str, Floats]:
+def _micro_columns(times: SlowestStage, hops: list[Floats], saved: Floats) -> dict[str, Floats]:
     f, b, r, e = times.forward, times.backward, times.recompute, times.edge
     return {
         "compute": f.compute + b.compute,
@@ -135,7 +135,7 @@ def _micro_columns(times: Stage, hops: list[Floats], saved: Floats) -> dict[str,
     }
 
 
-def state_table(model: Transformer, machine: Machine, layouts: Layouts) -> Table:
+def state_table(model: Transformer, machine: Machine, layouts: Layouts) -> LookupTable:
     """Seconds of model-state traffic and updates, for each (tensor, pipeline, data, ZeRO, ...)."""
     found = Distinct.of(
         layouts.tensor, layouts.pipeline, layouts.context, layouts.expert, layouts.data, layouts.shard,
@@ -149,10 +149,10 @@ def state_table(model: Transformer, machine: Machine, layouts: Layouts) -> Table
         shard=shard, zero=zero, compression=found.columns[-1], compressions=layouts.compressions,
         precision=layouts.precision, kept=layouts.optimizer.states,
     )  # fmt: skip
-    return Table.of(found.row, _state_columns(states))
+    return LookupTable.of(found.row, _state_columns(states))
 
 
-def _state_columns(states: Weights) -> dict[str, Floats]:
+def _state_columns(states: WeightTimes) -> dict[str, Floats]:
     return {name: column for name, column in states._asdict().items() if name.endswith("_s")}
 
 
@@ -206,7 +206,7 @@ def _ranked(column: npt.NDArray[np.int64]) -> tuple[Ints, npt.NDArray[np.int32]]
     return known, place.take(column)
 
 
-class Weights(NamedTuple):
+class WeightTimes(NamedTuple):
     """Parameters of one device of the slowest stage, and the seconds of reducing, gathering and updating them."""
 
     dense: Floats
@@ -253,7 +253,7 @@ def weights(
     compressions: tuple[Compression, ...],
     precision: str,
     kept: OptimizerStates,
-) -> Weights:
+) -> WeightTimes:
     """Times of the model states for each combination; arrays of one shape, `compression` an array of indices."""
     dense, experts = stage_elements(model, tensor=tensor, pipeline=pipeline, expert=expert)
     recipe = RECIPES[precision]
@@ -291,7 +291,7 @@ def weights(
     if kept.orthogonalizes:
         products = _muon(model, machine, (tensor, pipeline, expert), owners, expert_owners)
     whole, link = dense + experts, device.host_bandwidth
-    return Weights(
+    return WeightTimes(
         dense,
         experts,
         reduce_s + started,

@@ -13,7 +13,7 @@ from shardscope.spec.model.step import StepTrace
 from shardscope.spec.numbers import Total
 
 
-class Layer(Spec):
+class LayerRow(Spec):
     """One layer. Values that depend on the data are for one sample."""
 
     name: str
@@ -33,7 +33,7 @@ class LayerTable(Model):
     """A model as its layers in execution order. `Model.from_module` makes one."""
 
     kind: Literal["table"] = "table"
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerRow, ...]
     step: StepTrace | None = None
     """Trace of the memory of a training step; None if it was not traced."""
 

@@ -2,8 +2,8 @@
 
 The resumed job may have other settings, and those apply: no setting comes from a checkpoint. An optimizer's state is
 loaded by any optimizer that carries the same (`Optimizer.carries`: AdamW and LAMB load each other's moments), and is
-reset elsewhere. Compressor state belongs to its method (`remembered`). The data resume after the same number of samples
-(`GlobalSampler.go_on`).
+reset elsewhere. Compressor state belongs to its method (`compressor_state`). The data resume after the same number of
+samples (`GlobalSampler.resume`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from shardscope.spec import Job
-from shardscope.training.checkpoint.remembered import method_of, remembered
+from shardscope.training.checkpoint.compressor_state import compressor_state, method_of
 from shardscope.training.optim.state import fill_in_state
 from shardscope.training.random_state import random_state
 from shardscope.training.strategies.base import RankStrategy
@@ -40,7 +40,7 @@ def contents_of(
     context = strategy.context
     return {
         **strategy.checkpoint_state(optimizer),
-        **remembered(strategy),
+        **compressor_state(strategy),
         "extra": extra_of(strategy, optimizer, step, data),
         random_key(context.rank): random_state(context.device),
     }

@@ -43,7 +43,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
-class Piece(_Strict):
+class StoredBox(_Strict):
     """A box of a tensor's elements in one of the files, in row-major order."""
 
     file: FileName
@@ -58,7 +58,7 @@ class Stored(_Strict):
 
     dtype: str
     shape: Shape
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StoredBox, ...]
 
     @property
     def format(self) -> torch.dtype:
@@ -68,7 +68,7 @@ class Stored(_Strict):
             raise Damaged(f"{FILE} names an unknown number format {self.dtype[:40]!r}")
         return found
 
-    def num_bytes(self, piece: Piece) -> int:
+    def num_bytes(self, piece: StoredBox) -> int:
         """Bytes of one of the tensor's pieces."""
         return math.prod(piece.shape) * self.format.itemsize
 
@@ -199,6 +199,6 @@ def _check_pieces(index: Index) -> None:
             raise Damaged(f"{FILE} has not all of {key[:80]}")
 
 
-def _fits(piece: Piece, stored: Stored) -> bool:
+def _fits(piece: StoredBox, stored: Stored) -> bool:
     box = zip(piece.offsets, piece.shape, stored.shape, strict=False)
     return len(piece.offsets) == len(piece.shape) == len(stored.shape) and all(o + n <= s for o, n, s in box)

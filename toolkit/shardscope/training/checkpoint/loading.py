@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from shardscope.errors import CheckpointError
+from shardscope.training.checkpoint.compressor_state import RestoredState, restore_compressor_state
 from shardscope.training.checkpoint.contents import RANK, asked_of, extra_of, random_key, what_fits
 from shardscope.training.checkpoint.folders import complete_checkpoints, is_checkpoint
 from shardscope.training.checkpoint.index import FILE, Damaged, read_index, verify
 from shardscope.training.checkpoint.pickled import PICKLE, PickledReader, is_pickled
 from shardscope.training.checkpoint.pieces import Reader
-from shardscope.training.checkpoint.remembered import Recalled, recall
 from shardscope.training.context import RankContext
 from shardscope.training.random_state import random_state, set_random_state
 from shardscope.training.strategies.base import RankStrategy
@@ -35,14 +35,14 @@ class Loaded:
         path: The checkpoint's path.
         step: The step after which it was saved.
         data: The `GlobalSampler.state_dict` of that step.
-        recalled: The outcome of restoring the compressor's state.
+        restored: The outcome of restoring the compressor's state.
         notes: A sentence for each thing that does not resume unchanged.
     """
 
     path: Path
     step: int
     data: Mapping[str, int]
-    recalled: Recalled
+    restored: RestoredState
     notes: list[str]
 
 
@@ -92,12 +92,12 @@ def _load(
     state = reader.fill(asked)
     strategy.precision.load_state_dict(extra.get("precision", {}))
     strategy.load_checkpoint_state(state, optimizer)  # last: a rank may have its own loss scale
-    recalled = recall(strategy, reader, extra.get("layout"), extra.get("method"))
+    restored = restore_compressor_state(strategy, reader, extra.get("layout"), extra.get("method"))
     strategy.follow_order(extra.get("gradient_order", []))
     _go_on_at_random(reader, context)
     size = strategy.job.batch.global_batch
     data = extra.get("data") or {**_NO_DATA, "global_size": size}
-    return Loaded(reader.path, int(extra["step"]), data, recalled, [*notes, *changes, *recalled.notes])
+    return Loaded(reader.path, int(extra["step"]), data, restored, [*notes, *changes, *restored.notes])
 
 
 def _go_on_at_random(reader: Reader | PickledReader, context: RankContext) -> None:

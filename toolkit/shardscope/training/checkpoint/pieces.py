@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shardscope.errors import CheckpointError
 from shardscope.training import _compat
-from shardscope.training.checkpoint.index import Damaged, Index, Piece, Stored, open_plain
+from shardscope.training.checkpoint.index import Damaged, Index, Stored, StoredBox, open_plain
 from shardscope.training.checkpoint.values import decode
 from shardscope.training.sharding import local
 
@@ -32,7 +32,7 @@ def flat(state: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldPiece:
     """This rank's piece of a tensor.
 
     Attributes:
@@ -46,7 +46,7 @@ class Held:
     whole: tuple[int, ...]
 
     @classmethod
-    def of(cls, key: str, tensor: Tensor) -> Held:
+    def of(cls, key: str, tensor: Tensor) -> HeldPiece:
         """This rank's piece of `tensor`, which may be a DTensor.
 
         Raises:
@@ -91,7 +91,7 @@ class Reader:
             if isinstance(held, Mapping):
                 filled[name] = self.fill(held, f"{key}.")
             elif isinstance(held, Tensor):
-                self._fill(self.index.tensors[key], Held.of(key, held), key)
+                self._fill(self.index.tensors[key], HeldPiece.of(key, held), key)
                 filled[name] = held
             else:
                 filled[name] = decode(self.index.values[key])
@@ -102,7 +102,7 @@ class Reader:
         stored = self.index.tensors.get(key)
         return None if stored is None else torch.zeros(stored.shape, dtype=stored.format)
 
-    def _fill(self, stored: Stored, held: Held, key: str) -> None:
+    def _fill(self, stored: Stored, held: HeldPiece, key: str) -> None:
         if stored.shape != held.whole:
             raise ValueError(
                 f"{key} has the shape {_shape(stored.shape)} there and {_shape(held.whole)} here"
@@ -111,7 +111,7 @@ class Reader:
         if copied != held.tensor.numel():
             raise Damaged(f"not every element of {key} is in it exactly once")
 
-    def _copy(self, stored: Stored, piece: Piece, held: Held) -> int:
+    def _copy(self, stored: Stored, piece: StoredBox, held: HeldPiece) -> int:
         """Copy the overlap of a saved piece and a held one; returns its number of elements."""
         starts = [max(a, b) for a, b in zip(piece.offsets, held.offsets, strict=True)]
         ends = [
@@ -125,7 +125,7 @@ class Reader:
         _within(held.tensor, box, held.offsets).copy_(source)
         return source.numel()
 
-    def _read(self, stored: Stored, piece: Piece) -> Tensor:
+    def _read(self, stored: Stored, piece: StoredBox) -> Tensor:
         size = stored.num_bytes(piece)
         with open_plain(self.path / piece.file) as file:
             data = np.fromfile(file, np.uint8, size, offset=piece.at)

@@ -23,7 +23,7 @@ from shardscope.errors import CheckpointError
 from shardscope.training.checkpoint.contents import contents_of
 from shardscope.training.checkpoint.folders import complete_checkpoints, step_of
 from shardscope.training.checkpoint.index import FILE, index_of
-from shardscope.training.checkpoint.pieces import Held, flat
+from shardscope.training.checkpoint.pieces import HeldPiece, flat
 from shardscope.training.checkpoint.values import encode
 from shardscope.training.context import RankContext
 from shardscope.training.disk import advice_on
@@ -68,7 +68,9 @@ def save(
 
 
 def _write(partial: Path, final: Path, contents: Mapping[str, Any], context: RankContext) -> None:
-    tensors = {key: Held.of(key, value) for key, value in flat(contents) if isinstance(value, torch.Tensor)}
+    tensors = {
+        key: HeldPiece.of(key, value) for key, value in flat(contents) if isinstance(value, torch.Tensor)
+    }
     values = {key: encode(key, value) for key, value in flat(contents) if key not in tensors}
     held = {(key, piece.offsets): piece.tensor.nbytes for key, piece in tensors.items()}
 
@@ -124,7 +126,9 @@ def _shared_out(held: list[dict[Place, int]]) -> list[set[Place]]:
     return own
 
 
-def _write_pieces(path: Path, own: set[Place], tensors: Mapping[str, Held]) -> tuple[dict[str, Any], int]:
+def _write_pieces(
+    path: Path, own: set[Place], tensors: Mapping[str, HeldPiece]
+) -> tuple[dict[str, Any], int]:
     """Write this rank's share; returns its description for the index, and the bytes written."""
     described: dict[str, Any] = {}
     at = 0

@@ -1,11 +1,16 @@
 """Collectives: the metered process group under everything, and our own algorithms on top of it."""
 
-from shardscope.training.collectives.hierarchical import Hierarchical
+from shardscope.training.collectives.hierarchical import HierarchicalAllReduce
 from shardscope.training.collectives.process_group import MeteredProcessGroup
-from shardscope.training.collectives.ring import Ring, ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from shardscope.training.collectives.tree import Tree, tree_all_reduce
+from shardscope.training.collectives.ring import (
+    RingAllReduce,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+)
+from shardscope.training.collectives.tree import TreeAllReduce, tree_all_reduce
 
 __all__ = [
-    "Hierarchical", "MeteredProcessGroup", "Ring", "Tree", "ring_all_gather",
-    "ring_all_reduce", "ring_reduce_scatter", "tree_all_reduce",
+    "HierarchicalAllReduce", "MeteredProcessGroup", "RingAllReduce", "TreeAllReduce",
+    "ring_all_gather", "ring_all_reduce", "ring_reduce_scatter", "tree_all_reduce",
 ]  # fmt: skip

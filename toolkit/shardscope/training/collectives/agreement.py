@@ -7,7 +7,7 @@ other. A rank that has waited for a moment writes its path to the group's store 
 others have written. After one rank has found the first difference, all raise the same error message. On our ring this
 costs nothing while ranks agree. The backend's collectives pair messages by order alone, so ranks meet before each.
 
-At the end of each step, before the optimizer, all ranks `meet`: each rank sends one digest of all purposes to every
+At the end of each step, before the optimizer, all ranks `require`: each rank sends one digest of all purposes to every
 other.
 """
 
@@ -107,7 +107,7 @@ class Agreement:
         self._path.append(_Noted(self._number, self._digest.hex(), place, purpose))
         return _FIRST_TAG + int.from_bytes(self._digest, "little") % _NUM_TAGS
 
-    def meet(self, purpose: Purpose) -> None:
+    def require(self, purpose: Purpose) -> None:
         """Wait until all ranks have reached this point by the same path.
 
         Raises:

@@ -17,17 +17,17 @@ import torch
 
 from shardscope.errors import SpecError
 from shardscope.training.collectives.process_group import MeteredProcessGroup
-from shardscope.training.collectives.ring import SLICE_BYTES, Ring
+from shardscope.training.collectives.ring import SLICE_BYTES, RingAllReduce
 
 
 @dataclass
-class Hierarchical:
+class HierarchicalAllReduce:
     """Rings inside nodes and across them, over a metered group.
 
     Attributes:
         group: The ranks. Rank r is number r mod `per_node` of node r div `per_node`.
         per_node: Ranks per node; must divide the size of the group.
-        slice_bytes: Longest message, in bytes, as in `Ring`.
+        slice_bytes: Longest message, in bytes, as in `RingAllReduce`.
 
     Raises:
         SpecError: `per_node` does not divide the size of the group.
@@ -44,8 +44,8 @@ class Hierarchical:
         first, position = rank - rank % self.per_node, rank % self.per_node
         node = range(first, first + self.per_node)
         peers = range(position, world_size, self.per_node)
-        self.inside = Ring(self.group, slice_bytes=self.slice_bytes, members=node)
-        self.across = Ring(self.group, slice_bytes=self.slice_bytes, members=peers)
+        self.inside = RingAllReduce(self.group, slice_bytes=self.slice_bytes, members=node)
+        self.across = RingAllReduce(self.group, slice_bytes=self.slice_bytes, members=peers)
 
     @property
     def work_space(self) -> list[torch.Tensor]:

@@ -21,7 +21,7 @@ class _Waiting(Generic[Item]):
 
 
 @dataclass(frozen=True)
-class Left(Generic[Item]):
+class DepartedMessage(Generic[Item]):
     """A message whose last byte has left, and when its first and last bytes left, in seconds."""
 
     item: Item
@@ -57,9 +57,9 @@ class Outlet(Generic[Item]):
         """Time at which all queued messages will have left."""
         return self._clock + sum(m.rest for queue in self._queues.values() for m in queue) / self.bandwidth
 
-    def advance(self, now: float) -> list[Left[Item]]:
+    def advance(self, now: float) -> list[DepartedMessage[Item]]:
         """Send until `now`; returns the messages that have left meanwhile, in order."""
-        left: list[Left[Item]] = []
+        left: list[DepartedMessage[Item]] = []
         while (end := self.next_end()) is not None and end <= now:
             self._serve(self._shortest())
             self._clock = end
@@ -83,13 +83,13 @@ class Outlet(Generic[Item]):
         for queue in self._queues.values():
             queue[0].rest -= num_bytes
 
-    def _take_finished(self) -> list[Left[Item]]:
+    def _take_finished(self) -> list[DepartedMessage[Item]]:
         left = []
         for receiver, queue in list(self._queues.items()):
             if queue[0].rest > _NOTHING:
                 continue
             done = queue.popleft()
-            left.append(Left(done.item, done.began, self._clock))
+            left.append(DepartedMessage(done.item, done.began, self._clock))
             if queue:
                 queue[0].began = self._clock
             else:

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from shardscope.spec import Link
 from shardscope.training.collectives.pacing import PacedTransport, Pacer
 from shardscope.training.collectives.process_group import MeteredProcessGroup, num_bytes
-from shardscope.training.collectives.switch import Arrivals, Switch
+from shardscope.training.collectives.switch import CollectiveArrivals, Switch
 from shardscope.training.meter import Meter, Traffic
 
 _BY_MESSAGE = ("send", "recv")
@@ -138,7 +138,7 @@ class PacedProcessGroup(MeteredProcessGroup):
         backend: str,
         *,
         pacer: Pacer,
-        arrivals: Arrivals,
+        arrivals: CollectiveArrivals,
         has_all: bool,
     ) -> None:
         super().__init__(inner, meter, backend)
@@ -206,7 +206,7 @@ class PacedGroups:
         is_first = self._pacer is None
         if self._pacer is None:
             self._pacer = Pacer(self.link, Switch(store, rank, world_size))
-        arrivals = Arrivals(store, rank, world_size)
+        arrivals = CollectiveArrivals(store, rank, world_size)
         return PacedProcessGroup(
             inner, meter, backend, pacer=self._pacer, arrivals=arrivals, has_all=is_first
         )

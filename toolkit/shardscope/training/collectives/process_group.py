@@ -10,7 +10,6 @@ totals were confirmed against the kernel's TCP counters, and a test repeats this
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from shardscope.spec import Link
+from shardscope.training import clock
 from shardscope.training.meter import Meter, Span, Traffic
 
 if TYPE_CHECKING:
@@ -43,6 +43,20 @@ def num_bytes(tensors: Any) -> int:
 # gathered output, the scattered input. gloo runs an all-reduce inside its reduce_scatter.
 _TOTAL_SENT = {"all_reduce": 2, "reduce_scatter": 1}
 _TOTAL_SENT_GLOO = {**_TOTAL_SENT, "reduce_scatter": 2}
+
+
+def sent_by_backend(name: str, payload: int, rank: int, world_size: int, backend: str) -> int:
+    """Bytes that this rank is counted to send in one collective that the backend carries out.
+
+    Args:
+        name: The collective, such as ``"all_reduce"``.
+        payload: Bytes of the reduced tensor, the gathered output or the scattered input.
+        rank: This rank within the group.
+        world_size: Number of ranks in the group.
+        backend: ``"gloo"`` or ``"nccl"``.
+    """
+    per_payload = _TOTAL_SENT_GLOO if backend == "gloo" else _TOTAL_SENT
+    return share(per_payload.get(name, 1) * (world_size - 1) * payload, rank, world_size)
 
 
 class _WatchedWork(dist.Work):
@@ -77,22 +91,19 @@ class MeteredProcessGroup(dist.ProcessGroup):
         self.meter = meter
         self.backend = backend
         self._name = "shardscope"
-        self._total_sent = _TOTAL_SENT_GLOO if backend == "gloo" else _TOTAL_SENT
 
     def _metered(self, name: str, payload: int, call: Callable[[], dist.Work]) -> dist.Work:
-        world_size = self.size()
-        total = self._total_sent.get(name, 1) * (world_size - 1) * payload
-        moved = share(total, self.rank(), world_size)
+        moved = sent_by_backend(name, payload, self.rank(), self.size(), self.backend)
         self.meter.count(name, Traffic(payload, moved, moved, calls=1))
         return self._timed("communication", name, payload, call)
 
     def _timed(self, lane: str, name: str, payload: int, call: Callable[[], dist.Work]) -> dist.Work:
-        start = self.meter.handed_over = time.time()
+        start = self.meter.handed_over = clock.now()
         work = call()
         meter = self.meter
 
         def finished(_: Any) -> None:
-            meter.add_span(Span(lane, name, start, time.time(), payload))
+            meter.add_span(Span(lane, name, start, clock.now(), payload))
 
         try:
             work.get_future().add_done_callback(finished)
@@ -114,8 +125,8 @@ class MeteredProcessGroup(dist.ProcessGroup):
 
     def sum_as(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` over all ranks, in place, counted under the given name."""
-        payload, world_size = num_bytes(tensor), self.size()
-        moved = share(_TOTAL_SENT["all_reduce"] * (world_size - 1) * payload, self.rank(), world_size)
+        payload = num_bytes(tensor)
+        moved = sent_by_backend("all_reduce", payload, self.rank(), self.size(), self.backend)
         self.meter.count(name, Traffic(payload, moved, moved, calls=1))
         self._timed("communication", name, payload, lambda: self.inner.allreduce([tensor])).wait()
         return tensor

@@ -15,7 +15,6 @@ the other way around, which uses both directions of each link.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardscope.training import clock
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.meter import Traffic
 
@@ -53,7 +53,7 @@ class _Lane:
 
 
 @dataclass
-class Ring:
+class RingAllReduce:
     """The ring over a metered group.
 
     Attributes:
@@ -164,7 +164,7 @@ class Ring:
 class _Way:
     """The messages of one lane: a thin layer over the backend, as every microsecond here counts 2(W-1)S times."""
 
-    def __init__(self, ring: Ring, lane: _Lane, transport: Any, traffic: Traffic) -> None:
+    def __init__(self, ring: RingAllReduce, lane: _Lane, transport: Any, traffic: Traffic) -> None:
         assert ring.members is not None
         rank, self.world_size = ring._rank, ring._world_size  # noqa: SLF001 - a part of the ring
         self.lane, self.traffic, self.on_chunk = lane, traffic, ring.on_chunk
@@ -211,11 +211,11 @@ class _Way:
         tensor = self._outgoing(i)
         if not tensor.numel():
             return
-        start = time.time()
+        start = clock.now()
         self.sends[i] = self._send([tensor], self.next, self.first_tag + 2 * i)
         self.traffic.count_sent(self.next, _bytes(tensor))
         if self.on_chunk:
-            self.on_chunk({**self._place(i), "bytes": _bytes(tensor), "start": start, "end": time.time()})
+            self.on_chunk({**self._place(i), "bytes": _bytes(tensor), "start": start, "end": clock.now()})
 
     def _place(self, i: int) -> dict[str, Any]:
         k, s = divmod(i, self.num_slices)
@@ -239,15 +239,15 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def ring_all_reduce(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
-    """Sum `tensor` over the ranks of `group`, in place; `settings` are those of `Ring`."""
-    return Ring(group, **settings).all_reduce_(tensor)
+    """Sum `tensor` over the ranks of `group`, in place; `settings` are those of `RingAllReduce`."""
+    return RingAllReduce(group, **settings).all_reduce_(tensor)
 
 
 def ring_reduce_scatter(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
     """Sum over the ranks of `group`; returns this rank's chunk, a view of `tensor`."""
-    return Ring(group, **settings).reduce_scatter_(tensor)
+    return RingAllReduce(group, **settings).reduce_scatter_(tensor)
 
 
 def ring_all_gather(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
     """Fill `tensor` from every rank's own chunk, in place."""
-    return Ring(group, **settings).all_gather_(tensor)
+    return RingAllReduce(group, **settings).all_gather_(tensor)

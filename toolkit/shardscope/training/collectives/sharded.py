@@ -11,7 +11,6 @@ FSDP2 pads every parameter to a multiple of the ranks along its first dimension,
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
@@ -21,9 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardscope.training import clock
 from shardscope.training.collectives.agreement import Agreement, Purpose
 from shardscope.training.collectives.packets import Packets
-from shardscope.training.collectives.ring import Ring
+from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.collectives.sender import Sender
 
 ScatterMean = Callable[[str, Tensor, Tensor], None]
@@ -57,7 +57,7 @@ class ShardRing:
 
     def __init__(
         self,
-        ring: Ring,
+        ring: RingAllReduce,
         num_ranks: int,
         *,
         agreement: Agreement,
@@ -78,7 +78,7 @@ class ShardRing:
         self.look_at: Callable[[str, Tensor], None] | None = None
         """Receives every unit's name and whole gradients, padded with zeros, before they are cut."""
         self._sender = sender
-        self._carriers: list[Ring | Packets] = [ring] if packets is None else [ring, packets]
+        self._carriers: list[RingAllReduce | Packets] = [ring] if packets is None else [ring, packets]
         self._pending: list[Future[None]] = []
 
     def submit(self, purpose: Purpose, send: Callable[[], None]) -> Future[None]:
@@ -90,7 +90,7 @@ class ShardRing:
                 carrier.tag = tag
             send()
 
-        self.ring.group.meter.handed_over = time.time()
+        self.ring.group.meter.handed_over = clock.now()
         return self._sender.submit(carry_out)
 
     def reduce_mean(self, purpose: Purpose, output: Tensor, buffer: Tensor) -> None:
@@ -187,7 +187,7 @@ class RingReduceScatter(_Reducing):
         purpose = self.reducing(input_tensor)
         self.ring.reduce_mean(purpose, output_tensor, input_tensor)
         if self.ring.crosses:
-            self.ring.agreement.meet(purpose)
+            self.ring.agreement.require(purpose)
 
 
 class RingAllGather(_Comm):
@@ -219,7 +219,7 @@ class StockReduceScatter(_Reducing):
         self.agreement, self.stock = agreement, stock
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **options: Any) -> Any:
-        self.agreement.meet(self.reducing(input_tensor))
+        self.agreement.require(self.reducing(input_tensor))
         return self.stock(output_tensor, input_tensor, *args, **options)
 
 
@@ -231,5 +231,5 @@ class StockAllGather(_Comm):
         self.agreement, self.stock = agreement, stock
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **options: Any) -> Any:
-        self.agreement.meet(self.gathering(output_tensor))
+        self.agreement.require(self.gathering(output_tensor))
         return self.stock(output_tensor, input_tensor, *args, **options)

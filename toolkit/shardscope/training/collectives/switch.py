@@ -148,7 +148,7 @@ class Switch:
         self._shared.close()
 
 
-class Arrivals:
+class CollectiveArrivals:
     """Arrival times of each rank of a group at each of its collectives, which are numbered from 0."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:

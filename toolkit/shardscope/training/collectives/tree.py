@@ -32,7 +32,7 @@ _FIRST_TAG = 1 << 22  # keeps our messages separate from the ring's and the user
 
 
 @dataclass
-class Tree:
+class TreeAllReduce:
     """The binary tree over a metered group.
 
     Attributes:
@@ -82,7 +82,7 @@ class Tree:
 class _Flow:
     """The messages of one call: slice i goes up with tag 2i and comes down with tag 2i+1."""
 
-    def __init__(self, tree: Tree, slices: Sequence[torch.Tensor], traffic: Traffic) -> None:
+    def __init__(self, tree: TreeAllReduce, slices: Sequence[torch.Tensor], traffic: Traffic) -> None:
         self.parent, self.children, self.depth = tree.parent, tree.children, tree.depth
         self.slices, self.traffic = slices, traffic
         self.scratch = dict(zip(self.children, tree.buffers(slices[0]), strict=True))
@@ -147,5 +147,5 @@ class _Flow:
 
 
 def tree_all_reduce(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
-    """Sum `tensor` over the ranks of `group`, in place; `settings` are those of `Tree`."""
-    return Tree(group, **settings).all_reduce_(tensor)
+    """Sum `tensor` over the ranks of `group`, in place; `settings` are those of `TreeAllReduce`."""
+    return TreeAllReduce(group, **settings).all_reduce_(tensor)

@@ -77,7 +77,7 @@ def squares_by_tensor(names: Sequence[str], pieces: Sequence[Tensor]) -> dict[st
 
 
 @dataclass
-class Kept:
+class BucketState:
     """Flat float32 tensors kept from step to step, one per bucket, and by the names of the bucket's tensors.
 
     `DistributedDataParallel` rebuilds its buckets in the second step; the kept values move along, name by name.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from shardscope.training.compression.bucket import Bucket, Kept, squares_by_tensor
+from shardscope.training.compression.bucket import Bucket, BucketState, squares_by_tensor
 
 
 class Memory:
@@ -43,12 +43,12 @@ class Memory:
         """Receive `back`, the decoded form of `values`."""
 
     @property
-    def kept(self) -> dict[str, Kept]:
+    def kept(self) -> dict[str, BucketState]:
         """Tensors that checkpoints must save, by kind; the residual of the mean gradient comes first."""
         return {}
 
     @property
-    def owed(self) -> dict[str, Kept]:
+    def owed(self) -> dict[str, BucketState]:
         """Residuals, by kind."""
         return {}
 
@@ -76,7 +76,7 @@ class ErrorFeedback(Memory):
     keeps_values = True
 
     def __init__(self, kind: str = "residual") -> None:
-        self.residual = Kept()
+        self.residual = BucketState()
         self._kind = kind
 
     def before(self, bucket: Bucket) -> Tensor:
@@ -89,9 +89,9 @@ class ErrorFeedback(Memory):
         values.sub_(back)
 
     @property
-    def kept(self) -> dict[str, Kept]:
+    def kept(self) -> dict[str, BucketState]:
         return {self._kind: self.residual}
 
     @property
-    def owed(self) -> dict[str, Kept]:
+    def owed(self) -> dict[str, BucketState]:
         return self.kept

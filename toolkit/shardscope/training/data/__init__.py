@@ -1,6 +1,6 @@
 """Data for training: from a name, a file or the user's own function to the batches of one rank.
 
-`load_data` opens a `Dataset` of two sources, one for training and one for testing. A `GlobalSampler` chooses the
+`load_data` opens a `Dataset` of three sources, for training, validation and testing. A `GlobalSampler` chooses the
 rows of each step, `shard` selects a rank's share of them, and `Loader` combines the three.
 """
 
@@ -16,7 +16,7 @@ from shardscope.training.data.digits import read_digits
 from shardscope.training.data.files import read_path
 from shardscope.training.data.loader import Loader
 from shardscope.training.data.sampler import GlobalSampler, shard
-from shardscope.training.data.sources import Dataset, Source
+from shardscope.training.data.sources import Dataset, DataSource
 from shardscope.training.data.text import read_python_source
 from shardscope.training.data.user import call_user
 
@@ -25,7 +25,7 @@ __all__ = [
     "Dataset",
     "GlobalSampler",
     "Loader",
-    "Source",
+    "DataSource",
     "call",
     "load_data",
     "map_tensors",
@@ -40,7 +40,7 @@ __all__ = [
 def load_data(
     data: str | Path | Callable[..., Any], *, seed: int = 0, seq: int = 64, vocab: int | None = None
 ) -> Dataset:
-    """Open the data of a job.
+    """Open the data of a job, with a validation split (see `Dataset.with_validation`).
 
     Args:
         data: A name in `shardscope.spec.data.DATA`, the path of a file, or a function that makes the data.
@@ -52,6 +52,10 @@ def load_data(
         SpecError: No data set has this name.
         DataError: The data cannot be read or are of the wrong shape or type.
     """
+    return _opened(data, seed=seed, seq=seq, vocab=vocab).with_validation()
+
+
+def _opened(data: str | Path | Callable[..., Any], *, seed: int, seq: int, vocab: int | None) -> Dataset:
     if callable(data):
         return call_user(data, seed=seed)
     if data == "digits":

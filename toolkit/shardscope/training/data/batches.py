@@ -14,7 +14,7 @@ are also the targets.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -174,4 +174,20 @@ def _describe(batch: Any) -> str:
         f"{type(batch).__name__}s of {len(batch)}"
         if isinstance(batch, list | tuple)
         else type(batch).__name__
+    )
+
+
+def reads_tokens(micro_batches: Sequence[Batch]) -> bool:
+    """Whether the targets have one element per input token."""
+    if not micro_batches:
+        return False
+    inputs, targets = micro_batches[0]
+    read = (
+        inputs
+        if not isinstance(inputs, dict)
+        else {key: part for key, part in inputs.items() if key != LABELS}
+    )
+    return isinstance(targets, Tensor) and any(
+        not tensor.is_floating_point() and tensor.shape == targets.shape
+        for _, tensor in named_tensors(read, "inputs")
     )

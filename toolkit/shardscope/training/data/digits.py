@@ -17,7 +17,7 @@ _TEST_EVERY = 5
 
 
 def read_digits() -> Dataset:
-    """Read images `(N, 1, 8, 8)` in [0, 1] and classes `(N,)`; every fifth image of each class is for testing.
+    """Read images `(N, 1, 8, 8)` in [0, 1] and classes `(N,)`; every fifth image of each class is held out.
 
     Raises:
         DataError: scikit-learn is not installed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -15,7 +16,8 @@ from shardscope.training.data.text import split_windows
 def read_path(path: Path, *, seq: int, vocab: int | None = None) -> Dataset:
     """Read a file by its suffix.
 
-    - ``.npz``: rows `x` and `y`, tested on `x_test` and `y_test` or, without them, on every tenth row.
+    - ``.npz``: rows `x` and `y`, tested on `x_test` and `y_test` or, without them, on every tenth row; validated on
+      `x_validation` and `y_validation` or, without them, on half of the test rows.
     - ``.npy``: one row of integer tokens, memory-mapped.
     - ``.bin``: the same as raw little-endian uint16, memory-mapped.
     - any other suffix: text, one token per byte.
@@ -55,9 +57,15 @@ def _rows(path: Path) -> Dataset:
             found = ", ".join(sorted(names)) or "nothing"
             raise DataError(f"holds {found}; save it with np.savez(path, x=inputs, y=targets)")
         source = ArraySource(arrays["x"], arrays["y"])
-        if {"x_test", "y_test"} <= names:
-            return Dataset(train=source, test=ArraySource(arrays["x_test"], arrays["y_test"]))
-    return hold_out(source)
+        test, validation = (
+            ArraySource(arrays[f"x_{split}"], arrays[f"y_{split}"])
+            if {f"x_{split}", f"y_{split}"} <= names
+            else None
+            for split in ("test", "validation")
+        )
+    if test is None:
+        return replace(hold_out(source), validation=validation)
+    return Dataset(train=source, test=test, validation=validation)
 
 
 def _tokens(path: Path) -> Array:

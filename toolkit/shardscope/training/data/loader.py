@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shardscope.training.data.batches import Batch, read_batch
 from shardscope.training.data.sampler import GlobalSampler, shard
-from shardscope.training.data.sources import ArraySource, RowSource, Source, TensorSource, WindowSource
+from shardscope.training.data.sources import ArraySource, DataSource, RowSource, TensorSource, WindowSource
 
 
 class Loader:
@@ -36,7 +36,7 @@ class Loader:
 
     def __init__(
         self,
-        source: Source,
+        source: DataSource,
         sampler: GlobalSampler,
         *,
         rank: int = 0,
@@ -88,7 +88,7 @@ class Loader:
         return read_batch(self.source, self.rows(step))
 
 
-def _runs_user_code(source: Source) -> bool:
+def _runs_user_code(source: DataSource) -> bool:
     while isinstance(source, RowSource):
         source = source.source
     return not isinstance(source, ArraySource | TensorSource | WindowSource)

@@ -26,7 +26,7 @@ class GlobalSampler:
 
     Each epoch visits the rows in a new order, which depends only on the seed and the epoch's number. So any step can
     be computed directly, for example on resume. Rows left over at the end of an epoch are dropped. A run resumed
-    with another `global_batch` continues at the row that the earlier run had reached (`go_on`).
+    with another `global_batch` continues at the row that the earlier run had reached (`resume`).
 
     Args:
         num_samples: Number of rows to choose from.
@@ -69,10 +69,10 @@ class GlobalSampler:
         return self.origin.samples + (step - self.origin.step) * self.global_batch
 
     def state_dict(self) -> dict[str, int]:
-        """State that `go_on` needs, for a checkpoint; the keys are the same as in all earlier checkpoints."""
+        """State that `resume` needs, for a checkpoint; the keys are the same as in all earlier checkpoints."""
         return {"global_size": self.global_batch, **self.origin._asdict()}
 
-    def go_on(self, step: int, state: Mapping[str, int]) -> None:
+    def resume(self, step: int, state: Mapping[str, int]) -> None:
         """Continue from `step` at the row that a sampler of the same rows, with this `state_dict`, had reached."""
         earlier = GlobalSampler(self.num_samples, state["global_size"], self.seed)
         earlier.origin = Origin(*(state[name] for name in Origin._fields))

@@ -5,7 +5,7 @@ A source reads only the requested rows, so a rank reads only its own part of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 
 @runtime_checkable
-class Source(Protocol):
+class DataSource(Protocol):
     """Rows of inputs and targets that can be read in any order."""
 
     def __len__(self) -> int:
@@ -36,10 +36,33 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows for training and rows held out for testing."""
+    """Rows for training, for validation and for the final test.
 
-    train: Source
-    test: Source
+    Whatever chooses (pruning, tuning, populations, batch sweeps, a person watching the curve) sees the validation
+    split; the test split is evaluated once, after the last step of a job.
+    """
+
+    train: DataSource
+    test: DataSource
+    validation: DataSource | None = None
+    """None where nothing is held out for it: then nothing is evaluated before the end."""
+
+    def with_validation(self) -> Dataset:
+        """Return the data with a validation split, which is taken out of the test split where the data bring none.
+
+        The training split stays whole, so that every loss, seed and checkpoint of a job means what it meant before
+        there was a validation split. The rule needs no seed. Of rows, every second one from the first on goes to
+        validation, so that sorted classes stay balanced. Of windows of one text, the first half does: neighbouring
+        windows share their subject, and must not be divided between choosing and testing. A single row is left to
+        the test.
+        """
+        if self.validation is not None or len(self.test) < 2:
+            return self
+        rows = torch.arange(len(self.test))
+        middle = (len(rows) + 1) // 2
+        is_text = isinstance(self.test, WindowSource)
+        first, second = (rows[:middle], rows[middle:]) if is_text else (rows[::2], rows[1::2])
+        return replace(self, validation=RowSource(self.test, first), test=RowSource(self.test, second))
 
 
 @dataclass(frozen=True)
@@ -177,7 +200,7 @@ class ItemSource:
 class RowSource:
     """A subset of the rows of another source."""
 
-    source: Source
+    source: DataSource
     rows: Tensor
 
     def __len__(self) -> int:
@@ -188,7 +211,7 @@ class RowSource:
         return self.source.batch(self.rows[indices])
 
 
-def hold_out(source: Source, *, every: int = 10) -> Dataset:
+def hold_out(source: DataSource, *, every: int = 10) -> Dataset:
     """Hold out one of `every` rows for testing, so that no seed is needed and sorted classes stay balanced.
 
     Raises:

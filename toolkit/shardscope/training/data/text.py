@@ -1,4 +1,4 @@
-"""Token corpora: the standard library's source, and token rows cut into training and test windows."""
+"""Token corpora: the standard library's source, and token rows cut into windows to train on and held-out ones."""
 
 from __future__ import annotations
 

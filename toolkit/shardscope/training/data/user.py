@@ -11,7 +11,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset
 
 from shardscope.errors import DataError
-from shardscope.training.data.sources import Dataset, ItemSource, Source, TensorSource, hold_out
+from shardscope.training.data.sources import Dataset, DataSource, ItemSource, TensorSource, hold_out
 
 _FORMS = (
     "tensors (x, y), where each may be a tuple or a mapping of tensors, a mapping of tensors with 'labels', "
@@ -22,8 +22,9 @@ _FORMS = (
 def call_user(make_data: Callable[..., Any], *, seed: int) -> Dataset:
     """Call the user's function, with `seed` if it has that parameter, and open the data that it returns.
 
-    The function may return one data set, of which every tenth row is held out, or a pair (train, test). A pair that can
-    be read both ways, such as ``((a, b), (c, d))``, is (train, test).
+    The function may return one data set, of which every tenth row is held out, a pair (train, test), or three parts
+    (train, validation, test). A pair that can be read both ways, such as ``((a, b), (c, d))``, is (train, test).
+    Without a part for validation, half of the test rows are used (see `Dataset.with_validation`).
 
     Raises:
         DataError: The function returned any other value.
@@ -32,18 +33,16 @@ def call_user(make_data: Callable[..., Any], *, seed: int) -> Dataset:
     if isinstance(made, Dataset):
         return made
     if _is_split(made):
-        train, test = (_source(part, make_data) for part in made)
-        return Dataset(train=train, test=test)
+        train, *validation, test = (_source(part, make_data) for part in made)
+        return Dataset(train=train, test=test, validation=next(iter(validation), None))
     return hold_out(_source(made, make_data))
 
 
-def _is_split(made: object) -> TypeGuard[tuple[Any, Any]]:
-    """Whether the value means (train, test); inputs and targets as structures of tensors are one data set."""
-    if not isinstance(made, tuple) or len(made) != 2 or isinstance(made[0], Tensor):
+def _is_split(made: object) -> TypeGuard[tuple[Any, ...]]:
+    """Whether the value is made of splits; inputs and targets as structures of tensors are one data set."""
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or isinstance(made[0], Tensor):
         return False
-    return not (_is_structure(made[0]) and _is_structure(made[1])) or all(
-        _read(part) is not None for part in made
-    )
+    return not all(map(_is_structure, made)) or all(_read(part) is not None for part in made)
 
 
 def _is_structure(value: object) -> bool:
@@ -55,20 +54,21 @@ def _is_structure(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-def _source(made: object, make_data: Callable[..., Any]) -> Source:
+def _source(made: object, make_data: Callable[..., Any]) -> DataSource:
     source = _read(made)
     if source is None:
         raise DataError(
-            f"data={_name(make_data)} returned {_describe(made)}; return {_FORMS}, or a (train, test) pair"
+            f"data={_name(make_data)} returned {_describe(made)}; return {_FORMS}, or (train, test) or (train, "
+            "validation, test)"
         )
     if len(source) == 0:
         raise DataError(f"data={_name(make_data)} returned a data set of no rows; return at least one row")
     return source
 
 
-def _read(made: object) -> Source | None:
+def _read(made: object) -> DataSource | None:
     match made:
-        case Source():
+        case DataSource():
             return made
         case {"labels": labels} if _is_structure(made):
             return TensorSource(made, labels)

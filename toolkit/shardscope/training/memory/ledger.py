@@ -1,7 +1,8 @@
 """Storages that are alive in a step, operation by operation: a record of when each was allocated and freed.
 
 Whether a result in the backward pass belongs to a parameter's gradient, and so does not grow with the batch, is known
-only after it has arrived there. So `Ledger` records events, and `Ledger.gradients` evaluates them afterwards.
+only after it has arrived there. So `AllocationLedger` records events, and its `gradients` evaluates
+them afterwards.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Placed(NamedTuple):
     owner: int
 
 
-class Ledger(TorchDispatchMode):
+class AllocationLedger(TorchDispatchMode):
     """Mode that records every storage that an operation allocates until it is freed; also works on fake tensors.
 
     Args:

@@ -60,16 +60,20 @@ class MemoryWatch:
     memory of the process beyond the amount before the model was built: the interpreter and libraries, mostly shared
     between ranks, are left out.
 
+    Args:
+        device: The device that computes.
+        held_bytes: Bytes of the model and its optimizer, if they were built before this object.
+
     Attributes:
         peak: Maximum memory of the process so far, in bytes.
         step: The counter by kind on a measured step; None on all others.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, held_bytes: int = 0) -> None:
         self.device = device
         self.peak = 0
         self.step: StepMemory | None = None
-        self._base = 0 if device.type == "cuda" else anonymous_bytes()
+        self._base = 0 if device.type == "cuda" else anonymous_bytes() - held_bytes
 
     def sample(self) -> int:
         """Current memory of the process, in bytes; also updates the peaks."""

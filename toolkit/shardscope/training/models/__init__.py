@@ -14,13 +14,23 @@ from torch import nn
 
 from shardscope.errors import SpecError
 from shardscope.spec.models import CNNConfig, GPTConfig, MLPConfig, ModelConfig, ResNetConfig, model_config
-from shardscope.training.models._blocks import CheapToRecompute, Part, blocks, units_of
+from shardscope.training.models._blocks import CheapToRecompute, ForwardPart, blocks, units_of
 from shardscope.training.models.cnn import CNN
 from shardscope.training.models.gpt import GPT
 from shardscope.training.models.mlp import MLP
 from shardscope.training.models.resnet import ResNet
 
-__all__ = ["CNN", "GPT", "MLP", "CheapToRecompute", "Part", "ResNet", "blocks", "build_model", "units_of"]
+__all__ = [
+    "CNN",
+    "GPT",
+    "MLP",
+    "CheapToRecompute",
+    "ForwardPart",
+    "ResNet",
+    "blocks",
+    "build_model",
+    "units_of",
+]
 
 
 def build_model(

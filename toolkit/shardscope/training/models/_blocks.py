@@ -15,7 +15,7 @@ class CheapToRecompute(nn.Module):
     """
 
 
-class Part(nn.Module):
+class ForwardPart(nn.Module):
     """Wraps a piece of a model's forward pass as a module, so that the model can be cut into stages.
 
     Args:

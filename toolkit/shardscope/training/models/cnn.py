@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from shardscope.spec.models import CNNConfig
-from shardscope.training.models._blocks import Part
+from shardscope.training.models._blocks import ForwardPart
 
 
 class CNN(nn.Module):
@@ -42,4 +42,4 @@ class CNN(nn.Module):
     def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
         """Blocks and head, in order."""
         blocks = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
-        return [*blocks, ("head", Part(self.score, self.head))]
+        return [*blocks, ("head", ForwardPart(self.score, self.head))]

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from shardscope.errors import DataError
 from shardscope.spec.models import GPTConfig
-from shardscope.training.models._blocks import CheapToRecompute, Part
+from shardscope.training.models._blocks import CheapToRecompute, ForwardPart
 
 _INIT_STD = 0.02
 
@@ -24,7 +24,7 @@ class GPT(nn.Module):
         self.config = config
         self.tokens = nn.Embedding(config.vocab, config.hidden)
         self.positions = nn.Embedding(config.seq, config.hidden)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.hidden)
         self._init_parameters()
 
@@ -56,9 +56,9 @@ class GPT(nn.Module):
 
     def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
         """Embedding, blocks and head, in order; embedding and head share the tokens' weight."""
-        embedding = Part(self.embed, self.tokens, self.positions)
+        embedding = ForwardPart(self.embed, self.tokens, self.positions)
         blocks = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
-        return [("embedding", embedding), *blocks, ("head", Part(self.score, self.norm, self.tokens))]
+        return [("embedding", embedding), *blocks, ("head", ForwardPart(self.score, self.norm, self.tokens))]
 
     def _init_parameters(self) -> None:
         """GPT-2's scheme: normal weights, smaller where a block joins the residual stream, zero biases."""
@@ -70,7 +70,7 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Causal self-attention, then a feed-forward network, each added to the residual stream `(N, T, hidden)`."""
 
     def __init__(self, config: GPTConfig) -> None:

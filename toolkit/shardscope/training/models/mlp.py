@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from shardscope.spec.models import MLPConfig
-from shardscope.training.models._blocks import Part
+from shardscope.training.models._blocks import ForwardPart
 
 
 class MLP(nn.Module):
@@ -32,6 +32,6 @@ class MLP(nn.Module):
 
     def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
         """Hidden layers and head, in order."""
-        first = Part(lambda images: self.blocks[0](images.flatten(1)), self.blocks[0])
+        first = ForwardPart(lambda images: self.blocks[0](images.flatten(1)), self.blocks[0])
         rest = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)][1:]
         return [("blocks.0", first), *rest, ("head", self.head)]

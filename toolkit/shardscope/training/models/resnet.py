@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from shardscope.spec.models import ResNetConfig
-from shardscope.training.models._blocks import Part
+from shardscope.training.models._blocks import ForwardPart
 
 
 class ResNet(nn.Module):
@@ -42,7 +42,11 @@ class ResNet(nn.Module):
     def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
         """Stem, blocks and head, in order."""
         blocks = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
-        return [("stem", Part(self.embed, self.stem)), *blocks, ("head", Part(self.score, self.head))]
+        return [
+            ("stem", ForwardPart(self.embed, self.stem)),
+            *blocks,
+            ("head", ForwardPart(self.score, self.head)),
+        ]
 
 
 class BasicBlock(nn.Module):

@@ -45,7 +45,7 @@ class AdamRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
+class AdamMoments:
     """How Adam's two moments advance and combine into the update ``r``."""
 
     betas: tuple[float, float]
@@ -63,7 +63,7 @@ class Moments:
         return [float(step) for step in steps] if self.bias_correction else [math.inf] * len(steps)
 
 
-def fused_moments_(run: AdamRun, moments: Moments) -> None:
+def fused_moments_(run: AdamRun, moments: AdamMoments) -> None:
     """Advance both moments and subtract the update, in one pass over memory.
 
     The fused kernel computes ``w -= lr * r``. With `updates` as the weights and a learning rate of 1, it
@@ -80,7 +80,7 @@ def fused_moments_(run: AdamRun, moments: Moments) -> None:
     )
 
 
-def plain_moments_(run: AdamRun, moments: Moments) -> None:
+def plain_moments_(run: AdamRun, moments: AdamMoments) -> None:
     """Do the same as `fused_moments_` in public operations, for every device, dtype and variant."""
     beta1, beta2 = moments.betas
     counts = moments.counts(run.steps)

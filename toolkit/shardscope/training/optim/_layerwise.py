@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from shardscope.errors import SpecError
 from shardscope.training.optim._kernels import Number, Scalars
-from shardscope.training.optim.signals import LayerSignal, Squares, Taken
+from shardscope.training.optim.signals import LayerSignal, Squares, UpdatedLayers
 from shardscope.training.optim.sparse import refuse_sparse
 from shardscope.training.sharding import ReduceSquares, local
 
@@ -31,7 +31,7 @@ kernels, which run on a cold cache, cost more than the memory traffic they save.
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerShard:
     """One parameter tensor in a step: this rank's shard of it, of its gradient and of its state."""
 
     name: str | int
@@ -43,11 +43,11 @@ class Layer:
 
 
 @dataclass(slots=True)
-class Batch:
+class LayerBatch:
     """Layers of one group, dtype and device that go through the phases together."""
 
     group: dict[str, Any]
-    layers: list[Layer]
+    layers: list[LayerShard]
     num_elements: int = 0
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Batch:
         """One state tensor of every layer."""
         return [layer.state[key] for layer in self.layers]
 
-    def takes(self, layer: Layer) -> bool:
+    def takes(self, layer: LayerShard) -> bool:
         """Add the layer if dtype and device match and the batch still fits the cache; return whether it was added."""
         first, weights = self.layers[0], layer.weights
         num_elements = self.num_elements + weights.numel()
@@ -93,7 +93,7 @@ class Batch:
 class Staged:
     """A batch between the phases."""
 
-    batch: Batch
+    batch: LayerBatch
     directions: list[Tensor]
     """Direction in which each layer's weights will move, up to a factor."""
     squares: Squares | None
@@ -111,7 +111,7 @@ class Scratch:
         """Make all buffers available again."""
         self._taken = 0
 
-    def take(self, batch: Batch) -> list[Tensor]:
+    def take(self, batch: LayerBatch) -> list[Tensor]:
         """Return uninitialised tensors like the batch's weights."""
         weights = batch.weights
         if not batch.layers[0].is_flat:
@@ -155,7 +155,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
         super().__init__(params, defaults)
         self.reduce_squares = reduce_squares
         self._scratch = Scratch()
-        self._last: list[Taken] = []
+        self._last: list[UpdatedLayers] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "reduce_squares": self.reduce_squares}
@@ -215,7 +215,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
     def _move(self, staged: Staged, squares: Squares | None) -> None:
         batch = staged.batch
         ratios = None if squares is None else self._ratios(squares, batch.group)
-        self._last.append(Taken([layer.name for layer in batch.layers], batch.group, squares, ratios))
+        self._last.append(UpdatedLayers([layer.name for layer in batch.layers], batch.group, squares, ratios))
         self._apply(staged, ratios)
 
     def _ratios(self, squares: Squares, group: dict[str, Any]) -> Scalars:
@@ -233,9 +233,9 @@ class LayerwiseOptimizer(Optimizer, ABC):
             ratios.append(self._ratio(norm, bound, group) if norm > 0 and bound > 0 else 1.0)
         return ratios
 
-    def _batches(self) -> list[Batch]:
+    def _batches(self) -> list[LayerBatch]:
         """The layers that have a gradient, in the order of the groups."""
-        batches: list[Batch] = []
+        batches: list[LayerBatch] = []
         num_seen = 0
         for group in self.param_groups:
             names = group.get("param_names") or range(num_seen, num_seen + len(group["params"]))
@@ -245,10 +245,10 @@ class LayerwiseOptimizer(Optimizer, ABC):
                     continue
                 layer = self._layer(name, param, group)
                 if not (batches and batches[-1].group is group and batches[-1].takes(layer)):
-                    batches.append(Batch(group, [layer]))
+                    batches.append(LayerBatch(group, [layer]))
         return batches
 
-    def _layer(self, name: str | int, param: Tensor, group: dict[str, Any]) -> Layer:
+    def _layer(self, name: str | int, param: Tensor, group: dict[str, Any]) -> LayerShard:
         assert param.grad is not None
         if param.grad.is_sparse:
             raise refuse_sparse(str(name), self.method)
@@ -263,17 +263,17 @@ class LayerwiseOptimizer(Optimizer, ABC):
         tensors = [local(tensor) for tensor in (param, param.grad, *state.values())]
         is_flat = all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
         weights, grad, *rest = [tensor.view(-1) for tensor in tensors] if is_flat else tensors
-        return Layer(name, weights, grad, dict(zip(state, rest, strict=True)), is_flat)
+        return LayerShard(name, weights, grad, dict(zip(state, rest, strict=True)), is_flat)
 
     @abstractmethod
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         """Return a parameter's initial optimizer state."""
 
-    def _prepare(self, batches: list[Batch]) -> None:
+    def _prepare(self, batches: list[LayerBatch]) -> None:
         """Do the work that needs all layers before phase one."""
 
     @abstractmethod
-    def _stage(self, batch: Batch) -> Staged:
+    def _stage(self, batch: LayerBatch) -> Staged:
         """Run phase one of a batch: compute its directions and the squares of its layers."""
 
     def _divisor(

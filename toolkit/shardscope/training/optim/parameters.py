@@ -36,7 +36,7 @@ class TrainedParameters:
         reduce_grad_square: Sums the squared norm of all gradients over all ranks that hold distinct ones.
         dimensions: Number of dimensions of the whole tensor, by name, where a parameter is a flat piece of it; it
             decides which parameters are excluded. None uses the parameters' own.
-        uncounted: Parameters whose gradients another rank counts already in that square.
+        duplicate_grad_params: Parameters whose gradients another rank counts already in that square.
         is_freezable: Whether compression will freeze the second moment.
     """
 
@@ -47,12 +47,12 @@ class TrainedParameters:
         reduce_squares: ReduceSquares | None = None,
         reduce_grad_square: ReduceSquares | None = None,
         dimensions: Mapping[str, int] | None = None,
-        uncounted: Sequence[nn.Parameter] = (),
+        duplicate_grad_params: Sequence[nn.Parameter] = (),
         is_freezable: bool = False,
     ) -> None:
         self.named = [(name, parameter) for name, parameter in named if parameter.requires_grad]
         self.reduce_squares, self.reduce_grad_square = reduce_squares, reduce_grad_square
-        self.uncounted, self.is_freezable = uncounted, is_freezable
+        self.duplicate_grad_params, self.is_freezable = duplicate_grad_params, is_freezable
         self._dimensions = dimensions or {}
 
     def groups(self, exclude: str = "none", **instead: Any) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ class LayerSignal(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class UpdatedLayers:
     """A batch of layers after its update."""
 
     names: list[str | int]

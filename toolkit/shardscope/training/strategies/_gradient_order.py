@@ -15,7 +15,7 @@ from functools import partial
 from torch import Tensor, nn
 
 
-class Arrivals:
+class GradientOrder:
     """Records the order in which a model's gradients arrive, until `stop` is called.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 # No postponed annotations here: DistributedDataParallel checks the types of a hook at run time.
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from shardscope.training import clock
 from shardscope.training.collectives.sender import Sender
 from shardscope.training.compression import Bucket
 from shardscope.training.context import RankContext
@@ -49,7 +49,7 @@ class BucketHook:
     def _exchange(self, _: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         done: Future[Tensor] = Future()
         buffer, index, parameters = bucket.buffer(), bucket.index(), bucket.parameters()
-        self.context.meter.handed_over = time.time()
+        self.context.meter.handed_over = clock.now()
         if self.is_idle:
             done.set_result(buffer)
             return done

@@ -3,10 +3,10 @@
 Each rank makes one strategy, which lives as long as the training. The trainer calls, in this order,
 
     setup(model)                        once: wrap or cut the module, make the starting weights equal everywhere
-    rehearse(loss_function)             once: fix the buckets where compressed gradients need the same ones throughout
+    warm_up_buckets(loss_function)      once: fix the buckets where compressed gradients need the same ones throughout
     build_optimizer()                   once: over the parameters, or their shards, that this rank updates
     step(micro_batches, ...)            every step: forward, backward, exchange, clip, update; returns the loss
-    meet(step)                          before an evaluation, a checkpoint and the end: synchronise all ranks
+    synchronize(step)                   before an evaluation, a checkpoint and the end: wait for all ranks
     evaluating(), checkpoint_state()    read the run without changing the state that training continues from
     close()                             once: end threads
 
@@ -74,7 +74,7 @@ class RankStrategy(ABC):
     """Sums squared norms per layer over the ranks that hold other pieces of the same tensors; None if unsharded."""
     reduce_grad_square: ReduceSquares | None = None
     """Sums the squared norm of all gradients over the ranks that hold distinct ones; None if each rank holds all."""
-    uncounted: Sequence[nn.Parameter] = ()
+    duplicate_grad_params: Sequence[nn.Parameter] = ()
     """Parameters of this rank whose gradients another rank counts already (tied copies)."""
     buffers_from: int = 0
     """The rank whose buffers evaluations and checkpoints use."""
@@ -126,7 +126,7 @@ class RankStrategy(ABC):
         compressor = self.compressor
         parameters = TrainedParameters(
             self.model.named_parameters(), reduce_squares=self.reduce_squares,
-            reduce_grad_square=self.reduce_grad_square, uncounted=self.uncounted,
+            reduce_grad_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             is_freezable=compressor is not None and compressor.freezes_variance,
         )  # fmt: skip
         optimizer = built_by(self.job.optimizer, parameters)
@@ -135,13 +135,13 @@ class RankStrategy(ABC):
         return optimizer
 
     @property
-    def tells_of_layers(self) -> bool:
+    def reports_layer_signals(self) -> bool:
         """Whether this rank reports its optimizer's updates; only rank 0 does where all ranks' layers are the same."""
         return self.context.rank == 0 or self.job.compression.period > 1
 
     def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
         """Signals of the last update for the layers that this rank reports."""
-        if not self.tells_of_layers or not isinstance(optimizer, LayerwiseOptimizer):
+        if not self.reports_layer_signals or not isinstance(optimizer, LayerwiseOptimizer):
             return []
         return optimizer.layer_signals()
 
@@ -149,7 +149,7 @@ class RankStrategy(ABC):
         """Whether this rank takes no further step; `asked` if it has seen the request to stop before `step`."""
         return asked
 
-    def meet(self, step: int, *, ending: bool = False) -> int | None:  # noqa: ARG002
+    def synchronize(self, step: int, *, ending: bool = False) -> int | None:  # noqa: ARG002
         """Wait for the other ranks after this rank's `step`; called before every joint operation.
 
         Args:
@@ -190,7 +190,7 @@ class RankStrategy(ABC):
         with self.context.meter.span("compute", "optimizer"):
             grad_norm, skipped = self.precision.update(
                 optimizer, self.parameters, self.job.clip_norm,
-                reduce_square=self.reduce_grad_square, uncounted=self.uncounted,
+                reduce_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             )  # fmt: skip
         if self.compressor is not None:
             self.compressor.after_step(self.parameters, self.carrier, self.context.meter.step)
@@ -302,17 +302,17 @@ class RankStrategy(ABC):
         """Name of the layout of gradients on ranks; state saved under another layout must be converted."""
         return f"{self.name} {self.context.world_size}"
 
-    def remembered(self) -> dict[str, Tensor]:
+    def compressor_state(self) -> dict[str, Tensor]:
         """Compressor state that this rank must restore on resume, by name."""
         assert self.compressor is not None
         return self.compressor.state_dict()
 
-    def recall(self, state: dict[str, Tensor]) -> None:
-        """Restore the state that `remembered` returned."""
+    def load_compressor_state(self, state: dict[str, Tensor]) -> None:
+        """Restore the state that `compressor_state` returned."""
         assert self.compressor is not None
         self.compressor.load_state_dict(state)
 
-    def recut(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
+    def reshard_compressor_state(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
         """Convert compressor state saved under another `layout` to this strategy's layout: by parameter."""
         old = shards_of(layout)
         if old is None:
@@ -327,7 +327,7 @@ class RankStrategy(ABC):
     def follow_order(self, names: list[str]) -> None:
         """Before the first step of a resumed run: exchange gradients in the order `names` of the run before."""
 
-    def rehearse(self, loss_function: LossFunction) -> None:
+    def warm_up_buckets(self, loss_function: LossFunction) -> None:
         """After `setup`: make the lasting changes of a first step in advance, and leave the model unchanged."""
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:

@@ -16,7 +16,7 @@ from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.data import call
 from shardscope.training.observe import random_state_kept
-from shardscope.training.strategies._gradient_order import Arrivals, InOrder
+from shardscope.training.strategies._gradient_order import GradientOrder, InOrder
 from shardscope.training.strategies._hook import BucketHook
 from shardscope.training.strategies.base import LossFunction, RankStrategy
 from shardscope.training.twin import twin_of
@@ -35,7 +35,7 @@ class BucketedRank(RankStrategy):
             bucket_cap_mb=self.settings.bucket_mb,
             gradient_as_bucket_view=True,
         )
-        self.arrivals = Arrivals(model)
+        self.arrivals = GradientOrder(model)
         if self.job.compression.is_on:
             self._take_over()
         return self.ddp
@@ -73,7 +73,7 @@ class BucketedRank(RankStrategy):
         else:
             self.compressor.mean_(bucket, self.carrier)
 
-    def rehearse(self, loss_function: LossFunction) -> None:
+    def warm_up_buckets(self, loss_function: LossFunction) -> None:
         """Run one pass over the example without exchange, after which `DistributedDataParallel` fixes its buckets.
 
         It builds them in the order in which gradients arrived in its first pass. Compressor state is kept by bucket,

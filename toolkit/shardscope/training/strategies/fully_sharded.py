@@ -25,7 +25,7 @@ from shardscope.training._compat import gather_for_views, holds_parameters, stoc
 from shardscope.training.collectives.agreement import Agreement, Purpose
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.collectives.process_group import MeteredProcessGroup
-from shardscope.training.collectives.ring import Ring
+from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.collectives.sender import Sender
 from shardscope.training.collectives.sharded import (
     RingAllGather,
@@ -53,7 +53,7 @@ from shardscope.training.strategies._relayout import (
 from shardscope.training.strategies._stray_parameters import refusing_strays
 from shardscope.training.strategies._unit_boundary import UnitBoundary
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult
-from shardscope.training.strategies.partitioned import Partitioned, Piece
+from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -90,13 +90,13 @@ class FullySharded(Partitioned):
         self.ring = self._make_ring(group) if self.settings.collectives == "ring" else None
         self._plug()
         self.pieces = [
-            Piece(name, parameter, nn.Parameter(local(parameter.detach())))
+            ParameterShare(name, parameter, nn.Parameter(local(parameter.detach())))
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         ]
         self.uncut = [piece for piece in self.pieces if not can_be_cut(piece.whole.shape)]
         if dist.get_rank(self.shard_group):  # the first rank of each shard group counts them
-            self.uncounted = [piece.parameter for piece in self.uncut]
+            self.duplicate_grad_params = [piece.parameter for piece in self.uncut]
         self.reduce_squares = self.reduce_grad_square = self._sum_over_shards
         self.copies_of_gradients = self.settings.replicas
         return model
@@ -140,7 +140,7 @@ class FullySharded(Partitioned):
 
     def _make_ring(self, group: MeteredProcessGroup) -> ShardRing:
         shards = dist.get_process_group_ranks(self.shard_group)
-        around, packets, compress = Ring(group, members=shards), None, None
+        around, packets, compress = RingAllReduce(group, members=shards), None, None
         if self.compressor is not None:  # each replica draws its own random numbers
             seed = self.job.seed + _APART * (self.context.rank // len(shards))
             packets, compress = Packets(group, tuple(shards)), self._compress
@@ -226,10 +226,10 @@ class FullySharded(Partitioned):
         left = f"{LEFT}{json.dumps(self.read_outside)} " if self.read_outside else ""
         return f"{self.name} {self.context.world_size} {left}{SHARDS}{dist.get_world_size(self.shard_group)}"
 
-    def recut(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
+    def reshard_compressor_state(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
         """Cut state for this number of shards, from another number or from another strategy's state by parameter."""
         units = units_with_parameters(self.model, besides=self.read_outside)
-        whole = super().recut(state, layout)
+        whole = super().reshard_compressor_state(state, layout)
         return by_unit(whole, units, dist.get_world_size(self.shard_group))
 
     def _set_last(self, is_last: bool) -> None:
@@ -265,7 +265,9 @@ class FullySharded(Partitioned):
         if self.ring is not None:
             self.ring.finish()
         uncut = [piece for piece in self.uncut if piece.whole.grad is not None]
-        self.agreement.meet(Purpose("exchanges no more layers", names=tuple(piece.name for piece in uncut)))
+        self.agreement.require(
+            Purpose("exchanges no more layers", names=tuple(piece.name for piece in uncut))
+        )
         _average([piece.whole.grad for piece in uncut if piece.whole.grad is not None])
         for piece in self.pieces:
             piece.parameter.data = local(piece.whole.detach())  # offloading moves it before the first step
@@ -290,7 +292,7 @@ class FullySharded(Partitioned):
         """Return DTensors that are sharded like the parameters; nothing is gathered."""
         return {piece.name: _like(piece.whole, parts[piece.name]) for piece in self.pieces}
 
-    def part(self, piece: Piece, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor holds its own shard
+    def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor holds its own shard
         return local(whole)
 
 

@@ -22,7 +22,7 @@ from shardscope.training.strategies.base import RankStrategy
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterShare:
     """This rank's part of a parameter; empty if the rank has none of it."""
 
     name: str
@@ -34,7 +34,7 @@ class Piece:
 class Partitioned(RankStrategy):
     """Base class whose subclasses set `pieces` in `wrap`, for the same parameters in the same order on every rank."""
 
-    pieces: list[Piece]
+    pieces: list[ParameterShare]
 
     def setup(self, model: nn.Module) -> nn.Module:
         start_alike(model)
@@ -46,7 +46,7 @@ class Partitioned(RankStrategy):
     def build_optimizer(self) -> torch.optim.Optimizer:
         parameters = TrainedParameters(
             [(piece.name, piece.parameter) for piece in self.pieces], reduce_squares=self.reduce_squares,
-            reduce_grad_square=self.reduce_grad_square, uncounted=self.uncounted,
+            reduce_grad_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             dimensions={piece.name: piece.whole.ndim for piece in self.pieces},
         )  # fmt: skip
         return built_by(self.job.optimizer, parameters)
@@ -56,7 +56,7 @@ class Partitioned(RankStrategy):
         """Join one state tensor per piece, by name, into tensors (or DTensors) shaped like the whole parameters."""
 
     @abstractmethod
-    def part(self, piece: Piece, whole: Tensor) -> Tensor:
+    def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:
         """Cut a tensor that `join` made back to this rank's piece."""
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

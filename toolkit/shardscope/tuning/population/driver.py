@@ -95,7 +95,7 @@ def train_population(
     asked, job = job, job.replace(steps=intervals * each, until=None)
     known = _explorable(space, job)
     plan = Plan(
-        json.loads(asked.to_json()), json.loads(json.dumps(known.describe())), members, intervals, each, names,
+        json.loads(asked.model_dump_json()), json.loads(json.dumps(known.describe())), members, intervals, each, names,
         quantile, resample, seed, tuple(own),
     )  # fmt: skip
     known.apply(
@@ -283,6 +283,11 @@ def _folder(job: Job, folder: str | Path | None) -> Path:
 
 def _difference(folder: Path, old: Plan, new: Plan) -> str:
     """Return a sentence on how an earlier population differs."""
+    if old.split != new.split:
+        return (
+            f"the population in {folder} compared its members on the test split, as earlier versions did, and they are "
+            "now compared on the validation split; its results can still be read, and training needs another folder"
+        )
     field = next(name for name in vars(old) if getattr(old, name) != getattr(new, name))
     had, has = getattr(old, field), getattr(new, field)
     if isinstance(had, Mapping):

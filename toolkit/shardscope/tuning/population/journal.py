@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from shardscope.training.events import encode
+from shardscope.runlog.writer import encode
 from shardscope.tuning.population.record import PopulationError
 
 NAME = "journal.jsonl"

@@ -27,7 +27,8 @@ class PopulationError(ShardscopeError):
 class Plan:
     """The request: `job` and `space` as JSON, and the other arguments of `train_population`.
 
-    `own` names the user-defined objectives; None in a journal that does not record them.
+    `own` names the user-defined objectives; None in a journal that does not record them. `split` is the split on which
+    members are compared; earlier versions used the test split.
     """
 
     job: Mapping[str, Any]
@@ -40,6 +41,7 @@ class Plan:
     resample: float
     seed: int
     own: tuple[str, ...] | None = field(default=None, compare=False)
+    split: Literal["validation", "test"] = "validation"
 
     @property
     def steps(self) -> int:
@@ -134,7 +136,7 @@ class Course:
 
 def _plan_of(fields: Mapping[str, Any]) -> Plan:
     own = None if fields.get("own") is None else tuple(fields["own"])
-    plan = Plan(**{**fields, "objectives": tuple(fields["objectives"]), "own": own})
+    plan = Plan(**{"split": "test", **fields, "objectives": tuple(fields["objectives"]), "own": own})
     if "accuracy" in plan.objectives and "accuracy" not in (own or ()):
         raise PopulationError(
             "this population was begun with the objective 'accuracy', the more the better, and objectives are now the "

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.communication import stepwise_bytes
-from shardscope.runtime.summary import WARM_UP_STEPS
+from shardscope.runlog.averages import WARM_UP_STEPS
 from shardscope.spec import Compression, Job
 from shardscope.spec.models import model_config
 from shardscope.tuning.measured import Measured

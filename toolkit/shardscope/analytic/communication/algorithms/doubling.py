@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardscope.analytic.communication.algorithms._algorithm import Algorithm
-from shardscope.analytic.communication.cost import Cost, Message, Phase, log2_ceil, log2_floor
+from shardscope.analytic.communication.cost import CollectiveInput, Cost, Phase, log2_ceil, log2_floor
 from shardscope.analytic.communication.ring import Floats, even_share_bytes
 from shardscope.errors import SpecError
 
@@ -21,7 +21,7 @@ def _is_odd_one_out(workers: Floats) -> Floats:
     return extra
 
 
-def _halve_and_double(message: Message) -> Cost:
+def _halve_and_double(message: CollectiveInput) -> Cost:
     extra, size = _is_odd_one_out(message.workers), message.num_bytes
     share = even_share_bytes(size, message.workers)
     steps = 2 * (log2_floor(message.workers) + extra)
@@ -29,7 +29,7 @@ def _halve_and_double(message: Message) -> Cost:
     return Cost((Phase("halve, then double", steps, moved, share + extra * size),), moved, moved)
 
 
-def _halve(message: Message) -> Cost:
+def _halve(message: CollectiveInput) -> Cost:
     extra, size = _is_odd_one_out(message.workers), message.num_bytes
     share = even_share_bytes(size, message.workers)
     steps = log2_floor(message.workers) + 2 * extra
@@ -37,7 +37,7 @@ def _halve(message: Message) -> Cost:
     return Cost((Phase("halve", steps, moved, share + extra * size),), moved, moved)
 
 
-def _double(message: Message) -> Cost:
+def _double(message: CollectiveInput) -> Cost:
     odd = message.workers[np.asarray(_is_odd_one_out(message.workers), dtype=bool)]
     if odd.size:
         raise SpecError(
@@ -48,7 +48,7 @@ def _double(message: Message) -> Cost:
     return Cost((Phase("double", log2_floor(message.workers), share),), share, share)
 
 
-def _double_whole(message: Message) -> Cost:
+def _double_whole(message: CollectiveInput) -> Cost:
     rounds, extra = log2_floor(message.workers), _is_odd_one_out(message.workers)
     steps = rounds + 2 * extra
     moved = steps * message.num_bytes

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardscope.analytic.communication.algorithms._algorithm import Algorithm, Option
-from shardscope.analytic.communication.cost import Cost, Message, Phase
+from shardscope.analytic.communication.cost import CollectiveInput, Cost, Phase
 from shardscope.analytic.communication.ring import Floats
 
 
@@ -48,7 +48,7 @@ def optical_steps(workers: Floats, wavelengths: Floats) -> Floats:
     return steps
 
 
-def _optical(message: Message, *, wavelengths: Floats, reconfiguration: Floats) -> Cost:
+def _optical(message: CollectiveInput, *, wavelengths: Floats, reconfiguration: Floats) -> Cost:
     size = message.num_bytes
     steps = optical_steps(message.workers, wavelengths)
     added = group_levels(message.workers, 2 * wavelengths + 1).added * size
@@ -56,13 +56,13 @@ def _optical(message: Message, *, wavelengths: Floats, reconfiguration: Floats) 
     return Cost((phase,), added, steps * size)
 
 
-def _switches(message: Message, *, radix: Floats) -> Cost:
+def _switches(message: CollectiveInput, *, radix: Floats) -> Cost:
     levels = group_levels(message.workers, radix).depth
     moved = np.where(message.workers > 1, message.num_bytes, 0.0)
     return Cost((Phase("up to the switches and down", 2 * levels, moved),), moved, moved)
 
 
-def _shares(message: Message) -> Cost:
+def _shares(message: CollectiveInput) -> Cost:
     several = np.where(message.workers > 1, 1.0, 0.0)
     moved = several * message.num_bytes * (message.workers + 1) / message.workers
     return Cost((Phase("each worker its share", 2 * several, moved),), moved, moved)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from shardscope.analytic.communication.algorithms._algorithm import Algorithm
-from shardscope.analytic.communication.cost import Cost, Message, Phase, log2_ceil
+from shardscope.analytic.communication.cost import CollectiveInput, Cost, Phase, log2_ceil
 from shardscope.analytic.communication.ring import Floats, even_share_bytes
 
 
-def _pairwise(message: Message) -> Cost:
+def _pairwise(message: CollectiveInput) -> Cost:
     share = even_share_bytes(message.num_bytes, message.workers)
     return Cost((Phase("with each in turn", message.workers - 1, share),), share, share)
 
 
-def _bruck_all_to_all(message: Message) -> Cost:
+def _bruck_all_to_all(message: CollectiveInput) -> Cost:
     moved = message.num_bytes / message.workers * _set_bits(message.workers)
     return Cost((Phase("1, 2, 4, ... away", log2_ceil(message.workers), moved),), moved, moved)
 
 
-def _bruck_all_gather(message: Message) -> Cost:
+def _bruck_all_gather(message: CollectiveInput) -> Cost:
     share = even_share_bytes(message.num_bytes, message.workers)
     return Cost((Phase("1, 2, 4, ... away", log2_ceil(message.workers), share),), share, share)
 
@@ -34,13 +34,13 @@ def _set_bits(workers: Floats) -> Floats:
     return total.astype(np.float64)
 
 
-def _direct(message: Message) -> Cost:
+def _direct(message: CollectiveInput) -> Cost:
     several = np.where(message.workers > 1, 1.0, 0.0)
     moved = several * message.num_bytes
     return Cost((Phase("one message", several, moved),), moved, moved)
 
 
-def _scatter_gather(message: Message) -> Cost:
+def _scatter_gather(message: CollectiveInput) -> Cost:
     share = even_share_bytes(message.num_bytes, message.workers)
     steps = log2_ceil(message.workers) + message.workers - 1
     return Cost((Phase("scatter, then all-gather", steps, 2 * share),), 2 * share, 2 * share)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from shardscope.analytic.communication.algorithms._algorithm import Algorithm, Option
-from shardscope.analytic.communication.cost import Cost, Message, Phase
+from shardscope.analytic.communication.cost import CollectiveInput, Cost, Phase
 from shardscope.analytic.communication.ring import RING_PASSES, Floats, even_share_bytes
 
 _REDUCES = {"all_reduce": 1.0, "reduce_scatter": 1.0, "all_gather": 0.0, "reduce": 1.0, "broadcast": 0.0}
@@ -30,8 +30,8 @@ def best_segments(num_bytes: Floats, hops: Floats, latency: Floats, seconds_per_
     return best
 
 
-def _around(op: str, directions: int) -> Callable[[Message], Cost]:
-    def cost(message: Message) -> Cost:
+def _around(op: str, directions: int) -> Callable[[CollectiveInput], Cost]:
+    def cost(message: CollectiveInput) -> Cost:
         passes = RING_PASSES[op]
         share = even_share_bytes(message.num_bytes, message.workers)
         steps = passes * (message.workers - 1)
@@ -44,7 +44,7 @@ def _around(op: str, directions: int) -> Callable[[Message], Cost]:
 
 
 def _chain(op: str) -> Callable[..., Cost]:
-    def cost(message: Message, segments: Floats | None) -> Cost:
+    def cost(message: CollectiveInput, segments: Floats | None) -> Cost:
         hops = message.workers - 1
         count = (
             best_segments(message.num_bytes, hops, message.latency, 1 / message.bandwidth)

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from shardscope.analytic.communication.algorithms._algorithm import Algorithm, Option
-from shardscope.analytic.communication.cost import Cost, Message, Phase
+from shardscope.analytic.communication.cost import CollectiveInput, Cost, Phase
 from shardscope.analytic.communication.parameter_server import even_server_bytes
 from shardscope.analytic.communication.ring import Floats
 from shardscope.errors import SpecError
 
 
-def _serve(message: Message, *, servers: Floats, dedicated: bool, overlap: bool) -> Cost:
+def _serve(message: CollectiveInput, *, servers: Floats, dedicated: bool, overlap: bool) -> Cost:
     size, count = message.num_bytes, message.workers
     if not dedicated and np.any(servers > count):
         raise SpecError(
@@ -48,7 +48,7 @@ def byteps_split(workers: Floats, servers: Floats) -> BytePsSplit:
     return BytePsSplit(2 * (n - 1) / whole, (n - k) / whole)
 
 
-def _byteps(message: Message, *, servers: Floats) -> Cost:
+def _byteps(message: CollectiveInput, *, servers: Floats) -> Cost:
     n, size = message.workers, message.num_bytes
     split = byteps_split(n, servers)
     several = np.where(n > 1, 1.0, 0.0)

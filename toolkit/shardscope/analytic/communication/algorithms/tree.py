@@ -8,7 +8,7 @@ import numpy as np
 
 from shardscope.analytic.communication.algorithms._algorithm import Algorithm, Option
 from shardscope.analytic.communication.algorithms.ring import best_segments
-from shardscope.analytic.communication.cost import Cost, Message, Phase, log2_ceil, log2_floor
+from shardscope.analytic.communication.cost import CollectiveInput, Cost, Phase, log2_ceil, log2_floor
 from shardscope.analytic.communication.ring import Floats, even_share_bytes
 from shardscope.analytic.communication.tree import busiest_tree_messages
 
@@ -16,8 +16,8 @@ _PASSES = {"all_reduce": 2.0, "broadcast": 1.0, "reduce": 1.0}
 _ADDS = {"all_reduce": 1.0, "broadcast": 0.0, "reduce": 1.0}
 
 
-def _binomial(op: str) -> Callable[[Message], Cost]:
-    def cost(message: Message) -> Cost:
+def _binomial(op: str) -> Callable[[CollectiveInput], Cost]:
+    def cost(message: CollectiveInput) -> Cost:
         rounds, size = log2_ceil(message.workers), message.num_bytes
         carried = rounds * size
         sent = np.minimum(rounds, 1.0) * size if op == "reduce" else carried
@@ -28,7 +28,7 @@ def _binomial(op: str) -> Callable[[Message], Cost]:
 
 
 def _pipelined(op: str) -> Callable[..., Cost]:
-    def cost(message: Message, segments: Floats | None) -> Cost:
+    def cost(message: CollectiveInput, segments: Floats | None) -> Cost:
         count, size = message.workers, message.num_bytes
         turns = np.clip(count - 1, 0.0, 2.0)  # a parent serves its children in turn
         period = busiest_tree_messages(count) if op == "all_reduce" else turns
@@ -50,7 +50,7 @@ def _pipelined(op: str) -> Callable[..., Cost]:
 
 
 def _double(op: str) -> Callable[..., Cost]:
-    def cost(message: Message, latency_factor: Floats, bandwidth_factor: Floats) -> Cost:
+    def cost(message: CollectiveInput, latency_factor: Floats, bandwidth_factor: Floats) -> Cost:
         count, size = message.workers, message.num_bytes
         share = even_share_bytes(size, count)
         once = np.where(count > 1, size, 0.0)

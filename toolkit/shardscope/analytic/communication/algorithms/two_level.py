@@ -8,14 +8,16 @@ import numpy as np
 
 from shardscope.analytic.communication.algorithms._algorithm import Algorithm, Option
 from shardscope.analytic.communication.algorithms.ring import RING
-from shardscope.analytic.communication.cost import Cost, Message, Phase
+from shardscope.analytic.communication.cost import CollectiveInput, Cost, Phase
 from shardscope.analytic.communication.ring import Floats
 from shardscope.errors import SpecError
 
 _SCATTERS, _GATHERS = ("all_reduce", "reduce_scatter"), ("all_reduce", "all_gather")
 
 
-def _levels(op: str, message: Message, inner: Floats, *, inside: bool, names: tuple[str, str]) -> Cost:
+def _levels(
+    op: str, message: CollectiveInput, inner: Floats, *, inside: bool, names: tuple[str, str]
+) -> Cost:
     """A ring over `inner` workers, then one over W / inner workers on each part of the tensor, then the inner ring."""
     one = message._replace(workers=inner)
     other = message._replace(num_bytes=message.num_bytes / inner, workers=message.workers / inner)
@@ -38,7 +40,7 @@ def _levels(op: str, message: Message, inner: Floats, *, inside: bool, names: tu
 
 
 def _hierarchical(op: str) -> Callable[..., Cost]:
-    def cost(message: Message, per_node: Floats) -> Cost:
+    def cost(message: CollectiveInput, per_node: Floats) -> Cost:
         inner = np.minimum(per_node, message.workers)
         check_divides("per_node", inner, message.workers)
         return _levels(op, message, inner, inside=True, names=("inside nodes", "across nodes"))
@@ -47,7 +49,7 @@ def _hierarchical(op: str) -> Callable[..., Cost]:
 
 
 def _torus(op: str) -> Callable[..., Cost]:
-    def cost(message: Message, columns: Floats | None) -> Cost:
+    def cost(message: CollectiveInput, columns: Floats | None) -> Cost:
         inner = squarest_columns(message.workers) if columns is None else columns
         check_divides("columns", inner, message.workers)
         return _levels(op, message, inner, inside=False, names=("along rows", "along columns"))

@@ -81,6 +81,8 @@ class AdaptiveBits(Compression):
         return self.feedback * FLOAT_BYTES * sum(prod(shape) for shape in shapes)
 
     def build(self, job: Job) -> Any:
-        from shardscope.methods.compressors.adaptive_bits._torch import AdaptiveBits
+        from shardscope.methods.compressors.adaptive_bits._torch import AdaptiveBitsCompressor
 
-        return AdaptiveBits(self.budget, self.update_every, block=self.block, feedback=self.feedback)
+        return AdaptiveBitsCompressor(
+            self.budget, self.update_every, block=self.block, feedback=self.feedback
+        )

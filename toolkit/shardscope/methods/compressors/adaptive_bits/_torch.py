@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from shardscope.methods.compressors.adaptive_bits import LEAST, MOST
-from shardscope.methods.compressors.adaptive_bits._torch_plan import Layer, allot
+from shardscope.methods.compressors.adaptive_bits._torch_plan import LayerStatistics, allot
 from shardscope.training.collectives.packets import packet_rows
 from shardscope.training.compression.blocks import BlockInt
 from shardscope.training.compression.bucket import Bucket
@@ -38,7 +38,7 @@ def layer_of(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Piece:
+class BitPiece:
     """Adjacent tensors of a bucket with the same bits: elements `start` to `stop` - 1, `share` of them per rank."""
 
     codec: BlockInt
@@ -83,7 +83,7 @@ def _is_aligned(packet: Tensor) -> bool:
     return packet.storage_offset() % _SCALE_BYTES == 0
 
 
-class AdaptiveBits(Compressor):
+class AdaptiveBitsCompressor(Compressor):
     """Two-phase exchange of integers of 2 to 8 bits, by layer.
 
     Args:
@@ -101,7 +101,7 @@ class AdaptiveBits(Compressor):
         self._codecs = {bits: BlockInt(bits, block) for bits in range(LEAST, MOST + 1)}
         self._codecs[LEAST].prepare()  # the loops are the same for all
         self._bits: dict[str, int] = {}
-        self._seen: dict[str, Layer] = {}
+        self._seen: dict[str, LayerStatistics] = {}
         self._sizes: dict[str, int] = {}
 
     @property
@@ -135,18 +135,18 @@ class AdaptiveBits(Compressor):
             if bucket.step % self.update_every == 0:
                 self._look(bucket)
 
-    def _pieces(self, bucket: Bucket, world_size: int) -> list[Piece]:
+    def _pieces(self, bucket: Bucket, world_size: int) -> list[BitPiece]:
         pieces, start = [], 0
         tensors = zip(bucket.names, bucket.sizes, strict=True)
         for bits, group in groupby(tensors, key=lambda tensor: self.bits_of(tensor[0])):
             members = list(group)
             size = sum(count for _, count in members)
             share = share_size(size, world_size, self.block)
-            pieces.append(Piece(self._codecs[bits], start, start + size, share))
+            pieces.append(BitPiece(self._codecs[bits], start, start + size, share))
             start += size
         return pieces
 
-    def _pack(self, pieces: list[Piece], values: Tensor, carrier: Carrier) -> Tensor:
+    def _pack(self, pieces: list[BitPiece], values: Tensor, carrier: Carrier) -> Tensor:
         """Pack a packet for each rank; what it leaves out is kept as the residual."""
         packets = packet_rows(carrier.world_size, sum(piece.num_bytes for piece in pieces))
         for rank, packet in enumerate(packets):
@@ -158,7 +158,7 @@ class AdaptiveBits(Compressor):
         return packets
 
     def _meet(
-        self, pieces: list[Piece], incoming: Tensor, values: Tensor, scratch: Tensor, carrier: Carrier
+        self, pieces: list[BitPiece], incoming: Tensor, values: Tensor, scratch: Tensor, carrier: Carrier
     ) -> Tensor:
         """Pack the mean of this rank's share; this rank keeps the residual of it for all ranks."""
         own = packet_rows(1, incoming.shape[1])[0]
@@ -178,8 +178,10 @@ class AdaptiveBits(Compressor):
     def _look(self, bucket: Bucket) -> None:
         for name, values in bucket.views(bucket.flat).items():
             layer, size = layer_of(name), values.numel()
-            before = self._seen.get(layer, Layer(0, 0.0))
-            self._seen[layer] = Layer(before.size + size, before.spread + spread_of(values, self.block))
+            before = self._seen.get(layer, LayerStatistics(0, 0.0))
+            self._seen[layer] = LayerStatistics(
+                before.size + size, before.spread + spread_of(values, self.block)
+            )
 
     @property
     def plan(self) -> dict[str, int]:
@@ -222,7 +224,8 @@ class AdaptiveBits(Compressor):
         self._bits = {name: int(bits) for name, (bits, _) in known.items()}
         self._sizes = {name: int(size) for name, (_, size) in known.items()}
         self._seen = {
-            name: Layer(int(size), float(spread)) for name, (size, spread) in _under(_SPREAD, state).items()
+            name: LayerStatistics(int(size), float(spread))
+            for name, (size, spread) in _under(_SPREAD, state).items()
         }
         if (
             self.mean_bits > self.budget
@@ -243,7 +246,7 @@ def spread_of(values: Tensor, block: int) -> float:
     return math.fsum(largest.square_().mul_(counts).tolist())
 
 
-def _sections(pieces: list[Piece], packet: Tensor) -> list[tuple[Piece, Tensor]]:
+def _sections(pieces: list[BitPiece], packet: Tensor) -> list[tuple[BitPiece, Tensor]]:
     """Return each piece with its bytes in a packet."""
     return list(zip(pieces, packet.split([piece.num_bytes for piece in pieces]), strict=True))
 

@@ -16,7 +16,7 @@ from shardscope.methods.compressors.adaptive_bits import LEAST, MOST
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerStatistics:
     """Measurements of a layer for the allocation of bits.
 
     Attributes:
@@ -38,7 +38,7 @@ def _fineness(bits: int) -> float:
     return float(2 ** (bits - 1) - 1) ** -2
 
 
-def allot(layers: Mapping[str, Layer], budget: float) -> dict[str, int]:
+def allot(layers: Mapping[str, LayerStatistics], budget: float) -> dict[str, int]:
     """Return the bits of each layer, for a small error with at most `budget` bits per element on average.
 
     The result is the better of two searches: one starts from the fewest bits, the other from equal bits for all layers.
@@ -56,12 +56,12 @@ def allot(layers: Mapping[str, Layer], budget: float) -> dict[str, int]:
     return {name: best.get(name, LEAST) for name in layers}
 
 
-def left_out(layers: Mapping[str, Layer], bits: Mapping[str, int]) -> float:
+def left_out(layers: Mapping[str, LayerStatistics], bits: Mapping[str, int]) -> float:
     """Return twelve times the total squared error of all layers."""
     return math.fsum(layer.spread * _fineness(bits[name]) for name, layer in layers.items())
 
 
-def _climb(layers: Mapping[str, Layer], bits: dict[str, int], room: int) -> dict[str, int]:
+def _climb(layers: Mapping[str, LayerStatistics], bits: dict[str, int], room: int) -> dict[str, int]:
     """Repeatedly add a bit to the layer with the largest error reduction per element, while the total error falls."""
     waiting = [(-layers[name].gain(b), name) for name, b in bits.items() if b < MOST]
     heapq.heapify(waiting)
@@ -84,7 +84,7 @@ def _climb(layers: Mapping[str, Layer], bits: dict[str, int], room: int) -> dict
 
 
 def _take_back(
-    layers: Mapping[str, Layer], bits: Mapping[str, int], name: str, missing: int
+    layers: Mapping[str, LayerStatistics], bits: Mapping[str, int], name: str, missing: int
 ) -> list[str] | None:
     """Return layers that each give up one bit (per occurrence) for one more bit of `name`; None if not worthwhile.
 

@@ -50,9 +50,9 @@ class AdaptiveRank(LowRankCompression):
         )
 
     def build(self, job: Job) -> Any:
-        from shardscope.methods.compressors.adaptive_rank._torch import AdaptiveRank
+        from shardscope.methods.compressors.adaptive_rank._torch import AdaptiveRankCompressor
 
-        return AdaptiveRank(
+        return AdaptiveRankCompressor(
             self.rank, self.error, self.update_every, feedback=self.feedback, seed=job.seed,
             warmup_steps=self.warmup_steps,
         )  # fmt: skip

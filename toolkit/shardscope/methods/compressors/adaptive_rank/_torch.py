@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from shardscope.methods.compressors.adaptive_rank import PROBES
-from shardscope.methods.compressors.powersgd._torch import Part, PowerSgd, pays
+from shardscope.methods.compressors.powersgd._torch import FactoredTensor, PowerSgdCompressor, pays
 
 _RANK = "rank."
 
 
-class AdaptiveRank(PowerSgd):
+class AdaptiveRankCompressor(PowerSgdCompressor):
     """Low-rank factors with the lowest rank that an error bound allows.
 
     Args:
@@ -44,17 +44,19 @@ class AdaptiveRank(PowerSgd):
         self.error, self.update_every = error, update_every
         self._ranks: dict[str, int] = {}
 
-    def part_of(self, name: str, values: Tensor, out: Tensor, step: int) -> Part:
+    def part_of(self, name: str, values: Tensor, out: Tensor, step: int) -> FactoredTensor:
         if not pays(1, *values.shape):
-            return Part(name, values, out, 0)
+            return FactoredTensor(name, values, out, 0)
         looks = self._looks_at(name, step)
         rank = self.rank if looks else min(self._ranks[name], self.rank)  # a checkpoint's may be larger
-        return Part(name, values, out, rank if pays(rank, *values.shape) else 0, PROBES if looks else 0)
+        return FactoredTensor(
+            name, values, out, rank if pays(rank, *values.shape) else 0, PROBES if looks else 0
+        )
 
     def _looks_at(self, name: str, step: int) -> bool:
         return name not in self._ranks or (step - 1) % self.update_every == 0
 
-    def learn(self, parts: list[Part], left: list[Tensor], right: list[Tensor], step: int) -> None:
+    def learn(self, parts: list[FactoredTensor], left: list[Tensor], right: list[Tensor], step: int) -> None:
         factors = iter(zip(left, right, strict=True))
         turned: dict[str, Tensor] = {}
         for part in parts:
@@ -63,7 +65,7 @@ class AdaptiveRank(PowerSgd):
                 turned[part.name] = self._look(part) if pair is None else self._look_at_factors(part, *pair)
         self._keep(turned, step)
 
-    def _look_at_factors(self, part: Part, p: Tensor, q: Tensor) -> Tensor:
+    def _look_at_factors(self, part: FactoredTensor, p: Tensor, q: Tensor) -> Tensor:
         """Choose the rank; returns the right factor, rotated so that its first directions are the best."""
         span, images = p[: part.rank].double(), p[part.rank :].double()
         missed = images - (images @ span.T) @ span
@@ -73,7 +75,7 @@ class AdaptiveRank(PowerSgd):
         self._ranks[part.name] = least_rank(squares, tail, self.error)
         return (turn @ q.double()).float()
 
-    def _look(self, part: Part) -> Tensor:
+    def _look(self, part: FactoredTensor) -> Tensor:
         """Do the same for a matrix that was sent uncompressed, whose best directions become its right factor."""
         matrix = part.out.double()
         is_wide = matrix.shape[0] <= matrix.shape[1]

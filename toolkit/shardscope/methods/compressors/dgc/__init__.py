@@ -79,9 +79,9 @@ class DeepGradientCompression(PackedCompression):
             )
 
     def codec(self) -> Any:
-        from shardscope.methods.compressors.topk._torch import WarmingTopK
+        from shardscope.methods.compressors.topk._torch import WarmUpTopKCodec
 
-        return WarmingTopK(self)
+        return WarmUpTopKCodec(self)
 
     def build(self, job: Job) -> Any:
         from shardscope.methods.compressors.dgc._torch import MomentumCorrection, local_max_norm

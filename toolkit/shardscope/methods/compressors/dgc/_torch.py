@@ -17,7 +17,7 @@ import math
 
 from torch import Tensor
 
-from shardscope.training.compression.bucket import Bucket, Kept
+from shardscope.training.compression.bucket import Bucket, BucketState
 from shardscope.training.compression.memory import Memory
 
 
@@ -33,7 +33,7 @@ class MomentumCorrection(Memory):
 
     def __init__(self, momentum: float, max_norm: float | None = None) -> None:
         self.momentum, self.max_norm = momentum, max_norm
-        self.velocity, self.unsent = Kept(), Kept()
+        self.velocity, self.unsent = BucketState(), BucketState()
 
     def before(self, bucket: Bucket) -> Tensor:
         gradient = self._clipped(bucket)
@@ -59,11 +59,11 @@ class MomentumCorrection(Memory):
             self.velocity.of(bucket).masked_fill_(back != 0, 0.0)
 
     @property
-    def kept(self) -> dict[str, Kept]:
+    def kept(self) -> dict[str, BucketState]:
         return {"unsent": self.unsent, **({"velocity": self.velocity} if self.momentum else {})}
 
     @property
-    def owed(self) -> dict[str, Kept]:
+    def owed(self) -> dict[str, BucketState]:
         return {"unsent": self.unsent}
 
 

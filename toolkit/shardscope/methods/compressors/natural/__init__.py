@@ -25,6 +25,6 @@ class Natural(PackedCompression):
         return num_elements + bits_bytes(num_elements, 1)
 
     def codec(self) -> Any:
-        from shardscope.methods.compressors.natural._torch import Natural
+        from shardscope.methods.compressors.natural._torch import NaturalCodec
 
-        return Natural()
+        return NaturalCodec()

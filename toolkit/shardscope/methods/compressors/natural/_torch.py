@@ -30,7 +30,7 @@ LARGEST_EXPONENT = 254
 """Exponent of 2**127; larger numbers are decoded as 2**127."""
 
 
-class Natural(PieceCodec):
+class NaturalCodec(PieceCodec):
     """Codec that rounds to a power of two; the probability of rounding up is the fraction in the mantissa."""
 
     unbiased: ClassVar[bool] = True

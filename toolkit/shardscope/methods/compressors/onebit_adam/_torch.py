@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from shardscope.training.compression.bucket import Bucket, Kept
+from shardscope.training.compression.bucket import Bucket, BucketState
 from shardscope.training.compression.codec import Codec
 from shardscope.training.compression.compressor import Carrier, refuse_not_finite
 from shardscope.training.compression.memory import ErrorFeedback
@@ -43,7 +43,7 @@ class OneBit(Packed):
         super().__init__(name, codec, memory=self._residual, shares=ErrorFeedback("share"))
         self.warmup_steps = warmup_steps
         self._frozen_after: int | None = None  # set before the first step if an earlier run has frozen it
-        self._units = Kept()
+        self._units = BucketState()
         self._scales: dict[str, Tensor] = {}
 
     def attach(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -24,6 +24,8 @@ class PowerSgd(LowRankCompression):
     """Rank of every matrix's approximation, 1 to 256."""
 
     def build(self, job: Job) -> Any:
-        from shardscope.methods.compressors.powersgd._torch import PowerSgd
+        from shardscope.methods.compressors.powersgd._torch import PowerSgdCompressor
 
-        return PowerSgd(self.rank, feedback=self.feedback, seed=job.seed, warmup_steps=self.warmup_steps)
+        return PowerSgdCompressor(
+            self.rank, feedback=self.feedback, seed=job.seed, warmup_steps=self.warmup_steps
+        )

@@ -30,7 +30,7 @@ _FACTOR = "factor."
 
 
 @dataclass(frozen=True)
-class Part:
+class FactoredTensor:
     """One tensor of a bucket that is being exchanged.
 
     Attributes:
@@ -58,7 +58,7 @@ def pays(rank: int, rows: int, columns: int) -> bool:
     return rank * (rows + columns) < rows * columns
 
 
-class PowerSgd(Compressor):
+class PowerSgdCompressor(Compressor):
     """Low-rank factors, with or without error feedback.
 
     Args:
@@ -77,9 +77,9 @@ class PowerSgd(Compressor):
         self._seed = seed
         self._factors: dict[str, Tensor] = {}
 
-    def part_of(self, name: str, values: Tensor, out: Tensor, step: int) -> Part:
+    def part_of(self, name: str, values: Tensor, out: Tensor, step: int) -> FactoredTensor:
         """Return how this tensor is sent in this step; the same on all ranks."""
-        return Part(name, values, out, self.rank if pays(self.rank, *values.shape) else 0)
+        return FactoredTensor(name, values, out, self.rank if pays(self.rank, *values.shape) else 0)
 
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
         refuse_not_finite(bucket, self.name)
@@ -100,17 +100,17 @@ class PowerSgd(Compressor):
         if out is not bucket.flat:
             bucket.flat.copy_(out)
 
-    def learn(self, parts: list[Part], left: list[Tensor], right: list[Tensor], step: int) -> None:
+    def learn(self, parts: list[FactoredTensor], left: list[Tensor], right: list[Tensor], step: int) -> None:
         """Hook called after an exchange, with all parts, and the factors of those that have factors."""
 
-    def _parts(self, bucket: Bucket, values: Tensor, out: Tensor) -> list[Part]:
+    def _parts(self, bucket: Bucket, values: Tensor, out: Tensor) -> list[FactoredTensor]:
         pieces = zip(values.split(bucket.sizes), out.split(bucket.sizes), strict=True)
         return [
             self.part_of(name, piece.view(matrix_shape(shape)), place.view(matrix_shape(shape)), bucket.step)
             for name, shape, (piece, place) in zip(bucket.names, bucket.shapes, pieces, strict=True)
         ]
 
-    def _left(self, parts: list[Part], step: int, carrier: Carrier) -> list[Tensor]:
+    def _left(self, parts: list[FactoredTensor], step: int, carrier: Carrier) -> list[Tensor]:
         """Exchange the left factors; returns all P, orthonormal and transposed, followed by the images of probes.
 
         Parts that are sent uncompressed are averaged in the same message.
@@ -135,7 +135,7 @@ class PowerSgd(Compressor):
             orthonormalize_([p[: part.rank] for part, p in zip(matrices, left, strict=True)])
         return left
 
-    def _right(self, matrices: list[Part], left: list[Tensor], carrier: Carrier) -> list[Tensor]:
+    def _right(self, matrices: list[FactoredTensor], left: list[Tensor], carrier: Carrier) -> list[Tensor]:
         """Exchange the right factors; returns all Q, transposed. Keeps the residual of this rank's own factors."""
         sizes = [part.rank * part.values.shape[1] for part in matrices]
         message = torch.empty(sum(sizes))
@@ -152,7 +152,7 @@ class PowerSgd(Compressor):
 
     # Starting points of the iteration.
 
-    def _start(self, part: Part, step: int) -> Tensor:
+    def _start(self, part: FactoredTensor, step: int) -> Tensor:
         """The last step's Q of this matrix, and probes. Missing rows are random, the same on all ranks."""
         columns = part.values.shape[1]
         kept = self._factors.get(part.name)

@@ -39,6 +39,6 @@ class Qsgd(BlockCompression):
         )
 
     def codec(self) -> Any:
-        from shardscope.methods.compressors.qsgd._torch import Qsgd
+        from shardscope.methods.compressors.qsgd._torch import QsgdCodec
 
-        return Qsgd(self.bits, self.block)
+        return QsgdCodec(self.bits, self.block)

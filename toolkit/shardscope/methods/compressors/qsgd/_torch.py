@@ -18,7 +18,7 @@ NOISE_BITS = 16
 """Bits of each random number. With 255 levels the sum still fits a float32 exactly, so values on a level stay there."""
 
 
-class Qsgd(BlockCodec):
+class QsgdCodec(BlockCodec):
     """Codec that rounds to one of the two nearest levels, with probabilities that make decoding unbiased.
 
     Args:

@@ -51,4 +51,6 @@ class RandomBlock(PackedCompression):
     def codec(self) -> Any:
         from shardscope.methods.compressors.randomblock import _torch
 
-        return (_torch.RandomBlock if self.feedback else _torch.ScaledRandomBlock)(self.ratio, self.block)
+        return (_torch.RandomBlockCodec if self.feedback else _torch.ScaledRandomBlockCodec)(
+            self.ratio, self.block
+        )

@@ -24,7 +24,7 @@ class _Room(NamedTuple):
     rest: Tensor
 
 
-class RandomBlock(Codec):
+class RandomBlockCodec(Codec):
     """Codec that keeps a share `ratio` of the blocks of `block` elements, the same on all ranks, unscaled."""
 
     summable = torch.float32
@@ -73,7 +73,7 @@ class RandomBlock(Codec):
         return room, flat[whole * self.block :] if drawn.numel() < kept else flat[:0]
 
 
-class ScaledRandomBlock(RandomBlock):
+class ScaledRandomBlockCodec(RandomBlockCodec):
     """Codec that multiplies the blocks it keeps by the number of all blocks over kept ones; decoding is unbiased."""
 
     unbiased: ClassVar[bool] = True

@@ -36,4 +36,4 @@ class RandomK(PackedCompression):
     def codec(self) -> Any:
         from shardscope.methods.compressors.randomk import _torch
 
-        return (_torch.RandomK if self.feedback else _torch.ScaledRandomK)(self.ratio)
+        return (_torch.RandomKCodec if self.feedback else _torch.ScaledRandomKCodec)(self.ratio)

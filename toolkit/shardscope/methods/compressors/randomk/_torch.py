@@ -21,7 +21,7 @@ def num_kept(num_elements: int, ratio: float) -> int:
     return min(num_elements, max(1, round(ratio * num_elements)))
 
 
-class RandomK(Codec):
+class RandomKCodec(Codec):
     """Codec that keeps a share `ratio` of the elements, the same on all ranks, unscaled."""
 
     summable = torch.float32
@@ -49,7 +49,7 @@ class RandomK(Codec):
         return draw(num_elements, num_kept(num_elements, self.ratio), seed)
 
 
-class ScaledRandomK(RandomK):
+class ScaledRandomKCodec(RandomKCodec):
     """Codec that multiplies the elements it keeps by n/k, so that decoding is unbiased."""
 
     unbiased: ClassVar[bool] = True

@@ -36,6 +36,6 @@ class TopK(PackedCompression):
         return min(0.5, 4.0 * self.ratio)
 
     def codec(self) -> Any:
-        from shardscope.methods.compressors.topk._torch import TopK
+        from shardscope.methods.compressors.topk._torch import TopKCodec
 
-        return TopK(self.ratio, self.selection)
+        return TopKCodec(self.ratio, self.selection)

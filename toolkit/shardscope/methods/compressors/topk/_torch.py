@@ -20,7 +20,7 @@ from shardscope.spec import Compression
 from shardscope.training.compression.codec import Codec
 
 
-class TopK(Codec):
+class TopKCodec(Codec):
     """Codec that keeps a share `ratio` of the elements unscaled, by `selection` ``"sampled"`` or ``"exact"``."""
 
     def __init__(self, ratio: float, selection: str = "sampled") -> None:
@@ -58,7 +58,7 @@ class TopK(Codec):
         out.index_add_(0, index_format(out.numel(), kept.numel()).read(places, self.loops), kept)
 
 
-class WarmingTopK(TopK):
+class WarmUpTopKCodec(TopKCodec):
     """Top-k whose ratio depends on the step, as given by `Compression.at_step`."""
 
     def __init__(self, compression: Compression) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from shardscope.errors import SpecError
 from shardscope.training.optim._checks import check_bound, check_choice, check_fraction, check_non_negative
 from shardscope.training.optim._kernels import (
+    AdamMoments,
     AdamRun,
-    Moments,
     Number,
     Scalars,
     add_scaled_,
@@ -29,7 +29,7 @@ from shardscope.training.optim._kernels import (
     sums_of_squares,
 )
 from shardscope.training.optim._layerwise import (
-    Batch,
+    LayerBatch,
     LayerwiseOptimizer,
     Staged,
     total_squares,
@@ -61,7 +61,8 @@ class TorchLamb(LayerwiseOptimizer):
         reduce_squares: For shards: sums the layers' squares over the ranks, once per step.
         reduce_grad_square: For shards and pipeline stages, with `max_grad_norm`: sums the one square of all
             gradients over all ranks; called once per step by every rank. Default: `reduce_squares`.
-        uncounted: Parameters that this square leaves out, since another rank counts their gradients (tied copies).
+        duplicate_grad_params: Parameters that this square leaves out, since another rank counts their gradients
+            (tied copies).
 
     Raises:
         SpecError: A setting is out of range; at the first step, ``form="fused"`` is not possible.
@@ -87,7 +88,7 @@ class TorchLamb(LayerwiseOptimizer):
         form: Form = "auto",
         reduce_squares: ReduceSquares | None = None,
         reduce_grad_square: ReduceSquares | None = None,
-        uncounted: Sequence[nn.Parameter] = (),
+        duplicate_grad_params: Sequence[nn.Parameter] = (),
     ) -> None:
         defaults = {
             "lr": lr,
@@ -112,11 +113,11 @@ class TorchLamb(LayerwiseOptimizer):
         self.max_grad_norm = max_grad_norm
         self.form = form
         self.reduce_grad_square = reduce_grad_square or reduce_squares
-        self.uncounted = list(uncounted)
+        self.duplicate_grad_params = list(duplicate_grad_params)
         self._grad_factor: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("max_grad_norm", "form", "reduce_grad_square", "uncounted", "_grad_factor")
+        own = ("max_grad_norm", "form", "reduce_grad_square", "duplicate_grad_params", "_grad_factor")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
@@ -126,7 +127,7 @@ class TorchLamb(LayerwiseOptimizer):
             "exp_avg_sq": torch.zeros_like(param),
         }
 
-    def _prepare(self, batches: list[Batch]) -> None:
+    def _prepare(self, batches: list[LayerBatch]) -> None:
         """Advance the step counters of all layers, and compute the factor that clips gradients to `max_grad_norm`."""
         if self.form == "fused":
             for batch in batches:
@@ -151,12 +152,14 @@ class TorchLamb(LayerwiseOptimizer):
         )
         self._grad_factor = (self.max_grad_norm / norm).clamp(max=1.0)
 
-    def _counted(self, batch: Batch) -> list[Tensor]:
+    def _counted(self, batch: LayerBatch) -> list[Tensor]:
         """The gradients of a batch, except those that another rank counts."""
-        left_out = {local(param.grad).data_ptr() for param in self.uncounted if param.grad is not None}
+        left_out = {
+            local(param.grad).data_ptr() for param in self.duplicate_grad_params if param.grad is not None
+        }
         return [grad for grad in batch.grads if grad.data_ptr() not in left_out]
 
-    def _stage(self, batch: Batch) -> Staged:
+    def _stage(self, batch: LayerBatch) -> Staged:
         group = batch.group
         moments = _moments(group)
         advance_ = fused_moments_ if self.form != "plain" and _fits_fused(batch) else plain_moments_
@@ -170,7 +173,7 @@ class TorchLamb(LayerwiseOptimizer):
             squares += [*weight_squares, *update_squares]
         return Staged(batch, updates, total_squares(squares, len(batch.layers)))
 
-    def _runs(self, batch: Batch, updates: list[Tensor]) -> Iterator[AdamRun]:
+    def _runs(self, batch: LayerBatch, updates: list[Tensor]) -> Iterator[AdamRun]:
         steps = batch.column("step")
         factor = self._grad_factor
         columns = batch.weights, batch.grads, batch.column("exp_avg"), batch.column("exp_avg_sq"), updates
@@ -198,15 +201,15 @@ class TorchLamb(LayerwiseOptimizer):
             add_scaled_(weights, staged.directions, lr, ratios)
 
 
-def _moments(group: dict[str, Any]) -> Moments:
-    return Moments(group["betas"], group["eps"], group["bias_correction"], group["grad_averaging"])
+def _moments(group: dict[str, Any]) -> AdamMoments:
+    return AdamMoments(group["betas"], group["eps"], group["bias_correction"], group["grad_averaging"])
 
 
-def _fits_fused(batch: Batch) -> bool:
+def _fits_fused(batch: LayerBatch) -> bool:
     return _moments(batch.group).fit_fused_kernel and all(layer.is_flat for layer in batch.layers)
 
 
-def _check_fused(batch: Batch) -> None:
+def _check_fused(batch: LayerBatch) -> None:
     if not _fits_fused(batch):
         names = ", ".join(str(layer.name) for layer in batch.layers)
         raise SpecError(

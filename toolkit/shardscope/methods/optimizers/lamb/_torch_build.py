@@ -23,5 +23,5 @@ def build(spec: Lamb, parameters: Parameters) -> TorchLamb:
     make = FreezableLamb if parameters.is_freezable else TorchLamb
     return make(
         groups, **settings, adapt=adapts, reduce_squares=parameters.reduce_squares,
-        reduce_grad_square=parameters.reduce_grad_square, uncounted=parameters.uncounted,
+        reduce_grad_square=parameters.reduce_grad_square, duplicate_grad_params=parameters.duplicate_grad_params,
     )  # fmt: skip

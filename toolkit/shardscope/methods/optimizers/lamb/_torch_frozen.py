@@ -16,14 +16,14 @@ from torch import Tensor
 from shardscope.errors import SpecError
 from shardscope.methods.optimizers.lamb._torch import TorchLamb
 from shardscope.training.optim._kernels import Scalars, sums_of_squares
-from shardscope.training.optim._layerwise import Batch, Layer, Staged, total_squares
+from shardscope.training.optim._layerwise import LayerBatch, LayerShard, Staged, total_squares
 from shardscope.training.optim.frozen import (
     FrozenVariance,
     corrected_root,
     first_correction,
     weight_of_gradient,
 )
-from shardscope.training.optim.signals import Squares, Taken
+from shardscope.training.optim.signals import Squares, UpdatedLayers
 
 AVERAGE_DECAY = 0.9
 """Decay per step of the averaged ratio; this value and the bounds are the published ones."""
@@ -59,7 +59,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
             "factor": torch.ones((), dtype=torch.float32, device=param.device),
         }
 
-    def _stage(self, batch: Batch) -> Staged:
+    def _stage(self, batch: LayerBatch) -> Staged:
         if self.frozen_after is None:
             return super()._stage(batch)
         updates = self._scratch.take(batch)
@@ -80,10 +80,10 @@ class FreezableLamb(FrozenVariance, TorchLamb):
             return
         ratios = self._frozen_ratios(layers, group) if group["adapt"] else None
         bounds = self._frozen_bounds(layers, group) if squares is not None else None
-        self._last.append(Taken([layer.name for layer in layers], group, squares, ratios, bounds))
+        self._last.append(UpdatedLayers([layer.name for layer in layers], group, squares, ratios, bounds))
         self._apply(staged, ratios)
 
-    def _frozen_bounds(self, layers: list[Layer], group: dict[str, Any]) -> list[str | None]:
+    def _frozen_bounds(self, layers: list[LayerShard], group: dict[str, Any]) -> list[str | None]:
         """Setting that bounds each layer's ratio: ``trust_clip``, or ``factor`` at an end of its range; else None."""
         low, high = FACTOR_RANGE
         bounds: list[str | None] = []
@@ -93,13 +93,13 @@ class FreezableLamb(FrozenVariance, TorchLamb):
             bounds.append("trust_clip" if is_clipped else None if low < factor < high else "factor")
         return bounds
 
-    def _frozen_ratios(self, layers: list[Layer], group: dict[str, Any]) -> Scalars:
+    def _frozen_ratios(self, layers: list[LayerShard], group: dict[str, Any]) -> Scalars:
         bound = 1.0 if group["trust_clip"] else float("inf")
         ratios = torch.cat([(_averaged(layer) * layer.state["factor"]).view(1) for layer in layers])
         bounded = ratios.double().clamp(max=bound)
         return bounded.tolist() if bounded.is_cpu else bounded
 
-    def _advance(self, layer: Layer, update: Tensor, group: dict[str, Any]) -> None:
+    def _advance(self, layer: LayerShard, update: Tensor, group: dict[str, Any]) -> None:
         """Set the first moment from the layer's gradient; `update` becomes minus the layer's ``u``."""
         state, decay = layer.state, group["weight_decay"]
         self._refresh(layer, group)
@@ -115,7 +115,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
             share = (bare.norm() / update.norm()).nan_to_num(1.0).clamp(max=1.0)
             self._follow(state, share, group)
 
-    def _refresh(self, layer: Layer, group: dict[str, Any]) -> None:
+    def _refresh(self, layer: LayerShard, group: dict[str, Any]) -> None:
         """Advance the fresh second moment with the gradient reconstructed from the new first moment."""
         state, (beta1, beta2) = layer.state, group["betas"]
         fresh = state["exp_avg_sq_fresh"]
@@ -139,7 +139,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
         last.copy_(wanted.clamp(min=last * (1 - FACTOR_CHANGE), max=last * (1 + FACTOR_CHANGE)))
 
 
-def _average(layers: list[Layer], ratios: Scalars, squares: Squares) -> None:
+def _average(layers: list[LayerShard], ratios: Scalars, squares: Squares) -> None:
     """Update each layer's averaged ratio, if the layer's weights and update have non-zero norms.
 
     A bias that starts at zero has no ratio in its first step, and the 1 used in its place is not one: in the average it
@@ -152,7 +152,7 @@ def _average(layers: list[Layer], ratios: Scalars, squares: Squares) -> None:
         held.copy_(torch.where(has_norm, kept * held + (1 - kept) * ratio, held))
 
 
-def _averaged(layer: Layer) -> Tensor:
+def _averaged(layer: LayerShard) -> Tensor:
     """The average of a layer's ratios; 1 before the first."""
     held = layer.state["ratio"]
     return torch.where(held > 0, held, 1.0)

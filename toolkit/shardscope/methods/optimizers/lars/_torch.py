@@ -17,7 +17,7 @@ from torch import Tensor
 from shardscope.training.optim._checks import check_choice, check_fraction, check_non_negative
 from shardscope.training.optim._kernels import Number, Scalars, add_scaled_, at_most, sums_of_squares
 from shardscope.training.optim._layerwise import (
-    Batch,
+    LayerBatch,
     LayerwiseOptimizer,
     Staged,
     total_squares,
@@ -96,7 +96,7 @@ class TorchLars(LayerwiseOptimizer):
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         return {"momentum_buffer": torch.zeros_like(param)} if group["momentum"] else {}
 
-    def _stage(self, batch: Batch) -> Staged:
+    def _stage(self, batch: LayerBatch) -> Staged:
         group = batch.group
         directions = self._decayed_grads(batch)
         if group["momentum_form"] == "post":
@@ -106,7 +106,7 @@ class TorchLars(LayerwiseOptimizer):
         divisors = batch.grads if _divides_by_parts(group) else directions
         return Staged(batch, directions, _squares([*batch.weights, *divisors], len(batch.layers)))
 
-    def _decayed_grads(self, batch: Batch) -> list[Tensor]:
+    def _decayed_grads(self, batch: LayerBatch) -> list[Tensor]:
         """``g + decay * w``; the gradients themselves without decay."""
         decay = batch.group["weight_decay"]
         if not decay:
@@ -116,7 +116,7 @@ class TorchLars(LayerwiseOptimizer):
             torch.add(grad, weights, alpha=decay, out=target)
         return out
 
-    def _with_momentum(self, batch: Batch, directions: list[Tensor]) -> list[Tensor]:
+    def _with_momentum(self, batch: LayerBatch, directions: list[Tensor]) -> list[Tensor]:
         """Advance the velocity by the unscaled directions and return the direction of the step (``post``)."""
         momentum = batch.group["momentum"]
         if not momentum:

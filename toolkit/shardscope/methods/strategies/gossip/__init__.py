@@ -130,6 +130,6 @@ class Gossip(Strategy):
         return spread_states(step).working_in(step, room)
 
     def build(self, job: Job, context: Any) -> Any:
-        from shardscope.methods.strategies.gossip._torch import Gossip
+        from shardscope.methods.strategies.gossip._torch import GossipRank
 
-        return Gossip(job, context)
+        return GossipRank(job, context)

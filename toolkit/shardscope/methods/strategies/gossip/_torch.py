@@ -25,7 +25,7 @@ _PUBLIC = "public."
 _NUM_RANKS = "num_ranks"
 
 
-class Gossip(RankStrategy):
+class GossipRank(RankStrategy):
     """D-PSGD (Lian et al. 2017): a local step, then the mean with the two neighbours on a ring.
 
     With compression it is CHOCO-SGD, by `PublicCopies`.
@@ -66,7 +66,7 @@ class Gossip(RankStrategy):
         )  # fmt: skip
 
     @property
-    def tells_of_layers(self) -> bool:
+    def reports_layer_signals(self) -> bool:
         """True: each rank has its own weights."""
         return True
 
@@ -157,7 +157,7 @@ class Gossip(RankStrategy):
             )
         if (
             self.public is not None
-        ):  # start from the mean, which all ranks have, unless `recall` restores saved copies
+        ):  # start from the mean, which all ranks have, unless `load_compressor_state` restores saved copies
             mean = [state["model"][name].cpu() for name in self.public.names]
             for copy in self.public.copies.values():
                 copy_tensors_(views_of(copy, mean), mean)
@@ -165,13 +165,13 @@ class Gossip(RankStrategy):
         super().load_checkpoint_state(own, optimizer)
         self.precision.load_state_dict(own.get("precision", {}))
 
-    def remembered(self) -> dict[str, Tensor]:
+    def compressor_state(self) -> dict[str, Tensor]:
         assert self.public is not None
         copies = {f"{_PUBLIC}{rank}": copy for rank, copy in self.public.copies.items()}
-        return {**super().remembered(), **copies}
+        return {**super().compressor_state(), **copies}
 
-    def recall(self, state: dict[str, Tensor]) -> None:
+    def load_compressor_state(self, state: dict[str, Tensor]) -> None:
         assert self.public is not None
         for rank, copy in self.public.copies.items():
             copy.copy_(state.pop(f"{_PUBLIC}{rank}"))
-        super().recall(state)
+        super().load_compressor_state(state)

@@ -84,6 +84,6 @@ class Hierarchical(BucketedStrategy):
         return hierarchy_room(sums, step.world_size, per_node, slice_mb=self.slice_mb)
 
     def build(self, job: Job, context: Any) -> Any:
-        from shardscope.methods.strategies.hierarchical._torch import Hierarchical
+        from shardscope.methods.strategies.hierarchical._torch import HierarchicalRank
 
-        return Hierarchical(job, context)
+        return HierarchicalRank(job, context)

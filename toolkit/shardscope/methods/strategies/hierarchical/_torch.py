@@ -8,11 +8,11 @@ from torch import Tensor
 
 from shardscope.errors import SpecError
 from shardscope.methods.strategies import hierarchical
-from shardscope.training.collectives.hierarchical import Hierarchical as HierarchicalCollective
+from shardscope.training.collectives.hierarchical import HierarchicalAllReduce as HierarchicalCollective
 from shardscope.training.strategies.own_all_reduce import OwnAllReduce
 
 
-class Hierarchical(OwnAllReduce):
+class HierarchicalRank(OwnAllReduce):
     """Strategy that reduces each gradient bucket inside its node, then across nodes, as soon as the bucket is full."""
 
     settings: hierarchical.Hierarchical

@@ -199,6 +199,6 @@ class ParameterServer(Strategy):
         return server_states(step, held, dedicated=self.dedicated, pack=pack)
 
     def build(self, job: Job, context: Any) -> Any:
-        from shardscope.methods.strategies.parameter_server._torch import ParameterServer
+        from shardscope.methods.strategies.parameter_server._torch import ParameterServerRank
 
-        return ParameterServer(job, context)
+        return ParameterServerRank(job, context)

@@ -13,9 +13,9 @@ from torch import nn
 
 from shardscope.methods.strategies import parameter_server
 from shardscope.methods.strategies.parameter_server._torch_client import Client
-from shardscope.methods.strategies.parameter_server._torch_messages import Kind, Link, cut_into_shards
+from shardscope.methods.strategies.parameter_server._torch_messages import Kind, MessageLink, cut_into_shards
 from shardscope.methods.strategies.parameter_server._torch_pushes import PackedPushes, Pushes
-from shardscope.methods.strategies.parameter_server._torch_server import Server
+from shardscope.methods.strategies.parameter_server._torch_server import ParameterShardServer
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.compression import Carrier, Compressor, build_compressor
 from shardscope.training.flat import copy_tensors_
@@ -25,7 +25,7 @@ from shardscope.training.sharding import clip_grad_norm_, start_alike
 from shardscope.training.strategies.base import LossFunction, MicroBatch, RankStrategy, StepResult
 
 
-class ParameterServer(RankStrategy):
+class ParameterServerRank(RankStrategy):
     """Servers hold the parameters and their optimizer; workers compute gradients on copies of them.
 
     The module of every rank holds a worker's copy; a server's own parameters are stored separately. All are equal
@@ -39,7 +39,7 @@ class ParameterServer(RankStrategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         context = self.context
         assert context.group is not None
-        self.link = Link(context.group)
+        self.link = MessageLink(context.group)
         self.shards = cut_into_shards(model, self.settings)
         start_alike(model)
         workers = self.settings.workers(context.world_size)
@@ -47,10 +47,10 @@ class ParameterServer(RankStrategy):
         compressor = build_compressor(
             self.job
         )  # the server's own, since its threads unpack while the worker packs
-        self.server: Server | None = None
+        self.server: ParameterShardServer | None = None
         if context.rank < self.settings.servers:
             shard = self.shards[context.rank]
-            self.server = Server(
+            self.server = ParameterShardServer(
                 self.job, context, shard, self.link, self._after_update, pushes=self._pushes(compressor)
             )
         self.client: Client | None = None
@@ -131,7 +131,7 @@ class ParameterServer(RankStrategy):
         if self.client is None:  # keep the loss scale in checkpoints equal to the workers'
             self.precision.follow(skipped=skipped)
 
-    def meet(self, step: int, *, ending: bool = False) -> int | None:
+    def synchronize(self, step: int, *, ending: bool = False) -> int | None:
         if self._ended_at is not None:
             return self._ended_at
         if self._is_settled and not ending:
@@ -148,7 +148,7 @@ class ParameterServer(RankStrategy):
     def _rest(self, step: int, *, ending: bool) -> int | None:
         if self.client is None:
             assert self.server is not None
-            return self.server.meet()
+            return self.server.synchronize()
         if self.server is not None:
             self.server.resume()
         return self.client.rest(Kind.END if ending else Kind.PAUSE, step)
@@ -166,7 +166,7 @@ class ParameterServer(RankStrategy):
             copy_tensors_(shard.parameters, shard.views(flat))
 
     def close(self) -> None:
-        self.meet(self.context.meter.step, ending=True)
+        self.synchronize(self.context.meter.step, ending=True)
         if self.server is not None:
             self.server.close()
 

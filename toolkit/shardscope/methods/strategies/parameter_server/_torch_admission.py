@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Update:
+class AdmittedUpdate:
     """Workers whose gradients make up one update, and the staleness of each gradient, ordered by worker."""
 
     workers: list[int]
@@ -59,10 +59,10 @@ class Admission:
             self.version - pulled < self.bound for pulled in self.computing.values()
         )
 
-    def take(self, *, applied: bool = True) -> Update:
+    def take(self, *, applied: bool = True) -> AdmittedUpdate:
         """Return all held gradients as one update; `applied` is False if the update is skipped."""
         workers = sorted(self.held)
-        update = Update(workers, [self.version - self.held.pop(worker) for worker in workers])
+        update = AdmittedUpdate(workers, [self.version - self.held.pop(worker) for worker in workers])
         assert max(update.staleness) <= self.bound
         self.version += applied
         return update

@@ -11,16 +11,16 @@ from shardscope.errors import SpecError
 from shardscope.methods.strategies.parameter_server._torch_messages import (
     TO_SERVER,
     TO_WORKER,
-    Answer,
+    AnswerKind,
     Kind,
-    Link,
-    Message,
+    MessageBuffer,
+    MessageLink,
     Shard,
     SilentPeer,
     wait_for,
 )
 from shardscope.methods.strategies.parameter_server._torch_pushes import Pushes
-from shardscope.methods.strategies.parameter_server._torch_server import Header, Server
+from shardscope.methods.strategies.parameter_server._torch_server import Header, ParameterShardServer
 from shardscope.spec import Job
 from shardscope.training.context import RankContext
 from shardscope.training.flat import copy_tensors_
@@ -47,8 +47,8 @@ class Client:
         job: Job,
         context: RankContext,
         shards: Sequence[Shard],
-        link: Link,
-        local: Server | None,
+        link: MessageLink,
+        local: ParameterShardServer | None,
         *,
         pushes: Pushes,
     ) -> None:
@@ -56,7 +56,9 @@ class Client:
         self.pushes = pushes
         self._outbox = [pushes.room(shard) for shard in shards]
         self._inbox = {
-            s: Message(shard.num_elements, shard.dtype) for s, shard in enumerate(shards) if s != context.rank
+            s: MessageBuffer(shard.num_elements, shard.dtype)
+            for s, shard in enumerate(shards)
+            if s != context.rank
         }
         self._timeout_s = job.timeout_s
 
@@ -90,7 +92,7 @@ class Client:
     def rest(self, kind: Kind, step: int) -> int | None:
         """Rest after `step` until all workers do; returns the step that all have finished, None if a worker ends."""
         answers = self._ask(kind, step)
-        if answers[0][0] != Answer.MET:
+        if answers[0][0] != AnswerKind.MET:
             return None
         if self.local is not None:
             self.local.enter_meeting()

@@ -64,7 +64,7 @@ class Kind(IntEnum):
         return step if self is Kind.PUSH else OBSERVING
 
 
-class Answer(IntEnum):
+class AnswerKind(IntEnum):
     """Kind of a server's answer, sent with the gradient norm and whether the update was skipped, or the agreed step."""
 
     DONE = 0
@@ -118,7 +118,7 @@ def cut_into_shards(model: nn.Module, spec: ParameterServer) -> list[Shard]:
     ]
 
 
-class Message:
+class MessageBuffer:
     """Buffer for one message: `header` and `payload` are views of its `bytes`."""
 
     def __init__(self, num_elements: int = 0, dtype: torch.dtype = torch.float32) -> None:
@@ -127,7 +127,7 @@ class Message:
         self.payload = self.bytes[HEADER_BYTES:].view(dtype)
 
     @classmethod
-    def of(cls, *header: float) -> Message:
+    def of(cls, *header: float) -> MessageBuffer:
         """Return a message that consists of a header only."""
         message = cls()
         message.write(*header)
@@ -146,7 +146,7 @@ class Message:
 
 
 @dataclass
-class Link:
+class MessageLink:
     """Metered messages between the ranks of a group: payloads under a given name, headers as ``server_control``.
 
     Both ends book a message to the `step` of the worker whose gradient it concerns, regardless of their own step.
@@ -157,14 +157,16 @@ class Link:
     def __post_init__(self) -> None:
         self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
 
-    def send(self, message: Message, peer: int, tag: int, name: str | None = None, *, step: int) -> dist.Work:
+    def send(
+        self, message: MessageBuffer, peer: int, tag: int, name: str | None = None, *, step: int
+    ) -> dist.Work:
         """Send a message, with its payload if a `name` is given. The message must not change until the work is done."""
         self._count("server_control", peer, HEADER_BYTES, is_message=name is None, step=step)
         if name is not None:
             self._count(name, peer, message.bytes.numel() - HEADER_BYTES, step=step)
         return self._transport.send([message.bytes if name else message.bytes[:HEADER_BYTES]], peer, tag)
 
-    def post(self, message: Message, peer: int, tag: int) -> dist.Work:
+    def post(self, message: MessageBuffer, peer: int, tag: int) -> dist.Work:
         """Post a receive for a message of at most this size."""
         return self._transport.recv([message.bytes], peer, tag)
 

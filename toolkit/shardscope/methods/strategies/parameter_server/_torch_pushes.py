@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shardscope.methods.strategies.parameter_server._torch_messages import Message, Shard
+from shardscope.methods.strategies.parameter_server._torch_messages import MessageBuffer, Shard
 from shardscope.training.compression import Bucket, Carrier, Compressor
 from shardscope.training.flat import copy_tensors_
 
@@ -25,9 +25,9 @@ Pushed = tuple[int, Tensor]
 class Pushes:
     """Uncompressed gradients."""
 
-    def room(self, shard: Shard) -> Message:
+    def room(self, shard: Shard) -> MessageBuffer:
         """Allocate a message for a push to the server of `shard`."""
-        return Message(shard.num_elements, shard.dtype)
+        return MessageBuffer(shard.num_elements, shard.dtype)
 
     def write(self, shard: Shard, gradients: Sequence[Tensor], step: int, payload: Tensor) -> None:
         """Write the shard's gradients of `step` into the payload of a message from `room`."""
@@ -59,8 +59,8 @@ class PackedPushes(Pushes):
     carrier: Carrier
     _flats: dict[int, Tensor] = field(default_factory=dict)
 
-    def room(self, shard: Shard) -> Message:
-        return Message(self.compressor.num_bytes(shard.num_elements), torch.uint8)
+    def room(self, shard: Shard) -> MessageBuffer:
+        return MessageBuffer(self.compressor.num_bytes(shard.num_elements), torch.uint8)
 
     def write(self, shard: Shard, gradients: Sequence[Tensor], step: int, payload: Tensor) -> None:
         flat = self._flat(shard)

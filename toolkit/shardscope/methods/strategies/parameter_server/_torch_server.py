@@ -20,10 +20,10 @@ from shardscope.methods.strategies.parameter_server._torch_admission import Admi
 from shardscope.methods.strategies.parameter_server._torch_messages import (
     TO_SERVER,
     TO_WORKER,
-    Answer,
+    AnswerKind,
     Kind,
-    Link,
-    Message,
+    MessageBuffer,
+    MessageLink,
     Shard,
     wait_for,
 )
@@ -38,7 +38,7 @@ from shardscope.training.sharding import ReduceSquares, clip_grad_norm_
 Header = tuple[int, float, float]
 
 
-class Server:
+class ParameterShardServer:
     """Server that holds a shard of the parameters, and applies gradients to it as they arrive.
 
     Args:
@@ -55,7 +55,7 @@ class Server:
         job: Job,
         context: RankContext,
         shard: Shard,
-        link: Link,
+        link: MessageLink,
         on_update: Callable[[bool], None],
         *,
         pushes: Pushes,
@@ -64,7 +64,7 @@ class Server:
         self.job, self.context, self.spec, self.shard, self.link = job, context, job.strategy, shard, link
         self.workers = self.spec.workers(context.world_size)
         self.on_update, self.pushes = on_update, pushes
-        self.message = Message(shard.num_elements, shard.dtype)
+        self.message = MessageBuffer(shard.num_elements, shard.dtype)
         self.flat = self.message.payload.to(context.device)  # on a CPU, the message's own payload
         self.total = torch.zeros(shard.num_elements, dtype=shard.dtype)
         self.gradient = self.total.to(context.device)
@@ -85,7 +85,7 @@ class Server:
         self._pushed: dict[int, tuple[int, bool, Tensor]] = {}
         self._resting: dict[int, tuple[Kind, int]] = {}
         self._awaited: set[int] = set()
-        self._sends: list[tuple[dist.Work, Message]] = []
+        self._sends: list[tuple[dist.Work, MessageBuffer]] = []
         self._answer: Header | None = None  # to the worker on this rank
         self._threads: list[threading.Thread] = []
         self._granted = self._met = self._left = self._agreed = (
@@ -142,7 +142,7 @@ class Server:
         self._wait(lambda: self.ended or min(self.clocks.values()) >= step)
         return min(self.clocks.values()) >= step
 
-    def meet(self) -> int:
+    def synchronize(self) -> int:
         """Serve until all workers rest; returns the step that all have finished. For a rank that only serves."""
         self.resume()
         self._wait(lambda: self._granted > self._met)
@@ -202,7 +202,7 @@ class Server:
             self.state.wait_for(lambda: self.ended or self.failure is not None or is_its_turn())
             return not self.ended and self.failure is None
 
-    def receive(self, worker: int, message: Message) -> None:
+    def receive(self, worker: int, message: MessageBuffer) -> None:
         """Process a worker's message, and perform updates and meetings that are now due.
 
         A push's payload is kept until it is applied.
@@ -242,7 +242,7 @@ class Server:
                 server=self.shard.index, clocks=dict(self.clocks),
             )  # fmt: skip
         self.on_update(skipped)
-        self._answer_pushes(workers, (Answer.DONE, norm, float(skipped)))
+        self._answer_pushes(workers, (AnswerKind.DONE, norm, float(skipped)))
 
     def _update(self, workers: list[int]) -> float:
         """Update with the mean of these workers' gradients; returns its norm if it is clipped here, else 0."""
@@ -284,7 +284,9 @@ class Server:
                 header  # last, so that the worker continues only after this step's messages are counted
             )
 
-    def _send(self, worker: int, message: Message, name: str | None = None, *, step: int = OBSERVING) -> None:
+    def _send(
+        self, worker: int, message: MessageBuffer, name: str | None = None, *, step: int = OBSERVING
+    ) -> None:
         self._sends.append((self.link.send(message, worker, TO_WORKER, name, step=step), message))
         self._awaited.add(worker)
 
@@ -303,11 +305,11 @@ class Server:
             self._agreed = min(step for _, step in self._resting.values())
             self._granted += 1
             self.ended = kinds == {Kind.END}
-            self._let_go(list(self._resting), (Answer.MET, float(self._agreed), 0.0))
+            self._let_go(list(self._resting), (AnswerKind.MET, float(self._agreed), 0.0))
             self.admission.pull([] if self.ended else self.workers)
         elif Kind.END in kinds:
             pausing = [worker for worker, (kind, _) in self._resting.items() if kind == Kind.PAUSE]
-            self._let_go(pausing, (Answer.SOMEONE_ENDS, 0.0, 0.0))
+            self._let_go(pausing, (AnswerKind.SOMEONE_ENDS, 0.0, 0.0))
 
     def _let_go(self, workers: list[int], header: Header) -> None:
         for worker in workers:
@@ -315,7 +317,7 @@ class Server:
             if worker == self.context.rank:
                 self._answer = header
             else:
-                self._send(worker, Message.of(*header))
+                self._send(worker, MessageBuffer.of(*header))
 
 
 def _module_of(shard: Shard, flat: Tensor) -> nn.Module:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
-    from shardscope.analytic.schedules.table import Table
+    from shardscope.analytic.schedules.table import ScheduleTable
     from shardscope.spec.job import Job
     from shardscope.spec.model.step import PipelinePiece, StepTrace
 
@@ -197,7 +197,7 @@ class Pipeline(Strategy):
         pieces, ranks = step.trace.pieces, self.stage_ranks(step.world_size)
         return [(rank, pieces[a:b]) for rank, (a, b) in zip(ranks, pairwise([0, *ends]), strict=True)]
 
-    def _table(self, step: JobStep) -> Table | None:
+    def _table(self, step: JobStep) -> ScheduleTable | None:
         """Schedule table of one pass; None if it has too many operations to list."""
         from shardscope.analytic.schedules import build
 
@@ -277,9 +277,9 @@ class Pipeline(Strategy):
         return found._replace(is_exact=found.is_exact and self.split != "time")
 
     def build(self, job: Job, context: Any) -> Any:
-        from shardscope.methods.strategies.pipeline._torch import Pipeline
+        from shardscope.methods.strategies.pipeline._torch import PipelineRank
 
-        return Pipeline(job, context)
+        return PipelineRank(job, context)
 
 
 def check_split(split: str | tuple[int, ...], num_layers: int, num_stages: int, *, of: str) -> None:

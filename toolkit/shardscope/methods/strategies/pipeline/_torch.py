@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from shardscope.methods.strategies import pipeline
 from shardscope.methods.strategies.pipeline._torch_cut import cut, let_go
 from shardscope.methods.strategies.pipeline._torch_passing import hand_on, take_over
-from shardscope.training.collectives.ring import Ring
+from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.observe import StandIns, unchanged
 from shardscope.training.optim import LayerSignal, TrainedParameters, built_by
 from shardscope.training.sharding import largest_over_ranks
@@ -33,7 +33,7 @@ from shardscope.training.tensors_in import tensors_in
 _PLACEHOLDER = "_no_parameters_on_this_rank"
 
 
-class Pipeline(RankStrategy):
+class PipelineRank(RankStrategy):
     """Pipeline strategy: micro-batches flow through stages of layers, forward and backward."""
 
     settings: pipeline.Pipeline
@@ -92,11 +92,13 @@ class Pipeline(RankStrategy):
             name: ranks for name, ranks in self.cut.holders.items() if len(ranks) > 1 and name in self.names
         }
         self.rings = {
-            name: Ring(self.group, members=ranks)
+            name: RingAllReduce(self.group, members=ranks)
             for name, ranks in tied.items()
             if self.names[name].requires_grad
         }
-        self.uncounted = [self.names[name] for name in self.rings if tied[name][0] != self.context.rank]
+        self.duplicate_grad_params = [
+            self.names[name] for name in self.rings if tied[name][0] != self.context.rank
+        ]
         self.reduce_grad_square = self._sum
 
     def _sum(self, squares: Tensor) -> Tensor:
@@ -106,8 +108,8 @@ class Pipeline(RankStrategy):
 
     def _make_stages(self) -> None:
         from shardscope.methods.strategies.pipeline._torch_stage import (
+            RecordedStage,
             Recorder,
-            Stage,
             StageModule,
             schedule_of,
         )
@@ -117,7 +119,7 @@ class Pipeline(RankStrategy):
         boundaries = [tensors_in(self.example()[0]), *self.cut.outputs]
         for index in self._own_stages():
             module = StageModule(self.cut.stages[index], self.precision.autocast)
-            self.stages[index] = Stage(
+            self.stages[index] = RecordedStage(
                 module, index, len(self.stage_ranks), self.context.device, group=self.group, staged=self.context.staged,
                 splits_backward=self.settings.schedule.splits_backward,
                 input_args=_boundary(boundaries[index]), output_args=_boundary(boundaries[index + 1]),
@@ -150,12 +152,12 @@ class Pipeline(RankStrategy):
         named = dict.fromkeys(self.names.values())
         own = [(name, p) for name, p in self.model.named_parameters() if p in named or name == _PLACEHOLDER]
         parameters = TrainedParameters(
-            own, reduce_grad_square=self.reduce_grad_square, uncounted=self.uncounted
+            own, reduce_grad_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params
         )
         return built_by(self.job.optimizer, parameters)
 
     @property
-    def tells_of_layers(self) -> bool:
+    def reports_layer_signals(self) -> bool:
         """True: each rank has its own layers."""
         return True
 
@@ -185,7 +187,7 @@ class Pipeline(RankStrategy):
         with self.context.meter.span("compute", "optimizer"):
             grad_norm, skipped = self.precision.update(
                 optimizer, self.parameters, self.job.clip_norm,
-                reduce_square=self.reduce_grad_square, uncounted=self.uncounted,
+                reduce_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
             )  # fmt: skip
         loss = float(torch.stack(self.losses).mean()) if self.losses else None
         return StepResult(loss, grad_norm, skipped)

@@ -25,7 +25,7 @@ from shardscope.training.models.in_order import Layers, layers_in_order
 
 
 @dataclass(frozen=True)
-class Cut:
+class StagedModel:
     """A model in stages.
 
     Attributes:
@@ -45,7 +45,7 @@ class Cut:
         return tuple(len(stage) for stage in self.stages)
 
 
-def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: RankContext) -> Cut:
+def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: RankContext) -> StagedModel:
     """Find the layers of `model` and assign them to stages; called by all ranks.
 
     Raises:
@@ -60,7 +60,7 @@ def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: Ra
     split = _split(job, layers, probes, len(ranks), context)
     ends = list(accumulate(split))
     stages = [layers[start:end] for start, end in pairwise([0, *ends])]
-    return Cut(stages, [probes[end - 1].outputs for end in ends], _holders(model, stages, ranks))
+    return StagedModel(stages, [probes[end - 1].outputs for end in ends], _holders(model, stages, ranks))
 
 
 def _split(

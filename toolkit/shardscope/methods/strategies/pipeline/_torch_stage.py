@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from torch.distributed.pipelining import schedules
 from shardscope.analytic.schedules import build
 from shardscope.methods.strategies.pipeline._torch_probe import Autocast
 from shardscope.spec.pipeline_schedule import PipelineSchedule
+from shardscope.training import clock
 from shardscope.training._compat_pipelining import OrderedSchedule, StaticStage
 from shardscope.training.data import call
 from shardscope.training.memory import MemoryWatch
@@ -21,7 +21,7 @@ from shardscope.training.models.in_order import Layers
 
 
 def schedule_of(
-    schedule: PipelineSchedule, stages: Sequence[Stage], microbatches: int, **options: Any
+    schedule: PipelineSchedule, stages: Sequence[RecordedStage], microbatches: int, **options: Any
 ) -> Any:
     """Return an object that runs a schedule on this rank's stages.
 
@@ -58,10 +58,10 @@ class Recorder:
     @contextmanager
     def op(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
         """Record the body of the context as one operation."""
-        start = time.time()
+        start = clock.now()
         with self.meter.span("compute", "forward" if kind == "F" else "backward"):
             yield
-        self.ops.append([kind, stage, microbatch + self.first, round(start, 6), round(time.time(), 6)])
+        self.ops.append([kind, stage, microbatch + self.first, round(start, 6), round(clock.now(), 6)])
         self.memory.sample()
 
     @contextmanager
@@ -69,7 +69,7 @@ class Recorder:
         """Count the loss as part of the forward pass recorded last."""
         with self.meter.span("compute", "forward"):
             yield
-        self.ops[-1][4] = round(time.time(), 6)
+        self.ops[-1][4] = round(clock.now(), 6)
 
 
 class StageModule(nn.Module):
@@ -88,7 +88,7 @@ class StageModule(nn.Module):
         return x
 
 
-class Stage(StaticStage):
+class RecordedStage(StaticStage):
     """torch's stage, with its forward and backward passes recorded."""
 
     recorder: Recorder

@@ -57,6 +57,6 @@ class Ring(BucketedStrategy):
         return ring_room(sums, step.world_size, directions=self.directions, slice_mb=self.slice_mb)
 
     def build(self, job: Job, context: Any) -> Any:
-        from shardscope.methods.strategies.ring._torch import Ring
+        from shardscope.methods.strategies.ring._torch import RingRank
 
-        return Ring(job, context)
+        return RingRank(job, context)

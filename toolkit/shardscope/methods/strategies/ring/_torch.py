@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from shardscope.methods.strategies import ring
-from shardscope.training.collectives.ring import Ring as RingCollective
+from shardscope.training.collectives.ring import RingAllReduce as RingCollective
 from shardscope.training.strategies.own_all_reduce import OwnAllReduce
 
 
-class Ring(OwnAllReduce):
+class RingRank(OwnAllReduce):
     """Strategy that all-reduces each gradient bucket over the ring as soon as the backward pass has filled it."""
 
     settings: ring.Ring

@@ -41,6 +41,6 @@ class Single(Strategy):
         return spread_states(step).working_in(step, lambda: updates_of(step.rows, step))
 
     def build(self, job: Job, context: Any) -> Any:
-        from shardscope.methods.strategies.single._torch import Single
+        from shardscope.methods.strategies.single._torch import SingleRank
 
-        return Single(job, context)
+        return SingleRank(job, context)

@@ -7,7 +7,7 @@ from torch import nn
 from shardscope.training.strategies.base import RankStrategy
 
 
-class Single(RankStrategy):
+class SingleRank(RankStrategy):
     """Plain training on one process."""
 
     def wrap(self, model: nn.Module) -> nn.Module:

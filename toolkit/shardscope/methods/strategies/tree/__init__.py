@@ -42,6 +42,6 @@ class Tree(BucketedStrategy):
         return tree_room(sums, step.world_size, slice_mb=self.slice_mb)
 
     def build(self, job: Job, context: Any) -> Any:
-        from shardscope.methods.strategies.tree._torch import Tree
+        from shardscope.methods.strategies.tree._torch import TreeRank
 
-        return Tree(job, context)
+        return TreeRank(job, context)

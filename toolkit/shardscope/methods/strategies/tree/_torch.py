@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from shardscope.methods.strategies import tree
-from shardscope.training.collectives.tree import Tree as TreeCollective
+from shardscope.training.collectives.tree import TreeAllReduce as TreeCollective
 from shardscope.training.strategies.own_all_reduce import OwnAllReduce
 
 
-class Tree(OwnAllReduce):
+class TreeRank(OwnAllReduce):
     """Strategy that all-reduces each gradient bucket over the tree as soon as the backward pass has filled it."""
 
     settings: tree.Tree

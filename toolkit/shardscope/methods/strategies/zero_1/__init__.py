@@ -70,6 +70,6 @@ class Zero1(ZeroStrategy):
         return spread_states(step, **cut).working_in(step, room)
 
     def build(self, job: Job, context: Any) -> Any:
-        from shardscope.methods.strategies.zero_1._torch import Zero1
+        from shardscope.methods.strategies.zero_1._torch import Zero1Rank
 
-        return Zero1(job, context)
+        return Zero1Rank(job, context)

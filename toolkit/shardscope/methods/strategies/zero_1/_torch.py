@@ -8,7 +8,6 @@ own chunk with its shard of the optimizer state. Then the buckets are all-gather
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -21,16 +20,17 @@ from torch import Tensor, nn
 from shardscope.errors import SpecError
 from shardscope.methods.strategies import zero_1
 from shardscope.methods.strategies.zero_1._torch_flat import FlatBucket, FlatPiece, cut_into_buckets
+from shardscope.training import clock
 from shardscope.training.collectives.packets import Packets
-from shardscope.training.collectives.ring import Ring
+from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.collectives.sender import Sender
 from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.memory import Held
 from shardscope.training.strategies.base import LossFunction, MicroBatch, StepResult
-from shardscope.training.strategies.partitioned import Partitioned, Piece
+from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
 
 
-class Zero1(Partitioned):
+class Zero1Rank(Partitioned):
     """ZeRO-1 strategy: each rank updates an equal share of all elements."""
 
     settings: zero_1.Zero1
@@ -39,7 +39,7 @@ class Zero1(Partitioned):
         settings, group = self.settings, self.context.group
         assert group is not None
         self.is_ring = settings.collectives == "ring"
-        self.ring = Ring(group)
+        self.ring = RingAllReduce(group)
         if self.compressor is not None:
             ring, packets = self.ring, Packets(group)
             self.carrier = Carrier(
@@ -105,7 +105,7 @@ class Zero1(Partitioned):
         index, name = self.order[id(parameter)]
         self.missing[index].discard(name)
         while len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]:
-            self.context.meter.handed_over = time.time()
+            self.context.meter.handed_over = clock.now()
             self.sent.append(self.sender.submit(partial(self._reduce, self.buckets[len(self.sent)])))
 
     def finish_exchange(self) -> None:
@@ -167,7 +167,7 @@ class Zero1(Partitioned):
             joined.update(bucket.wholes(flat))
         return joined
 
-    def part(self, piece: Piece, whole: Tensor) -> Tensor:
+    def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:
         assert isinstance(piece, FlatPiece)
         return whole.reshape(-1)[piece.start : piece.stop]
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from shardscope.training.collectives.ring import split_sizes
-from shardscope.training.strategies.partitioned import Piece
+from shardscope.training.strategies.partitioned import ParameterShare
 
 Named = tuple[str, nn.Parameter]
 
 
 @dataclass(frozen=True)
-class FlatPiece(Piece):
+class FlatPiece(ParameterShare):
     """Elements `start` to `stop` of a parameter, flattened."""
 
     start: int

@@ -27,6 +27,6 @@ class Zero2(FullyShardedStrategy):
         return 1
 
     def build(self, job: Job, context: Any) -> Any:
-        from shardscope.methods.strategies.zero_2._torch import Zero2
+        from shardscope.methods.strategies.zero_2._torch import Zero2Rank
 
-        return Zero2(job, context)
+        return Zero2Rank(job, context)

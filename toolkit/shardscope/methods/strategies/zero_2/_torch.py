@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardscope.training.strategies.fully_sharded import FullySharded
 
 
-class Zero2(FullySharded):
+class Zero2Rank(FullySharded):
     """ZeRO-2 strategy: gathers parameters once a step, and reduce-scatters gradients after each micro-batch."""
 
     keeps_gathered = True

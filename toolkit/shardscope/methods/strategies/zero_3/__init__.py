@@ -25,6 +25,6 @@ class Zero3(FullyShardedStrategy):
         return 2 * micro_batches
 
     def build(self, job: Job, context: Any) -> Any:
-        from shardscope.methods.strategies.zero_3._torch import Zero3
+        from shardscope.methods.strategies.zero_3._torch import Zero3Rank
 
-        return Zero3(job, context)
+        return Zero3Rank(job, context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardscope.training.strategies.fully_sharded import FullySharded
 
 
-class Zero3(FullySharded):
+class Zero3Rank(FullySharded):
     """ZeRO-3 strategy: gathers each block's parameters for its forward pass, and again for its backward pass."""
 
     keeps_gathered = False

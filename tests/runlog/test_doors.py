@@ -1,0 +1,135 @@
+"""The same run, asked through every door: summary, file, metrics, tuner, lab and report give the same figures.
+
+The oracle reads the logs as plain JSON and shares no code with the reducer.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+import pytest
+
+import shardscope as ss
+from conformance.runs import small_job
+from shardscope.tuning.measured import Meter
+from shardscope_widgets.figures import comparison_info
+from shardscope_widgets.report import write_report
+from shardscope_widgets.trace import Trace
+from shardscope_widgets.words import bytes_text, rate_text, seconds_text
+
+OTHER_THAN_TRAINING = {"noise_scale", "consensus"}
+
+
+class Oracle(NamedTuple):
+    """Figures of a run by step, from its log files."""
+
+    loss: dict[int, float]
+    seconds: dict[int, float]
+    sent_bytes: dict[int, int]
+    messages: dict[int, int]
+    peak_memory_bytes: int
+    test_loss: float | None
+
+    @classmethod
+    def of(cls, run: ss.Run) -> Oracle:
+        logs = [path.read_text().splitlines() for path in sorted(run.path.glob("rank-*.jsonl"))]
+        events = [json.loads(line) for lines in logs for line in lines]
+        rows: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        sent: dict[int, list[dict[str, int]]] = defaultdict(list)
+        for event in events:
+            if event["event"] == "step":
+                rows[event["step"]].append(event)
+            if event["event"] in ("step", "traffic"):
+                sent[event["step"]] += [
+                    row for name, row in event["traffic"].items() if name not in OTHER_THAN_TRAINING
+                ]
+        evaluated = [event["loss"] for event in events if event["event"] == "eval" and event["rank"] == 0]
+        losses = {
+            step: [event["loss"] for event in row if event["loss"] is not None] for step, row in rows.items()
+        }
+        return cls(
+            {step: fmean(losses[step]) for step in sorted(rows)},
+            {step: max(event["step_time_s"] for event in rows[step]) for step in sorted(rows)},
+            {step: sum(row["sent_bytes"] for row in sent[step]) for step in sorted(rows)},
+            {step: sum(row["messages"] for row in sent[step]) for step in sorted(rows)},
+            max(event["peak_memory_bytes"] for row in rows.values() for event in row),
+            evaluated[-1] if evaluated else None,
+        )
+
+    def step_time_s(self, kinds: list[list[int]]) -> float:
+        """Median step time of each kind of step without its first two, weighted by how often the kind occurs."""
+        medians = [median([self.seconds[step] for step in steps[2:] or steps]) for steps in kinds]
+        return sum(len(steps) * each for steps, each in zip(kinds, medians, strict=True)) / len(self.seconds)
+
+
+NOISE = small_job(steps=8, compression="int8", eval_every=4, record=ss.Record(noise_scale=True))
+WARM = small_job(steps=9, compression=ss.Compression("powersgd", warmup_steps=4))
+SAVED = small_job(steps=9, until=4, strategy="zero-1")
+SERVER = small_job(strategy=ss.ParameterServer(mode="async", servers=2), world_size=3, batch=48, steps=8)
+CASES = {
+    "noise scale, compression, evaluation": (NOISE, [[*range(1, 9)]]),
+    "uncompressed warm-up": (WARM, [[1, 2, 3, 4], [5, 6, 7, 8, 9]]),
+    "resumed": (SAVED, [[5, 6, 7, 8, 9]]),
+    "asynchronous server": (SERVER, [[*range(1, 9)]]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_doors_give_the_same_figures(name: str, tmp_path: Path) -> None:
+    job, kinds = CASES[name]
+    run = ss.launch(job).wait(120)
+    if job.until is not None:
+        run = ss.launch(job.replace(until=None), resume=run).wait(120)
+    run = ss.Run.attach(run.path)
+    oracle, summary, metrics = Oracle.of(run), run.summary(), run.metrics()
+    assert list(metrics["step"]) == [step for kind in kinds for step in kind]
+    assert list(metrics["loss"]) == pytest.approx(list(oracle.loss.values()))
+    assert list(metrics["step_time_s"]) == list(oracle.seconds.values())
+    assert list(metrics["sent_bytes"]) == list(oracle.sent_bytes.values())
+    assert metrics["peak_memory_bytes"].max() == oracle.peak_memory_bytes
+
+    assert (summary.steps, summary.last_step) == (len(oracle.loss), max(oracle.loss))
+    assert summary.loss == pytest.approx([*oracle.loss.values()][-1])
+    assert summary.step_time_s == pytest.approx(oracle.step_time_s(kinds))
+    assert summary.peak_memory_bytes == oracle.peak_memory_bytes
+    assert summary.test_loss == oracle.test_loss
+    on_disk = json.loads((run.path / "summary.json").read_text())
+    assert on_disk.pop("wall_s") <= (
+        summary.wall_s or math.inf
+    )  # rank 0 writes it before the others have ended
+    assert on_disk.pop("observing_bytes") <= summary.observing_bytes
+    assert on_disk.items() <= {**vars(summary), "state": "completed"}.items()
+
+    measured = Meter(run).poll()
+    assert (measured.steps, measured.bytes) == (summary.steps, sum(oracle.sent_bytes.values()))
+    assert measured.messages == sum(oracle.messages.values())
+    assert measured.objective("bytes", summary.steps) == pytest.approx(metrics["sent_bytes"].sum())
+    assert measured.objective("seconds", 1) == pytest.approx(summary.step_time_s)
+    assert measured.objective("memory", 1) == summary.peak_memory_bytes
+    assert measured.spent_s == pytest.approx(metrics["step_time_s"].sum())
+    assert [loss for _, loss, _ in measured.curve][-1:] == ([summary.test_loss] * bool(measured.curve))
+
+    trace = Trace.read(run)
+    assert [step.sent_bytes for step in trace.steps] == list(oracle.sent_bytes.values())
+    assert trace.collectives.total() == measured.bytes
+    (row,) = comparison_info([trace])
+    assert (row.steps, row.loss, row.step_time_s) == (summary.steps, summary.loss, summary.step_time_s)
+    assert (row.bytes_per_step, row.per_second) == (summary.bytes_per_step, summary.samples_per_s)
+    assert row.peak_memory_bytes == summary.peak_memory_bytes
+
+    page = write_report([run], tmp_path / "report.html").read_text()
+    table = re.search(r"<tbody><tr>(.*?)</tr>", page)
+    assert table is not None
+    cells = [html.unescape(cell) for cell in re.findall(r"<td>(.*?)</td>", table[1])]
+    assert cells[2:8] == [
+        str(summary.steps), f"{summary.loss:.4f}", seconds_text(summary.step_time_s),
+        rate_text(summary.samples_per_s, "samples"), bytes_text(summary.bytes_per_step),
+        bytes_text(summary.peak_memory_bytes),
+    ]  # fmt: skip

@@ -1,0 +1,53 @@
+"""Recorded spans: the steps in which all ranks recorded them, and the time that they cover."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardscope.runlog.traffic import Event
+
+Interval = tuple[float, float]
+_COUNTS = ("payload_bytes", "sent_bytes", "received_bytes", "messages", "calls")
+
+
+def lane_of(event: Event, lane: str) -> list[Interval]:
+    """Return start and end of a rank's spans in one lane of a step, ``compute``, ``communication`` or ``codec``."""
+    return sorted((start, end) for name, _, start, end, _ in event["spans"] if name == lane)
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the union of intervals as disjoint intervals, in order."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def covered(intervals: Iterable[Interval]) -> float:
+    """Return the length that is covered by at least one of the intervals."""
+    return sum(end - start for start, end in union(intervals))
+
+
+def finished_with_spans(events: Iterable[Event], world_size: int) -> list[list[Event]]:
+    """Return the step events of each step in which all ranks recorded spans, in order, with late traffic added.
+
+    Late traffic is what a rank's server sent for a step after the rank had finished it.
+    """
+    steps: dict[int, dict[int, Event]] = {}
+    for event in events:
+        if event["event"] == "step" and event.get("spans"):
+            steps.setdefault(event["step"], {})[event["rank"]] = event
+        elif event["event"] == "traffic" and event["rank"] in (row := steps.get(event["step"], {})):
+            row[event["rank"]] = _with_late(row[event["rank"]], event)
+    return [list(row.values()) for _, row in sorted(steps.items()) if len(row) == world_size]
+
+
+def _with_late(step: Event, late: Event) -> Event:
+    traffic = dict(step["traffic"])
+    for name, row in late["traffic"].items():
+        before = traffic.get(name, {})
+        traffic[name] = {key: before.get(key, 0) + row.get(key, 0) for key in _COUNTS}
+    return {**step, "traffic": traffic}

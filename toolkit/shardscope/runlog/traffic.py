@@ -1,0 +1,35 @@
+"""Traffic in events: what training sends, and apart from it what a step sends only for measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+Event = Mapping[str, Any]
+OBSERVING = frozenset({"noise_scale", "consensus"})
+"""Names under which traffic is counted that a step sends only for measurements."""
+
+
+@dataclass(slots=True)
+class Moved:
+    """Training traffic of one rank, or of all."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    messages: int = 0
+
+    @classmethod
+    def of(cls, event: Event) -> Self:
+        """Return the training traffic of one event."""
+        moved = cls()
+        for name, row in event["traffic"].items():
+            if name not in OBSERVING:
+                moved.add(row)
+        return moved
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add the traffic of one collective, in the form that events carry."""
+        self.sent_bytes += row["sent_bytes"]
+        self.received_bytes += row["received_bytes"]
+        self.messages += row.get("messages", 0)

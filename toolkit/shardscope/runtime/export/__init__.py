@@ -1,0 +1,42 @@
+"""Export a run to other tools: Parquet tables, a Chrome trace, TensorBoard, Weights & Biases, MLflow.
+
+Everything is read through `Run`, so an export has the same figures as the run's own tables. Other tools' files are
+written by their own libraries, imported when they are asked for; the Chrome trace needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardscope.errors import unknown_name
+from shardscope.runtime.export.chrome_trace import write_chrome_trace
+from shardscope.runtime.export.tables import write_parquet
+from shardscope.runtime.export.trackers import write_mlflow, write_tensorboard, write_wandb
+
+if TYPE_CHECKING:
+    from shardscope.runtime.run import Run
+
+FORMATS: Mapping[str, tuple[Callable[[Run, str | Path], str], str]] = {
+    "parquet": (write_parquet, "a folder of tables: steps, spans, traffic"),
+    "chrome-trace": (
+        write_chrome_trace,
+        "a JSON file of all spans, for ui.perfetto.dev and chrome://tracing",
+    ),
+    "tensorboard": (write_tensorboard, "a folder of TensorBoard's event files"),
+    "wandb": (write_wandb, "a folder for `wandb sync`; online with WANDB_MODE=online"),
+    "mlflow": (write_mlflow, "a folder with MLflow's database, or the URI of a tracking server"),
+}
+"""Formats by name: the function that writes one, and what it writes."""
+
+
+def export_run(run: Run, path: str | Path, *, format: str) -> str:  # noqa: A002 - as in pandas and PIL
+    """Write a run in a format of `FORMATS`; returns where it is.
+
+    Raises:
+        SpecError: There is no such format, its library is not installed, or the run has nothing to write in it.
+    """
+    if format not in FORMATS:
+        raise unknown_name("format", format, FORMATS)
+    return FORMATS[format][0](run, path)

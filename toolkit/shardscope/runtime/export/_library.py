@@ -1,0 +1,30 @@
+"""Libraries that only an export needs: imported when it is asked for, and named with their pip command if missing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from shardscope.errors import SpecError
+
+
+def library(*modules: str, package: str, format: str) -> Any:  # noqa: A002 - as in `export_run`
+    """Import the first of these modules that can be; all belong to packages that users install themselves.
+
+    Raises:
+        SpecError: None can be imported.
+    """
+    for module in modules:
+        try:
+            return import_module(module)
+        except ImportError as error:
+            failed = error
+    raise missing(package, format, failed)
+
+
+def missing(package: str, form: str, error: ImportError) -> SpecError:
+    """The error for a package that an export needs and that cannot be imported."""
+    reason = "" if isinstance(error, ModuleNotFoundError) else f" ({str(error).splitlines()[0]})"
+    return SpecError(
+        f"format={form!r} needs {package}, which cannot be imported{reason}; pip install {package}"
+    )

@@ -1,0 +1,185 @@
+"""Metering of every collective that torch starts, in Python or in C++, without changing any of them.
+
+`DistributedDataParallel`, FSDP2, functional collectives and ``dist.all_reduce`` all end in an operator of the library
+``c10d``, which torch's dispatcher passes on to the backend of the process group. A kernel for the dispatch key
+``BackendSelect``, which every call visits last before the backend's own kernel, books the call and passes it on with
+the same arguments. So groups that were made earlier are metered too, and when the kernels are removed, torch is as
+before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardscope.training.collectives.process_group import num_bytes, sent_by_backend
+from shardscope.training.meter import Meter, Traffic
+
+Finished = Callable[[], None]
+Started = Callable[[str, int], Finished]
+"""Called when a collective starts, with its name and payload in bytes; returns what to call when it has finished."""
+
+_PAYLOAD_OF = {
+    "allreduce_": ("all_reduce", 0),
+    "allreduce_coalesced_": ("all_reduce", 0),
+    "broadcast_": ("broadcast", 0),
+    "reduce_": ("reduce", 0),
+    "allgather_": ("all_gather", 0),
+    "_allgather_base_": ("all_gather", 0),
+    "allgather_coalesced_": ("all_gather", 0),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "reduce_scatter_": ("reduce_scatter", 1),
+    "_reduce_scatter_base_": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "alltoall_": ("all_to_all", 1),
+    "alltoall_base_": ("all_to_all", 1),
+    "gather_": ("gather", 1),
+    "scatter_": ("scatter", 0),
+    "barrier": ("barrier", None),
+    "send": ("send", 0),
+    "recv_": ("recv", 0),
+    "recv_any_source_": ("recv", 0),
+}
+"""The name under which each operator is booked, and the index of its payload argument, as in `MeteredProcessGroup`."""
+
+
+class CollectiveMeter:
+    """Books every collective of this process to `meter` from `install` to `remove`.
+
+    Args:
+        meter: Counts bytes and messages.
+        started: Told of each collective that starts, to record its span.
+        guard: Runs a function of the observer so that its errors never reach the training loop.
+    """
+
+    def __init__(self, meter: Meter, started: Started, guard: Callable[[Callable[[], None]], None]) -> None:
+        self._meter, self._started, self._guard = meter, started, guard
+        self._library: Any = None
+        self._waits = _Waits(guard)
+        self._backends: dict[tuple[str, str], str] = {}
+
+    def install(self) -> None:
+        """Put the kernels in front of the backend's."""
+        if not hasattr(torch.ops.c10d, "allreduce_"):  # torch was built without torch.distributed
+            return
+        self._library = torch.library.Library("c10d", "IMPL")
+        after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # noqa: SLF001
+        for name, (called, payload_of) in _PAYLOAD_OF.items():
+            operator = getattr(torch.ops.c10d, name, None)
+            if operator is not None:  # torch's releases differ
+                kernel = self._kernel(operator.default, called, payload_of, after)
+                self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
+        self._waits.install()
+
+    def remove(self) -> None:
+        """Remove the kernels."""
+        self._waits.remove()
+        if self._library is not None:
+            self._library._destroy()  # noqa: SLF001 - as torch.library._scoped_library does
+            self._library = None
+
+    def end_step(self) -> None:
+        """Forget collectives of the step before that nobody has waited for in Python."""
+        self._waits.end_step()
+
+    def _kernel(self, operator: Any, name: str, payload_of: int | None, after: Any) -> Callable[..., Any]:
+        def kernel(keys: Any, *arguments: Any, **options: Any) -> Any:
+            finished: list[Finished] = []
+            self._guard(lambda: finished.append(self._book(name, payload_of, arguments)))
+            result = operator.redispatch(keys & after, *arguments, **options)
+            if finished:
+                self._guard(lambda: self._follow(result, finished[0]))
+            return result
+
+        return kernel
+
+    def _book(self, name: str, payload_of: int | None, arguments: tuple[Any, ...]) -> Finished:
+        group = next(each for each in arguments if isinstance(each, torch.ScriptObject))
+        payload = 0 if payload_of is None else num_bytes(arguments[payload_of])
+        traffic = self._traffic(name, payload, dist.ProcessGroup.unbox(group), arguments)
+        self._meter.count(name, traffic)
+        return self._started(name, payload)
+
+    def _traffic(
+        self, name: str, payload: int, group: dist.ProcessGroup, arguments: tuple[Any, ...]
+    ) -> Traffic:
+        if name == "send":
+            peer = dist.get_global_rank(group, arguments[2])
+            return Traffic(payload, sent_bytes=payload, messages=1, calls=1, sent_to={peer: payload})
+        if name == "recv":
+            return Traffic(payload, received_bytes=payload, calls=1)
+        backend = self._backend(group, _device_of(arguments[0])) if payload else ""
+        moved = sent_by_backend(name, payload, group.rank(), group.size(), backend)
+        return Traffic(payload, moved, moved, calls=1)
+
+    def _backend(self, group: dist.ProcessGroup, device: torch.device) -> str:
+        key = group.group_name, device.type
+        if key not in self._backends:
+            self._backends[key] = group._get_backend(device).name()  # noqa: SLF001
+        return self._backends[key]
+
+    def _follow(self, result: Any, finished: Finished) -> None:
+        """Have `finished` called when the collective is over."""
+        boxed = result[-1] if isinstance(result, tuple) else result
+        if boxed is None:  # one of several that are started together
+            return
+        work = dist.Work.unbox(boxed)
+        try:
+            future = work.get_future()
+        except RuntimeError:  # gloo's messages and reduce-scatters have none: watch `wait`
+            self._waits.watch(work, finished)
+        else:
+            future.add_done_callback(lambda _: self._guard(finished))
+
+
+class _Waits:
+    """Notices when Python code has waited for a work.
+
+    Waiting for it on a thread of our own is not an option: gloo's reduce-scatter copies its result in `wait`.
+    """
+
+    def __init__(self, guard: Callable[[Callable[[], None]], None]) -> None:
+        self._guard = guard
+        self._works: dict[dist.Work, Finished] = {}
+        self._older: set[dist.Work] = set()
+        self._wait: Any = None
+
+    def watch(self, work: dist.Work, finished: Finished) -> None:
+        """Call `finished` after `work.wait()`; works are kept so that Python sees the same object again."""
+        self._works[work] = finished
+
+    def end_step(self) -> None:
+        """Drop works that nobody has waited for since the step before."""
+        for work in self._older:
+            self._works.pop(work, None)
+        self._older = set(self._works)
+
+    def install(self) -> None:
+        """Put a function in place of `Work.wait` that calls it."""
+        original = self._wait = dist.Work.wait
+
+        def wait(work: dist.Work, *arguments: Any, **options: Any) -> Any:
+            done = original(work, *arguments, **options)
+            finished = self._works.pop(work, None)
+            if finished is not None:
+                self._guard(finished)
+            return done
+
+        dist.Work.wait = wait  # type: ignore[method-assign, assignment]
+
+    def remove(self) -> None:
+        """Put the original `Work.wait` back."""
+        if self._wait is not None:
+            dist.Work.wait = self._wait  # type: ignore[method-assign]
+        self._works.clear()
+        self._older.clear()
+
+
+def _device_of(tensors: Any) -> torch.device:
+    """The device of the first tensor in nested sequences."""
+    while not isinstance(tensors, torch.Tensor):
+        tensors = tensors[0]
+    return tensors.device

@@ -1,0 +1,158 @@
+"""What is known of a training loop once its first step is over, in the terms of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shardscope.errors import SpecError
+from shardscope.spec import Optimizer, Record, Strategy
+from shardscope.spec.model.step import ParameterRow
+from shardscope.spec.observed import ObservedJob, ShardedUnit, Wrapper
+from shardscope.spec.user_code import UserCode
+from shardscope.training._compat import FsdpUnit, fsdp_units
+
+DATA = "data of a training script"
+"""What stands for the data of an observed run, which nothing is known of."""
+
+
+@dataclass
+class Seen:
+    """What has been seen of a training loop so far.
+
+    Attributes:
+        ddp: The `DistributedDataParallel` around the model, if there is one.
+        samples: Samples of this rank in its first step; 0 before it is over.
+        passes: Forward passes of this rank in its first step.
+        exchanges: Those after whose backward pass gradients are exchanged.
+        steps: Steps that have ended.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    name: str | None
+    record: Record
+    world_size: int
+    ddp: DistributedDataParallel | None = None
+    samples: int = 0
+    passes: int = 0
+    exchanges: int = 0
+    steps: int = 0
+
+    def see_forward(self) -> None:
+        """Take note of the wrapper that has called the model."""
+        active = DistributedDataParallel._get_active_ddp_module()  # noqa: SLF001 - None outside its forward pass
+        self.ddp = self.model if isinstance(self.model, DistributedDataParallel) else active or self.ddp
+
+    def see_backward(self) -> None:
+        """Take note of whether gradients are exchanged after this backward pass."""
+        units = fsdp_units(self.model)
+        exchanges = units[0].exchanges if units else True
+        self.exchanges += bool(exchanges if self.ddp is None else self.ddp.require_backward_grad_sync)
+
+    @property
+    def wrapper(self) -> Wrapper:
+        """How torch shares the work between the ranks."""
+        if self.ddp is not None or isinstance(self.model, DistributedDataParallel):
+            return "DDP"
+        if fsdp_units(self.model):
+            return "FSDP2"
+        names = {type(module).__name__ for module in self.model.modules()}
+        return "FSDP1" if "FullyShardedDataParallel" in names else "none"
+
+    @property
+    def label(self) -> str:
+        """Label of the run's strategy, such as ``observed (DDP)``."""
+        return "observed" if self.wrapper == "none" else f"observed ({self.wrapper})"
+
+    def job(self) -> ObservedJob:
+        """Return all of it as a job."""
+        batch = {"global_batch": self.samples * self.world_size} if self.samples else None
+        first = {"forwards": self.passes, "exchanges": self.exchanges} if self.passes else {}
+        return ObservedJob(
+            model=UserCode(name=_class_of(self.model)), data=UserCode(name=DATA), name=self.name,
+            strategy=Strategy.from_fields({"name": self.label, "observed": self.wrapper}),
+            world_size=self.world_size, optimizer=_optimizer(self.optimizer), record=self.record,
+            wrapper=self.wrapper, **({"batch": batch} if batch else {}), **first,
+            **({"steps": self.steps} if self.steps else {}), **self._tensors(),
+        )  # fmt: skip
+
+    def _tensors(self) -> dict[str, Any]:
+        """Fields about the model's tensors and the group that exchanges them."""
+        units = fsdp_units(self.model)
+        parameters = list(self.model.parameters())
+        rows = _sharded_rows(parameters, units) if units else [_row(0, each) for each in parameters]
+        widths = {each.element_size() for each in parameters}
+        shards = units[0].num_shards if units else 1
+        sent = self.ddp.modules_buffers if self.ddp is not None and self.ddp.broadcast_buffers else ()
+        return {
+            "backend": dist.get_backend() if dist.is_available() and dist.is_initialized() else "none",
+            "parameters": rows,
+            "units": [_unit(each) for each in units],
+            "weight_bytes": widths.pop() if len(widths) == 1 else 0,
+            "buffer_bytes": _bytes(self.model.buffers()),
+            "broadcast_bytes": _bytes(sent),
+            "replicas": max(1, self.world_size // shards) if units else 1,
+        }
+
+
+def _class_of(model: nn.Module) -> str:
+    """Name of the user's own class, without the classes that torch wraps around it or derives from it."""
+    inner = getattr(model, "_orig_mod", getattr(model, "module", model))
+    if inner is not model and isinstance(inner, nn.Module):
+        return _class_of(inner)
+    name = type(model).__name__
+    return name.removeprefix("FSDP") if hasattr(model, "_get_fsdp_state") else name
+
+
+def _optimizer(optimizer: torch.optim.Optimizer | None) -> Optimizer:
+    """The same optimizer as one of a job, if it is one of torch's that jobs have; else a stand-in with its name."""
+    if optimizer is None:
+        return _stand_in("unknown", "torch.optim.Optimizer", {})
+    group, kind = optimizer.param_groups[0], type(optimizer)
+    lr = {"lr": float(group.get("initial_lr", group["lr"]))}
+    try:
+        if kind is torch.optim.AdamW and not group["amsgrad"]:
+            return Optimizer("adamw", **lr, **_those(group, "betas", "eps", "weight_decay"))
+        if kind is torch.optim.SGD and not group["nesterov"]:
+            return Optimizer("sgd", **lr, **_those(group, "momentum", "weight_decay"))
+    except SpecError:  # a setting that jobs refuse, such as a learning rate of 0
+        pass
+    return _stand_in(kind.__name__, f"{kind.__module__}.{kind.__qualname__}", lr)
+
+
+def _stand_in(name: str, torch_class: str, settings: dict[str, Any]) -> Optimizer:
+    made: Optimizer = Optimizer.from_fields({"name": name, "observed": torch_class, **settings})
+    return made
+
+
+def _those(group: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: group[name] for name in names}
+
+
+def _row(unit: int, parameter: Tensor) -> ParameterRow:
+    return ParameterRow(unit=unit, shape=tuple(parameter.shape), is_trained=parameter.requires_grad)
+
+
+def _sharded_rows(parameters: Iterable[Tensor], units: list[FsdpUnit]) -> list[ParameterRow]:
+    """The parameters with the index of their unit; those that FSDP2 does not shard have one after the last."""
+    places = {id(each): place for place, unit in enumerate(units) for each in unit.parameters}
+    return [_row(places.get(id(each), len(units)), each) for each in parameters]
+
+
+def _unit(unit: FsdpUnit) -> ShardedUnit:
+    return ShardedUnit(
+        gathered_element_bytes=unit.gathered_element_bytes,
+        reduced_element_bytes=unit.reduced_element_bytes,
+        gathers=2 if unit.frees else 1,
+    )
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)

@@ -1,0 +1,234 @@
+"""The record of one rank: what the training loop does, as the events of a run.
+
+A step ends when the observed optimizer has stepped. Its event holds the time since the step before, without
+evaluations, the traffic and the spans. On a GPU it is written once the GPU has passed the end of the step, so that
+nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from shardscope.runlog.writer import EventWriter
+from shardscope.runtime.observe._marks import Mark, Marks, Value
+from shardscope.spec import Record
+from shardscope.spec.numbers import LARGEST_COUNT
+from shardscope.training.memory import Held, MemoryWatch, held_by_default
+from shardscope.training.meter import Meter, Rows, Span
+
+Timed = tuple[str, str, Mark, Mark, int]
+"""A span whose ends may still be ahead of the device: lane, name, start, end, bytes."""
+
+
+@dataclass
+class _Step:
+    """One step while it runs, and until the device has finished it."""
+
+    number: int
+    begin: Mark
+    losses: list[Value] = field(default_factory=list)
+    samples: int = 0
+    tokens: int | None = None
+    passes: int = 0
+    is_counted: bool = False
+    spans: list[Timed] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    traffic: Rows = field(default_factory=dict)
+    peaks: dict[str, int] | None = None
+    end: Mark = 0.0
+
+
+class Recorder:
+    """Turns the passes and updates of a training loop into events. It is the `Listener` of a `Loop`.
+
+    Args:
+        model: The model.
+        meter: Books the collectives.
+        events: The rank's event log.
+        marks: The moments of the model's device.
+        memory: The memory of this rank.
+        record: Which steps are recorded with spans and with memory by kind.
+        optimizer: The optimizer whose steps delimit the steps of the run; None if it is not known yet.
+    """
+
+    def __init__(
+        self, model: nn.Module, meter: Meter, events: EventWriter, marks: Marks, memory: MemoryWatch, *,
+        record: Record, optimizer: Optimizer | None,
+    ) -> None:  # fmt: skip
+        self.steps = 0
+        self.optimizer = optimizer
+        self._model, self._meter, self._events = model, meter, events
+        self._marks, self._memory, self._record = marks, memory, record
+        self._lock = threading.Lock()
+        self._last = (0, 0)
+        self._pending: deque[_Step] = deque()
+        self._measuring = ExitStack()
+        self._evaluating: AbstractContextManager[None] | None = None
+        self._forward = self._backward = self._update = self._marks.now()
+        self._step = self._begun()
+
+    # The listener of the loop.
+
+    def forward_begins(self, inputs: list[Tensor], *, is_whole: bool) -> None:
+        self._forward = self._marks.now()
+        if not torch.is_grad_enabled():
+            self._evaluating = self._meter.observing()
+            self._evaluating.__enter__()
+            return
+        step = self._step
+        if is_whole or not step.is_counted:  # parts of a model may each be called with the whole batch
+            step.passes += 1
+            step.samples += next((len(tensor) for tensor in inputs if tensor.dim()), 0)
+            step.tokens = _added(step.tokens, inputs)
+            step.is_counted = True
+        if self._memory.step is not None:
+            self._memory.step.hold("inputs", inputs)
+
+    def forward_ends(self) -> None:
+        if self._evaluating is not None:
+            self._evaluating.__exit__(None, None, None)
+            self._evaluating = None
+            if not self._step.passes:  # an evaluation between two steps is part of neither
+                self._step.begin = self._marks.now()
+            return
+        self._add("compute", "forward", self._forward)
+        self._sample()
+
+    def backward_begins(self, roots: Any) -> None:
+        self._backward = self._marks.now()
+        self._step.is_counted = False
+        if isinstance(roots, Tensor) and roots.numel() == 1:
+            self._step.losses.append(Value(roots))
+
+    def backward_ends(self) -> None:
+        self._add("compute", "backward", self._backward)
+        self._update = self._marks.now()  # an optimizer that is given a closure updates from here on
+        self._sample()
+
+    def update_begins(self, optimizer: Optimizer) -> None:
+        if optimizer is self.optimizer:
+            self._update = self._marks.now()
+
+    def update_ends(self, optimizer: Optimizer) -> None:
+        if optimizer is not self.optimizer:
+            return
+        self._add("compute", "optimizer", self._update)
+        self._end_step()
+
+    def collective_begins(self, name: str, payload: int) -> Any:
+        """Record the span of a collective; returns what to call when it is over."""
+        step, start = self._step, self._marks.now()
+        return lambda: self._add("communication", name, start, payload, step)
+
+    # Steps.
+
+    def _begun(self) -> _Step:
+        number = self._meter.step = self.steps + 1
+        if self._record.measures_memory(number, 1, LARGEST_COUNT) and not _is_compiled(self._model):
+            self._measuring.enter_context(self._memory.measure(self._held, ()))
+        return _Step(number, self._marks.now())
+
+    def _held(self) -> Any:
+        return held_by(self._model, self.optimizer)
+
+    def _sample(self) -> None:
+        if self._memory.step is not None:
+            self._memory.step.sample()
+
+    def _add(self, lane: str, name: str, start: Mark, num_bytes: int = 0, step: _Step | None = None) -> None:
+        end = self._marks.now()
+        with self._lock:  # collectives end on the backend's own threads
+            (step or self._step).spans.append((lane, name, start, end, num_bytes))
+
+    def _end_step(self) -> None:
+        assert self.optimizer is not None
+        step, measured = self._step, self._memory.step
+        memory = self._memory.sample()
+        self._measuring.close()
+        step.peaks = None if measured is None else measured.peaks
+        step.facts = {
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+            "memory_bytes": memory,
+            "peak_memory_bytes": self._memory.peak,
+        }
+        step.traffic, _ = self._meter.drain()
+        step.end = self._marks.now()
+        self.steps, self._last = step.number, (step.samples, step.passes)
+        following = self._begun()
+        following.begin = step.end
+        with self._lock:
+            self._step = following
+        self._pending.append(step)
+        self.write_finished()
+
+    def write_finished(self, *, wait: bool = False) -> None:
+        """Write the events of the steps that the device has finished; with `wait`, of all steps."""
+        if wait and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        while self._pending and self._marks.is_past(self._pending[0].end):
+            self._write(self._pending.popleft())
+
+    def close(self) -> Rows:
+        """Write what is left; returns the traffic of evaluations and of the start."""
+        self._measuring.close()
+        self.write_finished(wait=True)
+        with self._meter.observing():
+            return self._meter.drain()[0]
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """Samples and forward passes of this rank in the last step that has ended; zeros before."""
+        return self._last
+
+    def _write(self, step: _Step) -> None:
+        seconds = self._marks.seconds
+        time_s = max(seconds(step.end) - seconds(step.begin), 1e-6)
+        spans = {"spans": self._spans(step)} if self._record.shows(step.number) else {}
+        self._events.emit(
+            "step", step=step.number, loss=_loss(step.losses), samples=step.samples, tokens=step.tokens,
+            step_time_s=round(time_s, 6), grad_norm=None, skipped=False, loss_scale=None, **step.facts,
+            traffic=step.traffic, **spans,
+        )  # fmt: skip
+        if step.peaks is not None:
+            self._events.emit("memory", step=step.number, **step.peaks)
+
+    def _spans(self, step: _Step) -> list[list[Any]]:
+        seconds = self._marks.seconds
+        with self._lock:
+            timed = list(step.spans)
+        past = [row for row in timed if self._marks.is_past(row[3])]
+        return [Span(row[0], row[1], seconds(row[2]), seconds(row[3]), row[4]).as_row() for row in past]
+
+
+def held_by(model: nn.Module, optimizer: Optimizer | None) -> Held:
+    """The tensors of a model and of its optimizer, if that is known, by kind."""
+    return held_by_default(model, optimizer or torch.optim.SGD([torch.empty(0)]))
+
+
+def _loss(losses: list[Value]) -> float | None:
+    """What the step descended on: the sum over its backward passes; None if they started from no single number."""
+    return sum(value.read() for value in losses) if losses else None
+
+
+def _added(tokens: int | None, inputs: list[Tensor]) -> int | None:
+    """Tokens so far and those of these inputs, if the first is a batch of sequences of integers."""
+    first = next((tensor for tensor in inputs if tensor.dim()), None)
+    if first is None or first.is_floating_point() or first.dim() != 2:
+        return tokens
+    return (tokens or 0) + first.numel()
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile traces the model, which would see the hooks that count activations."""
+    return any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )

@@ -1,0 +1,95 @@
+"""The status of a run, `status.json`: how the run stands and what ended it. Reading checks it: it may be damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+from shardscope.errors import RunUnreadable
+from shardscope.runlog.schema import is_real, is_whole
+from shardscope.runtime.processes import ProcessStart
+
+FINAL_STATES = frozenset({"completed", "stopped", "failed"})
+STATES = FINAL_STATES | {"starting", "running"}
+_MOST_PID = 2**31 - 1
+
+
+class Cause(StrEnum):
+    """Cause that ended a run before its last step, other than an error in one of its ranks."""
+
+    REQUESTED = "requested"
+    """The run was requested to stop."""
+    KILLED = "killed"
+    """A signal ended one of its processes, or its agent or launch server."""
+    NOT_STARTED = "not-started"
+    """Its ranks could not be started."""
+    TERMINATED = "terminated"
+    """Its agent received SIGTERM."""
+    DRIVER_ENDED = "driver-ended"
+    """The program that launched it ended."""
+    DIRECTORY_GONE = "directory-gone"
+    """Its directory was deleted or moved."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Content of `status.json`. `pid` and `process_started` identify the process in charge of the run.
+
+    `cause` is None for a run that completed or failed by itself, and for runs of versions that did not record it.
+    """
+
+    state: str
+    pid: int
+    process_started: ProcessStart
+    t: float
+    host: str = ""
+    detached: bool = False
+    reason: str | None = None
+    error: Mapping[str, Any] | None = None
+    cause: Cause | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> Self:
+        """Return the status in a JSON value. Fields that another version has added are ignored.
+
+        Raises:
+            RunUnreadable: The value is not a valid status.
+        """
+        if not isinstance(value, dict) or value.get("state") not in [*STATES]:
+            raise RunUnreadable("status.json does not say how the run stands")
+        started = value.get("process_started")
+        is_process = is_whole(value.get("pid"), _MOST_PID) and (isinstance(started, str) or is_real(started))
+        if not is_process or not is_real(value.get("t")):
+            raise RunUnreadable("status.json does not say which process looks after the run")
+        return cls(
+            value["state"], value["pid"], value["process_started"], value["t"], _text(value.get("host")) or "",
+            value.get("detached") is True, _text(value.get("reason")), _error(value.get("error")),
+            _cause(value.get("cause")),
+        )  # fmt: skip
+
+
+def _text(value: Any) -> str | None:
+    return printable(value) if isinstance(value, str) else None
+
+
+def _cause(value: Any) -> Cause | None:
+    """The cause of that name; None if this version does not define it."""
+    return Cause(value) if value in [*Cause] else None
+
+
+def _error(value: Any) -> dict[str, Any] | None:
+    """The error of a failed run in the form that `RunFailed` takes; None for anything else."""
+    if not isinstance(value, dict) or not isinstance(value.get("message"), str):
+        return None
+    numbers = {key: value[key] for key in ("rank", "step") if is_whole(value.get(key))}
+    keys = ("message", "strategy", "traceback", "type")
+    return {**numbers, **{key: printable(value[key]) for key in keys if isinstance(value.get(key), str)}}
+
+
+def printable(text: str) -> str:
+    """Return the text with terminal control characters, and those that cannot be encoded, as escape sequences."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
