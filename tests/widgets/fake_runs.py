@@ -67,6 +67,7 @@ def fake_job(strategy: str = "ring", world_size: int = 2, *, model: str = "gpt-n
     return SimpleNamespace(
         model=model, data="python-source", strategy=SimpleNamespace(name=strategy, label=strategy),
         world_size=world_size, steps=steps, label=f"{strategy}-{model}",
+        progress=lambda step: f"{step} of {steps}",
     )  # fmt: skip
 
 

@@ -126,11 +126,11 @@ def test_the_table_is_sorted_and_the_words_name_the_fastest(calculator: Communic
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bandwidth": -1}, "bandwidth=-1 is out of range; give a number above 0"),
+        ({"bandwidth": -1}, "bandwidth=-1 is out of range; give a value of 1e-06 or more"),
         ({"bandwidth_unit": "Gb"}, "bandwidth_unit='Gb' is not known; did you mean 'Gbit/s'"),
-        ({"workers": 0}, "workers=0 is out of range; give a whole number of 1 or more"),
+        ({"workers": 0}, "workers=0 is out of range; give a value of 1 or more"),
         ({"latency_us": -5}, "latency_us=-5 is out of range"),
-        ({"overlap": 2}, "overlap=2 is out of range; give a share from 0 to 1"),
+        ({"overlap": 2}, "overlap=2 is out of range; give a value from 0 to 1"),
         ({"algorithms": ["rign"]}, "algorithms='rign' is not known; did you mean 'ring'"),
         ({"op": "sum"}, "op='sum' is not known"),
     ],

@@ -15,7 +15,8 @@ from shardscope.spec.fields import bounds_of, summary_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.numbers import Count
 from shardscope_widgets.job_form.families import settings_of_method
-from shardscope_widgets.kit.form import MOST, Open, bind, control_of, setting_in, setting_of, trait_of, typed
+from shardscope_widgets.kit.controls import MOST, Open, bind, control_of, controls_for, typed
+from shardscope_widgets.kit.form import form_of, in_groups, own_trait, setting_in, setting_of, trait_of
 from shardscope_widgets.memory_calculator import Choices as MemoryChoices
 from shardscope_widgets.training_lab import Choices
 
@@ -126,3 +127,55 @@ class TestTraits:
         assert (form.seed, controls["seed"].value) == (2**60, MOST)
         every.value, form.clip = "", 2.0
         assert (form.every, clip.value) == (None, "2.0")
+
+
+@form_of(Settings, without=["name"])
+class Shown(t.HasTraits):
+    """A form that mentions one field and has two choices of its own."""
+
+    mode = trait_of(Settings, "mode", "How")
+    count = own_trait(4, "Count", "How many.", least=1, most=9, slider="d")
+    unit = own_trait("ms", "Unit", "Of what.", kind="choice", values=lambda: (("ms", "ms"), ("s", "s")))
+
+
+def test_a_field_that_a_form_does_not_mention_gets_its_control_by_itself() -> None:
+    form = Shown()
+    controls = controls_for(form)
+    assert list(controls) == ["mode", "count", "unit", "share", "every", "clip", "is_on"]
+    assert in_groups(Shown, [["count"], ["mode"]]) == [
+        ["count"],
+        ["mode", "unit", "share", "every", "clip", "is_on"],
+    ]
+    controls["share"].value, form.clip = 0.5, 2.0
+    assert (form.share, controls["clip"].value) == (0.5, "2.0")
+
+
+def test_a_choice_of_the_forms_own_has_the_label_help_and_bounds_that_it_says() -> None:
+    form = Shown(count=9)
+    controls = controls_for(form, ["count", "unit"])
+    count = controls["count"]
+    assert (type(count).__name__, count.min, count.max, count.value) == ("IntSlider", 1, 9, 9)
+    assert (count.description, count.tooltip) == ("Count", "How many.")
+    assert controls["unit"].options == (("ms", "ms"), ("s", "s"))
+    with pytest.raises(SpecError, match="count=10 is out of range; give a value from 1 to 9"):
+        form.count = 10
+    with pytest.raises(SpecError, match="unit='sec' is not known"):
+        form.unit = "sec"
+    count.max = 20
+    count.value = 20
+    assert (form.count, count.value, form.unit) == (9, 9, "ms")
+
+
+def test_a_control_whose_first_range_is_narrow_is_widened_by_code() -> None:
+    class Narrow(t.HasTraits):
+        wait = own_trait(1.0, "Wait", "How long.", least=0, reach=3, step=0.5, slider=".1f")
+        ranks = own_trait(2, "Ranks", "How many.", least=1, reach=8)
+
+    form = Narrow(ranks=9)
+    controls = controls_for(form)
+    wait, ranks = controls.values()
+    assert [(each.min, each.max, each.value) for each in (wait, ranks)] == [(0, 3, 1), (1, 9, 9)]
+    form.wait = 4.5
+    assert (wait.max, wait.value, form.wait) == (4.5, 4.5, 4.5)
+    wait.value = 2.0
+    assert form.wait == 2

@@ -9,7 +9,7 @@ from shardscope import Compression
 from shardscope.errors import SpecError
 from shardscope.spec.registry import having
 from shardscope_widgets.job_form.choices import AS_IT_IS, Choices
-from shardscope_widgets.kit.form import typed
+from shardscope_widgets.kit.controls import typed
 
 HAVE_BITS = " or ".join(having(Compression, "bits"))
 

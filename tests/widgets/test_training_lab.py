@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from shardscope.errors import RunFailed, SpecError
+from shardscope.runlog.traffic import Moved
 from shardscope.runtime.listing import Skipped
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.trace import Trace
@@ -275,7 +276,7 @@ def test_late_traffic_of_a_step_that_could_not_be_read_is_shown_all_the_same():
     rows = {"send": {"sent_bytes": 7, "received_bytes": 3}}
     trace = Trace.of(fake_run("ring", 2, steps=1))
     assert trace.feed([{"event": "traffic", "t": 1.0, "rank": 0, "step": 1, "traffic": rows}])
-    assert (trace.links[0].sent_bytes, trace.links[0].received_bytes) == (7, 3)
+    assert trace.links[0] == Moved(sent_bytes=7, received_bytes=3)
 
 
 def test_a_run_that_cannot_be_shown_becomes_a_note_and_stops_no_other(runtime):

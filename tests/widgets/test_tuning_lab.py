@@ -210,7 +210,7 @@ def test_stop_answers_at_once_prune_counts_and_continue_goes_on(make_tuning_lab)
 
 
 def test_links_of_the_slider_are_links():
-    from shardscope_widgets.tuning_lab._controls import LINKS
+    from shardscope_widgets.tuning_lab._settings import LINKS
 
     assert Link(bandwidth="100 Mbit/s", latency="1 ms") in LINKS
 

@@ -11,7 +11,7 @@ from shardscope.runlog.spans import covered, finished_with_spans, lane_of
 from shardscope.runlog.traffic import Event, Moved
 from shardscope.runtime import Run, launch
 from shardscope.spec import Compression, Job, LRSchedule
-from shardscope.spec.job import Record
+from shardscope.spec.job_parts import Record
 
 PROBE_STEPS = 8
 _OPEN = frozenset({"compression", "link", "steps", "name", "lr_schedule", "record"})

@@ -1,10 +1,10 @@
-from shardscope.spec.batch import Batch as Batch
 from shardscope.spec.cluster import Cluster as Cluster
 from shardscope.spec.cluster import Device as Device
 from shardscope.spec.compression import Compression as Compression
-from shardscope.spec.job import Checkpoint as Checkpoint
 from shardscope.spec.job import Job as Job
-from shardscope.spec.job import Record as Record
+from shardscope.spec.job_parts import Batch as Batch
+from shardscope.spec.job_parts import Checkpoint as Checkpoint
+from shardscope.spec.job_parts import Record as Record
 from shardscope.spec.layout import Layout as Layout
 from shardscope.spec.link import Link as Link
 from shardscope.spec.lr_schedule import LRSchedule as LRSchedule

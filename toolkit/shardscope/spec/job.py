@@ -11,15 +11,15 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import registry
 from shardscope.spec._base import Spec, leaving_out_unknown_fields
-from shardscope.spec.batch import Batch
 from shardscope.spec.compression import AnyCompression, Compression
 from shardscope.spec.data import check_compatible
 from shardscope.spec.job_format import FORMAT, require_readable
+from shardscope.spec.job_parts import Batch, Checkpoint, Record
 from shardscope.spec.link import LinkOrName
 from shardscope.spec.lr_schedule import AnyLRSchedule, LRSchedule
 from shardscope.spec.method import Method, methods_in
 from shardscope.spec.models import model_config
-from shardscope.spec.numbers import Count, CountOrZero, Seed
+from shardscope.spec.numbers import Count, Seed
 from shardscope.spec.optimizer import AnyOptimizer, Optimizer
 from shardscope.spec.precision import PRECISIONS, JobPrecision, full_name
 from shardscope.spec.strategy import AnyStrategy, Strategy, strategies_where
@@ -32,74 +32,6 @@ RECOMPUTE = ("none", "selective", "full")
 LOSSES = ("cross-entropy", "mse")
 IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
 """Names of a job's precisions in layouts. The weights stay in fp32."""
-
-
-class Checkpoint(Spec):
-    """When to save checkpoints, and how many to keep."""
-
-    _positional = "every"
-
-    every: Count | None = None
-    """Steps between two checkpoints; None saves none during training."""
-    at_end: bool = False
-    """Also save after the last step, and when the run is stopped."""
-    keep: Count = 2
-    """Checkpoints kept; older ones are deleted after a newer one is complete. At least 1."""
-
-
-class Record(Spec):
-    """How much of a run is recorded."""
-
-    spans_first: CountOrZero = 100
-    """Steps from the start whose compute and communication spans are all recorded."""
-    spans_every: Count = 10
-    """Steps between two recordings of spans after those. Bytes, loss and times are recorded at every step."""
-    parameters: bool = False
-    """Write all parameters to ``parameters.npz`` after the last step, so that runs can be compared tensor by tensor."""
-    memory_first: CountOrZero = 3
-    """First step whose memory is measured by kind, counted from the start or the resumed step. By default the third:
-    the optimizer state exists by then, and DistributedDataParallel, which rebuilds its buckets in the second step, has
-    its final buckets. A shorter run measures its last step; 0 leaves the first measurement to `memory_every`. A
-    measured step is slower; the others are not."""
-    memory_every: Count | None = 50
-    """Steps between two later measurements of memory by kind. None measures only the first time."""
-    noise_scale: bool = False
-    """Measure the gradient noise scale: each rank records the squared norms of its own gradients and of their mean,
-    before compression and clipping. If gradients are compressed, this additionally sends a sketch of them."""
-    noise_every: Count = 1
-    """With `noise_scale`: steps between two measurements. At least 1."""
-
-    layers_every: CountOrZero = 10
-    """Steps between two records of the layers: trust ratios and norms of LAMB and LARS, and the residuals of
-    compression with error feedback. The first step is always recorded; 0 records none."""
-
-    @model_validator(mode="after")
-    def _noise_is_on(self) -> Self:
-        if self.noise_every != 1 and not self.noise_scale:
-            raise SpecError(
-                f"record.noise_every={self.noise_every} has no effect without noise_scale=True; set it, or leave "
-                "noise_every out"
-            )
-        return self
-
-    def watches_layers(self, step: int, first_step: int) -> bool:
-        """Whether the layers are recorded at `step`, in a run that begins with `first_step`."""
-        return self.layers_every > 0 and (step == first_step or step % self.layers_every == 0)
-
-    def measures_noise(self, step: int) -> bool:
-        """Whether the gradient noise scale is measured at `step`."""
-        return self.noise_scale and step % self.noise_every == 0
-
-    def measures_memory(self, step: int, first_step: int, steps: int) -> bool:
-        """Whether memory is measured by kind at `step`, in a run from `first_step` to `steps`."""
-        first = min(first_step + self.memory_first - 1, steps)
-        if step <= first:
-            return step == first
-        return self.memory_every is not None and step % self.memory_every == 0
-
-    def shows(self, step: int) -> bool:
-        """Whether the spans of this step are recorded."""
-        return step <= self.spans_first or step % self.spans_every == 0
 
 
 def _batch(value: Any) -> Any:

@@ -24,11 +24,24 @@ from shardscope.spec.data import DATA, is_path
 from shardscope.spec.models import MODELS
 from shardscope.spec.units import parse
 from shardscope_widgets.job_form.families import applies, options_of
-from shardscope_widgets.kit.form import UNSET, named, option_of, setting_in, trait_of, traits_for
+from shardscope_widgets.kit.form import (
+    UNSET,
+    form_of,
+    named,
+    option_of,
+    own_trait,
+    setting_in,
+    trait_of,
+    traits_for,
+)
 
 AS_IT_IS = "as it is"
 """Value of `bandwidth` that stands for the machine's own, unpaced link."""
 NO_LATENCY = "0"
+BANDWIDTHS = (AS_IT_IS, "10 Mbit/s", "50 Mbit/s", "100 Mbit/s", "500 Mbit/s", "1 Gbit/s", "5 Gbit/s")
+LATENCIES = (NO_LATENCY, "0.1 ms", "1 ms", "5 ms", "20 ms", "100 ms")
+LEFT_TO_CODE = ("name", "device", "threads", "timeout_s", "until", "eval_every", "clip_norm")
+"""Fields of a job without a control; every other field of a kind that forms can show has one."""
 KINDS: dict[str, type[Method]] = {"strategy": Strategy, "compression": Compression, "lr_schedule": LRSchedule}
 """Choices that are methods, by kind. Names are looked up when needed, since a user may register more."""
 MICRO_BATCHES = ((UNSET, 0), *named((1, 2, 4, 8, 16, 32, 64)))
@@ -39,6 +52,7 @@ def known_names(field: str) -> tuple[str, ...]:
     return tuple(name for _, name in setting_in(Choices, field).values)
 
 
+@form_of(Job, without=LEFT_TO_CODE)
 class Choices(t.HasTraits):
     """One trait per control. Setting a trait moves the control, and moving the control sets the trait."""
 
@@ -67,11 +81,17 @@ class Choices(t.HasTraits):
     compression_options = t.Dict(
         key_trait=t.Unicode(), help="Settings of the compression that differ from its defaults, by field."
     )
-    bandwidth = t.Unicode(
-        AS_IT_IS, help="What each rank may send and receive a second, such as 100 Mbit/s; paced for real."
+    bandwidth = own_trait(
+        AS_IT_IS,
+        "Link",
+        "What each rank may send and receive a second, such as 100 Mbit/s; paced for real.",
+        values=named(BANDWIDTHS),
     )
-    latency = t.Unicode(
-        NO_LATENCY, help="How long every message takes besides, such as 1 ms; with a bandwidth only."
+    latency = own_trait(
+        NO_LATENCY,
+        "Latency",
+        "How long every message takes besides, such as 1 ms; with a bandwidth only.",
+        values=named(LATENCIES),
     )
     precision = trait_of(Job, "precision")
     recompute = trait_of(Job, "recompute")

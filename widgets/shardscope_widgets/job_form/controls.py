@@ -9,11 +9,10 @@ import ipywidgets as widgets
 from shardscope_widgets.job_form.choices import AS_IT_IS, NO_LATENCY, Choices
 from shardscope_widgets.job_form.families import compressor_families, strategy_families
 from shardscope_widgets.job_form.picker import Picker
-from shardscope_widgets.kit.form import bind, control_of, setting_in
+from shardscope_widgets.kit.controls import controls_for
+from shardscope_widgets.kit.form import in_groups, setting_in
 
 _FAMILIES = {"strategy": strategy_families, "compression": compressor_families}
-_BANDWIDTHS = (AS_IT_IS, "10 Mbit/s", "50 Mbit/s", "100 Mbit/s", "500 Mbit/s", "1 Gbit/s", "5 Gbit/s")
-_LATENCIES = (NO_LATENCY, "0.1 ms", "1 ms", "5 ms", "20 ms", "100 ms")
 WHAT = ("model", "data", "strategy", "world_size")
 """Controls above the strategy's settings."""
 RATE = ("optimizer", "lr", "lr_schedule")
@@ -21,42 +20,40 @@ RATE = ("optimizer", "lr", "lr_schedule")
 WIRE = ("bandwidth", "compression")
 """Controls above the link's latency and the compression's settings."""
 HOW = ("global_batch", "micro_batch", "precision", "recompute", "noise_scale", "steps", "seed")
-CONTROLS = (*WHAT, *RATE, *WIRE, "latency", *HOW)
+"""Controls below all of these; those of further fields of a job follow."""
 
 
-def make_controls(choices: Choices, names: Sequence[str] = CONTROLS) -> dict[str, widgets.DOMWidget]:
-    """The controls of these traits, in this order, bound to `choices`."""
-    controls = {name: _control(name) for name in names}
-    bind(choices, controls)
-    return controls
+def make_controls(choices: Choices, names: Sequence[str] = ()) -> dict[str, widgets.DOMWidget]:
+    """The controls of these traits, in this order, bound to `choices`; all that `panel` lays out by default."""
+    names = names or [name for group in _groups() for name in group]
+    pickers = {
+        name: Picker(description=setting_in(Choices, name).label, groups=families())
+        for name, families in _FAMILIES.items()
+        if name in names
+    }
+    return controls_for(choices, names, **pickers)
 
 
-def _control(name: str) -> widgets.DOMWidget:
-    if name == "bandwidth":
-        return widgets.Dropdown(description="Link", options=_BANDWIDTHS)
-    if name == "latency":
-        return widgets.Dropdown(description="Latency", options=_LATENCIES)
-    setting = setting_in(Choices, name)
-    if name in _FAMILIES:
-        return Picker(description=setting.label, groups=_FAMILIES[name]())
-    return control_of(setting)
+def _groups() -> list[list[str]]:
+    return in_groups(Choices, [WHAT, RATE, WIRE, ["latency"], HOW])
 
 
 def panel(controls: dict[str, widgets.DOMWidget], options: dict[str, widgets.DOMWidget]) -> widgets.VBox:
     """Lay out the controls two per row, with a method's settings (`options`, by kind of method) below its choice."""
-    what, wire, rate, how = ([controls[name] for name in names] for names in (WHAT, WIRE, RATE, HOW))
-    latency = widgets.GridBox([controls["latency"]])
+    what, rate, wire, latency, how = (
+        widgets.GridBox([controls[name] for name in names]) for names in _groups()
+    )
     latency.add_class("ss-options")
     _shown_with_a_link(latency, controls["bandwidth"], controls["latency"])
     boxes = [
-        widgets.GridBox(what),
+        what,
         options["strategy"],
-        widgets.GridBox(wire),
+        wire,
         latency,
         options["compression"],
-        widgets.GridBox(rate),
+        rate,
         options["lr_schedule"],
-        widgets.GridBox(how),
+        how,
     ]
     for box in boxes:
         box.add_class("ss-controls")

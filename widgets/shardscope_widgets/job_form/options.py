@@ -9,7 +9,8 @@ from traitlets import TraitError
 
 from shardscope_widgets.job_form.choices import KINDS, Choices
 from shardscope_widgets.job_form.families import applies, settings_of_method
-from shardscope_widgets.kit.form import MOST, Setting, control_of, show, typed
+from shardscope_widgets.kit.controls import MOST, control_of, show, typed
+from shardscope_widgets.kit.form import Setting
 from shardscope_widgets.words import safe
 
 

@@ -1,6 +1,7 @@
 """What all widgets share.
 
-form          traits and controls made from the fields of specs
+form          traits made from the fields of specs, and of choices beside them
+controls      the controls of a form's traits, bound to them
 frame         the heading, and the style sheet of all widgets
 guard         error handling: errors of callbacks are shown, one callback at a time
 clock         a thread that calls a method a few times a second

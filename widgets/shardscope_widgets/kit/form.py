@@ -1,17 +1,19 @@
-"""Forms: traits and controls for the fields of specs, with bounds, choices, help and defaults taken from the specs."""
+"""Forms as classes of traits: bounds, choices, help and defaults of the fields of specs are taken from the specs.
+
+`trait_of` makes a trait for a spec's field, `own_trait` one for a choice that is not a field of any spec.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from math import floor, log10
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-import ipywidgets as widgets
 import traitlets as t
 from pydantic import BeforeValidator
 
-from shardscope.errors import unknown_name
+from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import Method, registry
 from shardscope.spec._base import Spec, takes
 from shardscope.spec.fields import bounds_of, members_of, summary_of
@@ -20,19 +22,18 @@ UNSET = "default"
 """How forms show None where that is the default."""
 OFF = "none"
 """How forms show None where another value is the default."""
-MOST = 2**53 - 1
-"""Largest number that can be typed: the largest integer that JavaScript represents exactly."""
+_Form = TypeVar("_Form", bound=t.HasTraits)
 _KINDS: dict[Any, str] = {bool: "switch", int: "count", float: "number", str: "text"}
 
 
 class Setting(NamedTuple):
-    """A spec's field as a form shows it.
+    """A spec's field, or a choice of the form's own, as a form shows it.
 
     `kind` is ``choice`` (among `values`), ``method`` (by its name), ``switch``, ``count``, ``number``, ``text`` or
     ``other``. An `optional` setting may be left empty, which stands for None.
     """
 
-    spec: type[Spec]
+    spec: type[Spec] | None
     field: str
     label: str
     help: str
@@ -42,6 +43,11 @@ class Setting(NamedTuple):
     optional: bool = False
     least: float | None = None
     most: float | None = None
+    step: float | None = None
+    slider: str = ""
+    """How a slider writes its value, such as ``.1f``; if empty, the control is a box or a list."""
+    reach: float | None = None
+    """Largest value that a control offers at first, where code may set more."""
 
 
 def setting_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) -> Setting:
@@ -85,12 +91,35 @@ class _Choice(t.TraitType[Any, Any]):
     def validate(self, obj: Any, value: Any) -> Any:
         setting = setting_in(type(obj), str(self.name))
         known = [each for _, each in setting.values]
-        for mark in setting.spec.model_fields[setting.field].metadata:
+        marks = setting.spec.model_fields[setting.field].metadata if setting.spec else ()
+        for mark in marks:
             if value not in known and isinstance(mark, BeforeValidator):
                 value = mark.func(value)  # type: ignore[call-arg]
         if value not in known:
             raise unknown_name(str(self.name), value, map(str, known))
         return value
+
+
+class _InRange:
+    """A number within the bounds of its setting."""
+
+    def validate(self: Any, obj: Any, value: Any) -> Any:
+        value = super().validate(obj, value)  # type: ignore[misc]
+        setting = setting_in(type(obj), self.name)
+        least = -inf if setting.least is None else setting.least
+        most = inf if setting.most is None else setting.most
+        if not least <= value <= most:
+            wanted = f"of {least:g} or more" if most == inf else f"from {least:g} to {most:g}"
+            raise SpecError(f"{self.name}={value:g} is out of range; give a value {wanted}")
+        return value
+
+
+class _OwnCount(_InRange, t.Int):  # type: ignore[type-arg]
+    pass
+
+
+class _OwnNumber(_InRange, t.Float):  # type: ignore[type-arg]
+    pass
 
 
 _TRAITS: dict[str, Any] = {
@@ -109,90 +138,65 @@ def trait_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) ->
     return made.tag(field=(spec, field, label, otherwise))
 
 
+def own_trait(default: Any, label: str, about: str, **otherwise: Any) -> Any:
+    """Return a trait for a choice that is not a field of any spec.
+
+    Args:
+        default: Its type is the trait's: a switch, a count, a number or a text.
+        label: Label of the control.
+        about: What the choice is, as a sentence: the help of the trait and of the control.
+        otherwise: Other attributes of the `Setting`: bounds, ``values`` or a function that returns them, ``slider``,
+            and ``kind="choice"`` where other values are rejected.
+    """
+    kind = otherwise.pop("kind", _KINDS.get(type(default), "other"))
+    make = {"choice": _Choice, "switch": t.Bool, "count": _OwnCount, "number": _OwnNumber, "text": t.Unicode}
+    return make.get(kind, t.Any)(default, help=about).tag(own=(label, about, kind, default, otherwise))
+
+
 def setting_in(choices: type[t.HasTraits], name: str) -> Setting:
-    """Return the setting behind a trait that `trait_of` made."""
-    spec, field, label, otherwise = choices.class_traits()[name].metadata["field"]
+    """Return the setting behind a trait that `trait_of` or `own_trait` made."""
+    metadata = choices.class_traits()[name].metadata
+    if "own" in metadata:
+        *first, otherwise = metadata["own"]
+        values = otherwise.get("values", ())
+        return Setting(
+            None, name, *first, **{**otherwise, "values": values() if callable(values) else values}
+        )
+    spec, field, label, otherwise = metadata["field"]
     return setting_of(spec, field, label, **otherwise)
+
+
+def form_of(spec: type[Spec], *, without: Iterable[str]) -> Callable[[type[_Form]], type[_Form]]:
+    """Decorate a class of traits: fields of `spec` that it does not mention get their traits too, but for `without`.
+
+    So a field that is new in the spec shows up in the form by itself.
+    """
+
+    def add(form: type[_Form]) -> type[_Form]:
+        known = {*traits_for(form, spec), *form.class_traits(), *without}
+        rest = [field for field in spec.model_fields if field not in known]
+        for field in rest:
+            if setting_of(spec, field).kind != "other":
+                setattr(form, field, trait_of(spec, field))
+        form.setup_class(dict(vars(form)))
+        return form
+
+    return add
+
+
+def names_in(choices: type[t.HasTraits]) -> list[str]:
+    """Names of the traits with a control, in the order in which they are defined."""
+    known = choices.class_traits(own=bool) | choices.class_traits(field=bool)
+    return [name for base in reversed(choices.__mro__) for name in vars(base) if name in known]
+
+
+def in_groups(choices: type[t.HasTraits], groups: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the groups, the last one with the controls that no group lists."""
+    listed = {name for group in groups for name in group}
+    *others, last = map(list, groups)
+    return [*others, last + [name for name in names_in(choices) if name not in listed]]
 
 
 def traits_for(choices: type[t.HasTraits], spec: type[Spec]) -> list[str]:
     """The traits that stand for fields of a spec."""
     return list(choices.class_traits(field=lambda about: about is not None and about[0] is spec))
-
-
-class Open(widgets.Text):  # type: ignore[misc]
-    """A box that may be left empty, which stands for None."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(continuous_update=False, **{"placeholder": UNSET, **settings})
-
-
-def control_of(setting: Setting) -> widgets.DOMWidget:
-    """Return a control for a setting, at its default."""
-    about: dict[str, Any] = {"description": setting.label, "tooltip": setting.help}
-    if setting.optional:
-        shown = {} if setting.default is None else {"value": str(setting.default), "placeholder": OFF}
-        return Open(**shown, **about)
-    about["value"] = setting.default
-    if setting.values:
-        return widgets.Dropdown(options=setting.values, **about)
-    if setting.kind == "switch":
-        return widgets.Checkbox(indent=False, **about)
-    if setting.kind not in {"count", "number"}:
-        return widgets.Text(continuous_update=False, **about)
-    about["min"] = -MOST if setting.least is None else setting.least
-    about["max"] = MOST if setting.most is None else min(setting.most, MOST)
-    if setting.kind == "count":
-        return widgets.BoundedIntText(**about)
-    step = 10.0 ** (floor(log10(abs(setting.default))) - 1) if setting.default else 0.001
-    return widgets.BoundedFloatText(step=step, **about)
-
-
-def show(control: widgets.DOMWidget, value: Any) -> None:
-    """Make a control show a value; a list or slider that lacks it, such as a user's function, gets an entry for it."""
-    if isinstance(control, Open):
-        value = "" if value is None else str(value)
-    elif isinstance(control, widgets.SelectionSlider):
-        if value not in control.options:
-            control.options = sorted([*control.options, value])
-    elif isinstance(control, widgets.Dropdown):
-        pairs = [each if isinstance(each, tuple) else (str(each), each) for each in control.options]
-        if not any(known == value for _, known in pairs):
-            control.options = [*pairs, (getattr(value, "__name__", str(value)), value)]
-    control.value = value
-
-
-def typed(control: widgets.DOMWidget) -> Any:
-    """The value that a control shows."""
-    return (control.value.strip() or None) if isinstance(control, Open) else control.value
-
-
-def link(choices: t.HasTraits, controls: Mapping[str, widgets.DOMWidget]) -> None:
-    """Link each control both ways to the trait of its name, and show the trait's help as its tooltip."""
-    for name, control in controls.items():
-        control.tooltip = choices.traits()[name].help
-        t.link((choices, name), (control, "value"))
-
-
-def bind(choices: t.HasTraits, controls: Mapping[str, widgets.DOMWidget]) -> None:
-    """Link as `link` does, but show any value of the trait, and undo an input that the trait rejects."""
-    for name, control in controls.items():
-        control.tooltip = choices.traits()[name].help
-        _bind(choices, name, control)
-
-
-def _bind(choices: t.HasTraits, name: str, control: widgets.DOMWidget) -> None:
-    def to_control(_change: object = None) -> None:
-        control.unobserve(to_trait, "value")  # a list whose options change briefly selects its first
-        show(control, getattr(choices, name))
-        control.observe(to_trait, "value")
-
-    def to_trait(_change: object) -> None:
-        try:
-            setattr(choices, name, typed(control))
-        except t.TraitError:
-            to_control()
-
-    control.observe(to_trait, "value")
-    to_control()
-    choices.observe(to_control, name)

@@ -11,6 +11,7 @@ import traitlets as t
 from shardscope.analytic.memory import memory_term, stage_memory
 from shardscope.analytic.terms import Term
 from shardscope.errors import ShardscopeError
+from shardscope.spec.cluster import Device
 from shardscope.spec.model import Transformer
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._memory_plan import (
@@ -26,7 +27,7 @@ from shardscope_widgets.figures._memory_plan import (
 from shardscope_widgets.kit.guard import problem_html
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.swatch import chip
-from shardscope_widgets.memory_calculator import _catalogue, _controls
+from shardscope_widgets.memory_calculator import _controls
 from shardscope_widgets.memory_calculator._choices import LAYOUT_FIELDS, Choices
 from shardscope_widgets.memory_calculator._heading import Heading
 from shardscope_widgets.memory_calculator._verdict import Verdict, verdict
@@ -114,7 +115,7 @@ class MemoryCalculator(widgets.VBox, Choices):  # type: ignore[misc]
         self._draw()
 
     def _compute(self) -> None:
-        layout, device = self.chosen_layout(), _catalogue.find_device(self.device)
+        layout, device = self.chosen_layout(), Device.of(self.device)
         self.term = memory_term(self._model, layout, framework=self.framework)
         self.info = memory_plan_info(self.term, capacity_bytes=device.memory_bytes, device=device.name)
         self.verdict = verdict(self._model, layout, self.info, framework=self.framework)

@@ -1,11 +1,10 @@
-"""The models and devices that the calculator offers: catalogue entries, or a model's config.json."""
+"""The models that the calculator offers: catalogue entries, or a model's config.json."""
 
 from __future__ import annotations
 
 from functools import cache
 
 from shardscope.errors import SpecError
-from shardscope.spec.cluster import Device
 from shardscope.spec.model import Model, Transformer
 
 
@@ -25,13 +24,3 @@ def find_model(name: str) -> Transformer:
     if not isinstance(model, Transformer):
         raise SpecError(f"model={name!r} is not a transformer; use one of {', '.join(model_names())}")
     return model
-
-
-def device_names() -> tuple[str, ...]:
-    """Names of the catalogue's devices."""
-    return Device.names()
-
-
-def find_device(name: str) -> Device:
-    """The device of a name."""
-    return Device.of(name)

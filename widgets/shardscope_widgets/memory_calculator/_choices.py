@@ -8,22 +8,34 @@ from typing import Any
 import traitlets as t
 
 from shardscope.analytic.memory import FRAMEWORKS
-from shardscope.errors import unknown_name
+from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout, searched_schedules
 from shardscope.spec.layout_optimizer import optimizer_names
 from shardscope.spec.model import Transformer
+from shardscope.spec.numbers import LARGEST_COUNT
 from shardscope.spec.pipeline_schedule import PipelineSchedule
-from shardscope_widgets.kit.form import named, trait_of, traits_for
+from shardscope_widgets.kit.form import form_of, named, own_trait, trait_of, traits_for
 from shardscope_widgets.memory_calculator import _catalogue
 
 
+@form_of(Layout, without=["compression"])  # which changes no byte on a device, by these formulas
 class Choices(t.HasTraits):
     """One trait per control. Setting a trait moves the control, and moving the control sets the trait."""
 
     model = t.Any("gpt3-175b", help="A name from the catalogue, the path of a config.json, or a Transformer.")
-    device = t.Unicode("a100-80gb", help="A name from the catalogue of devices.")
-    framework = t.Unicode("megatron-core", help="Whose habits hold: what is kept besides the states.")
-    seq = t.Int(0, min=0, help="Tokens of one sequence; 0 takes the model's own.")
+    device = own_trait(
+        "a100-80gb", "Device", "A name from the catalogue of devices.", values=named(Device.names())
+    )
+    framework = own_trait(
+        "megatron-core",
+        "Framework",
+        "Whose habits hold: what is kept besides the states.",
+        kind="choice",
+        values=named(FRAMEWORKS),
+    )
+    seq = own_trait(
+        0, "Sequence length", "Tokens of one sequence; 0 takes the model's own.", least=0, most=LARGEST_COUNT
+    )
     data = trait_of(Layout, "data", default=8)
     tensor = trait_of(Layout, "tensor", default=8)
     pipeline = trait_of(Layout, "pipeline", default=16)
@@ -42,15 +54,9 @@ class Choices(t.HasTraits):
     optimizer = trait_of(Layout, "optimizer", kind="choice", values=named(optimizer_names()))
     offload = trait_of(Layout, "offload")
 
-    @t.validate("framework")
-    def _known_framework(self, proposal: Mapping[str, Any]) -> str:
-        if proposal["value"] not in FRAMEWORKS:
-            raise unknown_name("framework", proposal["value"], FRAMEWORKS)
-        return str(proposal["value"])
-
     @t.validate("device")
     def _known_device(self, proposal: Mapping[str, Any]) -> str:
-        return _catalogue.find_device(proposal["value"]).name
+        return Device.of(proposal["value"]).name
 
     def chosen_model(self) -> Transformer:
         """The chosen model with the chosen sequence length.

@@ -6,22 +6,21 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from shardscope.analytic.memory import FRAMEWORKS
 from shardscope.spec.model import Transformer
-from shardscope.spec.numbers import LARGEST_COUNT
-from shardscope_widgets.kit.form import bind, control_of, setting_in
+from shardscope_widgets.kit.controls import controls_for
+from shardscope_widgets.kit.form import in_groups, setting_in
 from shardscope_widgets.memory_calculator import _catalogue
 from shardscope_widgets.memory_calculator._choices import Choices
 
-_GROUPS = (
-    ("", ("model", "device", "framework", "seq")),
-    ("Degrees", ("data", "tensor", "pipeline", "context", "expert", "zero")),
-    ("Batch and schedule", ("micro_batch", "global_batch", "schedule", "virtual_stages")),
-    (
-        "Savings",
-        ("recompute", "offload", "precision", "optimizer", "flash_attention", "sequence_parallel", "shard"),
+_GROUPS = {
+    "": ("model", "device", "framework", "seq"),
+    "Degrees": ("data", "tensor", "pipeline", "context", "expert", "zero"),
+    "Batch and schedule": ("micro_batch", "global_batch", "schedule", "virtual_stages"),
+    "Savings": (
+        "recompute", "offload", "precision", "optimizer", "flash_attention", "sequence_parallel", "shard",
     ),
-)
+}  # fmt: skip
+"""Controls by heading; those of further fields of a layout follow at the end."""
 SLIDERS = ("data", "tensor", "pipeline", "context", "expert", "zero", "micro_batch", "virtual_stages")
 
 
@@ -41,31 +40,24 @@ def steps_for(field: str, model: Transformer) -> list[int]:
 
 def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
     """All controls by the name of their trait, in tab order, bound to `choices`."""
-    controls = {field: _control(choices, field) for _, fields in _GROUPS for field in fields}
-    bind(choices, {field: control for field, control in controls.items() if field != "model"})
-    _bind_model(choices, controls["model"])
-    return controls
+    model = widgets.Combobox(
+        description="Model, or path of a config.json",
+        options=_catalogue.model_names(),
+        ensure_option=False,
+        continuous_update=False,
+    )
+    names = [
+        name for group in in_groups(Choices, list(_GROUPS.values())) for name in group if name != "model"
+    ]
+    controls = controls_for(choices, names, **{name: _slider(choices, name) for name in SLIDERS})
+    _bind_model(choices, model)
+    return {"model": model} | controls
 
 
-def _control(choices: Choices, field: str) -> widgets.DOMWidget:
-    if field == "model":
-        return widgets.Combobox(
-            description="Model, or path of a config.json",
-            options=_catalogue.model_names(),
-            ensure_option=False,
-            continuous_update=False,
-        )
-    if field == "device":
-        return widgets.Dropdown(description="Device", options=_catalogue.device_names())
-    if field == "framework":
-        return widgets.Dropdown(description="Framework", options=tuple(FRAMEWORKS))
-    if field == "seq":
-        return widgets.BoundedIntText(description="Sequence length", min=0, max=LARGEST_COUNT)
+def _slider(choices: Choices, field: str) -> widgets.SelectionSlider:
     setting = setting_in(Choices, field)
-    if field in SLIDERS:
-        steps = [step for _, step in setting.values] or steps_for(field, choices.chosen_model())
-        return widgets.SelectionSlider(description=setting.label, options=steps)
-    return control_of(setting)
+    steps = [step for _, step in setting.values] or steps_for(field, choices.chosen_model())
+    return widgets.SelectionSlider(description=setting.label, options=steps)
 
 
 def _bind_model(choices: Choices, box: widgets.Combobox) -> None:
@@ -97,7 +89,7 @@ def refit(choices: Choices, controls: dict[str, widgets.DOMWidget], model: Trans
 def panel(controls: dict[str, widgets.DOMWidget]) -> widgets.VBox:
     """The controls in groups, two per row."""
     boxes: list[widgets.Widget] = []
-    for title, fields in _GROUPS:
+    for title, fields in zip(_GROUPS, in_groups(Choices, list(_GROUPS.values())), strict=True):
         if title:
             boxes.append(widgets.HTML(f'<div class="ss-heading">{title}</div>'))
         box = widgets.GridBox([controls[field] for field in fields])

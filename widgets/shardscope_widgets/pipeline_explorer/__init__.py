@@ -1,7 +1,6 @@
 """The Pipeline Explorer: every schedule drawn operation by operation, with its bubble and its memory.
 
-_explorer     the widget: choices as traits, and the callbacks
-_controls     sliders and the picker, bound to the traits
+_explorer     the widget: choices as traits, their controls, and the callbacks
 _comparison   all schedules compared for the chosen numbers, by the closed forms
 """
 

@@ -12,18 +12,28 @@ import traitlets as t
 
 from shardscope.analytic.schedules import Timeline, build
 from shardscope.errors import ShardscopeError, SpecError
-from shardscope.spec.pipeline_schedule import PipelineSchedule
+from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
 from shardscope_widgets.figures._schedule import ScheduleInfo, schedule_info, schedule_json, schedule_text
+from shardscope_widgets.kit.controls import controls_for
+from shardscope_widgets.kit.form import in_groups, own_trait
 from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.pipeline_explorer._comparison import comparison_html, comparison_info
-from shardscope_widgets.pipeline_explorer._controls import MOST_MICROBATCHES, MOST_RANKS, make_controls, panel
 from shardscope_widgets.words import safe, seconds_text
 
 NOTE = (
     "By the closed forms, or counted where there are none: stages of equal cost, sending free, and all ranks meeting "
     "between steps. Hover over a name for the idea and its source."
 )
+
+
+_GROUPS = {
+    "Pipeline": ("stages", "microbatches", "virtual_stages"),
+    "One micro-batch on one whole rank": ("t_f", "t_input", "t_weight"),
+    "What textbooks leave out": ("send", "last_stage", "freed_by_input"),
+}
+_TIME: dict[str, Any] = {"least": 0, "reach": 30, "step": 0.5, "slider": ".1f"}
+"""The slider of a time in milliseconds."""
 
 
 class Style(anywidget.AnyWidget):
@@ -44,23 +54,54 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         >>> explorer.timeline.bubble_fraction  # what the figure shows
     """
 
-    schedule = t.Unicode("1f1b", help="The order in which each rank works.")
-    stages = t.Int(4, min=1, max=MOST_RANKS, help="Ranks, one behind the other.")
-    microbatches = t.Int(8, min=1, max=MOST_MICROBATCHES, help="Micro-batches of a step.")
-    virtual_stages = t.Int(
-        2, min=1, max=4, help="Stages of each rank; only interleaved schedules leave the choice."
+    schedule = own_trait(
+        "1f1b",
+        "Schedule",
+        "The order in which each rank works.",
+        values=lambda: tuple((each.heading(), each.name) for each in schedules()),
     )
-    t_f = t.Float(10.0, help="Milliseconds of a micro-batch's forward pass on all stages of a rank.")
-    t_input = t.Float(10.0, help="Milliseconds of its backward pass for inputs.")
-    t_weight = t.Float(10.0, help="Milliseconds of its backward pass for weights.")
-    send = t.Float(
-        0.0, help="Milliseconds from the end of an operation to its result's arrival on another rank."
+    stages = own_trait(4, "Ranks", "Ranks, one behind the other.", least=1, most=16, slider="d")
+    microbatches = own_trait(8, "Micro-batches", "Micro-batches of a step.", least=1, most=64, slider="d")
+    virtual_stages = own_trait(
+        2,
+        "Stages a rank",
+        "Stages of each rank; only interleaved schedules leave the choice.",
+        least=1,
+        most=4,
+        slider="d",
     )
-    last_stage = t.Float(
-        1.0, help="What the last stage takes, as a multiple of the others: it has the output layer."
+    t_f = own_trait(
+        10.0, "Forward, ms", "Milliseconds of a micro-batch's forward pass on all stages of a rank.", **_TIME
     )
-    freed_by_input = t.Float(
-        0.0, help="Part of the activations that the backward pass for inputs already frees."
+    t_input = own_trait(
+        10.0, "Backward for inputs, ms", "Milliseconds of its backward pass for inputs.", **_TIME
+    )
+    t_weight = own_trait(
+        10.0, "Backward for weights, ms", "Milliseconds of its backward pass for weights.", **_TIME
+    )
+    send = own_trait(
+        0.0,
+        "Sending to the next rank, ms",
+        "Milliseconds from the end of an operation to its result's arrival on another rank.",
+        **_TIME | {"reach": 10, "step": 0.1},
+    )
+    last_stage = own_trait(
+        1.0,
+        "Last stage, times as long",
+        "What the last stage takes, as a multiple of the others: it has the output layer.",
+        least=0,
+        reach=3,
+        step=0.05,
+        slider=".2f",
+    )
+    freed_by_input = own_trait(
+        0.0,
+        "Freed by backward for inputs",
+        "Part of the activations that the backward pass for inputs already frees.",
+        least=0,
+        most=1,
+        step=0.05,
+        slider=".0%",
     )
 
     def __init__(self, **choices: Any) -> None:
@@ -72,14 +113,14 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
             )
         super().__init__(**choices)
         self.timeline: Timeline | None = None
-        self.controls = make_controls(self)
+        self.controls = controls_for(self)
         self._idea, self._status, self._words, self._table = (widgets.HTML() for _ in range(4))
         self.figure = LiveFigure(go.Figure())
         self.figure.add_class("ss-figure")
         heading = widgets.HTML(f'<div class="ss-heading">All schedules <span>{safe(NOTE)}</span></div>')
         right = widgets.VBox([self._status, self.figure, self._words, heading, self._table])
         right.add_class("ss-right")
-        main = widgets.HBox([panel(self.controls, self._idea), right])
+        main = widgets.HBox([self._panel(), right])
         main.add_class("ss-main")
         frame = Frame(
             title="Pipeline Explorer", about="What each rank does when, what it waits for, what it holds."
@@ -89,6 +130,17 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         self.add_class("ss-explorer")
         self.observe(lambda _: self.refresh(), list(self.class_own_traits()))
         self.refresh()
+
+    def _panel(self) -> widgets.VBox:
+        """The controls stacked vertically, in groups with a heading."""
+        first, *groups = in_groups(PipelineExplorer, [("schedule",), *_GROUPS.values()])
+        rows = [*(self.controls[name] for name in first), self._idea]
+        for heading, names in zip(_GROUPS, groups, strict=True):
+            rows.append(widgets.HTML(f'<div class="ss-group">{heading}</div>'))
+            rows += [self.controls[name] for name in names]
+        box = widgets.VBox(rows)
+        box.add_class("ss-left")
+        return box
 
     @t.validate("schedule")
     def _known_schedule(self, proposal: Any) -> str:

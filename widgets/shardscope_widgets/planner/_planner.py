@@ -14,7 +14,8 @@ from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout, searc
 from shardscope.spec.layout_compression import compression_names
 from shardscope.spec.model import Model, Transformer
 from shardscope_widgets.figures import _plans
-from shardscope_widgets.kit.form import control_of, link, named, setting_in, trait_of
+from shardscope_widgets.kit.controls import controls_for
+from shardscope_widgets.kit.form import named, own_trait, trait_of
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.planner._screen import PlannerScreen
 
@@ -33,9 +34,9 @@ WEIGHTS = {"time": "Time", "headroom": "Memory left", "dollars": "Dollars"}
 ASKED = ("model", "device", "nodes", "global_batch", "precision")
 
 
-def _transformers() -> list[str]:
+def _transformers() -> tuple[tuple[str, str], ...]:
     """Names of the presets that can be planned: transformers, whose layers are equal."""
-    return [name for name in Model.names() if isinstance(Model.of(name), Transformer)]
+    return named(name for name in Model.names() if isinstance(Model.of(name), Transformer))
 
 
 class Planner(widgets.VBox):  # type: ignore[misc]
@@ -54,9 +55,9 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         >>> planner.plans.best.layout  # doctest: +SKIP
     """
 
-    model = t.Unicode("gpt3-175b", help="The model to lay out.")
-    device = t.Unicode("a100-80gb", help="The accelerator.")
-    nodes = t.Int(128, min=1, help="Nodes, each as the device usually comes in.")
+    model = own_trait("gpt3-175b", "Model", "The model to lay out.", values=_transformers)
+    device = own_trait("a100-80gb", "Device", "The accelerator.", values=named(Device.names()))
+    nodes = own_trait(128, "Nodes", "Nodes, each as the device usually comes in.", least=1, reach=1 << 14)
     global_batch = trait_of(Layout, "global_batch", default=1536)
     precision = trait_of(Layout, "precision", values=named(("fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed")))
     fix = t.Dict(default_value={"offload": "none"}, help="Axes held to one value, by name.")
@@ -92,18 +93,8 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         self._guard.callback(self.search)()
 
     def _asked(self) -> dict[str, widgets.Widget]:
-        names = list(dict.fromkeys([*_transformers(), self.model]))
-        controls = {
-            "model": widgets.Dropdown(description="Model", options=names, value=self.model),
-            "device": widgets.Dropdown(description="Device", options=list(Device.names()), value=self.device),
-            "nodes": widgets.BoundedIntText(description="Nodes", min=1, max=1 << 14, value=self.nodes),
-            "global_batch": control_of(setting_in(Planner, "global_batch")),
-            "precision": control_of(setting_in(Planner, "precision")),
-        }
-        if self._own_cluster is not None:
-            del controls["device"], controls["nodes"]
-        link(self, controls)
-        return controls
+        given = {"device", "nodes"} if self._own_cluster is not None else set()
+        return controls_for(self, [name for name in ASKED if name not in given])
 
     def _measures(self) -> dict[str, widgets.Widget]:
         sliders = {}

@@ -26,7 +26,7 @@ from shardscope_widgets.figures._trials import ORDER, TrialInfo
 from shardscope_widgets.job_form.choices import Choices
 from shardscope_widgets.job_form.options import Options
 from shardscope_widgets.kit.clock import Clock
-from shardscope_widgets.kit.form import link
+from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.tuning_lab import _controls, _search, _words
 from shardscope_widgets.tuning_lab._acts import TrialActs
@@ -157,8 +157,8 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
 
     def _build(self) -> None:
         self.controls = {
-            "job": _controls.job_controls(self), "study": _controls.study_controls(self),
-            "link": _controls.link_controls(), "axes": _controls.axis_controls(),
+            "job": _controls.job_controls(self), "study": controls_for(self, _controls.STUDY),
+            "link": controls_for(self, _controls.LINK), "axes": controls_for(self, _controls.AXES),
         }  # fmt: skip
         self.minimise = _controls.objectives_picker(self._own_names())
         self.screen = TuningScreen(
@@ -166,9 +166,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             self.controls["axes"], self.minimise,
         )  # fmt: skip
         self.pictures = Pictures(self.screen, self._guard)
-        link(self, self.controls["link"])
         self._offer_axes()
-        link(self, self.controls["axes"])
         self.children = self.screen.children
         for name in ("ss-lab", "ss-planner", "ss-tuning"):
             self.add_class(name)

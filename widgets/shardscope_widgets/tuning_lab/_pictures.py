@@ -14,13 +14,14 @@ from shardscope_widgets.figures._front import front_info
 from shardscope_widgets.figures._trial_curves import trial_curves_info
 from shardscope_widgets.figures._trials import TrialInfo, objective_text
 from shardscope_widgets.kit.guard import Guard
-from shardscope_widgets.tuning_lab import _controls, _words
+from shardscope_widgets.tuning_lab import _words
 from shardscope_widgets.tuning_lab._alarms import alarms_html
 from shardscope_widgets.tuning_lab._chosen import Watched
 from shardscope_widgets.tuning_lab._fit import Fit
 from shardscope_widgets.tuning_lab._relink import PENDING, Relinker, notes_of
 from shardscope_widgets.tuning_lab._run_view import RunView
 from shardscope_widgets.tuning_lab._screen import TABS, TuningScreen
+from shardscope_widgets.tuning_lab._settings import LINKS
 from shardscope_widgets.tuning_lab._study import Shown
 
 READ_WITHIN_S = 0.06
@@ -51,7 +52,7 @@ class Pictures:
 
     def forget(self) -> None:
         """Clear all caches when another study is shown."""
-        self.relinker, self._fit = Relinker(_controls.LINKS), Fit()
+        self.relinker, self._fit = Relinker(LINKS), Fit()
         self._on_link: list[TrialInfo] = []
         self._link: Link | None = None
         self.leave_run()

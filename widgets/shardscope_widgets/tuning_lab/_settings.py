@@ -9,33 +9,65 @@ from typing import Any
 import traitlets as t
 
 from shardscope.spec import Job, Link
+from shardscope.tuning.objectives import OBJECTIVES
+from shardscope.tuning.samplers import SAMPLERS
 from shardscope.tuning.session import StudySession
 from shardscope_widgets.job_form.choices import Choices
+from shardscope_widgets.kit.form import named, own_trait
+
+BANDWIDTHS = tuple(
+    f"{value} {unit}"
+    for unit, values in (("Mbit/s", (10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700)),
+                         ("Gbit/s", (1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100)))
+    for value in values
+)  # fmt: skip
+LATENCIES = ("0 s", "5 us", "10 us", "20 us", "50 us", "0.1 ms", "0.2 ms", "0.5 ms", "1 ms", "2 ms", "5 ms", "10 ms",
+             "20 ms", "50 ms")  # fmt: skip
+LINKS = tuple(Link(bandwidth=rate, latency_s=late) for rate in BANDWIDTHS for late in LATENCIES)
+"""All links that the sliders can select."""
 
 
 class StudyChoices(Choices):
     """One trait per control: setting the trait moves the control, and moving the control sets the trait."""
 
-    name = t.Unicode(
-        "", help="Of the study: the same name finds it again, on this machine or in its storage."
+    name = own_trait(
+        "", "Study", "Of the study: the same name finds it again, on this machine or in its storage."
     )
     objectives = t.List(t.Unicode(), help="What is minimised, all of it.")
-    trials = t.Int(24, min=1, help="Trials that the study is to have in all.")
-    parallel = t.Int(1, min=1, help="Trials that run at once.")
-    sampler = t.Any("auto", help="What chooses settings: by name, or one of Optuna's samplers.")
+    trials = own_trait(24, "Trials", "Trials that the study is to have in all.", least=1, reach=100_000)
+    parallel = own_trait(1, "At once", "Trials that run at once.", least=1, reach=64)
+    sampler = own_trait(
+        "auto",
+        "Sampler",
+        "What chooses settings: by name, or one of Optuna's samplers.",
+        kind="other",
+        values=named(SAMPLERS),
+    )
     search = t.Dict(
         help="By name of a setting: whether it is searched, and the places picked of its options."
     )
-    x = t.Unicode("seconds", help="The objective across.")
-    y = t.Unicode("loss", help="The objective up.")
-    colour = t.Unicode("bytes", help="The objective that colours.")
-    is_relinked = t.Bool(
-        help="Show the times of finished trials as they would be on another link; nothing runs anew."
+    x = own_trait("seconds", "Across", "The objective across.", values=named(OBJECTIVES))
+    y = own_trait("loss", "Up", "The objective up.", values=named(OBJECTIVES))
+    colour = own_trait("bytes", "Colour", "The objective that colours.", values=named(OBJECTIVES))
+    is_relinked = own_trait(
+        False,
+        "Another link",
+        "Show the times of finished trials as they would be on another link; nothing runs anew.",
     )
-    on_bandwidth = t.Unicode(
-        "100 Mbit/s", help="Of the other link: what each rank may send and receive a second."
+    on_bandwidth = own_trait(
+        "100 Mbit/s",
+        "Bandwidth",
+        "Of the other link: what each rank may send and receive a second.",
+        values=named(BANDWIDTHS),
+        slider="s",
     )
-    on_latency = t.Unicode("1 ms", help="Of the other link: how long every message takes besides.")
+    on_latency = own_trait(
+        "1 ms",
+        "Latency",
+        "Of the other link: how long every message takes besides.",
+        values=named(LATENCIES),
+        slider="s",
+    )
     chosen = t.Int(-1, help="Number of the trial that is looked at; -1 for none.")
     applied = t.Instance(Job, allow_none=True, help="The job of the trial that was last applied.")
 

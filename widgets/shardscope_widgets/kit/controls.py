@@ -1,0 +1,118 @@
+"""Controls of forms: made from the settings of a form's traits, and bound to the traits both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import floor, log10
+from typing import Any
+
+import ipywidgets as widgets
+import traitlets as t
+
+from shardscope.errors import SpecError
+from shardscope_widgets.kit.form import OFF, UNSET, Setting, names_in, setting_in
+
+MOST = 2**53 - 1
+"""Largest number that can be typed: the largest integer that JavaScript represents exactly."""
+_BOUNDED = (widgets.BoundedIntText, widgets.BoundedFloatText, widgets.IntSlider, widgets.FloatSlider)
+
+
+class Open(widgets.Text):  # type: ignore[misc]
+    """A box that may be left empty, which stands for None."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(continuous_update=False, **{"placeholder": UNSET, **settings})
+
+
+def control_of(setting: Setting) -> widgets.DOMWidget:
+    """Return a control for a setting, at its default."""
+    about: dict[str, Any] = {"description": setting.label, "tooltip": setting.help}
+    if setting.optional:
+        shown = {} if setting.default is None else {"value": str(setting.default), "placeholder": OFF}
+        return Open(**shown, **about)
+    about["value"] = setting.default
+    if setting.values:
+        if setting.slider:
+            return widgets.SelectionSlider(options=[value for _, value in setting.values], **about)
+        return widgets.Dropdown(options=setting.values, **about)
+    if setting.kind == "switch":
+        return widgets.Checkbox(indent=False, **about)
+    if setting.kind in {"count", "number"}:
+        return _number(setting, about)
+    return widgets.Text(continuous_update=False, **about)
+
+
+def _number(setting: Setting, about: dict[str, Any]) -> widgets.DOMWidget:
+    about["min"] = -MOST if setting.least is None else setting.least
+    about["max"] = min(most for most in (setting.most, setting.reach, MOST) if most is not None)
+    if setting.slider:
+        kind = widgets.IntSlider if setting.kind == "count" else widgets.FloatSlider
+        return kind(step=setting.step or 1, readout_format=setting.slider, **about)
+    if setting.kind == "count":
+        return widgets.BoundedIntText(**about)
+    step = 10.0 ** (floor(log10(abs(setting.default))) - 1) if setting.default else 0.001
+    return widgets.BoundedFloatText(step=setting.step or step, **about)
+
+
+def controls_for(
+    choices: t.HasTraits, names: Iterable[str] = (), **made: widgets.DOMWidget
+) -> dict[str, widgets.DOMWidget]:
+    """Return the controls of `choices` by the name of their trait, bound both ways.
+
+    Args:
+        choices: Object whose traits `trait_of` and `own_trait` made.
+        names: The traits, in tab order; all by default.
+        made: Controls that replace the generated ones.
+    """
+    kind = type(choices)
+    names = list(names) or names_in(kind)
+    controls = {name: made.get(name) or control_of(setting_in(kind, name)) for name in names}
+    bind(choices, controls)
+    return controls
+
+
+def show(control: widgets.DOMWidget, value: Any) -> None:
+    """Make a control show a value; one that lacks it, such as a list without a user's function, is extended by it."""
+    if isinstance(control, Open):
+        value = "" if value is None else str(value)
+    elif isinstance(control, widgets.SelectionSlider):
+        if value not in control.options:
+            more = [*control.options, value]
+            control.options = more if isinstance(value, str) else sorted(more)
+    elif isinstance(control, widgets.Dropdown):
+        pairs = [each if isinstance(each, tuple) else (str(each), each) for each in control.options]
+        if not any(known == value for _, known in pairs):
+            own = value if isinstance(value, (str, int, float)) else type(value).__name__
+            control.options = [*pairs, (str(getattr(value, "__name__", own)), value)]
+    elif isinstance(control, _BOUNDED):
+        control.max = max(control.max, min(value, MOST))
+    control.value = value
+
+
+def typed(control: widgets.DOMWidget) -> Any:
+    """The value that a control shows."""
+    return (control.value.strip() or None) if isinstance(control, Open) else control.value
+
+
+def bind(choices: t.HasTraits, controls: Mapping[str, widgets.DOMWidget]) -> None:
+    """Link each control both ways to the trait of its name; an input that the trait rejects is undone."""
+    for name, control in controls.items():
+        control.tooltip = choices.traits()[name].help
+        _bind(choices, name, control)
+
+
+def _bind(choices: t.HasTraits, name: str, control: widgets.DOMWidget) -> None:
+    def to_control(_change: object = None) -> None:
+        control.unobserve(to_trait, "value")  # a list whose options change briefly selects its first
+        show(control, getattr(choices, name))
+        control.observe(to_trait, "value")
+
+    def to_trait(_change: object) -> None:
+        try:
+            setattr(choices, name, typed(control))
+        except (t.TraitError, SpecError):
+            to_control()
+
+    control.observe(to_trait, "value")
+    to_control()
+    choices.observe(to_control, name)
