@@ -17,8 +17,8 @@ from shardscope.spec.numbers import Count
 from shardscope_widgets.job_form.families import settings_of_method
 from shardscope_widgets.kit.controls import MOST, Open, bind, control_of, controls_for, typed
 from shardscope_widgets.kit.form import form_of, in_groups, own_trait, setting_in, setting_of, trait_of
-from shardscope_widgets.memory_calculator import Choices as MemoryChoices
-from shardscope_widgets.training_lab import Choices
+from shardscope_widgets.memory_calculator import MemoryChoices as MemoryChoices
+from shardscope_widgets.training_lab import JobChoices
 
 METHODS = [(kind, name) for kind in (Strategy, Compression, LRSchedule) for name in registry.names(kind)]
 
@@ -39,7 +39,7 @@ class Settings(Spec):
 def settings() -> list[Any]:
     own = [setting_of(Settings, field) for field in Settings.model_fields]
     layout = [setting_in(MemoryChoices, name) for name in MemoryChoices.class_traits(field=bool)]
-    job = [setting_in(Choices, name) for name in Choices.class_traits(field=bool)]
+    job = [setting_in(JobChoices, name) for name in JobChoices.class_traits(field=bool)]
     return own + layout + job + [each for method in METHODS for each in settings_of_method(*method)]
 
 
@@ -69,7 +69,7 @@ def test_forms_begin_with_the_defaults_of_the_specs_but_where_they_say_otherwise
         traits = choices.class_traits(field=bool)
         return {name for name, trait in traits.items() if trait.default_value != usual[name]}
 
-    assert otherwise(Choices, Optimizer, Record, Batch, Job) == {
+    assert otherwise(JobChoices, Optimizer, Record, Batch, Job) == {
         "model", "data", "global_batch", "micro_batch", "steps",
     }  # fmt: skip
     assert otherwise(MemoryChoices, Layout) == {

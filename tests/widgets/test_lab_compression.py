@@ -8,7 +8,7 @@ import traitlets
 from shardscope import Compression
 from shardscope.errors import SpecError
 from shardscope.spec.registry import having
-from shardscope_widgets.job_form.choices import AS_IT_IS, Choices
+from shardscope_widgets.job_form.choices import AS_IT_IS, JobChoices
 from shardscope_widgets.kit.controls import typed
 
 HAVE_BITS = " or ".join(having(Compression, "bits"))
@@ -22,7 +22,7 @@ def boxes(widget):
 
 
 class TestSettings:
-    @pytest.mark.parametrize("kind", [Choices, "lab"])
+    @pytest.mark.parametrize("kind", [JobChoices, "lab"])
     def test_a_method_and_its_settings_can_be_given_at_once(self, make_lab, kind):
         make = make_lab if kind == "lab" else kind
         made = make(compression="topk", compression_options={"ratio": 0.1, "selection": "exact"})
@@ -144,8 +144,8 @@ class TestLink:
         assert lab.job().link.label == "1 Gbit/s, 5 ms"
 
     def test_a_link_given_at_once_is_as_it_was_given(self):
-        assert Choices(bandwidth="1 Gbit/s", latency="0").job().link.label == "1 Gbit/s, 0 s"
-        assert Choices(bandwidth="1 Gbit/s", latency="2 ms").job().link.label == "1 Gbit/s, 2 ms"
+        assert JobChoices(bandwidth="1 Gbit/s", latency="0").job().link.label == "1 Gbit/s, 0 s"
+        assert JobChoices(bandwidth="1 Gbit/s", latency="2 ms").job().link.label == "1 Gbit/s, 2 ms"
 
 
 def test_the_latency_stands_below_its_link_and_the_panels_figure_has_a_name(lab):

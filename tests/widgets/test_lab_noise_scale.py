@@ -6,13 +6,15 @@ import pytest
 
 import shardscope as ss
 from shardscope_widgets import figures
-from shardscope_widgets.job_form.choices import Choices
+from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab.panels import Panels
 
 
 def trained(*, noise_scale: bool, steps: int) -> ss.Run:
-    choices = Choices(model="mlp", data="digits", strategy="all-reduce", steps=steps, noise_scale=noise_scale)
+    choices = JobChoices(
+        model="mlp", data="digits", strategy="all-reduce", steps=steps, noise_scale=noise_scale
+    )
     run = ss.launch(choices.job())
     run.wait(60)
     return run

@@ -11,7 +11,7 @@ import pytest
 from shardscope.measure.compare.comparison import Comparison
 from shardscope_widgets import demo, figures, write_report
 from shardscope_widgets.training_lab import _outcome
-from shardscope_widgets.training_lab._outcome import Outcome
+from shardscope_widgets.training_lab._outcome import OutcomePanel
 from widgets.fake_runs import fake_run, step_events
 from widgets.made_comparison import made_comparison
 
@@ -80,7 +80,7 @@ class TestOutcome:
         return names
 
     def test_nothing_is_compared_before_the_lab_is_seen(self, asked: list[str]) -> None:
-        outcome = Outcome()
+        outcome = OutcomePanel()
         outcome.want(run_of("a"))
         assert outcome._thread is None
         outcome.begin()
@@ -92,7 +92,7 @@ class TestOutcome:
         assert [bar["name"] for bar in outcome.figure.traces][:2] == ["predicted", "measured"]
 
     def test_a_run_is_compared_once_and_cleared_while_another_trains(self, asked: list[str]) -> None:
-        outcome = Outcome()
+        outcome = OutcomePanel()
         outcome.begin()
         for _ in range(3):
             outcome.want(run_of("a"))
@@ -103,7 +103,7 @@ class TestOutcome:
         assert outcome.figure.layout.display == "none"
 
     def test_a_reason_takes_the_place_of_the_figure(self, asked: list[str]) -> None:
-        outcome = Outcome()
+        outcome = OutcomePanel()
         outcome.begin()
         outcome.want(run_of("bad"))
         outcome.wait(10)
@@ -120,7 +120,7 @@ class TestOutcome:
             return made_comparison(run.id)
 
         monkeypatch.setattr(_outcome, "comparison_or_reason", compare)
-        outcome = Outcome()
+        outcome = OutcomePanel()
         outcome.begin()
         outcome.want(run_of("a"))
         assert begun.wait(10)

@@ -29,7 +29,7 @@ _MOST_APART = 45
 """Maximum number of columns drawn with gaps between them."""
 
 
-class LayerRow(NamedTuple):
+class RatioRow(NamedTuple):
     """One layer of the map, with a value per step; None where it has no ratio or was not sampled."""
 
     layer: str
@@ -59,7 +59,7 @@ class LayersInfo(NamedTuple):
 
     label: str
     steps: tuple[int, ...]
-    rows: tuple[LayerRow, ...]
+    rows: tuple[RatioRow, ...]
     debts: tuple[Debt, ...]
     alarms: tuple[str, ...]
 
@@ -90,14 +90,14 @@ def _thinned(steps: Sequence[int]) -> list[int]:
     return [*steps[:-1:every], *steps[-1:]]
 
 
-def _row(series: RatioSeries, steps: Sequence[int]) -> LayerRow:
+def _row(series: RatioSeries, steps: Sequence[int]) -> RatioRow:
     place = {step: i for i, step in enumerate(series.steps)}
     ratio, weights, updates = (
         tuple(_finite(column[place[step]]) if step in place else None for step in steps)
         for column in (series.ratio, series.weight_norm, series.update_norm)
     )
     bound = tuple((series.bound[place[step]] or "") if step in place else "" for step in steps)
-    return LayerRow(series.layer, ratio, weights, updates, bound)
+    return RatioRow(series.layer, ratio, weights, updates, bound)
 
 
 def _debt(series: ResidualSeries) -> Debt:
@@ -221,7 +221,7 @@ def _cross(info: LayersInfo, height: int) -> float:
     return max(3.0, min(7.0, 0.45 * (height - _TOP - _BOTTOM) / len(info.rows), 340 / len(info.steps)))
 
 
-def _hover(row: LayerRow, i: int) -> str:
+def _hover(row: RatioRow, i: int) -> str:
     if row.ratio[i] is None:
         return f"{row.layer}<br>not adapted"
     held = f"<br>held down by {row.bound[i]}" if row.bound[i] else ""

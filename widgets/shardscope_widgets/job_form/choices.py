@@ -49,11 +49,11 @@ MICRO_BATCHES = ((UNSET, 0), *named((1, 2, 4, 8, 16, 32, 64)))
 
 def known_names(field: str) -> tuple[str, ...]:
     """Names that are valid for a choice at present."""
-    return tuple(name for _, name in setting_in(Choices, field).values)
+    return tuple(name for _, name in setting_in(JobChoices, field).values)
 
 
 @form_of(Job, without=LEFT_TO_CODE)
-class Choices(t.HasTraits):
+class JobChoices(t.HasTraits):
     """One trait per control. Setting a trait moves the control, and moving the control sets the trait."""
 
     def __init__(self, *args: Any, **traits: Any) -> None:
@@ -238,7 +238,7 @@ class Choices(t.HasTraits):
             SpecError: The choices are incompatible; the message states what to change.
         """
         suited = self.method("strategy").suggested_micro_batch(self.global_batch, self.num_ranks)
-        plain = {name: getattr(self, name) for name in traits_for(Choices, Job)}
+        plain = {name: getattr(self, name) for name in traits_for(JobChoices, Job)}
         methods = {kind: self.method(kind) for kind in KINDS}
         parts = {
             "world_size": self.num_ranks,

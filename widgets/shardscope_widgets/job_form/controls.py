@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import ipywidgets as widgets
 
-from shardscope_widgets.job_form.choices import AS_IT_IS, NO_LATENCY, Choices
+from shardscope_widgets.job_form.choices import AS_IT_IS, NO_LATENCY, JobChoices
 from shardscope_widgets.job_form.families import compressor_families, strategy_families
 from shardscope_widgets.job_form.picker import Picker
 from shardscope_widgets.kit.controls import controls_for
@@ -23,11 +23,11 @@ HOW = ("global_batch", "micro_batch", "precision", "recompute", "noise_scale", "
 """Controls below all of these; those of further fields of a job follow."""
 
 
-def make_controls(choices: Choices, names: Sequence[str] = ()) -> dict[str, widgets.DOMWidget]:
+def make_controls(choices: JobChoices, names: Sequence[str] = ()) -> dict[str, widgets.DOMWidget]:
     """The controls of these traits, in this order, bound to `choices`; all that `panel` lays out by default."""
     names = names or [name for group in _groups() for name in group]
     pickers = {
-        name: Picker(description=setting_in(Choices, name).label, groups=families())
+        name: Picker(description=setting_in(JobChoices, name).label, groups=families())
         for name, families in _FAMILIES.items()
         if name in names
     }
@@ -35,7 +35,7 @@ def make_controls(choices: Choices, names: Sequence[str] = ()) -> dict[str, widg
 
 
 def _groups() -> list[list[str]]:
-    return in_groups(Choices, [WHAT, RATE, WIRE, ["latency"], HOW])
+    return in_groups(JobChoices, [WHAT, RATE, WIRE, ["latency"], HOW])
 
 
 def panel(controls: dict[str, widgets.DOMWidget], options: dict[str, widgets.DOMWidget]) -> widgets.VBox:

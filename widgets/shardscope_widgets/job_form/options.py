@@ -7,7 +7,7 @@ from typing import Any
 import ipywidgets as widgets
 from traitlets import TraitError
 
-from shardscope_widgets.job_form.choices import KINDS, Choices
+from shardscope_widgets.job_form.choices import KINDS, JobChoices
 from shardscope_widgets.job_form.families import applies, settings_of_method
 from shardscope_widgets.kit.controls import MOST, control_of, show, typed
 from shardscope_widgets.kit.form import Setting
@@ -20,7 +20,7 @@ class Options(widgets.GridBox):  # type: ignore[misc]
     A value that the choices reject is undone, and `refusal` states why until the next value is accepted.
     """
 
-    def __init__(self, choices: Choices, field: str) -> None:
+    def __init__(self, choices: JobChoices, field: str) -> None:
         self._choices, self._field = choices, field
         self._made: dict[tuple[str, str], dict[str, widgets.DOMWidget]] = {}
         self.refusal = widgets.HTML()

@@ -5,7 +5,7 @@ widgets bound to the traits, `_verdict` the sentence, and `_calculator` connects
 """
 
 from shardscope_widgets.memory_calculator._calculator import MemoryCalculator
-from shardscope_widgets.memory_calculator._choices import Choices
+from shardscope_widgets.memory_calculator._choices import MemoryChoices
 from shardscope_widgets.memory_calculator._verdict import Verdict, verdict
 
-__all__ = ["Choices", "MemoryCalculator", "Verdict", "verdict"]
+__all__ = ["MemoryChoices", "MemoryCalculator", "Verdict", "verdict"]

@@ -28,7 +28,7 @@ from shardscope_widgets.kit.guard import problem_html
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.swatch import chip
 from shardscope_widgets.memory_calculator import _controls
-from shardscope_widgets.memory_calculator._choices import LAYOUT_FIELDS, Choices
+from shardscope_widgets.memory_calculator._choices import LAYOUT_FIELDS, MemoryChoices
 from shardscope_widgets.memory_calculator._heading import Heading
 from shardscope_widgets.memory_calculator._verdict import Verdict, verdict
 from shardscope_widgets.words import plural, safe
@@ -36,11 +36,11 @@ from shardscope_widgets.words import plural, safe
 ABOUT = "bytes on every device, by formula; hover over a block for its formula, inputs and source"
 
 
-class MemoryCalculator(widgets.VBox, Choices):  # type: ignore[misc]
+class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
     """Choose a model, a device and a layout, and see the memory of each pipeline stage.
 
     Args:
-        choices: Initial traits of `Choices`, for example ``model="llama-3-70b", tensor=8, zero=3``.
+        choices: Initial traits of `MemoryChoices`, for example ``model="llama-3-70b", tensor=8, zero=3``.
 
     Example:
         >>> calculator = MemoryCalculator(model="gpt3-175b", zero=1)  # doctest: +SKIP
@@ -50,7 +50,7 @@ class MemoryCalculator(widgets.VBox, Choices):  # type: ignore[misc]
     problem = t.Unicode("", help="Why the choices cannot be, as text; empty when they can.")
 
     def __init__(self, **choices: Any) -> None:
-        Choices.__init__(self)
+        MemoryChoices.__init__(self)
         super().__init__()
         self._choose(choices)
         self._is_refitting = False
@@ -69,7 +69,7 @@ class MemoryCalculator(widgets.VBox, Choices):  # type: ignore[misc]
         self._take_model()
 
     def _choose(self, choices: dict[str, Any]) -> None:
-        names = set(Choices.class_own_traits())
+        names = set(MemoryChoices.class_own_traits())
         for name, value in choices.items():
             if name not in names:
                 raise TypeError(

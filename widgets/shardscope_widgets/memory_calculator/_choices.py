@@ -19,7 +19,7 @@ from shardscope_widgets.memory_calculator import _catalogue
 
 
 @form_of(Layout, without=["compression"])  # which changes no byte on a device, by these formulas
-class Choices(t.HasTraits):
+class MemoryChoices(t.HasTraits):
     """One trait per control. Setting a trait moves the control, and moving the control sets the trait."""
 
     model = t.Any("gpt3-175b", help="A name from the catalogue, the path of a config.json, or a Transformer.")
@@ -94,4 +94,4 @@ class Choices(t.HasTraits):
         }
 
 
-LAYOUT_FIELDS = traits_for(Choices, Layout)
+LAYOUT_FIELDS = traits_for(MemoryChoices, Layout)

@@ -10,7 +10,7 @@ from shardscope.spec.model import Transformer
 from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.form import in_groups, setting_in
 from shardscope_widgets.memory_calculator import _catalogue
-from shardscope_widgets.memory_calculator._choices import Choices
+from shardscope_widgets.memory_calculator._choices import MemoryChoices
 
 _GROUPS = {
     "": ("model", "device", "framework", "seq"),
@@ -38,7 +38,7 @@ def steps_for(field: str, model: Transformer) -> list[int]:
             "context": powers[:8]}.get(field, powers)  # fmt: skip
 
 
-def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
+def make_controls(choices: MemoryChoices) -> dict[str, widgets.DOMWidget]:
     """All controls by the name of their trait, in tab order, bound to `choices`."""
     model = widgets.Combobox(
         description="Model, or path of a config.json",
@@ -47,20 +47,23 @@ def make_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
         continuous_update=False,
     )
     names = [
-        name for group in in_groups(Choices, list(_GROUPS.values())) for name in group if name != "model"
+        name
+        for group in in_groups(MemoryChoices, list(_GROUPS.values()))
+        for name in group
+        if name != "model"
     ]
     controls = controls_for(choices, names, **{name: _slider(choices, name) for name in SLIDERS})
     _bind_model(choices, model)
     return {"model": model} | controls
 
 
-def _slider(choices: Choices, field: str) -> widgets.SelectionSlider:
-    setting = setting_in(Choices, field)
+def _slider(choices: MemoryChoices, field: str) -> widgets.SelectionSlider:
+    setting = setting_in(MemoryChoices, field)
     steps = [step for _, step in setting.values] or steps_for(field, choices.chosen_model())
     return widgets.SelectionSlider(description=setting.label, options=steps)
 
 
-def _bind_model(choices: Choices, box: widgets.Combobox) -> None:
+def _bind_model(choices: MemoryChoices, box: widgets.Combobox) -> None:
     """Bind the model box both ways; a `Transformer` object is shown by its name."""
 
     def name() -> str:
@@ -70,12 +73,12 @@ def _bind_model(choices: Choices, box: widgets.Combobox) -> None:
         if change["new"] != name():
             choices.model = change["new"]
 
-    box.value, box.tooltip = name(), Choices.class_traits()["model"].help
+    box.value, box.tooltip = name(), MemoryChoices.class_traits()["model"].help
     choices.observe(lambda _change: setattr(box, "value", name()), "model")
     box.observe(to_trait, "value")
 
 
-def refit(choices: Choices, controls: dict[str, widgets.DOMWidget], model: Transformer) -> None:
+def refit(choices: MemoryChoices, controls: dict[str, widgets.DOMWidget], model: Transformer) -> None:
     """Give the sliders the steps of another model, each moved to the step nearest its old value."""
     for field in ("tensor", "pipeline", "expert"):
         steps, was = steps_for(field, model), getattr(choices, field)
@@ -89,7 +92,7 @@ def refit(choices: Choices, controls: dict[str, widgets.DOMWidget], model: Trans
 def panel(controls: dict[str, widgets.DOMWidget]) -> widgets.VBox:
     """The controls in groups, two per row."""
     boxes: list[widgets.Widget] = []
-    for title, fields in zip(_GROUPS, in_groups(Choices, list(_GROUPS.values())), strict=True):
+    for title, fields in zip(_GROUPS, in_groups(MemoryChoices, list(_GROUPS.values())), strict=True):
         if title:
             boxes.append(widgets.HTML(f'<div class="ss-heading">{title}</div>'))
         box = widgets.GridBox([controls[field] for field in fields])

@@ -8,7 +8,7 @@ _lab         the widget that connects them; `job_form` has its inputs
 All state that matters is on disk or in traits, so every widget can be discarded.
 """
 
-from shardscope_widgets.job_form.choices import Choices
+from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.training_lab._lab import TrainingLab
 
-__all__ = ["Choices", "TrainingLab"]
+__all__ = ["JobChoices", "TrainingLab"]

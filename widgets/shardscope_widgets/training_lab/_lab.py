@@ -15,7 +15,7 @@ from IPython.display import HTML, display, update_display
 from shardscope.errors import ShardscopeError
 from shardscope_widgets.figures._overview import MOST_RUNS
 from shardscope_widgets.html import summary_html
-from shardscope_widgets.job_form.choices import Choices
+from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.kit.clock import Clock
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.training_lab import _words
@@ -33,7 +33,7 @@ DRAW_DETAILS_EVERY_S = 0.5
 WAIT_S = 0.02
 
 
-class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
+class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
     """Choose a job, start it on real ranks, watch it, stop it, check it, and overlay runs in the same plots.
 
     Constructing a lab does not start any rank. Runs are stored on disk: after a reload of the page or a restart of
@@ -41,7 +41,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
 
     Args:
         root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        choices: Initial traits of `Choices`, for example ``model=make_model, strategy="ring:2"``.
+        choices: Initial traits of `JobChoices`, for example ``model=make_model, strategy="ring:2"``.
 
     Example:
         >>> lab = TrainingLab(model="gpt-nano", strategy="ring", world_size=2)  # doctest: +SKIP
@@ -60,7 +60,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         self._due = False
         self._published = ""
         self._display_id: str | None = None
-        Choices.__init__(self)
+        JobChoices.__init__(self)
         super().__init__()
         self._choose(choices)
         self.check = CheckPanel(self._guard.callback(self._replan))
@@ -73,7 +73,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         self._clock.start()
 
     def _choose(self, choices: dict[str, Any]) -> None:
-        names = set(Choices.class_own_traits())
+        names = set(JobChoices.class_own_traits())
         for name in sorted(choices, key=lambda name: (name in {"lr", "latency"}, name.endswith("options"))):
             if name not in names:
                 raise TypeError(f"TrainingLab has no choice {name!r}; there are {', '.join(sorted(names))}")
@@ -84,7 +84,7 @@ class TrainingLab(widgets.VBox, Choices):  # type: ignore[misc]
         screen.start.on_click(callback(self.start))
         screen.stop.on_click(callback(self.stop, lock=False))
         screen.check.on_click(callback(self._press_check))
-        self.observe(callback(self._replan), [*Choices.class_own_traits()])
+        self.observe(callback(self._replan), [*JobChoices.class_own_traits()])
         self.observe(callback(self._refocus), ["focus", "shown"])
         self.observe(lambda change: setattr(screen.problem, "value", change["new"]), "problem")
         screen.history.observe(callback(self._take_ticks), "shown")

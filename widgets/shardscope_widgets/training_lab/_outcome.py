@@ -21,7 +21,7 @@ _LATER = "The run in focus is compared with its prediction once it has ended."
 _WORKING = "The run is being compared with its prediction."
 
 
-class Outcome:
+class OutcomePanel:
     """A table and a figure of a run beside its prediction; a sentence in their place while there is none.
 
     Nothing is compared before `begin`, because the lab is not yet on a screen.

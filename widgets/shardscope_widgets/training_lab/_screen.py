@@ -9,7 +9,7 @@ import ipywidgets as widgets
 from shardscope_widgets.figures.theme import RunStyle, run_looks
 from shardscope_widgets.html import summary_html
 from shardscope_widgets.job_form import controls
-from shardscope_widgets.job_form.choices import KINDS, Choices
+from shardscope_widgets.job_form.choices import KINDS, JobChoices
 from shardscope_widgets.job_form.options import Options
 from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.ring_view import RingView
@@ -17,7 +17,7 @@ from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab import _words
 from shardscope_widgets.training_lab._forecast import Forecast
 from shardscope_widgets.training_lab._history import History
-from shardscope_widgets.training_lab._outcome import Outcome
+from shardscope_widgets.training_lab._outcome import OutcomePanel
 from shardscope_widgets.training_lab._runbook import RunEntry
 from shardscope_widgets.training_lab.live import LiveView
 from shardscope_widgets.training_lab.panels import Panels
@@ -29,7 +29,7 @@ ABOUT = "real ranks, in processes of their own: close the tab and they train on"
 class Screen:
     """The widgets of a lab, bound to `choices`; `check_box` is the widget of the check."""
 
-    def __init__(self, choices: Choices, check_box: widgets.Widget) -> None:
+    def __init__(self, choices: JobChoices, check_box: widgets.Widget) -> None:
         self.controls = controls.make_controls(choices)
         self.options = {field: Options(choices, field) for field in KINDS}
         self.start = widgets.Button(description="Start", icon="play", button_style="primary")
@@ -38,7 +38,7 @@ class Screen:
         self.start.tooltip = "Start this job on real ranks"
         self.stop.tooltip = "Stop the run in focus at its next step"
         self.plan, self.status, self.problem, self.summary = (widgets.HTML() for _ in range(4))
-        self.forecast, self.outcome = Forecast(), Outcome()
+        self.forecast, self.outcome = Forecast(), OutcomePanel()
         self.history, self.live, self.panels, self.ring = History(), LiveView(), Panels(), RingView()
         self.tabs = widgets.Tab(
             [widgets.VBox([self.live.box, self.panels.box]), self.summary, self.outcome.box, self.ring],

@@ -9,7 +9,7 @@ import ipywidgets as widgets
 
 from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
 from shardscope_widgets.figures._trials import ORDER
-from shardscope_widgets.job_form.choices import Choices
+from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.job_form.controls import make_controls
 from shardscope_widgets.tuning_lab._parts import SpacePicker
 
@@ -23,7 +23,7 @@ AXES = ("y", "x", "colour")
 """Controls of the axes and the colour of the front."""
 
 
-def job_controls(choices: Choices) -> dict[str, widgets.DOMWidget]:
+def job_controls(choices: JobChoices) -> dict[str, widgets.DOMWidget]:
     """Return the controls of the job, as in the Training Lab."""
     made = make_controls(choices, JOB)
     made["latency"].layout.display = "none" if choices.bandwidth == "as it is" else None

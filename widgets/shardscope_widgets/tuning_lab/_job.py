@@ -7,12 +7,12 @@ from typing import Any
 
 from shardscope.spec import Job
 from shardscope.spec.models import MODELS
-from shardscope_widgets.job_form.choices import AS_IT_IS, KINDS, Choices
+from shardscope_widgets.job_form.choices import AS_IT_IS, KINDS, JobChoices
 from shardscope_widgets.job_form.families import options_of
 from shardscope_widgets.kit.form import traits_for
 
 FIELDS: dict[str, tuple[str, ...]] = {
-    **{name: (name,) for name in traits_for(Choices, Job)},
+    **{name: (name,) for name in traits_for(JobChoices, Job)},
     **{kind: (kind, f"{kind}_options") for kind in KINDS},
     "optimizer": ("optimizer", "lr"), "batch": ("global_batch", "micro_batch"), "link": ("bandwidth", "latency"),
 }  # fmt: skip
@@ -30,16 +30,16 @@ class JobOfChoices:
         choices: Object whose traits the controls are bound to.
     """
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: JobChoices) -> None:
         self._choices = choices
-        self._from_choices: Callable[[], Job] = lambda: Choices.job(choices)
+        self._from_choices: Callable[[], Job] = lambda: JobChoices.job(choices)
         self.base: Job | None = None
         self._before: dict[str, Any] = {}
 
     def take_defaults(self) -> None:
         """Set the traits that still have their defaults to those of a small job."""
         for field, value in FIRST.items():
-            if getattr(self._choices, field) == Choices.class_traits()[field].default_value:
+            if getattr(self._choices, field) == JobChoices.class_traits()[field].default_value:
                 setattr(self._choices, field, value)
 
     def take(self, job: Job) -> None:

@@ -23,7 +23,7 @@ from shardscope.tuning.samplers import sampler_of
 from shardscope.tuning.session import StudySession
 from shardscope.tuning.storage import checked_name
 from shardscope_widgets.figures._trials import ORDER, TrialInfo
-from shardscope_widgets.job_form.choices import Choices
+from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.job_form.options import Options
 from shardscope_widgets.kit.clock import Clock
 from shardscope_widgets.kit.controls import controls_for
@@ -187,7 +187,8 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         for key, act in acts.items():
             screen.chosen.buttons[key].on_click(callback(act))
         self.observe(
-            callback(self._replan), [*Choices.class_own_traits(), "trials", "objectives", "search", "sampler"]
+            callback(self._replan),
+            [*JobChoices.class_own_traits(), "trials", "objectives", "search", "sampler"],
         )
         self.observe(callback(self._take_name), "name")
         self.observe(callback(self._take_budget), ["trials", "parallel"])

@@ -12,7 +12,7 @@ from shardscope.spec import Job, Link
 from shardscope.tuning.objectives import OBJECTIVES
 from shardscope.tuning.samplers import SAMPLERS
 from shardscope.tuning.session import StudySession
-from shardscope_widgets.job_form.choices import Choices
+from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.kit.form import named, own_trait
 
 BANDWIDTHS = tuple(
@@ -27,7 +27,7 @@ LINKS = tuple(Link(bandwidth=rate, latency_s=late) for rate in BANDWIDTHS for la
 """All links that the sliders can select."""
 
 
-class StudyChoices(Choices):
+class StudyChoices(JobChoices):
     """One trait per control: setting the trait moves the control, and moving the control sets the trait."""
 
     name = own_trait(
@@ -82,7 +82,7 @@ class StudyChoices(Choices):
                 f"lab.choose({choices!r}) names no setting; write lab.choose({{'lr': 0.01}}), or lab.chosen = 2 to "
                 "look at trial 2"
             )
-        traits = {*Choices.class_own_traits(), *StudyChoices.class_own_traits()} - {"applied"}
+        traits = {*JobChoices.class_own_traits(), *StudyChoices.class_own_traits()} - {"applied"}
         passed = set(inspect.signature(StudySession.open).parameters) - {"job", "space", "name"}
         for field, value in choices.items():
             if field not in traits | passed:

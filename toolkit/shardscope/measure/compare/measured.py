@@ -32,7 +32,7 @@ _MOST_STEPS = 50
 """Newest steps with spans whose parts are computed."""
 
 
-class Counted(NamedTuple):
+class CountedSteps(NamedTuple):
     """Traffic of one collective in several steps, by rank; arrays of shape `(W,)`."""
 
     bytes: Ints
@@ -55,14 +55,14 @@ def warmed_up(steps: Steps) -> list[int]:
     return numbers[WARM_UP_STEPS:] or numbers
 
 
-def counted(steps: Iterable[Sequence[Event]], world_size: int) -> dict[str, Counted]:
+def counted(steps: Iterable[Sequence[Event]], world_size: int) -> dict[str, CountedSteps]:
     """Return the traffic of these steps together, by collective."""
-    found: dict[str, Counted] = {}
+    found: dict[str, CountedSteps] = {}
     for events in steps:
         for event in events:
             for name, row in event["traffic"].items():
                 if row["sent_bytes"] or row.get("messages"):
-                    kept = found.setdefault(name, Counted(*np.zeros((2, world_size), dtype=np.int64)))
+                    kept = found.setdefault(name, CountedSteps(*np.zeros((2, world_size), dtype=np.int64)))
                     kept.bytes[event["rank"]] += row["sent_bytes"]
                     kept.messages[event["rank"]] += row.get("messages", 0)
     return found

@@ -9,7 +9,7 @@ import numpy as np
 from shardscope.analytic.communication import Traffic
 from shardscope.analytic.communication.traffic import Sent, together
 from shardscope.measure.compare.comparison import ComparedTerm, Group
-from shardscope.measure.compare.measured import Counted, Ints, Steps, counted, warmed_up
+from shardscope.measure.compare.measured import CountedSteps, Ints, Steps, counted, warmed_up
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 
@@ -43,7 +43,7 @@ def traffic_rows(
     measured = counted([steps[number] for number in numbers], prediction.job.world_size)
     names = [name for name, sent in predicted.items() if name in measured or sent.bytes.any()]
     _note(names, numbers, predicted, measured, notes)
-    nothing = Counted(*np.zeros((2, prediction.job.world_size), dtype=np.int64))
+    nothing = CountedSteps(*np.zeros((2, prediction.job.world_size), dtype=np.int64))
     groups: tuple[Group, ...] = ("bytes", "messages")
     is_by_rank = isinstance(
         prediction, JobPrediction
@@ -72,7 +72,7 @@ def _note(
     names: Sequence[str],
     numbers: Sequence[int],
     predicted: Traffic,
-    measured: dict[str, Counted],
+    measured: dict[str, CountedSteps],
     notes: list[str],
 ) -> None:
     if names:
@@ -89,7 +89,7 @@ def _note(
 
 
 def _row(
-    group: Group, name: str, sent: Sent, found: Counted, num_steps: int, *, is_by_rank: bool
+    group: Group, name: str, sent: Sent, found: CountedSteps, num_steps: int, *, is_by_rank: bool
 ) -> ComparedTerm:
     """The row of one collective from the totals of several steps, judged on each rank or on their sum.
 

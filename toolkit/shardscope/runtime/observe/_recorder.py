@@ -33,7 +33,7 @@ _LATE_STEPS = 2
 
 
 @dataclass
-class _Step:
+class _ObservedStep:
     """One step while it runs, and until the device has finished it."""
 
     number: int
@@ -75,7 +75,7 @@ class StepRecorder:
         self._marks, self._memory, self._record = marks, memory, record
         self._lock = threading.Lock()
         self._last = (0, 0)
-        self._pending: deque[_Step] = deque()
+        self._pending: deque[_ObservedStep] = deque()
         self._measuring = ExitStack()
         self._evaluating: AbstractContextManager[None] | None = None
         self._forward = self._backward = self._update = self._marks.now()
@@ -136,18 +136,18 @@ class StepRecorder:
             step.num_in_flight += 1
         return lambda: self._collective_ends(name, start, payload, step)
 
-    def _collective_ends(self, name: str, start: Mark, payload: int, step: _Step) -> None:
+    def _collective_ends(self, name: str, start: Mark, payload: int, step: _ObservedStep) -> None:
         self._add("communication", name, start, payload, step)
         with self._lock:
             step.num_in_flight -= 1
 
     # Steps.
 
-    def _begun(self) -> _Step:
+    def _begun(self) -> _ObservedStep:
         number = self._meter.step = self.steps + 1
         if self._record.measures_memory(number, 1, LARGEST_COUNT) and not _is_compiled(self._model):
             self._measuring.enter_context(self._memory.measure(self._held, ()))
-        return _Step(number, self._marks.now())
+        return _ObservedStep(number, self._marks.now())
 
     def _held(self) -> Any:
         return held_by(self._model, self.optimizer)
@@ -156,7 +156,9 @@ class StepRecorder:
         if self._memory.step is not None:
             self._memory.step.sample()
 
-    def _add(self, lane: str, name: str, start: Mark, num_bytes: int = 0, step: _Step | None = None) -> None:
+    def _add(
+        self, lane: str, name: str, start: Mark, num_bytes: int = 0, step: _ObservedStep | None = None
+    ) -> None:
         end = self._marks.now()
         with self._lock:  # collectives end on the backend's own threads
             (step or self._step).spans.append((lane, name, start, end, num_bytes))
@@ -203,7 +205,7 @@ class StepRecorder:
         """Samples and forward passes of this rank in the last step that has ended; zeros before."""
         return self._last
 
-    def _write(self, step: _Step) -> None:
+    def _write(self, step: _ObservedStep) -> None:
         seconds = self._marks.seconds
         time_s = max(seconds(step.end) - seconds(step.begin), 1e-6)
         spans = {"spans": self._spans(step)} if self._record.shows(step.number) else {}
@@ -215,7 +217,7 @@ class StepRecorder:
         if step.peaks is not None:
             self._events.emit("memory", step=step.number, **step.peaks)
 
-    def _spans(self, step: _Step) -> list[list[Any]]:
+    def _spans(self, step: _ObservedStep) -> list[list[Any]]:
         seconds = self._marks.seconds
         with self._lock:
             timed = list(step.spans)
