@@ -17,7 +17,7 @@ from shardscope.spec.numbers import Count
 from shardscope_widgets.job_form.families import settings_of_method
 from shardscope_widgets.kit.controls import MOST, Open, bind, control_of, controls_for, typed
 from shardscope_widgets.kit.form import form_of, in_groups, own_trait, setting_in, setting_of, trait_of
-from shardscope_widgets.memory_calculator import MemoryChoices as MemoryChoices
+from shardscope_widgets.memory_calculator import MemoryChoices
 from shardscope_widgets.training_lab import JobChoices
 
 METHODS = [(kind, name) for kind in (Strategy, Compression, LRSchedule) for name in registry.names(kind)]
