@@ -23,7 +23,7 @@
 
 # %%
 import shardscope as ss
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 from shardscope_widgets import TuningLab, figures
 
 job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=64, steps=24)
@@ -58,7 +58,7 @@ except ss.SpecError as error:
 
 # %%
 study = ss.tune(job, space, trials=16, name="notebook")
-session = Session.open(name="notebook", trials=16)
+session = StudySession.open(name="notebook", trials=16)
 print(session.report())
 
 # %% [markdown]
@@ -87,7 +87,7 @@ lab
 
 # %%
 study = ss.tune(name="notebook", trials=18)
-print(len(study.trials), "trials;", len(Session.open(name="notebook").front()), "on the front")
+print(len(study.trials), "trials;", len(StudySession.open(name="notebook").front()), "on the front")
 
 # %% [markdown]
 # ## Settings that change while a model trains

@@ -73,7 +73,7 @@ def test_a_tick_does_not_wait_for_drivers_that_begin_the_same_trial(
     clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time, sleep=lambda _: pytest.fail("it waits"))
     monkeypatch.setattr("shardscope.tuning.driver.time", clock)
     monkeypatch.setattr("shardscope.tuning.driver.launch", unfinished)
-    monkeypatch.setattr(recovery, "surplus", lambda *_: answer)
+    monkeypatch.setattr(recovery, "over_budget", lambda *_: answer)
     session = StudySession.open(JOB, {"optimizer.lr": [1e-3]}, trials=1, name="same", baselines=False)
     driver = session.driver
     for _ in range(3):
@@ -96,7 +96,7 @@ def test_a_tick_does_not_wait_for_drivers_that_begin_the_same_trial(
 def test_a_trial_that_is_not_settled_when_its_driver_stops_is_run_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recovery, "surplus", lambda *_: ("others had begun it", False))
+    monkeypatch.setattr(recovery, "over_budget", lambda *_: ("others had begun it", False))
     session = StudySession.open(JOB, {"optimizer.lr": [1e-3]}, trials=1, name="left", baselines=False)
     assert session.driver.tick()
     session.driver.stop()

@@ -118,10 +118,10 @@ _LIGHT = """
 import sys
 import shardscope as ss
 from shardscope.tuning.apply import predicted_peak
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 job = ss.Job.from_json(sys.argv[1])
 limited = {"trials": 1, "objectives": ["loss"], "name": "light", "memory_limit": 1e12}
-Session.open(job, {"optimizer.lr": (1e-3, 1e-1, "log")}, **limited).run()
+StudySession.open(job, {"optimizer.lr": (1e-3, 1e-1, "log")}, **limited).run()
 print(predicted_peak(job), "torch" in sys.modules)
 """
 

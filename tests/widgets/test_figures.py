@@ -14,7 +14,7 @@ from conformance.events import step_event
 from shardscope.runlog.spans import union
 from shardscope.runlog.steps import Step, Steps
 from shardscope_widgets import figures
-from shardscope_widgets.figures import Bar, Curve, Shares, theme
+from shardscope_widgets.figures import Curve, Shares, SpanBar, theme
 from shardscope_widgets.figures._curves import moving_average
 from shardscope_widgets.trace import Trace
 from widgets.fake_runs import fake_run, step_events
@@ -101,7 +101,7 @@ class TestTimeline:
         info = figures.timeline_info(self.trace)
         (idle,) = [bar for bar in info.bars if bar.name == "idle"]
         assert (idle.start_ms, idle.start_ms + idle.duration_ms) == pytest.approx((6, 8), abs=1e-3)
-        assert Bar(0, "communication", "all_reduce", 2.0, 4.0, 64, 1) in info.bars
+        assert SpanBar(0, "communication", "all_reduce", 2.0, 4.0, 64, 1) in info.bars
 
     def test_communication_beside_compute_counts_as_hidden(self):
         assert figures.timeline_info(self.trace).shares == pytest.approx(Shares(0.6, 0.4, 0.2, 0.2), abs=1e-3)

@@ -202,14 +202,14 @@ _KILLED = """
 import os, signal, sys
 import shardscope as ss
 from shardscope.tuning.pruning.halving import Rungs
-from shardscope.tuning.session import Session
+from shardscope.tuning.session import StudySession
 
 def look(session):
     if len(session.driver.held) >= 2 and session.driver.live:
         os.kill(os.getpid(), signal.SIGKILL)
 
 job = ss.Job.from_json(open(sys.argv[1]).read())
-session = Session.open(job, {"optimizer.lr": (1e-3, 1e-1, "log")}, trials=4, objectives=["loss"], baselines=False,
+session = StudySession.open(job, {"optimizer.lr": (1e-3, 1e-1, "log")}, trials=4, objectives=["loss"], baselines=False,
                        promote=Rungs(eta=4, least=0.25), name="killed", sampler="random")
 session.run(on_tick=look)
 """
