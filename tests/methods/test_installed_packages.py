@@ -143,7 +143,7 @@ def test_jobs_that_were_read_back_train(site: Path, world_size: int) -> None:
 @pytest.mark.slow
 def test_the_labs_list_them(site: Path) -> None:
     code = """
-        from shardscope_widgets.job_form.choices import Choices, known_names
+        from shardscope_widgets.job_form.choices import JobChoices, known_names
         from shardscope_widgets.job_form.families import (
             compressor_families, settings_of_method, strategy_families,
         )
@@ -152,7 +152,7 @@ def test_the_labs_list_them(site: Path) -> None:
                (("optimizer", "lion"), ("lr_schedule", "sawtooth"), ("compression", "first-half"))])
         setting = next(each for each in settings_of_method(ss.Strategy, "pipeline") if each.field == "schedule")
         print(("patient", "patient") in setting.values)
-        choices = Choices(strategy="pipeline:patient", optimizer="lion", lr_schedule="sawtooth", model="mlp")
+        choices = JobChoices(strategy="pipeline:patient", optimizer="lion", lr_schedule="sawtooth", model="mlp")
         choices.lr_schedule_options = {"period": 3}
         job = choices.job()
         print(job.strategy.label, job.optimizer.name, job.lr_schedule.period)

@@ -106,7 +106,7 @@ def test_a_strategy_that_builds_something_else_is_refused() -> None:
         (lambda rank, ranks, n, held: [(kind, rank, 0) for kind in "FB" for _ in range(n)], "passes 'BBBBFFFF'"),
         (
             lambda rank, ranks, n, held: [(kind, at, i) for at in range(ranks) for kind in "FB" for i in range(n)],
-            "gives rank 0 Op.*whose stage it does not hold; it holds 0",
+            "gives rank 0 ScheduledOp.*whose stage it does not hold; it holds 0",
         ),
         (lambda rank, ranks, n, held: [(kind, rank, i) for kind in "BF" for i in range(n)], "deadlocks"),
     ],
