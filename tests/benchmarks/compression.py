@@ -17,7 +17,6 @@ from statistics import fmean, median
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import shardscope as ss
-from shardscope.runlog.summary import mean_loss, steps_of
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 40
 LAST = 5
@@ -31,9 +30,8 @@ JOB = ss.Job(
 
 def steps(run: ss.Run) -> tuple[list[float], list[float]]:
     """Loss and seconds of every step; the slowest rank's time counts."""
-    rows = steps_of(run.events()).values()
-    losses = [mean_loss(row) or float("nan") for row in rows]
-    return losses, [max(event["step_time_s"] for event in row) for row in rows]
+    columns = run.reduced().steps
+    return list(columns.column("loss")), list(columns.column("step_time_s"))
 
 
 def finish(job: ss.Job) -> tuple[list[float], list[float]]:
