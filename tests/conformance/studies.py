@@ -37,8 +37,8 @@ LANES = 4
 def instant(recorded: Path) -> Callable[..., Run]:
     """A `launch` whose runs end at once, with the figures of a recorded one; till then they are this process's."""
 
-    def launch(job: ss.Job, *, root: Path, judged: bool = False, preflight: bool = True) -> Run:
-        run = RunDir.create(job, root, judged=judged)
+    def launch(job: ss.Job, *, root: Path, gated: bool = False, preflight: bool = True) -> Run:
+        run = RunDir.create(job, root, gated=gated)
         me = {"pid": os.getpid(), "process_started": process_started()}
         run.write_status("running", **me)
 

@@ -74,11 +74,11 @@ def test_a_trial_in_pieces_is_read_from_the_first_to_the_newest(make_tuning_lab)
     watched.poll()
     first = len(watched.trace.steps)
     assert first < JOB.steps
-    assert watched.go_on(record.pieces)
+    assert watched.continue_with(record.pieces)
     watched.poll()
     assert [step.number for step in watched.trace.steps] == [*range(1, JOB.steps + 1)]
     assert str(watched.run.path) == record.run
-    assert not watched.go_on(("/elsewhere",))
+    assert not watched.continue_with(("/elsewhere",))
 
     lab = make_tuning_lab(name="pieces")
     lab.chosen = record.number
