@@ -15,8 +15,8 @@ from shardscope.analytic.schedules.table import ScheduledOp
 def interleaved(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:
     """Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021, section 2.2.
 
-    Two more warm-up forwards for each hop to the last rank, then forwards and backwards alternately. A round has p
-    micro-batches, or evenly more if their number is not a multiple of p.
+    Each rank runs two more warm-up forwards per hop to the last rank, then alternates forwards and backwards. A round
+    has p micro-batches, or evenly more if their number is not a multiple of p.
     """
     forwards, backwards, warmup = _lanes(rank, ranks, microbatches, held, hop=2)
     ops = [ScheduledOp("F", *item) for item in forwards[:warmup]]
@@ -48,7 +48,9 @@ Lane = list[tuple[int, int]]
 
 
 def _lanes(rank: int, ranks: int, microbatches: int, held: int, *, hop: int) -> tuple[Lane, Lane, int]:
-    """(Stage, micro-batch) of the forwards and of the backwards in order, and the number of warm-up forwards."""
+    """Return (stage, micro-batch) of all forwards and of all backwards, in order, and the number of warm-up
+    forwards.
+    """
     per_round = microbatches // max(1, microbatches // ranks)
     forwards = list(_in_rounds([rank + ranks * i for i in range(held)], microbatches, per_round))
     backwards = list(_in_rounds([rank + ranks * i for i in reversed(range(held))], microbatches, per_round))

@@ -1,6 +1,6 @@
 """One stage per rank with a split backward pass: ZB-H1 and ZB-H2.
 
-The input gradient is sent at once; weight gradients are deferred and fill the bubble.
+Input gradients are sent immediately; weight gradients are deferred and fill the bubble.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def zb_h2(rank: int, ranks: int, microbatches: int, held: int) -> list[Scheduled
 
 
 def _with_weights_late(rank: int, microbatches: int, *, warmup: int, late: int) -> list[ScheduledOp]:
-    """Warm-up forwards, then one operation of each kind in turn, the weight gradient `late` micro-batches later."""
+    """Return warm-up forwards, then one operation of each kind in turn; weight gradients are `late` micro-batches
+    late.
+    """
     ahead = min(warmup, microbatches)
     ops = [ScheduledOp("F", rank, i) for i in range(ahead)]
     for i in range(microbatches):

@@ -14,7 +14,7 @@ from shardscope.analytic.schedules.table import ScheduledOp
 
 @dataclass
 class _Rank:
-    """Builds one rank's operations; the micro-batches of each stage come in order."""
+    """Builds the operations of one rank; each stage processes its micro-batches in order."""
 
     down: int
     up: int
