@@ -94,9 +94,7 @@ class JobStep:
 
     @property
     def saved_bytes(self) -> float | None:
-        """Bytes that one micro-batch saves for the backward pass of the whole model; None if the loss was not
-        traced.
-        """
+        """Bytes that one micro-batch saves for the whole model's backward pass; None if the loss was not traced."""
         saved = self.trace.saved_bytes.get(self.job.recompute)
         return None if saved is None else self.samples * saved
 

@@ -58,8 +58,9 @@ def front_numbers(costs: npt.ArrayLike, *, count: int | None = None, in_turn: bo
 
 
 def lexical_order(costs: npt.ArrayLike) -> Indices:
-    """Return row indices in a stable sort by the first cost, then the second, ...; no row is dominated by a later
-    one.
+    """Return row indices sorted stably by the first cost, then the second, and so on.
+
+    In this order, no row is dominated by a later one.
     """
     columns = np.asarray(costs, float).T
     return np.lexsort(columns[::-1]) if columns.size else np.arange(len(np.asarray(costs)))

@@ -57,7 +57,7 @@ def bucket_elements(tensor_elements: Sequence[int], capacity: int) -> list[int]:
 
 
 def flat_shard_elements(bucket_elements: Sequence[int], world_size: int, *, is_padded: bool = False) -> Ints:
-    """Elements that each rank updates under ZeRO-1, over all buckets; shape `(W,)`, by rank.
+    """Elements that each rank updates with ZeRO-1, over all buckets; shape `(W,)`, by rank.
 
     Args:
         bucket_elements: Elements of each flat bucket, without padding.
@@ -77,7 +77,7 @@ def flat_shard_elements(bucket_elements: Sequence[int], world_size: int, *, is_p
 def flat_piece_elements(
     tensor_elements: Sequence[int], capacity: int, world_size: int, *, is_padded: bool = False
 ) -> Ints:
-    """Elements of each tensor that each rank updates under ZeRO-1; shape `(tensors, W)`.
+    """Elements of each tensor that each rank updates with ZeRO-1; shape `(tensors, W)`.
 
     Args:
         tensor_elements: Elements of each tensor, in the module's order.

@@ -24,8 +24,9 @@ def figure(value: float, unit: str) -> str:
 
 
 def term_text(term: Term, depth: int = 0) -> str:
-    """Format one line per term with its share of the whole, and its parts indented below; for a maximum, only the
-    largest.
+    """Format one line per term with its share of the whole, and its parts indented below.
+
+    For a maximum, only the largest part is shown.
     """
     return "\n".join(_lines(term, depth, term.value))
 

@@ -48,9 +48,7 @@ class Parameters(Protocol):
 
     @property
     def reduce_grad_square(self) -> Any:
-        """A function that sums the squared gradient norm over ranks with distinct gradients; None if each rank has
-        all.
-        """
+        """A function that sums the squared gradient norm over ranks with distinct gradients; None if not needed."""
 
     @property
     def duplicate_grad_params(self) -> Any:
@@ -122,8 +120,7 @@ class Optimizer(Method):
 
     @property
     def states(self) -> OptimizerStates:
-        """Size of the optimizer state with these settings, for memory predictions; by default two tensors per
-        parameter.
+        """Size of the optimizer state with these settings, for memory predictions; by default 2 tensors per parameter.
 
         Example:
             >>> Optimizer("sgd").states.tensors, Optimizer("sgd", momentum=0.9).states.tensors

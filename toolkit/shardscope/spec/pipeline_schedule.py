@@ -134,9 +134,7 @@ class PipelineSchedule(Method):
         return tuple(range(ranks)) * held
 
     def stages_of(self, virtual_stages: int) -> int:
-        """Return the number of stages on each rank: `virtual_stages` if the schedule allows any number, else its
-        default.
-        """
+        """Return the stages per rank: `virtual_stages` if the schedule allows any number, else its default."""
         return max(self.least_stages, virtual_stages) if self.most_stages is None else self.default_stages
 
     def check_stages(self, held: int) -> None:
@@ -168,14 +166,12 @@ class PipelineSchedule(Method):
     # Closed forms; arguments follow NumPy broadcasting. Without a closed form, values are counted from the table.
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:  # noqa: ARG002
-        """Peak activations of a rank, in units of one micro-batch's activations on a rank; None if there is no closed
-        form.
-        """
+        """Peak activations of a rank, in units of one micro-batch's activations on it; None without a closed form."""
         return None
 
     def bubble(self, case: Any) -> Any:  # noqa: ARG002
-        """Idle time of the rank that waits longest, for a `shardscope.analytic.schedules.paths.Case`; None if not
-        known.
+        """Idle time of the rank that waits longest, for an `analytic.schedules.paths.Case`; None without a closed
+        form.
         """
         return None
 

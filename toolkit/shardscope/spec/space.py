@@ -254,9 +254,7 @@ def _readable(name: str, value: Any) -> Any:
 
 
 def _takes_fractions(parts: Name) -> bool:
-    """Whether a setting takes fractions, so that (0, 1) means an interval of floats and not just the integers 0 and
-    1.
-    """
+    """Whether a setting takes fractions, so that (0, 1) means an interval of floats and not the integers 0 and 1."""
     if parts.setting is None:
         return parts.owner in ("warmup", "clip_norm")
     table = _table(parts.owner)

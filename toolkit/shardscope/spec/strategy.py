@@ -124,15 +124,11 @@ class Strategy(Method):
         return self.name
 
     def num_data_ranks(self, world_size: int) -> int:
-        """Return over how many ranks the global batch is divided: all, unless some have no data or share the same
-        data.
-        """
+        """Return over how many ranks the global batch is divided: all, unless some get no data or the same data."""
         return world_size
 
     def role(self, rank: int, world_size: int) -> str | None:  # noqa: ARG002
-        """Role of a rank in this strategy, in a word or two, such as ``stage 2``; None if all ranks have the same
-        role.
-        """
+        """Role of a rank in this strategy, in a word or two, such as ``stage 2``; None if all roles are equal."""
         return None
 
     @property
@@ -146,15 +142,11 @@ class Strategy(Method):
         return None
 
     def drift(self, world_size: int) -> int | None:  # noqa: ARG002
-        """Maximum number of steps that a rank can be ahead of rank 0: 0 if every step waits for rank 0; None if
-        unbounded.
-        """
+        """Maximum number of steps that a rank can be ahead of rank 0: 0 if they stay in step; None if unbounded."""
         return 0
 
     def suggested_micro_batch(self, global_batch: int, world_size: int) -> int | None:  # noqa: ARG002
-        """Return a suitable micro-batch size for this strategy; None if a rank should process its whole share at
-        once.
-        """
+        """Return a suitable micro-batch size; None if a rank should process its whole share at once."""
         return None
 
     def degrees(self, world_size: int) -> Mapping[str, Any] | None:  # noqa: ARG002
@@ -217,8 +209,7 @@ class Strategy(Method):
         return None
 
     def states(self, step: Any) -> Any:  # noqa: ARG002
-        """Return each rank's memory for parameters, gradients, optimizer state and buffers in one step, as runs measure
-        it.
+        """Return each rank's memory for parameters, gradients, optimizer state and buffers in one step.
 
         Args:
             step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.

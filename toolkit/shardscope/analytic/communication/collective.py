@@ -131,8 +131,7 @@ def collective_term(
     reduce_bandwidth: float = np.inf,
     **options: Any,
 ) -> Term:
-    """Return the time of one collective, in seconds, as a tree of terms: phases, each with latency, bytes and
-    additions.
+    """Return the time of one collective, in seconds, as a tree of terms: phases with latency, bytes and additions.
 
     The arguments are those of `collective_time`, but single numbers.
     """

@@ -66,8 +66,7 @@ def frontier(
     points: npt.ArrayLike | None = None,
     **fixed: Any,
 ) -> tuple[Crossing, ...]:
-    """Return all points between `low` and `high` at which the fastest of several algorithms changes, in ascending
-    order.
+    """Return all points from `low` to `high` at which the fastest of several algorithms changes, in ascending order.
 
     A logarithmic grid of `POINTS` values locates each change, which is then refined to machine precision. For workers,
     every integer is tried. In a tie, the previous leader stays ahead. An algorithm that is fastest only between two

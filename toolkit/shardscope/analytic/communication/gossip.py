@@ -38,9 +38,7 @@ def mix_traffic(
 
 
 def consensus_traffic(num_bytes: int, world_size: int) -> Traffic:
-    """Traffic of each rank for measuring the distance between ranks: an all-reduce of the parameters and of one
-    number.
-    """
+    """Traffic of each rank to measure the ranks' distance: an all-reduce of the parameters and one of a number."""
     sums = (by_backend("all_reduce", size, world_size)["all_reduce"] for size in (num_bytes, 8))
     return together({"consensus": sent} for sent in sums)
 

@@ -60,8 +60,7 @@ def even_server_bytes(num_bytes: Floats, workers: Floats, servers: Floats, *, de
 def parameter_server_control_bytes(
     servers: int, world_size: int, *, dedicated: bool = False, sums: int = 0
 ) -> Ints:
-    """Control bytes that each rank sends in a step, shape `(W,)`, by rank: headers, and sums of squares between
-    servers.
+    """Control bytes that each rank sends in a step, shape `(W,)`: headers, and sums of squares between servers.
 
     Args:
         servers: Number of servers.

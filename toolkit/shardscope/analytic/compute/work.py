@@ -83,9 +83,7 @@ def key_value_width(model: Transformer, split: Split) -> Floats:
 
 
 def projections(model: Transformer, split: Split) -> tuple[Matmul, ...]:
-    """Linear layers of attention: query, key, value and output projections; with latent attention also the low-rank
-    ones.
-    """
+    """Linear layers of attention: query, key, value and output projections, and low-rank ones of latent attention."""
     tokens, one = split.tokens(model.seq), np.ones_like(split.tensor)
     hidden, heads = one * model.hidden, model.heads / split.tensor
     if model.latent is None:
@@ -141,9 +139,7 @@ def feed_forward(
 
 
 def experts(model: Transformer, split: Split) -> tuple[Matmul, ...]:
-    """Products of the router, of routed experts with balanced load, and of the shared experts, which process every
-    token.
-    """
+    """Products of the router, of routed experts with balanced load, and of shared experts, which process all tokens."""
     mixture = model.mixture
     assert mixture is not None
     tokens, one = split.tokens(model.seq), np.ones_like(split.tensor)
@@ -229,9 +225,7 @@ def activation_bytes(model: Transformer, split: Split, width: float) -> Floats:
 
 
 def routing_bytes(model: Transformer, split: Split) -> Floats:
-    """Bytes moved to sort tokens to experts and back: for each routed token, one read and one write in each
-    direction.
-    """
+    """Bytes moved to sort tokens to experts and back: one read and one write per routed token and direction."""
     assert model.mixture is not None
     return np.asarray(split.tokens(model.seq) * model.mixture.active * 8.0 * model.hidden)
 

@@ -37,8 +37,7 @@ def _check_batches(small_batch: ArrayLike, large_batch: ArrayLike) -> tuple[Floa
 def gradient_square(
     small_square: ArrayLike, large_square: ArrayLike, *, small_batch: ArrayLike, large_batch: ArrayLike
 ) -> Floats:
-    """``(B L - b s) / (B - b)``: unbiased estimate of |G|^2, for the gradient over all data (A.1 there); may be
-    negative.
+    """``(B L - b s) / (B - b)``: unbiased estimate of |G|^2, with G over all data (A.1 there); may be negative.
 
     Args:
         small_square: ``s``, the squared norm of a gradient over `small_batch` samples.
@@ -224,8 +223,7 @@ def _quantile(freedom: Floats) -> Floats:
 
 
 def steps_to_target(batch: ArrayLike, *, min_steps: ArrayLike, critical_batch: ArrayLike) -> Floats:
-    """``min_steps (1 + critical_batch / batch)``: number of steps to reach a given loss (equation 2.11 with E = B S
-    there).
+    """``min_steps (1 + critical_batch / batch)``: steps to reach a given loss (equation 2.11 with E = B S there).
 
     Args:
         batch: Batch size, in samples.

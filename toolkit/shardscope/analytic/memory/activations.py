@@ -136,8 +136,8 @@ def per_layer(
         core: Result of `core_per_token`; zeros if core attention is recomputed.
         tokens: Tokens of one micro-batch on one context rank.
         span: Tokens that each token attends to on one context rank.
-        tensor: t, the tensor degree.
-        divided: t if the sequence is split over the tensor ranks, else 1.
+        tensor: t, the tensor-parallel degree.
+        divided: t if the sequence is split over the tensor-parallel ranks, else 1.
         key_heads: Number of key-value heads.
     """
     split = (part.split + core[0] + core[1] * span) / tensor + part.keys / np.minimum(tensor, key_heads)
@@ -185,7 +185,7 @@ def activation_bytes_per_layer(
     Args:
         model: The model.
         micro_batch: b, sequences per micro-batch.
-        tensor: t, the tensor degree.
+        tensor: t, the tensor-parallel degree.
         context: Context-parallel degree.
         sequence_parallel: Whether activations that tensor parallelism replicates are sharded along the sequence.
         recompute: ``none``, ``selective`` (core attention) or ``full`` (everything except the layer's input).

@@ -21,7 +21,7 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
 ROWS_AT_ONCE = 16384
-"""Number of layouts whose arrays together fit a core's cache."""
+"""Number of layouts whose arrays together fit in a core's cache."""
 
 
 class MemoryParts(NamedTuple):

@@ -261,9 +261,7 @@ class RankStates(NamedTuple):
         return self._replace(parameters=parameters, gradients=gradients, optimizer=optimizer, buffers=buffers)
 
     def working_in(self, step: JobStep, room: Callable[[], int | Ints | None]) -> RankStates:
-        """Return a copy whose work buffers are the result of `room`: by rank, or one value for all; unchanged if
-        unknown.
-        """
+        """Return a copy with the result of `room`, by rank or one for all, as work buffers; unchanged if unknown."""
         found = room() if step.backend == "gloo" else None
         if found is None:
             return self

@@ -51,8 +51,7 @@ def server_states(
 def _room(
     step: JobStep, shards: Shards, *, dedicated: bool, pack: Callable[[int], int] | None
 ) -> Ints | None:
-    """Bytes of each rank's message buffers: a worker's for messages to and from servers, a server's for those of
-    workers.
+    """Bytes of each rank's message buffers: of workers, to and from servers; of servers, from workers.
 
     A worker on a server's rank passes its gradient in a message, but needs no buffer for the reply. Before packing, a
     worker copies gradients to float32; a server with elements of another width unpacks them to float32.

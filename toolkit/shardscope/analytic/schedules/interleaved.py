@@ -48,9 +48,7 @@ Lane = list[tuple[int, int]]
 
 
 def _lanes(rank: int, ranks: int, microbatches: int, held: int, *, hop: int) -> tuple[Lane, Lane, int]:
-    """Return (stage, micro-batch) of all forwards and of all backwards, in order, and the number of warm-up
-    forwards.
-    """
+    """Return (stage, micro-batch) of all forwards and all backwards in order, and the number of warm-up forwards."""
     per_round = microbatches // max(1, microbatches // ranks)
     forwards = list(_in_rounds([rank + ranks * i for i in range(held)], microbatches, per_round))
     backwards = list(_in_rounds([rank + ranks * i for i in reversed(range(held))], microbatches, per_round))

@@ -20,9 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Case(NamedTuple):
-    """Numbers of ranks and micro-batches, and durations of the operations of one stage; arrays follow NumPy
-    broadcasting.
-    """
+    """Numbers of ranks and micro-batches, and durations of one stage's operations, as arrays (NumPy broadcasting)."""
 
     p: Floats
     m: Floats

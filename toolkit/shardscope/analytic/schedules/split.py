@@ -22,9 +22,7 @@ def zb_h2(rank: int, ranks: int, microbatches: int, held: int) -> list[Scheduled
 
 
 def _with_weights_late(rank: int, microbatches: int, *, warmup: int, late: int) -> list[ScheduledOp]:
-    """Return warm-up forwards, then one operation of each kind in turn; weight gradients are `late` micro-batches
-    late.
-    """
+    """Return warm-up forwards, then each kind of operation in turn, weight gradients `late` micro-batches later."""
     ahead = min(warmup, microbatches)
     ops = [ScheduledOp("F", rank, i) for i in range(ahead)]
     for i in range(microbatches):

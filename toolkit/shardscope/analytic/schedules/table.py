@@ -179,7 +179,7 @@ DEADLOCK = "the schedule deadlocks: every rank waits for another"
 
 
 def _result(op: ScheduledOp) -> str:
-    """Result of an operation; G stands for the gradient of a stage's input."""
+    """Kind of result of an operation; ``G`` is the gradient of a stage's input."""
     return "G" if op.op in "BI" else op.op
 
 

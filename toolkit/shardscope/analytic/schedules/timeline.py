@@ -96,8 +96,7 @@ class Timeline:
 
     @property
     def step_time(self) -> float:
-        """Time of a step if ranks do not synchronise between steps: the longest time from a rank's first operation to
-        its last.
+        """Time of a step if ranks do not synchronise between steps: the longest span of any rank's operations.
 
         The zero-bubble papers count this (Qi et al. 2023, section 4: the optimizer is checked afterwards). If ranks
         synchronise at each step, as for clipping gradients, the time is `end`.

@@ -168,9 +168,7 @@ def _attention_bias(config: _Config, *, default: bool = False) -> Fields:
 
 
 def _llama_like(config: _Config) -> Fields:
-    """Return the common fields of Llama-like models: rotary positions, RMSNorm, a gated feed-forward layer, no
-    biases.
-    """
+    """Return the fields that Llama-like models share: rotary positions, RMSNorm, gated feed-forward, no biases."""
     return {
         **_sizes(config),
         "ffn": config.size("intermediate_size"),

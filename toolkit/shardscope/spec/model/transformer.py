@@ -118,9 +118,7 @@ class Transformer(Model):
 
     @model_validator(mode="after")
     def _fill_in(self) -> Self:
-        """Fill in sizes that are derived from others, after those have been validated, so that all are plain
-        integers.
-        """
+        """Fill in sizes that are derived from others, once those are validated, so that all are plain integers."""
         if not self.head_size and self.latent is None and self.hidden % self.heads:
             raise SpecError(
                 f"heads={self.heads} does not divide hidden={self.hidden}; give head_size=... or other heads"

@@ -18,9 +18,7 @@ _SCATTERS, _GATHERS = ("all_reduce", "reduce_scatter"), ("all_reduce", "all_gath
 def _levels(
     op: str, message: CollectiveInput, inner: Floats, *, inside: bool, names: tuple[str, str]
 ) -> Cost:
-    """Cost of rings over `inner` workers, then over W / inner workers for each part of the tensor, then `inner`
-    again.
-    """
+    """Cost of rings over `inner` workers, then over W / inner workers for each part, then over `inner` again."""
     one = message._replace(workers=inner)
     other = message._replace(num_bytes=message.num_bytes / inner, workers=message.workers / inner)
     phases, sent = [], np.zeros(())
