@@ -84,10 +84,10 @@ class Record(Spec):
     parameters: bool = False
     """Write all parameters to ``parameters.npz`` after the last step, so that runs can be compared tensor by tensor."""
     memory_first: CountOrZero = 3
-    """First step whose memory is measured by kind, counted from the start or the resumed step. By default the third:
-    the optimizer state exists by then, and DistributedDataParallel, which rebuilds its buckets in the second step, has
-    its final buckets. A shorter run measures its last step; 0 leaves the first measurement to `memory_every`. A
-    measured step is slower; the others are not."""
+    """First step whose memory is measured by kind, counted from the start or from the resumed step. The default is the
+    third step: by then the optimizer state exists, and DistributedDataParallel, which rebuilds its buckets in the
+    second step, has its final buckets. A shorter run measures its last step; 0 leaves the first measurement to
+    `memory_every`. Only measured steps are slower."""
     memory_every: Count | None = 50
     """Steps between two later measurements of memory by kind. None measures only once, at `memory_first`."""
     noise_scale: bool = False

@@ -110,7 +110,7 @@ class Layout(Spec):
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches of one replica in one step."""
+        """Number of micro-batches that each replica processes in one step."""
         return self.global_batch // (self.data * self.micro_batch)
 
     def axis(self, name: str) -> Any:

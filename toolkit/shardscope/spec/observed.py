@@ -64,7 +64,7 @@ class ObservedJob(Job):
     @model_validator(mode="before")
     @classmethod
     def _suited_to_the_strategy(cls, fields: Any) -> Any:
-        """Leave fields that are not known at their defaults, in place of the job's own suggestions."""
+        """Keep unknown fields at their defaults, instead of filling in a job's suggested values."""
         return {**fields, "observed": True} if isinstance(fields, dict) else fields  # also written to JSON
 
     @property

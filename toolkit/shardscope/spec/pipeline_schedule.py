@@ -170,9 +170,7 @@ class PipelineSchedule(Method):
         return None
 
     def bubble(self, case: Any) -> Any:  # noqa: ARG002
-        """Idle time of the rank that waits longest, for an `analytic.schedules.paths.Case`; None without a closed
-        form.
-        """
+        """Idle time of the rank that waits longest, for an `analytic.schedules.paths.Case`; None if not known."""
         return None
 
     def ramp(self, case: Any) -> Any:  # noqa: ARG002

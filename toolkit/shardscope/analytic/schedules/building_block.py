@@ -23,12 +23,18 @@ Block = Callable[[int, int], tuple[int, int, int, int]]
 
 
 def v_half(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
-    """V-Half: half the activations of 1F1B; forwards on the way down and gradients on the way up run at half pace."""
+    """Return one rank's order under V-Half, which holds half the activations of 1F1B.
+
+    Forwards on the way down and gradients on the way up run at half pace.
+    """
     return _squeezed(_half_block, ranks, microbatches)[rank]
 
 
 def v_min(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
-    """V-Min: a third of the activations of 1F1B; each micro-batch passes through the stages without a pause."""
+    """Return one rank's order under V-Min, which holds a third of the activations of 1F1B.
+
+    Each micro-batch passes through the stages without a pause.
+    """
     return _squeezed(_min_block, ranks, microbatches)[rank]
 
 

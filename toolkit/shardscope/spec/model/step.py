@@ -90,7 +90,7 @@ class StepTrace(Spec):
     """Moments by recomputation mode: ``none``, ``selective``, ``full``."""
     saved_bytes: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     """Peak bytes saved for the backward pass, for one sample, by recomputation mode. Empty if the loss was not traced;
-    the moments then hold only the model."""
+    the moments then cover the model without its loss."""
     loss_bytes: NonNegativeFloat = 0.0
     """Part of `saved_bytes` that the loss saves without recomputation, for one sample."""
     num_operations: Total = 0
